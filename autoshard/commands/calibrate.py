@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import autoshard
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import one_of, path, text, whole
-from autoshard.units import format_seconds
+from autoshard.interface.limits import SHAPES
 
 SUMMARY = "measure this machine, or take results, and write a hardware file"
 USAGE = "autoshard calibrate [options]"
@@ -32,7 +31,6 @@ Columns: instance nodes model layers hidden heads ffn vocab seq_len global_batch
 recompute flash_attn, and step_time_s or seq_per_s; where they apply also id kv_heads vpp cp ep lnc.
 
   autoshard calibrate --results my_runs.csv --instance trn1.32xlarge -o my.json"""
-SHAPES = 8
 
 
 def add_arguments(parser: Parser) -> None:
@@ -93,9 +91,15 @@ def run(values: Mapping[str, Any]) -> int:
     fitting = ("results", "collectives", "hardware", "details")
     if values["results"] is None and values["collectives"] is None:
         _none_of(values, fitting, "needs --results or --collectives")
-        return _measure(values)
-    _none_of(values, measuring, "is of measuring this machine, which --results and --collectives do not")
-    return _fit(values)
+    else:
+        _none_of(values, measuring, "is of measuring this machine, which --results and --collectives do not")
+        if Path(values["out"]).is_dir():
+            return _fit_published(values)
+        _none_of(values, ("details",), "needs a folder as -o")
+    names = ("device", "results", "collectives", "out", "instance", "hardware", "processes", "plot")
+    found = autoshard.calibrate(**{name: values[name] for name in names}, shapes=values["shapes"] or SHAPES)
+    sys.stdout.write(found.page())
+    return 0
 
 
 def _none_of(values: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
@@ -103,103 +107,21 @@ def _none_of(values: Mapping[str, Any], names: tuple[str, ...], why: str) -> Non
         raise AutoshardError(f"{given[0]} {why}")
 
 
-def _measure(values: Mapping[str, Any]) -> int:
-    from autoshard.calibration.measure import default_instance, measure, overwrites
-
-    out, picture = Path(values["out"]), values["plot"]
-    overwrites(out)
-    if picture is not None:
-        overwrites(Path(picture))
-    shapes = min(SHAPES, values["shapes"] or SHAPES)
-    machine, more = measure(values["device"] or "cpu", values["processes"], shapes, _progress, values["instance"])
-
-    from autoshard.calibration.hardware_file import hardware_file
-
-    instance = values["instance"] or default_instance(machine.device, machine.name)
-    content, device, together = hardware_file(machine, more["rates"], more["dtype"], instance)
-    _write(out, content)
-    points = (*device.points, *(together.points if together is not None else ()))
-    if picture is not None:
-        from autoshard.calibration.plot import plot
-
-        plot(points, f"{machine.name}: measured and fitted", Path(picture))
-    say(*_page(content, device, together), "", f"{out} ({content['instance']}): autoshard plan --hardware {out}")
-    return 0
-
-
-def _fit(values: Mapping[str, Any]) -> int:
-    from autoshard.calibration.measure import overwrites
-
+def _fit_published(values: Mapping[str, Any]) -> int:
+    """All that autoshard packages, from scratch: for its maintainers."""
     out, results = Path(values["out"]), [Path(one) for one in values["results"] or ()]
-    collectives = Path(values["collectives"]) if values["collectives"] is not None else None
-    if out.is_dir():
-        return _fit_published(values, out, results, collectives)
-    _none_of(values, ("details",), "needs a folder as -o")
-    overwrites(out)
-
-    from autoshard.calibration.results.own import fit_own
-
-    hardware = Path(values["hardware"]) if values["hardware"] is not None else None
-    content, page = fit_own(results, collectives, values["instance"], hardware)
-    _write(out, content)
-    say(*page, "", f"{out} ({content['instance']}): autoshard plan --hardware {out}")
-    return 0
-
-
-def _fit_published(values: Mapping[str, Any], out: Path, results: list[Path], collectives: Path | None) -> int:
     _none_of(values, ("instance", "hardware"), f"needs a file as -o; {out} is a folder")
 
     from autoshard.calibration.results.published import INTERVALS_FILE, SDK_FILE, fit_published
+    from autoshard.interface.calibrating import progress_line, write_constants
 
-    fits = fit_published(results, collectives, _progress)
+    collectives = Path(values["collectives"]) if values["collectives"] is not None else None
+    fits = fit_published(results, collectives, progress_line)
     hardware = {out / "hardware" / f"{name}.json": content for name, content in fits.hardware.items()}
     others = {out / "cost" / INTERVALS_FILE: fits.intervals, out / "spec" / SDK_FILE: fits.sdk}
     if values["details"] is not None:
         others |= {Path(values["details"]) / name: content for name, content in fits.details.items()}
     for file, content in {**hardware, **others}.items():
-        _write(file, content, 2 if file in hardware else 1)
+        write_constants(file, content, 2 if file in hardware else 1)
     say(*fits.page, "", *(str(file) for file in (*hardware, *others)))
     return 0
-
-
-def _write(file: Path, content: Mapping[str, Any], indent: int = 2) -> None:
-    from autoshard.files.atomic_file import write_text
-
-    with suppress(OSError):  # write_text says what is wrong
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(content, indent=indent) + "\n", "hardware file")
-
-
-def _progress(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def _page(content: Mapping[str, Any], device: Any, together: Any) -> list[str]:
-    """The lines of the page: the fitted constants, then how well the fit meets each family of measured points."""
-    values = {**device.values, **(together.values if together is not None else {})}
-    lines = [f"  {name:<28} {value:.4g}" for name, value in values.items()]
-    lines += ["", f"  {'measured':<16} {'points':>6}  median error"]
-    fits = [fit for fit in (device, together) if fit is not None]
-    for fit in fits:
-        for family in dict.fromkeys(point.family for point in fit.points):
-            count, error = fit.error(family)
-            lines.append(f"  {family:<16} {count:>6}  {error:.1%}")
-    return [content["calibration"]["about"], "", *lines, *_curves(content["calibration"].get("measured"))]
-
-
-def _curves(measured: Mapping[str, Any] | None) -> list[str]:
-    """The lines of single operators by size; the notes on what may make all times wrong come last."""
-    if measured is None:
-        return []
-    series = (
-        ("product", "TFLOP/s", 1e12, measured["products_flops_per_s"]),
-        ("attention", "% of the peak", 0.01, measured["attention_share_of_peak"]),
-        ("memory", "GB/s", 1e9, measured["copies_bytes_per_s"]),
-    )
-    lines = []
-    for what, unit, scale, values in (one for one in series if one[-1]):
-        lines += ["", *(f"  {what:<10} {name:<44} {value / scale:8.4g} {unit}" for name, value in values.items())]
-    if measured["launch_s"] is not None:
-        lines += ["", f"  one launch takes {format_seconds(measured['launch_s'])}"]
-    return [*lines, *(f"  note: {note}" for note in measured["notes"])]

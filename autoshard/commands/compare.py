@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import autoshard
 from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.files.option_values import path
@@ -26,14 +27,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.explanation.compare import compare
-
     names = values["one"], values["other"]
-    comparison = compare(*map(load_plan, names))
+    found = autoshard.compare(*map(load_plan, names), names=names)
     if values["format"] == "json":
-        say(json.dumps(comparison.to_dict(), indent=1))
-        return 0
-    from autoshard.explanation.doubt_text import compare_page
-
-    sys.stdout.write(compare_page(comparison, names, page_width(), wants_color()))
+        say(json.dumps(found.to_dict(), indent=1))
+    else:
+        sys.stdout.write(found.page(page_width(), wants_color()))
     return 0

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import autoshard
 from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.files.option_values import number, path, text
+from autoshard.interface.limits import TIME_LIMIT_S
 
 if TYPE_CHECKING:
-    from autoshard.explanation.answers import Sensitivity
     from autoshard.explanation.page import Line
-    from autoshard.plans.plan import Plan
+    from autoshard.interface.planned import Plan
 
-TIME_LIMIT_S = 60.0
-"""Default of --time-limit, seconds. Most plans are answered in less; plans for torch on many devices, where most
-layouts are legal, are not."""
 SUMMARY = "what a plan does, why it was chosen and what would change the choice"
 USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
 DESCRIPTION = """\
@@ -61,68 +59,32 @@ def run(values: Mapping[str, Any]) -> int:
         _show_why(plan, values["why"], form)
     elif values["schedule"] or values["operators"] or values["measured"]:
         _show_parts(plan, values, form)
+    elif form == "text":
+        _show_page(plan, values["time_limit"], values["quick"])
     else:
-        _show_page(plan, values["time_limit"], values["quick"], form)
+        found = autoshard.explain(plan, quick=values["quick"], time_limit=values["time_limit"])
+        sys.stdout.write(found.markdown() if form == "markdown" else json.dumps(found.to_dict(), indent=1) + "\n")
     return 0
 
 
-def _show_page(plan: Plan, limit_s: float, quick: bool, form: str) -> None:
+def _show_page(plan: Plan, limit_s: float, quick: bool) -> None:
+    """The page at once, and what would change the choice as it is found."""
     from autoshard.explanation.describe import describe
+    from autoshard.explanation.text import pieces
+    from autoshard.interface.questions import answers_of
 
-    if form == "text":
-        from autoshard.explanation.text import pieces
-
-        for piece in pieces(describe(plan), [] if quick else _answers(plan, limit_s), page_width(), wants_color()):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        return
-    answers = [] if quick else [*_answers(plan, limit_s)]
-    description = describe(plan, answers[-1] if answers else None)
-    if form == "json":
-        say(json.dumps(description.to_dict(), indent=1))
-    else:
-        from autoshard.explanation.markdown import render_markdown
-
-        sys.stdout.write(render_markdown(description))
-
-
-def _answers(plan: Plan, limit_s: float) -> Iterator[Sensitivity]:
-    """Yields what would change the choice, each time with more answers, for at most limit_s seconds. On a terminal a
-    line shows the progress in between."""
-    from autoshard.explanation.sensitivity import answers_so_far
-    from autoshard.planner.search import Clock
-
-    shown = sys.stderr.isatty()
-
-    def on_answer(done: int, total: int) -> None:
-        if shown:
-            sys.stderr.write(f"\r\x1b[Kwhat would change the choice: {done} of {total} answers")
-            sys.stderr.flush()
-
-    def clear() -> None:
-        if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    try:
-        for answers in answers_so_far(plan, Clock(limit_s), on_answer):
-            clear()
-            yield answers
-    finally:
-        clear()
+    answers = [] if quick else answers_of(plan, limit_s)
+    for piece in pieces(describe(plan), answers, page_width(), wants_color()):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
 
 
 def _show_why(plan: Plan, asked: str, form: str) -> None:
-    from autoshard.explanation.why import why
-    from autoshard.plans.layout_syntax import read_partial
-
-    answer = why(plan, asked, read_partial(asked))
+    answer = autoshard.why_not(plan, asked)
     if form == "json":
-        say(json.dumps(answer.to_dict(plan.cluster), indent=1))
-        return
-    from autoshard.explanation.doubt_text import why_page
-
-    _write(why_page(answer, plan.cluster, page_width(), form == "text" and wants_color()), form)
+        say(json.dumps(answer.to_dict(), indent=1))
+    else:
+        _write(answer.page(page_width(), form == "text" and wants_color()), form)
 
 
 def _show_parts(plan: Plan, values: Mapping[str, Any], form: str) -> None:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autoshard.plans.plan import Plan
+    from autoshard.interface.planned import Plan
 
 PIPE_WIDTH = 100
 
@@ -34,21 +34,16 @@ def say(*lines: str) -> None:
 
 def load_plan(file: str) -> Plan:
     """The plan in a file; warnings about it go to stderr. Raises AutoshardError as read_plan does."""
-    from autoshard.plans.validate import read_plan_and_notes
+    from autoshard.interface.planning import read_plan_with_notes
 
-    plan, notes = read_plan_and_notes(file)
+    plan, notes = read_plan_with_notes(file)
     sys.stderr.write("".join(f"note: {note}\n" for note in notes))
     return plan
 
 
 def show_plan(plan: Plan, form: str) -> None:
     """Prints the explanation of a plan. form: 'text' or 'json'."""
-    from autoshard.explanation.describe import describe
-
-    description = describe(plan)
     if form == "json":
-        say(json.dumps(description.to_dict(), indent=1))
-        return
-    from autoshard.explanation.text import render
-
-    sys.stdout.write(render(description, page_width(), wants_color()))
+        say(json.dumps(plan.describe().to_dict(), indent=1))
+    else:
+        sys.stdout.write(plan.page(page_width(), wants_color()))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import autoshard
 from autoshard.commands.output import page_width, say, show_plan, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, whole
-from autoshard.planner.options import PINS, WHAT, Option, request_from
+from autoshard.planner.options import PINS, WHAT, Option
 from autoshard.planner.request import TOP
+
+if TYPE_CHECKING:
+    from autoshard.interface.frontier import Frontier
 
 SUMMARY = "search the fastest layout that fits and write plan.json"
 USAGE = "autoshard plan --model MODEL [options]"
@@ -68,27 +71,22 @@ def run(values: Mapping[str, Any]) -> int:
         from autoshard.models.registry import builtin_models
 
         raise AutoshardError(f"--model is missing; built-in: {', '.join(builtin_models())}; or a path to a config.json")
-    from autoshard.planner.planning import plan_for
-    from autoshard.plans.plan_json import write_plan
-
+    asked = {option.name: values[option.name] for option in (*WHAT, *PINS)}
     if values["pareto"]:
-        return _show_frontier(values)
-    asked = {name: values[name] for name in ("exhaustive", "beaten_path")}
-    plan = plan_for(replace(request_from(values, values["top"]), **asked))
-    write_plan(plan, values["out"])
+        _show(autoshard.frontier(**asked, beaten_path=values["beaten_path"]), values["format"])
+        return 0
+    plan = autoshard.plan(
+        **asked, top=values["top"], exhaustive=values["exhaustive"], beaten_path=values["beaten_path"]
+    )
+    plan.save(values["out"])
     show_plan(plan, values["format"])
     if values["format"] == "text":
         say("", f"wrote {values['out']}; next: autoshard run {values['out']}")
     return 0
 
 
-def _show_frontier(values: Mapping[str, Any]) -> int:
-    from autoshard.commands.frontier_page import frontier_page, frontier_to_list
-    from autoshard.planner.objectives import frontier
-
-    points = frontier(replace(request_from(values, 0), beaten_path=values["beaten_path"]))
-    if values["format"] == "json":
-        say(json.dumps(frontier_to_list(points), indent=1))
+def _show(found: Frontier, form: str) -> None:
+    if form == "json":
+        say(json.dumps(found.to_list(), indent=1))
     else:
-        say(frontier_page(points, page_width(), wants_color()).rstrip("\n"))
-    return 0
+        say(found.page(page_width(), wants_color()).rstrip("\n"))

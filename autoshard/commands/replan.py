@@ -74,11 +74,12 @@ def run(values: Mapping[str, Any]) -> int:
         write_plan(changed.plan, out)
         _show_changes(changed, values["plan"], out, values["format"])
         return 0
+    from autoshard.interface.planned import Plan
     from autoshard.replanning import replan
 
-    replanned = replan(load_plan(values["plan"]), nodes)
-    write_plan(replanned.plan, out)
-    show_plan(replanned.plan, values["format"])
+    replanned = Plan.of(replan(load_plan(values["plan"]), nodes).plan)
+    replanned.save(out)
+    show_plan(replanned, values["format"])
     if values["format"] == "text":
         say("", f"wrote {out}; next: autoshard run {out}, which goes on from the old layout's checkpoint")
     return 0

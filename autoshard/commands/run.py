@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import autoshard
 from autoshard.commands.output import load_plan
 from autoshard.commands.parser import Group, Parser
 from autoshard.files.option_values import number, one_of, path, text, whole
+from autoshard.interface.running import run_options
 from autoshard.runtime.learning_rate import SCHEDULES
 from autoshard.runtime.options import DEVICES, RunOptions, backend_names
 
@@ -183,18 +185,11 @@ def _add_output(output: Group) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    options = run_options(values)
     from autoshard.plans.validate import read_plan
     from autoshard.runtime.environment import cluster_environment
-    from autoshard.runtime.run import run_plan
 
+    options = {name: values[name] for name in RunOptions.__dataclass_fields__}
+    run_options(options)  # what is wrong with them is said before the plan is read
     alone = cluster_environment() is None  # of a cluster's processes, each would say the same
-    return run_plan(load_plan(values["plan"]) if alone else read_plan(values["plan"]), options)
-
-
-def run_options(values: Mapping[str, Any]) -> RunOptions:
-    """The RunOptions for the values of the command line. Raises AutoshardError for a path that does not exist."""
-    paths = ("weights", "data", "tokenizer", "output", "eval_data")
-    given: dict[str, Any] = {name: values[name] for name in RunOptions.__dataclass_fields__}
-    given.update({name: Path(given[name]) for name in paths if given[name] is not None})
-    return RunOptions(**given)
+    plan = load_plan(values["plan"]) if alone else read_plan(values["plan"])
+    return autoshard.run(plan, **options).exit_code

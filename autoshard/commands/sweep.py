@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import autoshard
 from autoshard.commands.output import page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, text
-from autoshard.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from autoshard.sweeps.grid import Point, Sweep
-    from autoshard.sweeps.table import Outcome
 
 SUMMARY = "plan a grid of nodes, sequence lengths, batches, ...: table and plot"
 USAGE = "autoshard sweep SWEEP [options]"
@@ -42,15 +37,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.planner.planning import plan_for
-    from autoshard.sweeps.grid import read_sweep
     from autoshard.sweeps.plot import write_plot
-    from autoshard.sweeps.run import PLOT, TABLE, log_to_wandb, progress, run_sweep
+    from autoshard.sweeps.run import PLOT, TABLE, log_to_wandb
 
-    sweep = read_sweep(Path(values["sweep"]))
-    folder = Path(values["out"] or Path("sweeps") / sweep.name)
-    with progress(len(sweep.points), sys.stderr.isatty()) as advance:
-        outcomes, planned = run_sweep(sweep, folder, plan_for, advance)
+    found = autoshard.sweep(values["sweep"], values["out"])
+    sweep, outcomes, folder = found.sweep, found.outcomes, found.folder
     places = [str(folder / TABLE)]
     try:
         if write_plot(sweep, outcomes, folder / PLOT):
@@ -62,31 +53,7 @@ def run(values: Mapping[str, Any]) -> int:
     if values["format"] == "json":
         say(json.dumps([{"options": dict(point), **asdict(outcome)} for point, outcome in outcomes], indent=1))
     else:
-        _print_table(sweep, outcomes)
-        already = len(outcomes) - planned
+        sys.stdout.write(found.page(page_width(), wants_color()))
+        already = len(outcomes) - found.planned
         say("", *([f"{already} of {len(outcomes)} points were in the table already"] if already else []), *places)
     return 0
-
-
-def _print_table(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> None:
-    from autoshard.explanation.page import paint, table
-
-    header = (*(name.replace("_", " ") for name in sweep.grid), "step", "tokens/s", "MFU", "memory", "layout")
-    rows = [(*(str(point[name]) for name in sweep.grid), *_cells(outcome)) for point, outcome in outcomes]
-    width = page_width()
-    sys.stdout.write(paint(table(header, rows, width, right=range(len(header) - 1)), width, wants_color()))
-
-
-def _cells(outcome: Outcome) -> tuple[str, ...]:
-    from autoshard.plans.names import shortened
-
-    step, tokens, mfu, memory = outcome.step_time_s, outcome.tokens_per_s, outcome.mfu, outcome.memory_bytes
-    if step is None or tokens is None or mfu is None or memory is None:
-        return ("-", "-", "-", "-", f"{outcome.status}: {outcome.reason}")
-    return (
-        f"~{format_seconds(step)}",
-        f"~{tokens:,.0f}",
-        f"~{mfu:.1%}",
-        f"~{format_bytes(memory)}",
-        shortened(outcome.layout or ""),
-    )

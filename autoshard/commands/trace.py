@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import autoshard
 from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser
 from autoshard.files.option_values import path
@@ -40,15 +39,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.explanation.trace import measured_events, predicted_events
-    from autoshard.files.atomic_file import write_text
-    from autoshard.files.trace_events import document
-
-    plan = load_plan(values["plan"])
-    events = predicted_events(plan)
-    if values["measured"]:
-        events += measured_events(plan, values["measured"])
-    text = json.dumps(document(events), separators=(",", ":"))
-    write_text(Path(values["out"]), text + "\n", "trace")
-    say(f"wrote {values['out']}: {len(events):,} events for https://ui.perfetto.dev")
+    found = autoshard.trace(load_plan(values["plan"]), values["out"], measured=values["measured"])
+    say(f"wrote {values['out']}: {len(found['traceEvents']):,} events for https://ui.perfetto.dev")
     return 0

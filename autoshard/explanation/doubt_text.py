@@ -110,7 +110,7 @@ def compare_page(found: Comparison, names: tuple[str, str], width: int, color: b
     width = max(NARROWEST, min(width, WIDEST))
     lines: list[Line] = [((f"{names[0]} beside {names[1]}", "bold"),)]
     one, other = found.one, found.other
-    lines += wrapped(_verdict(found), width, "  ")
+    lines += wrapped(verdict(found), width, "  ")
     lines.append(())
     if found.different:
         lines += heading("Differ", "", width)
@@ -129,7 +129,8 @@ def compare_page(found: Comparison, names: tuple[str, str], width: int, color: b
     return paint(lines, width, color)
 
 
-def _verdict(found: Comparison) -> str:
+def verdict(found: Comparison) -> str:
+    """Which of two compared plans is faster and how sure that is, in a sentence."""
     ratio = found.other.step_time_s / found.one.step_time_s
     first, second = (format_seconds(one.step_time_s) for one in (found.one, found.other))
     text = f"the second takes ~{second} a step, the first ~{first}: "

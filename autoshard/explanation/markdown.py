@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from autoshard.explanation.answers import Sensitivity
+from autoshard.explanation.compare import Comparison
 from autoshard.explanation.describe import Description, Share
+from autoshard.explanation.doubt_text import verdict
 from autoshard.explanation.page import more, percent, span
 from autoshard.explanation.sensitivity_text import (
     FLIPS,
@@ -28,6 +30,16 @@ def render_markdown(d: Description) -> str:
         sections.append(_sensitivity(d.sensitivity))
     sections.append(_notes(d))
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines) + "\n"
+
+
+def comparison_markdown(found: Comparison, names: tuple[str, str]) -> str:
+    """The comparison of two plans as Markdown. names: what the two are called."""
+    one, other = names
+    lines = [verdict(found), "", "## What differs", "", *markdown_table(("", one, other), found.different)]
+    for title, pairs, text in (("Step", found.time, format_seconds), ("Memory", found.memory, format_bytes)):
+        rows = [(pair.name, f"~{text(pair.one)}", f"~{text(pair.other)}") for pair in pairs if pair.one or pair.other]
+        lines += ["", f"## {title}", "", *markdown_table(("term", one, other), rows)]
+    return "\n".join(lines) + "\n"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

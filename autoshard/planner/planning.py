@@ -100,10 +100,7 @@ def inputs_of(
     """(model, training, cluster, notes) of a request. model: in place of the one that the request names. Raises
     AutoshardError for a wrong request."""
     model = _model(request) if model is None else replace(model, dropout=_dropout(request))
-    instance = request.instance or (None if request.hardware else INSTANCE)
-    lnc = None if request.lnc == SEARCHED else request.lnc
-    assert lnc is None or isinstance(lnc, int), lnc
-    cluster = load_cluster(instance, request.nodes, lnc, request.hardware, request.sdk)
+    cluster = _cluster(request)
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, notes = _sequence_length(request, model)
@@ -188,8 +185,19 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
     )
 
 
+def _cluster(request: PlanRequest) -> Cluster:
+    if request.cluster is not None:
+        return request.cluster.with_nodes(request.nodes)
+    instance = request.instance or (None if request.hardware else INSTANCE)
+    lnc = None if request.lnc == SEARCHED else request.lnc
+    assert lnc is None or isinstance(lnc, int), lnc
+    return load_cluster(instance, request.nodes, lnc, request.hardware, request.sdk)
+
+
 def _model(request: PlanRequest) -> ModelSpec:
     """By name or config; "file.py:Class" is traced, once in this process."""
+    if isinstance(request.model, ModelSpec):
+        return replace(request.model, dropout=_dropout(request))
     if not is_user_module(request.model):
         return replace(load_model(request.model), dropout=_dropout(request))
     if request.dropout is not None:
@@ -202,7 +210,13 @@ def _model(request: PlanRequest) -> ModelSpec:
 def _dropout(request: PlanRequest) -> Dropout:
     if request.dropout is None:
         return NO_DROPOUT
-    return published_dropout(request.model) if request.dropout == PUBLISHED else parse_dropout(request.dropout)
+    if request.dropout != PUBLISHED:
+        return parse_dropout(request.dropout)
+    if isinstance(request.model, ModelSpec):
+        raise AutoshardError(
+            f"dropout={PUBLISHED}: {request.model.name} was given without its config.json; give probabilities"
+        )
+    return published_dropout(request.model)
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
 
 INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
@@ -21,10 +23,11 @@ PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """One problem to plan. seq_len None: the default for the model. precision: a name, several joined by commas, or
-    auto. pins: those that are set, by option name."""
+    """One problem to plan. model: by a name, or a model. seq_len None: the default for the model. precision: a name,
+    several joined by commas, or auto. pins: those that are set, by option name. cluster: in place of instance, lnc,
+    hardware and sdk; `nodes` holds for it."""
 
-    model: str
+    model: str | ModelSpec
     instance: str | None = None
     nodes: int = 1
     lnc: int | str | None = None
@@ -50,6 +53,7 @@ class PlanRequest:
     exhaustive: bool = False
     beaten_path: bool = False
     pins: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Cluster | None = None
 
     @property
     def objective_is_plain(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import merge
 from math import floor, inf
 from time import perf_counter
@@ -25,6 +26,7 @@ from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_ord
 from autoshard.planner.rejections import MEMORY, UNPRICED, Tally
 from autoshard.planner.runners_up import runners_up
 from autoshard.planner.sets import recompute_sets, sets_by_stage
+from autoshard.planner.watching import goes_on
 from autoshard.plans.search_result import OPTIMAL, Candidate, PathSummary, Pins, SearchResult, not_tried
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -42,13 +44,19 @@ MESHES_AT_ONCE = 8
 
 
 class Clock:
-    """A clock that runs from when it is made. limit_s: seconds after which it has run out."""
+    """A clock that runs from when it is made. limit_s: seconds after which it has run out; it also has when who watches
+    the search wants it to end."""
 
     def __init__(self, limit_s: float):
         self.limit_s, self._begin_s = limit_s, perf_counter()
 
     def in_time(self) -> bool:
-        return perf_counter() - self._begin_s < self.limit_s
+        return perf_counter() - self._begin_s < self.limit_s and goes_on()
+
+    @property
+    def why_ended(self) -> str:
+        """'after 2 s', or that somebody wanted it."""
+        return f"after {self.limit_s:g} s" if goes_on() else "when it was interrupted"
 
 
 @uncollected()
@@ -62,7 +70,7 @@ def search(
     exhaustive: bool = False,
     fit_probability: float = FIT_PROBABILITY,
     time_limit_s: float = inf,
-) -> SearchResult:
+) -> Searched:
     """The fastest layout that fits surely enough, and up to `top` other ones; of equals the simplest.
 
     exhaustive: price also layouts of which a bound says that they cannot fit. fit_probability: with which it fits at
@@ -93,7 +101,7 @@ def search(
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = _optimality(problem, fastest, place, gap, clock)
     path = _path_summary(choice)
-    return SearchResult(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes, path)
+    return Searched(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes, path, priced)
 
 
 class Choice(NamedTuple):
@@ -217,7 +225,7 @@ def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, 
     but = not_tried(problem.backend) if len(problem.model.kinds) == 1 else _chunks_tried(problem)
     if gap <= PROVEN:
         return OPTIMAL + but
-    stopped = "" if clock.in_time() else f"stopped after {clock.limit_s:g} s: "
+    stopped = "" if clock.in_time() else f"stopped {clock.why_ended}: "
     return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven{but}"
 
 
@@ -259,6 +267,13 @@ class PricedLayouts(NamedTuple):
         return fastest_first(self.chunks, limit_bytes, above_bytes, below_s, such)
 
 
+@dataclass(frozen=True)
+class Searched(SearchResult):
+    """A result with every layout that was priced on the way; layouts that a bound ruled out are not among them."""
+
+    priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
+
+
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
     """The prices of every layout that breaks no rule, as far as there is time.
 
@@ -274,7 +289,7 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
     for begin in range(0, len(small), max(1, at_once)):
         if tally.fitting and not clock.in_time():
             left = sum(sets_of(draft) for mesh in small[begin:] for draft in mesh.drafts)
-            tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=left)
+            tally.drop(UNPRICED, clock.why_ended, count=left)
             unpriced_at_least_s = ideal_step_time_s(problem)
             break
         chunks += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)

@@ -28,8 +28,8 @@ CHOICES = {
 EXAMPLE = "such as 'tp=8 pp=16'"
 
 
-def read_partial(text: str) -> Pins:
-    """'tp=8 pp=16' -> Pins. Words as `explain` prints them; blanks or commas between.
+def read_partial(text: str, what: str = "--why") -> Pins:
+    """'tp=8 pp=16' -> Pins. Words as `explain` prints them; blanks or commas between. what: the text in errors.
 
     Raises AutoshardError for a word that is none, one that comes twice, a degree that is no whole number, and nothing.
     """
@@ -37,15 +37,15 @@ def read_partial(text: str) -> Pins:
     for word in re.split(r"[\s,]+", text.strip()):
         name, equals, value = word.partition("=")
         if not equals or not value:
-            raise AutoshardError(f"--why {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
+            raise AutoshardError(f"{what} {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
         if name not in DEGREES and name not in CHOICES:
-            raise AutoshardError(f"--why has {name[:60]!r}; a layout has: {', '.join((*DEGREES, *CHOICES))}")
+            raise AutoshardError(f"{what} has {name[:60]!r}; a layout has: {', '.join((*DEGREES, *CHOICES))}")
         field = {**DEGREES, **CHOICES}[name]
         if field in fields:
-            raise AutoshardError(f"--why has {name} twice")
+            raise AutoshardError(f"{what} has {name} twice")
         if name in DEGREES and not re.fullmatch(r"[1-9]\d{0,8}", value):
-            raise AutoshardError(f"--why has {name}={value[:60]}; it must be a whole number of at least 1")
+            raise AutoshardError(f"{what} has {name}={value[:60]}; it must be a whole number of at least 1")
         if value == BY_STAGE:
-            raise AutoshardError(f"--why has {word}: sets by stage are searched where recompute is left out")
+            raise AutoshardError(f"{what} has {word}: sets by stage are searched where recompute is left out")
         fields[field] = int(value) if value.isascii() and value.isdigit() else value
     return Pins(**fields)  # type: ignore[arg-type]

@@ -45,7 +45,11 @@ _TOKENS = ".tokens"
 """Folder inside the output folder, shared by its runs."""
 
 
-def run_plan(plan: Plan, options: RunOptions) -> int:
+OnFolder = Callable[[Path], None]
+"""A function that is told the folder that a run writes to."""
+
+
+def run_plan(plan: Plan, options: RunOptions, on_folder: OnFolder = lambda folder: None) -> int:
     """Run or rehearse, print what happened -> exit code: 0, 1 when it failed or differs, 128 + signal when stopped.
 
     Raises AutoshardError where the plan, the machine or the options do not go together.
@@ -59,10 +63,10 @@ def run_plan(plan: Plan, options: RunOptions) -> int:
     if options.compile and options.device not in ("cuda", "neuron"):
         require_cpp_compiler()
     if environment is not None:
-        return _run_in_cluster(plan, options, environment)
+        return _run_in_cluster(plan, options, environment, on_folder)
     if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes:
-        return _run_here(plan, options)
-    return _rehearse(plan, options)
+        return _run_here(plan, options, on_folder)
+    return _rehearse(plan, options, on_folder)
 
 
 def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
@@ -88,7 +92,7 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
     return chosen
 
 
-def _rehearse(plan: Plan, options: RunOptions) -> int:
+def _rehearse(plan: Plan, options: RunOptions, on_folder: OnFolder) -> int:
     if options.uses_checkpoints:
         raise AutoshardError(
             f"checkpoints are of runs as planned, this would be a rehearsal: the plan has {plan.mesh.world_size} ranks "
@@ -104,6 +108,7 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
     rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
     _check_data(rehearsal.plan, options, data)
     directory = _run_directory(plan, options, "rehearsal")
+    on_folder(directory)
     print(introduction(plan, rehearsal, _made_of(plan, options, data)), flush=True)
     write_plan(rehearsal.plan, directory / "rehearsal_plan.json")
     with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
@@ -124,13 +129,14 @@ def _rehearse(plan: Plan, options: RunOptions) -> int:
     return 0 if found.ok else 1
 
 
-def _run_here(plan: Plan, options: RunOptions) -> int:
+def _run_here(plan: Plan, options: RunOptions, on_folder: OnFolder) -> int:
     """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
     data = _data(options, plan.training.sequence_length)
     learned = _check_data(plan, options, data)
     with _checkpoint_lock(plan, options):
         _check_resume(plan, options, learned)
         directory = _run_directory(plan, options, "run")
+        on_folder(directory)
         write_plan(plan, directory / "plan.json")
         print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
         print(f"text: {_made_of(plan, options, data)}", flush=True)
@@ -144,7 +150,7 @@ def _run_here(plan: Plan, options: RunOptions) -> int:
     return _saved(outcome.results[0])
 
 
-def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnvironment) -> int:
+def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnvironment, on_folder: OnFolder) -> int:
     """One rank of torchrun or Slurm, which started as many processes as the plan has ranks."""
     from autoshard.runtime.worker import exit_now
 
@@ -169,6 +175,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
             with _checkpoint_lock(plan, options):
                 _check_resume(plan, options, learned)
                 directory = _run_directory(plan, options, "run")
+                on_folder(directory)
                 print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
                 print(f"text: {_made_of(plan, options, data)}", flush=True)
                 with (

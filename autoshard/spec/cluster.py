@@ -248,6 +248,40 @@ class Cluster:
         """Whether so many of these instances can work together."""
         return self.most_nodes is None or nodes <= self.most_nodes
 
+    def with_nodes(self, nodes: int) -> "Cluster":
+        """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow, where the
+        instance is a packaged one. Raises AutoshardError for a number that these instances cannot have."""
+        if nodes == self.nodes:
+            return self
+        from autoshard.spec import hardware_file
+
+        taken = hardware_file.nodes_taken(self.instance, nodes) or self.nodes_per_domain
+        return replace(self, nodes=nodes, nodes_per_domain=taken)
+
+    def with_link(
+        self, which: str = "inter_node", *, bandwidth: float | None = None, latency: float | None = None
+    ) -> "Cluster":
+        """The cluster with another link: what if the network were twice as fast?
+
+        which: inter_node (of one network adapter), intra_domain (of one chip) or intra_node (of one device, the same
+        over all spans). bandwidth: bytes per second; latency: seconds of a hop; None: as it is.
+        Raises AutoshardError for a link that the cluster does not have, or a number that is none.
+        """
+        check_choice("with_link", "which", which, ("inter_node", "intra_domain", "intra_node"))
+
+        def changed(link: Link) -> Link:
+            own = (link.bandwidth_bytes_per_s, link.latency_s)
+            new = (one if given is None else given for one, given in zip(own, (bandwidth, latency), strict=True))
+            return Link(link.name, *new)
+
+        if which == "intra_node":
+            return replace(self, intra_node=tuple((devices, changed(link)) for devices, link in self.intra_node))
+        link = getattr(self, which)
+        if link is None:
+            raise AutoshardError(f"with_link({which!r}): {self.instance} has no links between nodes but the network")
+        changes: dict[str, Any] = {which: changed(link)}
+        return replace(self, **changes)
+
     def slowed(self, factor: float) -> "Cluster":
         """The cluster on which everything takes `factor` times as long."""
         if factor == 1.0:

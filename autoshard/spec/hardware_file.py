@@ -196,6 +196,19 @@ def _domain_values(file: Section, calibration: Section, nodes: int) -> dict[str,
     return {"nodes_per_domain": _nodes_taken(each, multiple, nodes), "intra_domain": link}
 
 
+def nodes_taken(instance: str, nodes: int) -> int | None:
+    """How many nodes a job of so many takes of every scale-up domain of a packaged instance, as in its file; None where
+    the instance is not packaged."""
+    if instance not in packaged_instances():
+        return None
+    file = Section(read_content(FOLDER / f"{instance}.json"), instance)
+    if "domain" not in file.names:
+        return 1
+    domain = file.child("domain")
+    each = domain.integer("nodes")
+    return _nodes_taken(each, domain.integer("segment_multiple") if "segment_multiple" in domain.names else each, nodes)
+
+
 def _nodes_taken(each: int, multiple: int, nodes: int) -> int:
     """How many nodes a job takes of every domain that it uses: 16 of the 18 trays of a rack for a job of 64.
 

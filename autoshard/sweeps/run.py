@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from autoshard.sweeps.table import (
 
 TABLE, PLOT = "results.csv", "plot.png"
 
-Outcomes = list[tuple[Point, Outcome]]
+Outcomes = Sequence[tuple[Point, Outcome]]
 Advance = Callable[[str], None]
 """A function that is called with a word on each point that is done."""
 

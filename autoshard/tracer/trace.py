@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import pairwise
 
+import torch
 from torch import nn
 
 from autoshard.errors import AutoshardError
@@ -31,10 +33,26 @@ def trace_model(model: str, seq: int | None = None) -> ModelSpec:
     source line, that has no meaning in the graph.
     """
     module = load_module(model)
-    if seq is None:
-        limit = getattr(getattr(module, "config", None), "max_position_embeddings", LONGEST_TRACE)
-        seq = min(limit, LONGEST_TRACE) if isinstance(limit, int) else LONGEST_TRACE
-    return trace_module(module, model.rpartition(":")[2], seq)
+    return trace_module(module, model.rpartition(":")[2], _tokens(module) if seq is None else seq)
+
+
+def trace_live(module: nn.Module, seq: int | None = None) -> ModelSpec:
+    """The ModelSpec of a module that somebody has, named after its class, as `trace_model` makes it.
+
+    The module stays as it is; a copy without numbers is traced.
+    """
+    stand_ins: dict[int, object] = {
+        id(one): nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+        for one in module.parameters()
+    }
+    copy = deepcopy(module, stand_ins).eval()
+    return trace_module(copy, type(module).__name__, _tokens(module) if seq is None else seq)
+
+
+def _tokens(module: nn.Module) -> int:
+    """Tokens of the trace where nobody says: LONGEST_TRACE, or what a config with fewer positions has."""
+    limit = getattr(getattr(module, "config", None), "max_position_embeddings", LONGEST_TRACE)
+    return min(limit, LONGEST_TRACE) if isinstance(limit, int) else LONGEST_TRACE
 
 
 def trace_module(module: nn.Module, name: str, seq: int) -> ModelSpec:

@@ -17,6 +17,7 @@ import pytest
 import autoshard
 from autoshard.cli import COMMANDS, build_parser, command_module, main
 from autoshard.errors import NoLayoutFits
+from autoshard.interface.planned import Plan
 from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.planning import plan_for
 from autoshard.plans.plan_json import write_plan
@@ -226,12 +227,12 @@ def test_run_passes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     write_plan(plan_70b(), "plan.json")
     seen: list[Any] = []
     module = ModuleType("autoshard.runtime.run")
-    module.run_plan = lambda plan, options: seen.append((plan, options)) or 1  # type: ignore[attr-defined, func-returns-value]
+    module.run_plan = lambda plan, options, on_folder: seen.append((plan, options)) or 1  # type: ignore[attr-defined, func-returns-value]
     monkeypatch.setitem(sys.modules, "autoshard.runtime.run", module)
     arguments = ["--steps", "3", "--learning-rate", "1e-4", "--data", str(tmp_path), "--timeout", "60", "--wandb"]
     assert main(["run", "plan.json", *arguments]) == 1
     assert seen == [
-        (plan_70b(), RunOptions(steps=3, learning_rate=1e-4, data=tmp_path, timeout_s=60.0, wandb=True)),
+        (Plan.of(plan_70b()), RunOptions(steps=3, learning_rate=1e-4, data=tmp_path, timeout_s=60.0, wandb=True)),
     ]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from autoshard.cli import main
-from autoshard.commands.frontier_page import frontier_page
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.explanation.frontier_page import frontier_page
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
 from autoshard.planner.planning import answer, plan_for
 from autoshard.planner.request import PlanRequest

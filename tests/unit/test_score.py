@@ -219,7 +219,7 @@ def test_errors_of_recipes(arguments: list[str], text: str, message: str, capsys
 
 
 def without_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoshard.commands.score._best", lambda problem: (None, ""))
+    monkeypatch.setattr("autoshard.interface.questions._best", lambda problem: (None, ""))
 
 
 SAME = {

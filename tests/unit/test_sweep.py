@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Planner:
         return replace(plan, cluster=replace(plan.cluster, nodes=request.nodes))
 
 
-def run(folder: Path, plan_for: Callable[[PlanRequest], Plan], sweep: Sweep = SWEEP) -> tuple[list[Any], int]:
+def run(folder: Path, plan_for: Callable[[PlanRequest], Plan], sweep: Sweep = SWEEP) -> tuple[Sequence[Any], int]:
     return run_sweep(sweep, folder, plan_for, lambda word: None)
 
 

@@ -1,0 +1,31 @@
+"""The fastest step for each number of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
+from autoshard.interface.shown import WIDTH, Shown
+from autoshard.planner.objectives import frontier
+from autoshard.planner.planning import Answer
+from autoshard.planner.request import PlanRequest
+
+
+@dataclass(frozen=True, repr=False)
+class Frontier(Shown):
+    """Answers by rising number of nodes, of which none with fewer nodes is as fast."""
+
+    points: tuple[Answer, ...]
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """A dict for each point: nodes, lnc, step_time_s, tokens_per_s, usd_per_billion_tokens, strategy."""
+        return frontier_to_list(self.points)
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        return frontier_page(self.points, width, color)
+
+
+def frontier_of(request: PlanRequest) -> Frontier:
+    """The frontier up to the request's nodes."""
+    return Frontier(frontier(request))

@@ -1,0 +1,128 @@
+"""Values that people give from Python or the command line, as a request to the planner."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Union
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import near, show
+from autoshard.planner.options import OPTIONS, request_from
+from autoshard.planner.request import TOP, PlanRequest
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Model = Union[str, Path, Mapping[str, Any], ModelSpec, "nn.Module"]
+"""A built-in name, a Hugging Face repository or "my_file.py:MyModel"; the path of a config.json; a config as a dict, or
+anything with to_dict() such as transformers' configs; a ModelSpec; a live module, which is traced."""
+Instance = str | Cluster | None
+"""An instance type, a cluster, or None for the default."""
+OF_A_CLUSTER = ("lnc", "hardware", "sdk")
+"""Options that a cluster has decided."""
+
+
+class Options(TypedDict, total=False):
+    """Options of `autoshard plan` beside the model and the instance, under the names that `autoshard plan --help`
+    explains, with underscores. What is left out, or None, takes its default or is searched."""
+
+    nodes: int | None
+    lnc: int | str | None
+    hardware: str | Path | None
+    sdk: str | None
+    seq_len: int | None
+    global_batch: int | None
+    precision: str | None
+    keep_bf16: str | None
+    expert_imbalance: float | str | None
+    dropout: float | str | None
+    backend: str | None
+    device: str | None
+    stack: str | None
+    operators: str | None
+    objective: str | None
+    fit_probability: float | None
+    time_limit: float | None
+    price_per_node_hour: float | None
+    tokens: float | None
+    days: float | None
+    tp: int | None
+    pp: int | None
+    dp: int | None
+    cp: int | None
+    ep: int | None
+    vpp: int | None
+    micro_batch: int | None
+    schedule: str | None
+    recompute: str | None
+    attention_kernel: str | None
+    context_parallel: str | None
+    zero: int | str | None
+    axis_order: str | None
+
+
+def request_of(model: Model, instance: Instance, options: Mapping[str, Any], top: int = TOP) -> PlanRequest:
+    """The request that these values make.
+
+    top: runners-up to keep. Raises AutoshardError for an option that is none, and for a value that it cannot take.
+    """
+    given = checked(options)
+    if isinstance(instance, Cluster):
+        for name in OF_A_CLUSTER:
+            if given.get(name) is not None:
+                raise AutoshardError(f"{name}={given[name]} beside a cluster, which has decided that; leave it out")
+        given.setdefault("nodes", instance.nodes)
+    elif instance is not None:
+        given["instance"] = _value("instance", instance)
+    asked = request_from({**given, "model": ""}, top)
+    asked = replace(asked, model=model_of(model, asked.seq_len))
+    return replace(asked, cluster=instance) if isinstance(instance, Cluster) else asked
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not None, with checked values. Raises AutoshardError, naming the option."""
+    for name in options:
+        if name not in OPTIONS:
+            close = near(name, list(OPTIONS))
+            raise AutoshardError(
+                f"{show(name)} is not an option"
+                + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(OPTIONS)}")
+            )
+    return {name: _value(name, value) for name, value in options.items() if value is not None}
+
+
+def _value(name: str, value: Any) -> Any:
+    try:
+        return OPTIONS[name].parse(str(value) if isinstance(value, Path) else value)
+    except ValueError as error:
+        raise AutoshardError(f"{name}: {error}") from None
+
+
+def model_of(model: Model, seq_len: int | None = None) -> str | ModelSpec:
+    """The model as the planner takes it. seq_len: tokens that a live module is traced with.
+
+    Raises AutoshardError for a value that is none of those that Model lists, and for a config that is not supported.
+    """
+    if isinstance(model, ModelSpec):
+        return model
+    if isinstance(model, (str, Path)):
+        return _value("model", model)  # type: ignore[no-any-return]
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        from autoshard.tracer.trace import trace_live
+
+        return trace_live(model, seq_len)
+    to_dict = getattr(model, "to_dict", None)
+    config: object = to_dict() if callable(to_dict) else model
+    if not isinstance(config, Mapping):
+        raise AutoshardError(
+            f"model={show(model)} must be a name, the path or the contents of a config.json, or a torch module"
+        )
+    from autoshard.models.huggingface import from_config
+
+    return from_config(config, str(config.get("_name_or_path") or config.get("model_type") or "model"))

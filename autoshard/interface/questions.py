@@ -1,0 +1,329 @@
+"""Questions about plans from Python: why this one, why not that one, how two compare, what a written layout costs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard.errors import AutoshardError
+from autoshard.explanation.compare import Comparison as Compared
+from autoshard.explanation.compare import compare as compared
+from autoshard.explanation.describe import Description, describe
+from autoshard.explanation.doubt_text import compare_page, why_page
+from autoshard.explanation.markdown import comparison_markdown, render_markdown
+from autoshard.explanation.text import render
+from autoshard.explanation.why import Why as Answered
+from autoshard.explanation.why import why as answered
+from autoshard.files.fields import show
+from autoshard.interface.inputs import Instance, Model, Options, checked, request_of
+from autoshard.interface.limits import TIME_LIMIT_S
+from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.watch import watched
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.written import Written
+from autoshard.plans import plan as plans
+from autoshard.plans.layout_syntax import read_partial
+from autoshard.plans.search_result import Candidate
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from autoshard.backends.rules import Problem
+    from autoshard.explanation.answers import Sensitivity
+    from autoshard.planner.score import Score as Priced
+
+Layout = str | Path | plans.Plan | Strategy | Mapping[str, Any]
+"""A file that somebody wrote; a plan; words such as "tp=8 pp=16 mbs=1"; a strategy, or fields of one as a dict."""
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
+    """A plan in numbers and words. description: with a name for each number; its `sensitivity` has what would change
+    the choice, where that was asked for."""
+
+    description: Description
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return self.description.to_dict()
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        return render(self.description, width, color)
+
+    def markdown(self) -> str:
+        return render_markdown(self.description)
+
+
+@dataclass(frozen=True, repr=False)
+class Why(Shown):
+    """The answer to "why not ...?". answer: the best layout of that kind beside the chosen one, term by term."""
+
+    plan: plans.Plan
+    answer: Answered
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as JSON values."""
+        return self.answer.to_dict(self.plan.cluster)
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        return why_page(self.answer, self.plan.cluster, width, color)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """Two plans side by side, differences first. names: what the two are called."""
+
+    found: Compared
+    names: tuple[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as JSON values."""
+        return self.found.to_dict()
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        return compare_page(self.found, self.names, width, color)
+
+    def markdown(self) -> str:
+        return comparison_markdown(self.found, self.names)
+
+
+@dataclass(frozen=True, repr=False)
+class Score(Shown):
+    """The price of a layout that somebody wrote, beside the best one. best: None where no layout fits."""
+
+    written: Written
+    score: Priced
+    best: Candidate | None
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Every rule that the layout breaks, in words; fitting in memory is not among them."""
+        return self.score.broken
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Predicted seconds of a step; None where the layout has no valid schedule to price."""
+        return None if self.score.estimate is None else self.score.estimate.step_time_s
+
+    @property
+    def fits_probability(self) -> float | None:
+        """With what probability every device has room, 0 to 1; None without a price."""
+        return None if self.score.estimate is None else self.score.estimate.fits_probability
+
+    def to_dict(self) -> dict[str, Any]:
+        """The score as JSON values."""
+        from autoshard.explanation.score_page import score_to_dict
+
+        return score_to_dict(self.written, self.score, self.best)
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        from autoshard.explanation.score_page import score_page
+
+        return score_page(self.written, self.score, self.best, width, color)
+
+
+def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_LIMIT_S) -> Explanation:
+    """Explains what a plan does, why it was chosen, and what would change the choice.
+
+    quick: leave out what would change the choice, which searches again at other bandwidths, memories, batches, nodes
+    and prices. time_limit: seconds that this may take; what is not answered by then is said to be open.
+
+    >>> import autoshard
+    >>> plan = autoshard.plan("llama3-8b", nodes=4)
+    >>> autoshard.explain(plan, quick=True).description.num_devices
+    128
+    """
+    answers = [] if quick else [*answers_of(plan, time_limit)]
+    return Explanation(describe(plan, answers[-1] if answers else None))
+
+
+def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S) -> Iterator[Sensitivity]:
+    """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
+    line shows the progress in between."""
+    from autoshard.explanation.sensitivity import answers_so_far
+    from autoshard.planner.search import Clock
+
+    shown = sys.stderr.isatty()
+
+    def on_answer(done: int, total: int) -> None:
+        if shown:
+            sys.stderr.write(f"\r\x1b[Kwhat would change the choice: {done} of {total} answers")
+            sys.stderr.flush()
+
+    def clear() -> None:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    try:
+        for answers in answers_so_far(plan, Clock(time_limit), on_answer):
+            clear()
+            yield answers
+    finally:
+        clear()
+
+
+def why_not(plan: plans.Plan, layout: str) -> Why:
+    """Why not this layout: the best one of its kind beside the plan's, term by term.
+
+    layout: named in part, "tp=8 pp=16". Raises AutoshardError for words that name no layout.
+
+    >>> import autoshard
+    >>> plan = autoshard.plan("llama3-8b", nodes=4)
+    >>> autoshard.why_not(plan, "tp=2").answer.best.strategy.tp
+    2
+    """
+    with watched(f"why not {layout}"):
+        return Why(plan, answered(plan, layout, read_partial(layout, "why_not")))
+
+
+def compare(one: plans.Plan, other: plans.Plan, *, names: tuple[str, str] = ("first", "second")) -> Comparison:
+    """Two plans side by side, differences first. names: what to call them.
+
+    >>> import autoshard
+    >>> one, other = (autoshard.plan("llama3-8b", nodes=4, tp=tp) for tp in (8, 32))
+    >>> "layout" in [label for label, *_ in autoshard.compare(one, other).found.different]
+    True
+    """
+    return Comparison(compared(one, other), names)
+
+
+def score(layout: Layout, model: Model | None = None, instance: Instance = None, **options: Unpack[Options]) -> Score:
+    """The price of a layout that somebody wrote, beside the best one, whether or not the planner would choose it.
+
+    layout: a plan or plan.json; a recipe; a configuration of NxD Training or torchtitan; a script with Megatron's
+    arguments; words such as "tp=8 pp=4 mbs=1 recompute=full"; a strategy or a dict of its fields. model, instance,
+    options: as of `plan`; they say what the layout does not, and overrule what a file says; a plan says all of it.
+
+    Raises AutoshardError where the layout cannot be read or the problem is not said.
+
+    >>> import autoshard
+    >>> score = autoshard.score("tp=8 pp=4 mbs=1 recompute=full", "llama3-8b", "trn1.32xlarge", nodes=4)
+    >>> score.step_time_s > score.best.estimate.step_time_s
+    True
+    """
+    from autoshard.planner.score import score as priced
+
+    written = _written(layout, model, instance, options)
+    with watched("scoring"):
+        found = priced(written.problem, written.strategy)
+        best, why_not_any = _best(written.problem)
+    return Score(replace(written, notes=(*written.notes, why_not_any)) if why_not_any else written, found, best)
+
+
+def _best(problem: Problem) -> tuple[Candidate | None, str]:
+    from autoshard.planner.search import search
+
+    try:
+        return search(*problem[:3], backend=problem.backend, top=0).best, ""
+    except AutoshardError as error:
+        return None, f"the planner itself has none: {error}"
+
+
+def _written(layout: Layout, model: Model | None, instance: Instance, options: Mapping[str, Any]) -> Written:
+    given = {name: value for name, value in options.items() if value is not None}
+    said = [*(["model"] if model is not None else []), *(["instance"] if instance is not None else []), *given]
+    if isinstance(layout, plans.Plan):
+        _says_all("the plan", said)
+        problem = _problem_of(layout)
+        return Written(problem, layout.strategy, "plan")
+    if isinstance(layout, (Strategy, Mapping)) or (isinstance(layout, str) and _is_words(layout)):
+        return _in_words(layout, model, instance, given)
+    file = str(layout)
+    if file.endswith(".json"):
+        _says_all(file, said)
+        return _in_plan(file)
+    from autoshard.planner.written import read_written
+
+    if model is not None and not isinstance(model, (str, Path)):
+        raise AutoshardError(f"model={show(model)} beside the file {file} must be a name or the path of a config.json")
+    names = {"model": model, "instance": instance}
+    return read_written(file, checked({**{name: one for name, one in names.items() if one is not None}, **given}))
+
+
+def _is_words(text: str) -> bool:
+    """Whether a text is words of a layout, 'tp=8 pp=4', and not a file."""
+    return re.fullmatch(r"\w+=[^\s,/]+([\s,]+\w+=[^\s,/]+)*", text) is not None and not Path(text).exists()
+
+
+def _says_all(what: str, said: list[str]) -> None:
+    if said:
+        raise AutoshardError(f"{what} is a plan, which says all that --{said[0].replace('_', '-')} could")
+
+
+def _problem_of(plan: plans.Plan) -> Problem:
+    from autoshard.backends.rules import Problem
+
+    return Problem(plan.model, plan.training, plan.cluster, plan.backend)
+
+
+def _in_words(
+    layout: Strategy | Mapping[str, Any] | str, model: Model | None, instance: Instance, options: Mapping[str, Any]
+) -> Written:
+    """A layout in words or fields, on the problem that the other arguments say."""
+    from autoshard.backends.registry import usual_backend
+    from autoshard.backends.rules import Problem
+    from autoshard.planner.planning import inputs_of
+    from autoshard.planner.score import completed
+
+    if model is None:
+        raise AutoshardError("score of a layout in words needs a model: score('tp=8 pp=4', 'llama3-8b', nodes=4)")
+    request = request_of(model, instance, options)
+    if request.pins:
+        raise AutoshardError(f"{next(iter(request.pins))} beside a layout, which has it; say it there")
+    spec, training, cluster, notes = inputs_of(request)
+    backend = usual_backend(cluster).name if request.backend == "auto" else request.backend
+    problem = Problem(spec, training, cluster, backend)
+    if isinstance(layout, Strategy):
+        return Written(problem, layout, "layout", request.backend, notes)
+    fields = read_partial(layout, "the layout").fixed if isinstance(layout, str) else dict(layout)
+    known = set(Strategy.__dataclass_fields__)
+    if unknown := [name for name in fields if name not in known]:
+        raise AutoshardError(f"the layout has {show(unknown[0])}; a strategy has: {', '.join(sorted(known))}")
+    return Written(problem, completed(problem, fields), "layout", request.backend, notes)
+
+
+def _in_plan(file: str) -> Written:
+    """The layout that a plan file says. Only its inputs and strategy are read, so a hand-edited plan has a price too,
+    and a note says what is wrong with the file."""
+    from autoshard.layout.strategy import read_strategy
+    from autoshard.plans.validate import in_file, plan_from_dict, problem_from_dict, read_plan_object
+
+    data = read_plan_object(file)
+    if not isinstance(data.get("strategy"), dict):
+        raise AutoshardError(f"{file}: this is not a plan: it lacks strategy")
+    problem, _ = in_file(file, lambda: problem_from_dict(data))
+    strategy = in_file(file, lambda: read_strategy(data["strategy"], "strategy"))
+    try:
+        plan_from_dict(data)
+    except AutoshardError as error:
+        return Written(problem, strategy, "plan", notes=(f"other readers refuse the file: {error}",))
+    return Written(problem, strategy, "plan")
+
+
+def trace(plan: plans.Plan, out: str | Path | None = None, *, measured: str | Path | None = None) -> dict[str, Any]:
+    """The predicted timeline of one step, all pipeline ranks, in Chrome's trace format for https://ui.perfetto.dev.
+
+    out: a file to write it to. measured: run.json or trace.json of a profiled run of the plan, to go beside it.
+    Raises AutoshardError for a run of another plan, and a file that cannot be read or written.
+
+    >>> import autoshard
+    >>> len(autoshard.trace(autoshard.plan("llama3-8b", nodes=4))["traceEvents"]) > 100
+    True
+    """
+    from autoshard.explanation.trace import measured_events, predicted_events
+    from autoshard.files.atomic_file import write_text
+    from autoshard.files.trace_events import document
+
+    events = predicted_events(plan)
+    if measured is not None:
+        events += measured_events(plan, str(measured))
+    found = document(events)
+    if out is not None:
+        write_text(Path(out), json.dumps(found, separators=(",", ":")) + "\n", "trace")
+    return found

@@ -1,0 +1,164 @@
+"""Calls from Python that execute something: audits, runs, sweeps, calibration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard.audits.values import RoleAudit
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import near, show
+from autoshard.interface.shown import WIDTH, Shown
+from autoshard.plans import plan as plans
+from autoshard.runtime.options import RunOptions
+
+if TYPE_CHECKING:
+    from autoshard.sweeps.grid import Point, Sweep
+    from autoshard.sweeps.table import Outcome
+
+_PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
+
+
+@dataclass(frozen=True, repr=False)
+class Audit(Shown):
+    """The runtime's program at full size beside the plan, for each role that was looked at."""
+
+    plan: plans.Plan
+    roles: tuple[RoleAudit, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every role does what the plan says."""
+        return all(one.agrees for one in self.roles)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The audit as JSON values."""
+        from autoshard.audits.report import to_dict
+
+        return to_dict(self.plan, self.roles)
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        from autoshard.audits.report import render
+
+        return render(self.plan, self.roles, width, color)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended. exit_code: 0; 1 where it failed or differs from one process; 128 + a signal where it was
+    stopped. folder: what it wrote (metrics.jsonl, run.json, ...); None where it did not come so far."""
+
+    exit_code: int
+    folder: Path | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended as it should."""
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult(Shown):
+    """Every point of a sweep with its outcome, in grid order. folder: has results.csv. planned: points that were
+    planned now; the others were in the table already."""
+
+    sweep: Sweep
+    outcomes: tuple[tuple[Point, Outcome], ...]
+    folder: Path
+    planned: int
+
+    def table(self) -> dict[str, list[Any]]:
+        """Columns: the options of the grid, then status, step_time_s, tokens_per_s, mfu, memory_bytes, layout, ...;
+        None where a point has no plan."""
+        from dataclasses import asdict
+
+        rows = [
+            {**{name: point[name] for name in self.sweep.grid}, **asdict(outcome)} for point, outcome in self.outcomes
+        ]
+        return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        from autoshard.sweeps.page import sweep_page
+
+        return sweep_page(self.sweep, self.outcomes, width, color)
+
+
+def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: bool = True) -> Audit:
+    """Builds the program that the torch runtime would execute at full size, on fake tensors, and compares it with the
+    plan: parameters and state, FLOPs by operator, every collective, the order of actions, peak memory. Needs torch.
+
+    stages: pipeline ranks; None: all. use_cache: take what was audited before. Raises AutoshardError for a pipeline
+    rank that the plan does not have.
+    """
+    from autoshard.audits.cache import cache_file, load, save
+    from autoshard.audits.progress import RoleProgress
+    from autoshard.audits.roles import roles
+    from autoshard.audits.run import audit as audited
+    from autoshard.backends.products import check_runs
+    from autoshard.backends.registry import ANYWHERE
+
+    check_runs(ANYWHERE, plan.training.precision)
+    wanted, file = roles(plan, None if stages is None else tuple(stages)), cache_file(plan)
+    by_rank = load(file) if use_cache else {}
+    missing = sorted({role.pipeline_rank for role in wanted if role.rank not in by_rank})
+    if missing:
+        with RoleProgress(sys.stderr) as progress:
+            by_rank |= {one.role.rank: one for one in audited(plan, tuple(missing), progress.update)}
+        save(file, by_rank)
+    return Audit(plan, tuple(by_rank[role.rank] for role in wanted))
+
+
+def sweep(grid: Mapping[str, Any] | str | Path, out: str | Path | None = None) -> SweepResult:
+    """Plans every combination of a grid and writes results.csv and plot.png; what is in that table already is not
+    planned again.
+
+    grid: options of `plan`, lists of values among them: {"model": "llama3-8b", "nodes": [4, 8, 16]}; or a sweep file
+    (YAML). out: folder of the results; None: sweeps/NAME. Raises AutoshardError for an option that is none, and where
+    no point can be planned.
+
+    >>> import autoshard
+    >>> found = autoshard.sweep({"model": "llama3-8b", "nodes": [2, 4], "seq_len": 4096})
+    >>> found.table()["nodes"], found.folder.name
+    ([2, 4], 'sweep')
+    """
+    from autoshard.planner.planning import plan_for
+    from autoshard.sweeps.grid import read_sweep, sweep_of
+    from autoshard.sweeps.run import progress, run_sweep
+
+    asked = sweep_of(grid, "sweep") if isinstance(grid, Mapping) else read_sweep(Path(grid))
+    folder = Path(out) if out is not None else Path("sweeps") / asked.name
+    with progress(len(asked.points), sys.stderr.isatty()) as advance:
+        outcomes, planned = run_sweep(asked, folder, plan_for, advance)
+    return SweepResult(asked, tuple(outcomes), folder, planned)
+
+
+def run(plan: plans.Plan, **options: Any) -> Run:
+    """Executes a plan, or rehearses it where this machine is smaller, in processes of its own, as `autoshard run`.
+
+    options: those of `autoshard run`, with underscores: steps, learning_rate, data, weights, checkpoint_every, device,
+    processes, ... (fields of RunOptions). Needs torch. What happens is printed. Raises AutoshardError where plan,
+    machine and options do not go together.
+    """
+    from autoshard.runtime.run import run_plan
+
+    folders: list[Path] = []
+    code = run_plan(plan, run_options(options), folders.append)
+    return Run(code, folders[0] if folders else None)
+
+
+def run_options(values: Mapping[str, Any]) -> RunOptions:
+    """The RunOptions for these values. Raises AutoshardError for a name that is none, and a value that is wrong."""
+    known = [field.name for field in fields(RunOptions)]
+    for name in values:
+        if name not in known:
+            close = near(name, known)
+            raise AutoshardError(
+                f"{show(name)} is not an option of run"
+                + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(known)}")
+            )
+    given: dict[str, Any] = dict(values)
+    given |= {name: Path(given[name]) for name in _PATHS if given.get(name) is not None}
+    return RunOptions(**given)

@@ -1,0 +1,31 @@
+"""Values that show themselves: as a page in print(), as HTML in a notebook."""
+
+from __future__ import annotations
+
+WIDTH = 100
+"""Columns of a page in print()."""
+
+
+class Shown:
+    """A value with a page of text; where it has Markdown, a notebook shows that."""
+
+    def page(self, width: int = WIDTH, color: bool = False) -> str:
+        """Itself as text, which ends with a newline. width: columns."""
+        raise NotImplementedError
+
+    def markdown(self) -> str:
+        """Itself as Markdown."""
+        return f"```text\n{self.page()}```\n"
+
+    def __str__(self) -> str:
+        return self.page().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return html_of(self.markdown())
+
+
+def html_of(markdown: str) -> str:
+    """Markdown as HTML that loads nothing and runs nothing; what looks like HTML in it is shown as text."""
+    from markdown_it import MarkdownIt
+
+    return f'<div class="autoshard">{MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)}</div>'

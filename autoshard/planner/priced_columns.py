@@ -1,0 +1,72 @@
+"""Priced layouts as columns: one entry a layout, under the names that a strategy has for its choices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.table import Priced
+from autoshard.planner.search import PricedLayouts
+
+CHOICES = (
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "num_virtual_stages",
+    "microbatch_size",
+    "schedule",
+    "zero",
+    "sequence_parallel",
+    "attention_kernel",
+    "context_parallel",
+)
+"""Fields of a strategy that are one value."""
+COLUMNS = (
+    *CHOICES,
+    "axis_order",
+    "recompute",
+    "stage_layers",
+    "num_microbatches",
+    "step_time_s",
+    "step_time_is_bound",
+    "memory_bytes",
+    "fits",
+)
+
+
+def priced_columns(priced: PricedLayouts) -> dict[str, Array]:
+    """Column name -> array with an entry for each layout, in no order.
+
+    recompute: the set of all stages. stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a
+    lower bound where step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest
+    device. fits: whether that is no more than the device has.
+    """
+    parts = [_columns(chunk, priced) for chunk in priced.chunks]
+    return {name: np.concatenate([part[name] for part in parts]) if parts else np.array([]) for name in COLUMNS}
+
+
+def _columns(chunk: Priced, priced: PricedLayouts) -> dict[str, Array]:
+    family, drafts = chunk.whole.family, chunk.whole.drafts
+    columns = {name: np.array([getattr(draft, name) for draft in drafts.drafts])[chunk.draft] for name in CHOICES}
+    orders = np.array(["-".join(draft.axis_order) for draft in drafts.drafts])
+    capacity_bytes = priced.problem.cluster.device.memory_bytes
+    return {
+        **columns,
+        "axis_order": orders[chunk.draft],
+        "recompute": np.array(chunk.whole.sets)[chunk.recompute],
+        "stage_layers": _stage_layers(chunk, family.pp, family.num_virtual_stages),
+        "num_microbatches": np.array(drafts.num_microbatches)[chunk.draft],
+        "step_time_s": chunk.step_time_s,
+        "step_time_is_bound": np.full(len(chunk.draft), chunk.at_least),
+        "memory_bytes": chunk.memory_bytes,
+        "fits": chunk.memory_bytes <= capacity_bytes,
+    }
+
+
+def _stage_layers(chunk: Priced, pp: int, vpp: int) -> Array:
+    layers = chunk.cuts.of_stages(pp, vpp)
+    layers = np.broadcast_to(layers, (pp * vpp, layers.shape[1])).T
+    different, which = np.unique(layers, axis=0, return_inverse=True)
+    return np.array(["-".join(map(str, row)) for row in different.tolist()])[which.ravel()]

@@ -1,0 +1,264 @@
+"""What `import autoshard` gives: its names and signatures, the same answers as the command line, the same sentences."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autoshard
+from autoshard import AutoshardError, NoLayoutFits
+from autoshard.cli import main
+from autoshard.interface import watch
+from autoshard.interface.inputs import Options
+from autoshard.planner.options import OPTIONS
+
+SIGNATURES = {
+    "audit": "(plan, *, stages=None, use_cache=True)",
+    "builtin_models": "()",
+    "calibrate": "(*, device=None, results=None, collectives=None, out=None, instance=None, hardware=None, "
+    "processes=None, shapes=8, plot=None)",
+    "cluster": "(instance=None, *, nodes=1, lnc=None, hardware=None, sdk=None)",
+    "compare": "(one, other, *, names=('first', 'second'))",
+    "explain": "(plan, *, quick=False, time_limit=60.0)",
+    "frontier": "(model, instance=None, *, beaten_path=False, **options)",
+    "instances": "()",
+    "model": "(given, *, seq_len=None)",
+    "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
+    "read_plan": "(path)",
+    "run": "(plan, **options)",
+    "score": "(layout, model=None, instance=None, **options)",
+    "search": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
+    "sweep": "(grid, out=None)",
+    "trace": "(plan, out=None, *, measured=None)",
+    "why_not": "(plan, layout)",
+}
+"""Public functions with their arguments. A name that is here stays: people's scripts call it."""
+CLASSES = {
+    "Audit",
+    "AutoshardError",
+    "Calibration",
+    "Cluster",
+    "Comparison",
+    "Explanation",
+    "Frontier",
+    "ModelSpec",
+    "NoLayoutFits",
+    "Plan",
+    "Run",
+    "Score",
+    "SearchResult",
+    "Strategy",
+    "SweepResult",
+    "TrainingSpec",
+    "Why",
+}
+SMALL: dict[str, Any] = {"nodes": 1, "seq_len": 2048, "global_batch": 64}
+
+
+def test_the_public_names_and_signatures_stay() -> None:
+    assert set(autoshard.__all__) == {*SIGNATURES, *CLASSES}
+    for name, expected in SIGNATURES.items():
+        signature = inspect.signature(getattr(autoshard, name))
+        bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+        assert str(inspect.Signature(bare)) == expected, name
+
+
+def test_every_public_function_is_documented_with_an_example_or_needs_torch() -> None:
+    needs_torch_or_files = {"audit", "calibrate", "run", "read_plan"}
+    for name in set(SIGNATURES) - needs_torch_or_files:
+        assert ">>> " in (getattr(autoshard, name).__doc__ or ""), name
+
+
+def test_options_are_those_of_the_command_line() -> None:
+    assert set(Options.__annotations__) == set(OPTIONS) - {"model", "instance"}
+
+
+@pytest.mark.parametrize("module", ["autoshard", "named", "planned", "planning", "questions", "running"])
+def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = importlib.import_module(module if module == "autoshard" else f"autoshard.interface.{module}")
+    result = doctest.testmod(found)
+    assert result.attempted and not result.failed
+
+
+def test_importing_brings_neither_torch_nor_numpy() -> None:
+    code = "import sys, autoshard; sys.exit(bool({'torch', 'numpy', 'jsonargparse', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_plan_is_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--nodes", "1", "--seq-len", "2048", "--global-batch", "64", "--tp", "8"]
+    assert main(["plan", "--model", "llama3-8b", *options]) == 0
+    plan = autoshard.plan("llama3-8b", tp=8, **SMALL)
+    assert plan == autoshard.read_plan("plan.json")
+    assert plan.save("again.json").read_bytes() == Path("plan.json").read_bytes()
+    assert plan.step_time_s == plan.estimate.step_time_s and plan.layout.startswith("tp=8 ")
+    assert plan.memory_bytes == plan.estimate.fullest.total_bytes
+    low, high = plan.step_time_interval_s
+    assert low < plan.step_time_s < high
+
+
+def test_a_table_has_every_priced_layout_and_the_best() -> None:
+    result = autoshard.search("llama3-8b", **SMALL)
+    columns = result.table()
+    assert len({len(column) for column in columns.values()}) == 1
+    fitting = columns["fits"] & ~columns["step_time_is_bound"]
+    best = result.plan.strategy
+    assert columns["step_time_s"][columns["fits"]].min() <= result.plan.step_time_s * (1 + 1e-6)
+    assert fitting.any() or best.pp > 1
+    devices = columns["tp"] * columns["pp"] * columns["dp"] * columns["cp"]
+    assert np.all(devices == result.plan.cluster.world_size)
+    for row in np.flatnonzero(columns["pp"] > 1)[:20]:
+        assert sum(map(int, columns["stage_layers"][row].split("-"))) == 32
+    assert len(result.fastest(3)["tp"]) == 3
+
+
+def test_a_priced_row_is_what_a_score_says() -> None:
+    result = autoshard.search("llama3-8b", pp=1, cp=1, **SMALL)
+    columns = result.fastest(1)
+    assert not columns["step_time_is_bound"][0]
+    words = (
+        f"tp={columns['tp'][0]} mbs={columns['microbatch_size'][0]} recompute={columns['recompute'][0]} "
+        f"zero={columns['zero'][0]} attention={columns['attention_kernel'][0]}"
+    )
+    scored = autoshard.score(words, "llama3-8b", **SMALL)
+    assert scored.step_time_s == pytest.approx(columns["step_time_s"][0], rel=1e-9)
+
+
+def test_tables_for_pandas_and_pyarrow() -> None:
+    result = autoshard.search("llama3-8b", tp=8, pp=1, **SMALL)
+    rows = len(result.table()["tp"])
+    pyarrow = pytest.importorskip("pyarrow")
+    table = result.table("pyarrow")
+    assert isinstance(table, pyarrow.Table) and table.num_rows == rows
+    with pytest.raises(AutoshardError, match=r"form='excel' of table must be one of: numpy, pandas, pyarrow"):
+        result.table("excel")
+
+
+def test_models_as_configs_paths_and_values(tmp_path: Path) -> None:
+    spec = autoshard.model("llama3.2-1b")
+    file = Path(autoshard.__file__).parent / "models/llama/configs/llama3.2-1b.json"
+    config = json.loads(file.read_text())
+    plans = [autoshard.plan(one, **SMALL) for one in ("llama3.2-1b", file, spec, config)]
+    assert len({plan.step_time_s for plan in plans}) == 1
+    half = replace(spec, num_hidden_layers=spec.num_hidden_layers // 2)
+    assert autoshard.plan(half, **SMALL).step_time_s < plans[0].step_time_s
+
+
+def test_clusters_are_values() -> None:
+    cluster = autoshard.cluster("trn1.32xlarge", nodes=2)
+    assert autoshard.plan("llama3-8b", cluster).cluster == cluster
+    faster = cluster.with_link(bandwidth=2e10, latency=1e-6)
+    assert (faster.inter_node.bandwidth_bytes_per_s, faster.inter_node.latency_s) == (2e10, 1e-6)
+    assert faster.with_link(bandwidth=cluster.inter_node.bandwidth_bytes_per_s).inter_node.latency_s == 1e-6
+    assert {link.bandwidth_bytes_per_s for _, link in cluster.with_link("intra_node", bandwidth=1e9).intra_node} == {
+        1e9
+    }
+    assert cluster.with_nodes(4) == autoshard.cluster("trn1.32xlarge", nodes=4)
+
+
+@pytest.mark.parametrize("nodes", [2, 16, 18, 36])
+def test_a_rack_is_filled_as_its_file_says(nodes: int) -> None:
+    alone = [one for one in autoshard.instances() if autoshard.cluster(one).most_nodes is not None]
+    others = [one for one in autoshard.instances() if one not in alone]
+    racks = [one for one in others if autoshard.cluster(one, nodes=18).nodes_per_domain > 1]
+    assert racks
+    for instance in racks:
+        assert autoshard.cluster(instance, nodes=18).with_nodes(nodes) == autoshard.cluster(instance, nodes=nodes)
+
+
+def test_values_show_themselves_in_a_notebook() -> None:
+    one, other = (autoshard.plan("llama3-8b", tp=tp, **SMALL) for tp in (8, 32))
+    for shown in (one, autoshard.compare(one, other), autoshard.search("llama3-8b", **SMALL)):
+        page = shown._repr_html_()
+        assert "<table>" in page and "tp=8" in page
+        assert not any(outside in page for outside in ("http", "src=", "<script", "@import"))
+    assert str(one).startswith("llama3-8b on 1 x trn1.32xlarge")
+    named = replace(autoshard.model("llama3-8b"), name="<script>alert(1)</script>")
+    assert "<script" not in autoshard.plan(named, **SMALL)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: autoshard.plan("llama3-8b", nodess=3), "'nodess' is not an option; did you mean nodes"),
+        (lambda: autoshard.plan("llama3-8b", nodes=0), "nodes: 0 must be a whole number of at least 1"),
+        (lambda: autoshard.plan("llama3-8b", "trn9"), "instance='trn9' is not known; "),
+        (
+            lambda: autoshard.plan(3),
+            "model=3 must be a name, the path or the contents of a config.json, or a torch module",
+        ),
+        (
+            lambda: autoshard.plan("llama3-8b", autoshard.cluster(), lnc=1),
+            "lnc=1 beside a cluster, which has decided that; leave it out",
+        ),
+        (lambda: autoshard.plan({"model_type": "none"}), "model_type='none' of none is not supported; "),
+        (lambda: autoshard.score("tp=8"), "score of a layout in words needs a model: score('tp=8 pp=4', "),
+        (
+            lambda: autoshard.score("tq=8", "llama3-8b"),
+            "the layout has 'tq'; a layout has: tp, pp, dp, cp, ep, vpp, mbs",
+        ),
+        (lambda: autoshard.score("tp=8", "llama3-8b", tp=4), "tp beside a layout, which has it; say it there"),
+        (lambda: autoshard.score({"tpp": 8}, "llama3-8b"), "the layout has 'tpp'; a strategy has: attention_kernel"),
+        (lambda: autoshard.search("llama3-8b", objective="cost"), "a search has one cluster and one precision"),
+        (lambda: autoshard.sweep({"model": "llama3-8b", "nodes": 2}), "sweep sweep must have a grid: option names"),
+        (lambda: autoshard.calibrate(hardware="x.json"), "hardware needs results or collectives"),
+        (
+            lambda: autoshard.cluster("trn1.32xlarge").with_link("x"),
+            "which='x' of with_link must be one of: inter_node",
+        ),
+        (
+            lambda: autoshard.cluster("trn1.32xlarge").with_link("intra_domain", bandwidth=1.0),
+            "with_link('intra_domain'): trn1.32xlarge has no links between nodes but the network",
+        ),
+        (lambda: autoshard.read_plan("none.json"), "none.json"),
+    ],
+)
+def test_a_mistake_is_one_sentence(call: Any, words: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        call()
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_what_does_not_fit_is_an_error_of_its_own() -> None:
+    with pytest.raises(NoLayoutFits):
+        autoshard.plan("llama3.1-405b", "trn1.2xlarge", nodes=1)
+
+
+def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "is_interactive", lambda: True)
+    asked = watch._Watch.__call__
+
+    def interrupted(self: watch._Watch) -> bool:
+        self.on_interrupt(2, None)
+        return asked(self)
+
+    monkeypatch.setattr(watch._Watch, "__call__", interrupted)
+    plan = autoshard.plan("llama3-70b", nodes=16)
+    assert plan.search is not None and plan.search.optimality.startswith("stopped when it was interrupted: within ")
+
+
+def test_a_second_interrupt_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = watch._Watch("planning", sys.stderr)
+    found.on_interrupt(2, None)
+    assert not found()
+    with pytest.raises(KeyboardInterrupt):
+        found.on_interrupt(2, None)
+
+
+def test_a_search_that_nobody_watches_is_not_interrupted() -> None:
+    with watch.watched("planning"):
+        from autoshard.planner.watching import goes_on
+
+        assert goes_on()
