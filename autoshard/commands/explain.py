@@ -90,7 +90,7 @@ def _answers(plan: Plan, limit_s: float) -> Iterator[Sensitivity]:
     """Yields what would change the choice, each time with more answers, for at most limit_s seconds. On a terminal a
     line shows the progress in between."""
     from autoshard.explanation.sensitivity import answers_so_far
-    from autoshard.planner.search import Clock
+    from autoshard.planner.priced import Clock
 
     shown = sys.stderr.isatty()
 
