@@ -15,7 +15,7 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import DTYPE_BYTES
+from autoshard.spec.training import DTYPE_BYTES, Precision
 
 Scheduled = tuple[str, int, int]
 """(schedule, vpp, microbatch size)."""
@@ -94,18 +94,23 @@ def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: i
 def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     """Bytes that the fullest rank holds at least: parameters, gradients and optimizer state if all ranks held equal
     shares."""
-    precision = problem.training.precision
+    parameter, gradient, optimizer = state_dtypes_bytes(problem.training.precision)
+    share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
+    weights, sums, states = (draft.dp * draft.cp if draft.zero >= stage else 1 for stage in (3, 2, 1))
+    return (
+        share * (parameter / weights + gradient / sums + optimizer / states)
+        + problem.cluster.device.reserved_memory_bytes
+    )
+
+
+def state_dtypes_bytes(precision: Precision) -> tuple[int, int, int]:
+    """Bytes for each parameter: of the weight, of the sum of its gradients, of master weight and moments."""
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     parameter, gradient, moment = (
         DTYPE_BYTES[dtype]
         for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
     )
-    share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
-    weights, sums, states = (draft.dp * draft.cp if draft.zero >= stage else 1 for stage in (3, 2, 1))
-    return (
-        share * (parameter / weights + gradient / sums + (master + 2 * moment) / states)
-        + problem.cluster.device.reserved_memory_bytes
-    )
+    return parameter, gradient, master + 2 * moment
 
 
 @lru_cache(maxsize=16)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
+from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from autoshard.backends.problem import Draft
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import model_flops_per_step
-from autoshard.planner.layouts import MeshDrafts, legal_layouts
+from autoshard.planner.layouts import MeshDrafts, Scheduled, legal_layouts
 from autoshard.planner.ranking import Timed, degrees_of, describe
 from autoshard.planner.rejections import MEMORY, SLOWER, UNPRICED, Tally
 from autoshard.planner.sets import recompute_sets, sets_by_stage
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 FEW = 6_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
-FIRST, MORE = 1_500, 4
+FIRST, MORE = 1_000, 2
 """Of more layouts so many are priced at first, then up to so many times as many as before."""
+NEAREST = 100
+"""So many layouts that do not fit are priced at once, to find the one that needs least."""
 
 
 class Clock:
@@ -39,70 +42,106 @@ class Clock:
         return perf_counter() - self._begin_s < self.limit_s
 
 
+Bounded = tuple[float, float, MeshDrafts]
+"""(seconds of a step, bytes on the fullest rank, layouts of one way to use a mesh): both at least."""
+
+
 class Waiting:
-    """Ways to use meshes that are priced when no layout is known that is faster than their bounds. Mutable: prices them
-    once."""
+    """Layouts that are priced when none is known that is faster than their bounds. Mutable: prices them once."""
 
     def __init__(
         self,
-        ways: Sequence[tuple[float, MeshDrafts]] = (),
-        price: Callable[[list[MeshDrafts]], list[Priced]] = lambda ways: [],
-        in_time: Callable[[], bool] = lambda: True,
-        first: float = FIRST,
+        ways: Sequence[tuple[float, int]],
+        layouts: Callable[[list[int]], Sequence[Bounded]],
+        price: Callable[[list[MeshDrafts]], list[Priced]],
+        in_time: Callable[[], bool],
+        at_once: float = FIRST,
     ):
-        """ways: (seconds that they take at least, the way), rising. price: prices some. in_time: whether it still may.
-        first: how many layouts are priced at first."""
-        self._ways, self._price, self._in_time = list(ways), price, in_time
-        self._place, self._size = 0, first
+        """ways: (seconds that its layouts take at least, its place), rising, of every way to use a mesh. layouts: the
+        bounds of the layouts of some ways. price: prices some. in_time: whether it still may. at_once: how many layouts
+        are priced at first."""
+        self._ways, self._layouts, self._price, self._in_time = deque(ways), layouts, price, in_time
+        self._at_once = at_once
+        self._bounded: deque[Bounded] = deque()
+        self._least_s: dict[Draft, float] = {}
+        self.too_large: list[Bounded] = []
         self.priced: list[Priced] = []
 
+    def next_s(self) -> float | None:
+        """Seconds that everything that may still be priced takes at least; None where there is nothing."""
+        return self.left_at_least_s if self._in_time() else None
+
     @property
-    def left(self) -> list[tuple[float, MeshDrafts]]:
-        """What is not priced."""
-        return self._ways[self._place :]
+    def left_at_least_s(self) -> float | None:
+        """Seconds that everything that is not priced takes at least; None where all that fits is."""
+        first = [several[0][0] for several in (self._ways, self._bounded) if several]
+        return min(first, default=None)
 
-    def next_s(self) -> float:
-        """Seconds that everything that may still be priced takes at least; infinite where there is nothing."""
-        return self._ways[self._place][0] if self._place < len(self._ways) and self._in_time() else inf
+    def at_least_s(self, draft: Draft) -> float:
+        """Seconds of a step of a layout that is priced, whatever its order of axes, cuts and recompute sets are."""
+        return self._least_s.get(draft, 0.0)
 
-    def price_more(self, below_s: float) -> list[Priced]:
-        """The prices of some more of what may take less than below_s."""
-        begin, count = self._place, 0
-        while self._place < len(self._ways) and count < self._size and self._ways[self._place][0] <= below_s:
-            count += len(self._ways[self._place][1].schedules)
-            self._place += 1
-        self._size *= MORE
-        priced = self._price([way for _, way in self._ways[begin : self._place]])
-        self.priced += priced
-        return priced
+    def left(self) -> list[Bounded]:
+        """What is not priced, and may fit."""
+        self._bound(inf, len(self._ways))
+        return [*self._bounded]
+
+    def price_more(self, below_s: float) -> None:
+        """Price some more of what may take no more than below_s, those with the lowest bounds first."""
+        self._bound(below_s, int(min(self._at_once, len(self._ways))))
+        taken: list[MeshDrafts] = []
+        count = 0
+        while self._bounded and self._bounded[0][0] <= below_s and count < self._at_once:
+            seconds, _, layouts = self._bounded.popleft()
+            taken.append(layouts)
+            count += len(layouts.schedules)
+            if seconds:
+                self._least_s.update(dict.fromkeys(layouts.drafts, seconds))
+        self._at_once *= MORE
+        self.priced += self._price(_together(taken))
+
+    def _bound(self, below_s: float, most: int) -> None:
+        """Bound the layouts of some ways that may take no more than below_s."""
+        places: list[int] = []
+        while self._ways and self._ways[0][0] <= below_s and len(places) < most:
+            places.append(self._ways.popleft()[1])
+        if places:
+            found = self._layouts(places)
+            self.too_large += [one for one in found if one[0] == inf]
+            fitting = [*self._bounded, *(one for one in found if one[0] < inf)]
+            self._bounded = deque(sorted(fitting, key=itemgetter(0)))
+
+
+def _together(layouts: Sequence[MeshDrafts]) -> list[MeshDrafts]:
+    """The layouts with those of one way in one entry."""
+    of_ways: dict[Draft, tuple[float, list[Scheduled]]] = {}
+    for state_bytes, way, schedules in layouts:
+        of_ways.setdefault(way, (state_bytes, []))[1].extend(schedules)
+    return [MeshDrafts(state_bytes, way, schedules) for way, (state_bytes, schedules) in of_ways.items()]
 
 
 class PricedLayouts:
     """Every legal layout, with its step time and memory as soon as these may matter. waiting: those that are priced
-    later. too_large: ways to use a mesh that fit in no memory, whatever else is chosen."""
+    later; None where all are priced."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        chunks: Sequence[Priced],
-        waiting: Waiting | None = None,
-        too_large: Sequence[MeshDrafts] = (),
-    ):
-        self.problem, self._chunks, self.too_large = problem, list(chunks), too_large
-        self.waiting = waiting or Waiting()
+    def __init__(self, problem: Problem, chunks: Sequence[Priced], waiting: Waiting | None = None):
+        self.problem, self._chunks, self.waiting = problem, list(chunks), waiting
 
     @property
     def chunks(self) -> list[Priced]:
         """What is priced by now."""
-        return [*self._chunks, *self.waiting.priced]
+        return [*self._chunks, *(self.waiting.priced if self.waiting else ())]
 
     @property
     def unpriced_at_least_s(self) -> float:
         """Seconds that layouts take at least for which there was no time; infinite where there are none."""
-        left = self.waiting.left
-        if not left or self.waiting.next_s() < inf:
+        if self.waiting is None or self.waiting.next_s() is not None or self.waiting.left_at_least_s is None:
             return inf
-        return max(left[0][0], ideal_step_time_s(self.problem))
+        return max(self.waiting.left_at_least_s, ideal_step_time_s(self.problem))
+
+    def at_least_s(self, draft: Draft) -> float:
+        """As Waiting.at_least_s."""
+        return self.waiting.at_least_s(draft) if self.waiting else 0.0
 
     @property
     def wholes(self) -> list[Whole]:
@@ -113,7 +152,7 @@ class PricedLayouts:
         """These layouts and the others together."""
         if not others:
             return self
-        return PricedLayouts(self.problem, [*self._chunks, *others], self.waiting, self.too_large)
+        return PricedLayouts(self.problem, [*self._chunks, *others], self.waiting)
 
     def fastest_first(
         self,
@@ -138,21 +177,23 @@ class PricedLayouts:
             streams.append(fastest_first(chunks, limit_bytes, above_bytes, below_s, such))
             follow(len(streams) - 1)
 
-        known = len(self.waiting.priced)
+        known = len(self.chunks)
         add(self.chunks)
         while True:
             first_s = heads[0][0] if heads else below_s
-            if self.waiting.next_s() <= first_s:
+            next_s = self.waiting.next_s() if self.waiting else None
+            if self.waiting and next_s is not None and next_s <= first_s:
                 self.waiting.price_more(first_s)
-            if len(self.waiting.priced) > known:  # another reader may have priced them
-                add(self.waiting.priced[known:])
-                known = len(self.waiting.priced)
-            elif not heads:
-                return
-            else:
+            if len(self.chunks) > known:  # another reader may have priced them
+                more = self.chunks[known:]
+                known += len(more)
+                add(more)
+            elif heads:
                 _, place, head = heappop(heads)
                 follow(place)
                 yield head
+            elif next_s is None or next_s > first_s:
+                return
 
 
 def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
@@ -161,51 +202,64 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
 
     exhaustive: price all, at once.
     """
-    from autoshard.planner.grid.mesh_bounds import ways_at_least_s
+    from autoshard.planner.grid.mesh_bounds import MeshBounds
 
     legal, capacity = legal_layouts(problem, pins, tally), problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
-    large = [way for way in legal if not exhaustive and way.state_bytes > capacity]
-    all_at_once = exhaustive or sum(len(way.schedules) for way in small) <= FEW
-    bounds_s = [0.0] * len(small) if all_at_once else ways_at_least_s(problem, small).tolist()
-    order = sorted(range(len(small)), key=bounds_s.__getitem__)
+    large = [(inf, way.state_bytes, way) for way in legal if not exhaustive and way.state_bytes > capacity]
+    few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
+    bounds = None if few else MeshBounds(problem, small, recompute_sets(problem, pins))
+    least_s = bounds.ways_at_least_s().tolist() if bounds else [0.0] * len(small)
+
+    def layouts(places: list[int]) -> list[Bounded]:
+        if bounds is None:
+            return [(0.0, 0.0, small[place]) for place in places]
+        columns = (column.tolist() for column in bounds.layouts(places, capacity))
+        return [
+            (seconds, needed, small[way]._replace(schedules=(small[way].schedules[schedule],)))
+            for way, schedule, seconds, needed in zip(*columns, strict=True)
+        ]
+
     waiting = Waiting(
-        [(bounds_s[place], small[place]) for place in order],
+        sorted((seconds, place) for place, seconds in enumerate(least_s)),
+        layouts,
         lambda ways: _price(problem, pins, ways, tally, exhaustive),
         lambda: not tally.fitting or clock.in_time(),
-        FIRST if clock.limit_s < inf or not all_at_once else inf,
+        FIRST if clock.limit_s < inf or not few else inf,
     )
-    if all_at_once:
-        while waiting.next_s() < inf:
-            waiting.price_more(0.0)
-    return PricedLayouts(problem, [], waiting, large)
+    waiting.too_large += large
+    while few and waiting.next_s() is not None:
+        waiting.price_more(inf)
+    return PricedLayouts(problem, [], waiting)
 
 
 def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) -> None:
-    """Count the layouts that were not priced, by the reason why. Where nothing fits, those that hold too much state
-    whatever else is chosen are priced as far as they may be the nearest miss."""
+    """Count the layouts that were not priced, by the reason why. Where nothing fits, those that hold too much whatever
+    else is chosen are priced as far as they may be the nearest miss."""
+    assert priced.waiting is not None
     problem, sets_of = priced.problem, table_of(priced.problem, pins).sets_of
-    left = priced.waiting.left
+    left = priced.waiting.left()
     if left:
-        bound_s, (_, nearest, _) = left[0]
-        count = _layouts([way for _, way in left], sets_of)
+        bound_s, _, (_, nearest, _) = left[0]
+        count = _count(left, sets_of)
         if clock.in_time():
             words = f"{degrees_of(nearest)} takes at least {format_seconds(bound_s)}"
             tally.drop(SLOWER, words, bound_s, count)
         else:
             tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=count)
-    large = sorted(priced.too_large, key=lambda one: one.state_bytes)
-    while large and not tally.fitting and large[0].state_bytes < tally.nearest_miss(MEMORY):
-        _price(problem, pins, [large.pop(0)], tally)
+    large = sorted(priced.waiting.too_large, key=itemgetter(1))
+    while large and not tally.fitting and large[0][1] < tally.nearest_miss(MEMORY):
+        _price(problem, pins, [way for *_, way in large[:NEAREST]], tally, exhaustive=True)
+        del large[:NEAREST]
     if large:
-        needed = large[0].state_bytes
-        words = f"{degrees_of(large[0].way)} holds {format_bytes(needed)} of parameters and state alone"
-        tally.drop(MEMORY, words, needed, _layouts(large, sets_of))
+        _, needed, (_, nearest, _) = large[0]
+        words = f"{degrees_of(nearest)} needs at least {format_bytes(needed)}"
+        tally.drop(MEMORY, words, needed, _count(large, sets_of))
 
 
-def _layouts(ways: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:
+def _count(layouts: Sequence[Bounded], sets_of: Callable[[Draft], int]) -> int:
     """How many layouts these are, with their recompute sets."""
-    counts = Counter((way.pp, *schedule[:2]) for _, way, schedules in ways for schedule in schedules)
+    counts = Counter((way.pp, *schedule[:2]) for *_, (_, way, schedules) in layouts for schedule in schedules)
     return sum(
         count * sets_of(Draft(1, pp, 1, 1, 1, schedule=schedule, num_virtual_stages=vpp))
         for (pp, schedule, vpp), count in counts.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -26,8 +26,13 @@ from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.plans.search_result import Pins
 
 
-def faster_orders(wholes: Sequence[Whole], pins: Pins, known_s: float) -> Iterator[Draft]:
-    """The drafts that were priced, in their other orders, but for those of which no layout takes less than known_s."""
+def faster_orders(
+    wholes: Sequence[Whole], pins: Pins, known_s: float, least_s: Callable[[Draft], float] = lambda draft: 0.0
+) -> Iterator[Draft]:
+    """The drafts that were priced, in their other orders, but for those of which no layout takes less than known_s.
+    least_s: what a draft takes at least in any order, as far as that is known."""
+    promising = ([least_s(draft) < known_s for draft in whole.drafts.drafts] for whole in wholes)
+    wholes = [whole.only(np.flatnonzero(such)) for whole, such in zip(wholes, promising, strict=True) if any(such)]
     if not wholes:
         return
     problem = wholes[0].problem
