@@ -58,8 +58,10 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
 
 def _sending(problem: Problem, way: Draft, schedules: list[Scheduled], tally: Tally, sets: int) -> list[Scheduled]:
     """The schedules with which the way's stage of ZeRO may send. The rules read no more than these two."""
-    of_each = {one[0]: way.scheduled(*one) for one in reversed(schedules)}
-    broken = {name: first_broken(SENDING_RULES, problem, draft) for name, draft in of_each.items()}
+    first = {one[0]: one for one in reversed(schedules)}
+    broken = {name: first_broken(SENDING_RULES, problem, way.scheduled(*one)) for name, one in first.items()}
+    if not any(broken.values()):
+        return schedules
     for name, rule in broken.items():
         if rule is not None:
             tally.drop(*rule, count=sets * sum(one[0] == name for one in schedules))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from math import inf
 from operator import itemgetter
 from time import perf_counter
@@ -51,13 +51,13 @@ class Waiting:
 
     def __init__(
         self,
-        ways: Sequence[tuple[float, int]],
-        layouts: Callable[[list[int]], Sequence[Bounded]],
+        ways: Sequence[tuple[float, MeshDrafts]],
+        layouts: Callable[[list[MeshDrafts]], Sequence[Bounded]],
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
     ):
-        """ways: (seconds that its layouts take at least, its place), rising, of every way to use a mesh. layouts: the
+        """ways: (seconds that its layouts take at least, the way), rising, of every way to use a mesh. layouts: the
         bounds of the layouts of some ways. price: prices some. in_time: whether it still may. at_once: how many layouts
         are priced at first."""
         self._ways, self._layouts, self._price, self._in_time = deque(ways), layouts, price, in_time
@@ -81,10 +81,11 @@ class Waiting:
         """Seconds of a step of a layout that is priced, whatever its order of axes, cuts and recompute sets are."""
         return self._least_s.get(draft, 0.0)
 
-    def left(self) -> list[Bounded]:
-        """What is not priced, and may fit."""
-        self._bound(inf, len(self._ways))
-        return [*self._bounded]
+    @property
+    def left(self) -> list[MeshDrafts]:
+        """What is not priced, and may fit, the layouts with the lowest bounds first."""
+        bounded = ((seconds, layouts) for seconds, _, layouts in self._bounded)
+        return [layouts for _, layouts in merge(self._ways, bounded, key=itemgetter(0))]
 
     def price_more(self, below_s: float) -> None:
         """Price some more of what may take no more than below_s, those with the lowest bounds first."""
@@ -102,11 +103,11 @@ class Waiting:
 
     def _bound(self, below_s: float, most: int) -> None:
         """Bound the layouts of some ways that may take no more than below_s."""
-        places: list[int] = []
-        while self._ways and self._ways[0][0] <= below_s and len(places) < most:
-            places.append(self._ways.popleft()[1])
-        if places:
-            found = self._layouts(places)
+        ways: list[MeshDrafts] = []
+        while self._ways and self._ways[0][0] <= below_s and len(ways) < most:
+            ways.append(self._ways.popleft()[1])
+        if ways:
+            found = self._layouts(ways)
             self.too_large += [one for one in found if one[0] == inf]
             fitting = [*self._bounded, *(one for one in found if one[0] < inf)]
             self._bounded = deque(sorted(fitting, key=itemgetter(0)))
@@ -124,8 +125,17 @@ class PricedLayouts:
     """Every legal layout, with its step time and memory as soon as these may matter. waiting: those that are priced
     later; None where all are priced."""
 
-    def __init__(self, problem: Problem, chunks: Sequence[Priced], waiting: Waiting | None = None):
+    def __init__(
+        self,
+        problem: Problem,
+        chunks: Sequence[Priced],
+        waiting: Waiting | None = None,
+        others: Sequence[Priced] = (),
+        others_below_s: float = inf,
+    ):
+        """others: layouts that count as far as they take less than others_below_s."""
         self.problem, self._chunks, self.waiting = problem, list(chunks), waiting
+        self.others, self._below_s = list(others), others_below_s
 
     @property
     def chunks(self) -> list[Priced]:
@@ -143,16 +153,21 @@ class PricedLayouts:
         """As Waiting.at_least_s."""
         return self.waiting.at_least_s(draft) if self.waiting else 0.0
 
+    def price_below(self, seconds: float) -> None:
+        """Price what may take less."""
+        while self.waiting and (self.waiting.next_s() or inf) < seconds:
+            self.waiting.price_more(seconds)
+
     @property
     def wholes(self) -> list[Whole]:
         """The bounds and parts that each family of layouts was priced by, each once."""
         return list({id(one.whole): one.whole for one in self.chunks}.values())
 
-    def and_in(self, others: list[Priced]) -> PricedLayouts:
-        """These layouts and the others together."""
+    def and_in(self, others: list[Priced], below_s: float) -> PricedLayouts:
+        """These layouts and, as far as they take less than below_s, the others together."""
         if not others:
             return self
-        return PricedLayouts(self.problem, [*self._chunks, *others], self.waiting)
+        return PricedLayouts(self.problem, self._chunks, self.waiting, others, below_s)
 
     def fastest_first(
         self,
@@ -177,6 +192,11 @@ class PricedLayouts:
             streams.append(fastest_first(chunks, limit_bytes, above_bytes, below_s, such))
             follow(len(streams) - 1)
 
+        if self.others:
+            most_s = min(below_s, self._below_s)
+            others = fastest_first(self.others, limit_bytes, above_bytes, most_s, such)
+            streams.append(one for one in others if one.step_time_s < most_s)
+            follow(0)
         known = len(self.chunks)
         add(self.chunks)
         while True:
@@ -202,26 +222,26 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
 
     exhaustive: price all, at once.
     """
-    from autoshard.planner.grid.mesh_bounds import MeshBounds
+    from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
 
     legal, capacity = legal_layouts(problem, pins, tally), problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
     large = [(inf, way.state_bytes, way) for way in legal if not exhaustive and way.state_bytes > capacity]
     few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
-    bounds = None if few else MeshBounds(problem, small, recompute_sets(problem, pins))
-    least_s = bounds.ways_at_least_s().tolist() if bounds else [0.0] * len(small)
+    sets = recompute_sets(problem, pins)
+    least_s = [0.0] * len(small) if few else ways_at_least_s(problem, small).tolist()
 
-    def layouts(places: list[int]) -> list[Bounded]:
-        if bounds is None:
-            return [(0.0, 0.0, small[place]) for place in places]
-        columns = (column.tolist() for column in bounds.layouts(places, capacity))
+    def layouts(ways: list[MeshDrafts]) -> list[Bounded]:
+        if few:
+            return [(0.0, 0.0, way) for way in ways]
+        columns = (column.tolist() for column in layout_bounds(problem, ways, sets, capacity))
         return [
-            (seconds, needed, small[way]._replace(schedules=(small[way].schedules[schedule],)))
+            (seconds, needed, ways[way]._replace(schedules=(ways[way].schedules[schedule],)))
             for way, schedule, seconds, needed in zip(*columns, strict=True)
         ]
 
     waiting = Waiting(
-        sorted((seconds, place) for place, seconds in enumerate(least_s)),
+        sorted(zip(least_s, small, strict=True), key=itemgetter(0)),
         layouts,
         lambda ways: _price(problem, pins, ways, tally, exhaustive),
         lambda: not tally.fitting or clock.in_time(),
@@ -238,13 +258,12 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) ->
     else is chosen are priced as far as they may be the nearest miss."""
     assert priced.waiting is not None
     problem, sets_of = priced.problem, table_of(priced.problem, pins).sets_of
-    left = priced.waiting.left()
-    if left:
-        bound_s, _, (_, nearest, _) = left[0]
+    left, at_least_s = priced.waiting.left, priced.waiting.left_at_least_s
+    if at_least_s is not None:
         count = _count(left, sets_of)
         if clock.in_time():
-            words = f"{degrees_of(nearest)} takes at least {format_seconds(bound_s)}"
-            tally.drop(SLOWER, words, bound_s, count)
+            words = f"{degrees_of(left[0].way)} takes at least {format_seconds(at_least_s)}"
+            tally.drop(SLOWER, words, at_least_s, count)
         else:
             tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=count)
     large = sorted(priced.waiting.too_large, key=itemgetter(1))
@@ -254,12 +273,12 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) ->
     if large:
         _, needed, (_, nearest, _) = large[0]
         words = f"{degrees_of(nearest)} needs at least {format_bytes(needed)}"
-        tally.drop(MEMORY, words, needed, _count(large, sets_of))
+        tally.drop(MEMORY, words, needed, _count([way for *_, way in large], sets_of))
 
 
-def _count(layouts: Sequence[Bounded], sets_of: Callable[[Draft], int]) -> int:
+def _count(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:
     """How many layouts these are, with their recompute sets."""
-    counts = Counter((way.pp, *schedule[:2]) for *_, (_, way, schedules) in layouts for schedule in schedules)
+    counts = Counter((way.pp, *schedule[:2]) for _, way, schedules in layouts for schedule in schedules)
     return sum(
         count * sets_of(Draft(1, pp, 1, 1, 1, schedule=schedule, num_virtual_stages=vpp))
         for (pp, schedule, vpp), count in counts.items()

@@ -33,6 +33,9 @@ from autoshard.units import format_bytes
 if TYPE_CHECKING:
     from autoshard.planner.grid.table import Priced
 
+BEHIND = 1.02
+"""Layouts that take so many times as long as the last of the fastest are looked at in other orders too: runners-up are
+taken from them."""
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
 
@@ -66,12 +69,12 @@ def search(
         count_rest(priced, pins, tally, clock)
         raise _nothing(problem, pins, tally)
     level, fastest, place, gap, *_ = choice
-    for chunk in choice.other_orders:
+    for chunk in choice.layouts.others:
         fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
         tally.keep(fitting)
         if dropped:
             tally.drop(MEMORY, "", inf, dropped)
-    priced = priced.and_in(choice.other_orders)
+    priced = choice.layouts
     notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(choice))
     strategy = fastest[place].strategy
     best = Candidate(strategy, estimate(model, training, cluster, strategy))
@@ -86,8 +89,8 @@ def search(
 
 class Choice(NamedTuple):
     """The layouts that a search found. level: how surely they fit. fastest: one of each kind. place: of the one that is
-    taken. gap: how much faster another one may be than the first, as a share of its step. other_orders: layouts in
-    other orders of their axes, as far as those may be among the fastest. path, on_path: what is known to have run, and
+    taken. gap: how much faster another one may be than the first, as a share of its step. layouts: all, those in other
+    orders of their axes as far as they may be among the fastest. path, on_path: what is known to have run, and
     the best layout of that; None where there is none. left: what would be taken, were its features known. graphs: the
     verdicts on compiled graphs, None where there are none. not_compiling: what would be taken, did it compile."""
 
@@ -95,7 +98,7 @@ class Choice(NamedTuple):
     fastest: list[Timed]
     place: int
     gap: float
-    other_orders: list[Priced]
+    layouts: PricedLayouts
     path: Precedent | None = None
     on_path: Timed | None = None
     left: Timed | None = None
@@ -115,7 +118,8 @@ def choose(
     for level in wanted:
         fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count)
         if fastest:
-            known_s = fastest[-1].step_time_s if len(fastest) == count else inf
+            known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
+            priced.price_below(known_s)
             others: list[Priced] = []
             if clock.in_time():
                 others = _in_other_orders(priced, pins, known_s)
@@ -127,11 +131,12 @@ def choose(
                 at_least_s = min(at_least_s, others_s)
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
             place = simplest_of_equals(priced.problem.cluster, fastest)
-            choice = Choice(level, fastest, place, gap, others)
+            every = priced.and_in(others, known_s)
+            choice = Choice(level, fastest, place, gap, every)
             if (graphs := compiling(priced.problem)) is not None:
-                choice = _by_the_compiler(choice, graphs, priced.and_in(others))
+                choice = _by_the_compiler(choice, graphs, every)
             path = precedent(priced.problem, pins)
-            return choice if path is None else _by_the_path(choice, path, priced.and_in(others))
+            return choice if path is None else _by_the_path(choice, path, every)
     return None
 
 

@@ -19,6 +19,7 @@ from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shap
 from autoshard.cost.program import LawOf
 from autoshard.cost.stage import LocalShape, local_shape, stage_mesh
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.planner.grid.arrays import Array
@@ -51,61 +52,60 @@ class Bounds(NamedTuple):
     memory_bytes: Array
 
 
-class MeshBounds:
-    """Bounds of the layouts of one problem. sets: the recompute sets to choose from."""
+def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> Array:
+    """Seconds of a step, by way to use a mesh, as if memory had no limit."""
+    least, (shapes, shape_of) = np.full(len(ways), np.inf), _local_shapes(ways)
+    if not ways:
+        return least
+    parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
+    rows = [
+        (place, shape, size, way.dp, way.cp, way.ep, way.zero, way.pp)
+        for place, ((_, way, _), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
+        for size, shape in of_sizes.items()
+    ]
+    place, *columns, pp_of = np.array(rows).T
+    for pp in np.unique(pp_of).tolist():
+        alike = np.flatnonzero(pp_of == pp)
+        of_pp = _Rows(problem, *(column[alike] for column in columns))
+        families = {one[:2] for way in np.unique(place[alike]).tolist() for one in ways[way].schedules}
+        for schedule, vpp in sorted(families):
+            np.minimum.at(least, place[alike], parts.steps_s(Family(schedule, pp, vpp), of_pp))
+    return least
 
-    def __init__(self, problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str, ...]):
-        self._problem, self._ways = problem, ways
-        self._shapes: dict[LocalShape, int] = {}
-        self._sizes: list[list[int]] = []
-        self._shape_of: list[dict[int, int]] = []
-        keys: dict[tuple[object, ...], int] = {}
-        for _, way, schedules in ways:
-            places = {}
-            for size in dict.fromkeys(size for _, _, size in schedules):
-                key = (way.tp, way.ep, way.sequence_parallel, way.attention_kernel, size)
-                if key not in keys:
-                    alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
-                    keys[key] = self._shapes.setdefault(local_shape(alone), len(self._shapes))
-                places[size] = keys[key]
-            self._shape_of.append(places)
-        self._parts = _Parts(problem, list(self._shapes), sets) if ways else None
 
-    def ways_at_least_s(self) -> Array:
-        """Seconds of a step, by way, as if memory had no limit."""
-        least = np.full(len(self._ways), np.inf)
-        rows = [
-            (place, shape, size, way.dp, way.cp, way.ep, way.zero, way.pp)
-            for place, ((_, way, _), shapes) in enumerate(zip(self._ways, self._shape_of, strict=True))
-            for size, shape in shapes.items()
-        ]
-        place, *columns, pp_of = np.array(rows, dtype=int).reshape(-1, 8).T
-        for pp in np.unique(pp_of).tolist():
-            alike = np.flatnonzero(pp_of == pp)
-            of_pp = _Rows(self._problem, *(column[alike] for column in columns))
-            ways = np.unique(place[alike]).tolist()
-            for schedule, vpp in sorted({one[:2] for way in ways for one in self._ways[way].schedules}):
-                assert self._parts is not None
-                family = Family(schedule, pp, vpp)
-                np.minimum.at(least, place[alike], self._parts.steps_s(family, of_pp))
-        return least * (1 - ROUNDING)
+def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str, ...], limit_bytes: float) -> Bounds:
+    """Bounds of all layouts of some ways to use a mesh. sets: the recompute sets to choose from. limit_bytes: of memory
+    on a rank."""
+    shapes, shape_of = _local_shapes(ways)
+    parts = _Parts(problem, shapes, sets)
+    rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
+    for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
+        numbers = (way.dp, way.cp, way.ep, way.zero, place)
+        for number, (schedule, vpp, size) in enumerate(schedules):
+            rows.setdefault((schedule, way.pp, vpp), []).append((of_sizes[size], size, *numbers, number))
+    found = []
+    for names, of_family in rows.items():
+        *columns, of_way, of_schedule = np.array(of_family).T
+        bounds = parts.fitted(Family(*names), _Rows(problem, *columns), limit_bytes)
+        found.append(Bounds(of_way, of_schedule, *bounds))
+    return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def layouts(self, places: Sequence[int], limit_bytes: float) -> Bounds:
-        """Bounds of all layouts of some ways. places: of these."""
-        rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
-        for place in places:
-            (_, way, schedules), shapes = self._ways[place], self._shape_of[place]
-            numbers = (way.dp, way.cp, way.ep, way.zero, place)
-            for number, (schedule, vpp, size) in enumerate(schedules):
-                row = (shapes[size], size, *numbers, number)
-                rows.setdefault((schedule, way.pp, vpp), []).append(row)
-        found = []
-        for names, of_family in rows.items():
-            *columns, way, schedule = np.array(of_family).T
-            assert self._parts is not None
-            fitted = self._parts.fitted(Family(*names), _Rows(self._problem, *columns), limit_bytes)
-            found.append(Bounds(way, schedule, *fitted))
-        return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, int]]]:
+    """(local shapes without context parallelism; by way, the place of its shape for each size of a microbatch)."""
+    shapes: dict[LocalShape, int] = {}
+    keys: dict[tuple[object, ...], int] = {}
+    shape_of = []
+    for _, way, schedules in ways:
+        places = {}
+        for size in dict.fromkeys(size for _, _, size in schedules):
+            key = (way.tp, way.ep, way.sequence_parallel, way.attention_kernel, size)
+            if key not in keys:
+                alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
+                keys[key] = shapes.setdefault(local_shape(alone), len(shapes))
+            places[size] = keys[key]
+        shape_of.append(places)
+    return [*shapes], shape_of
 
 
 class _Rows:
