@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush, merge
 from math import inf
-from operator import itemgetter
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.problem import Draft
 from autoshard.backends.rules import Problem
@@ -42,8 +41,14 @@ class Clock:
         return perf_counter() - self._begin_s < self.limit_s
 
 
-Bounded = tuple[float, float, MeshDrafts]
-"""(seconds of a step, bytes on the fullest rank, layouts of one way to use a mesh): both at least."""
+class Bounded(NamedTuple):
+    """Layouts of one way to use a mesh, and what each takes at least: seconds of a step in the way's order of axes and
+    in any order, bytes on the fullest rank."""
+
+    own_s: float
+    any_s: float
+    memory_bytes: float
+    layouts: MeshDrafts
 
 
 class Waiting:
@@ -51,17 +56,16 @@ class Waiting:
 
     def __init__(
         self,
-        ways: Sequence[tuple[float, MeshDrafts]],
+        ways: Iterable[Bounded],
         layouts: Callable[[list[MeshDrafts]], Sequence[Bounded]],
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
     ):
-        """ways: (seconds that its layouts take at least, the way), rising, of every way to use a mesh. layouts: the
-        bounds of the layouts of some ways. price: prices some. in_time: whether it still may. at_once: how many layouts
-        are priced at first."""
-        self._ways, self._layouts, self._price, self._in_time = deque(ways), layouts, price, in_time
-        self._at_once = at_once
+        """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways. price: prices some. in_time:
+        whether it still may. at_once: how many layouts are priced at first."""
+        self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
+        self._ways = deque(sorted(ways, key=_own_s))
         self._bounded: deque[Bounded] = deque()
         self._least_s: dict[Draft, float] = {}
         self.too_large: list[Bounded] = []
@@ -74,7 +78,7 @@ class Waiting:
     @property
     def left_at_least_s(self) -> float | None:
         """Seconds that everything that is not priced takes at least; None where all that fits is."""
-        first = [several[0][0] for several in (self._ways, self._bounded) if several]
+        first = [several[0].own_s for several in (self._ways, self._bounded) if several]
         return min(first, default=None)
 
     def at_least_s(self, draft: Draft) -> float:
@@ -84,33 +88,41 @@ class Waiting:
     @property
     def left(self) -> list[MeshDrafts]:
         """What is not priced, and may fit, the layouts with the lowest bounds first."""
-        bounded = ((seconds, layouts) for seconds, _, layouts in self._bounded)
-        return [layouts for _, layouts in merge(self._ways, bounded, key=itemgetter(0))]
+        return [one.layouts for one in merge(self._ways, self._bounded, key=_own_s)]
+
+    def left_below(self, seconds: float) -> list[Draft]:
+        """What is not priced, and may take less in other orders of axes."""
+        ways = [one for one in self._ways if one.any_s < seconds]
+        self._ways = deque(one for one in self._ways if one.any_s >= seconds)
+        self._bound(ways)
+        return [draft for one in self._bounded if one.any_s < seconds for draft in one.layouts.drafts]
 
     def price_more(self, below_s: float) -> None:
         """Price some more of what may take no more than below_s, those with the lowest bounds first."""
-        self._bound(below_s, int(min(self._at_once, len(self._ways))))
+        ways: list[Bounded] = []
+        while self._ways and self._ways[0].own_s <= below_s and len(ways) < self._at_once:
+            ways.append(self._ways.popleft())
+        self._bound(ways)
         taken: list[MeshDrafts] = []
         count = 0
-        while self._bounded and self._bounded[0][0] <= below_s and count < self._at_once:
-            seconds, _, layouts = self._bounded.popleft()
-            taken.append(layouts)
-            count += len(layouts.schedules)
-            if seconds:
-                self._least_s.update(dict.fromkeys(layouts.drafts, seconds))
+        while self._bounded and self._bounded[0].own_s <= below_s and count < self._at_once:
+            one = self._bounded.popleft()
+            taken.append(one.layouts)
+            count += len(one.layouts.schedules)
+            if one.any_s:
+                self._least_s.update(dict.fromkeys(one.layouts.drafts, one.any_s))
         self._at_once *= MORE
         self.priced += self._price(_together(taken))
 
-    def _bound(self, below_s: float, most: int) -> None:
-        """Bound the layouts of some ways that may take no more than below_s."""
-        ways: list[MeshDrafts] = []
-        while self._ways and self._ways[0][0] <= below_s and len(ways) < most:
-            ways.append(self._ways.popleft()[1])
-        if ways:
-            found = self._layouts(ways)
-            self.too_large += [one for one in found if one[0] == inf]
-            fitting = [*self._bounded, *(one for one in found if one[0] < inf)]
-            self._bounded = deque(sorted(fitting, key=itemgetter(0)))
+    def _bound(self, ways: Sequence[Bounded]) -> None:
+        """Bound the layouts of some ways one by one."""
+        found = self._layouts([one.layouts for one in ways]) if ways else ()
+        self.too_large += [one for one in found if one.any_s == inf]
+        self._bounded = deque(sorted([*self._bounded, *(one for one in found if one.any_s < inf)], key=_own_s))
+
+
+def _own_s(one: Bounded) -> float:
+    return one.own_s
 
 
 def _together(layouts: Sequence[MeshDrafts]) -> list[MeshDrafts]:
@@ -152,6 +164,10 @@ class PricedLayouts:
     def at_least_s(self, draft: Draft) -> float:
         """As Waiting.at_least_s."""
         return self.waiting.at_least_s(draft) if self.waiting else 0.0
+
+    def left_below(self, seconds: float) -> list[Draft]:
+        """As Waiting.left_below."""
+        return self.waiting.left_below(seconds) if self.waiting else []
 
     def price_below(self, seconds: float) -> None:
         """Price what may take less."""
@@ -226,22 +242,25 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
 
     legal, capacity = legal_layouts(problem, pins, tally), problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
-    large = [(inf, way.state_bytes, way) for way in legal if not exhaustive and way.state_bytes > capacity]
+    large = [Bounded(inf, inf, way.state_bytes, way) for way in legal if not exhaustive and way.state_bytes > capacity]
     few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
     sets = recompute_sets(problem, pins)
-    least_s = [0.0] * len(small) if few else ways_at_least_s(problem, small).tolist()
+    at_least_s = [(0.0, 0.0)] * len(small)
+    if not few:
+        own_s, any_s = ways_at_least_s(problem, small)
+        at_least_s = list(zip(own_s.tolist(), any_s.tolist(), strict=True))
 
     def layouts(ways: list[MeshDrafts]) -> list[Bounded]:
         if few:
-            return [(0.0, 0.0, way) for way in ways]
+            return [Bounded(0.0, 0.0, 0.0, way) for way in ways]
         columns = (column.tolist() for column in layout_bounds(problem, ways, sets, capacity))
         return [
-            (seconds, needed, ways[way]._replace(schedules=(ways[way].schedules[schedule],)))
-            for way, schedule, seconds, needed in zip(*columns, strict=True)
+            Bounded(*bounds, ways[way]._replace(schedules=(ways[way].schedules[schedule],)))
+            for way, schedule, *bounds in zip(*columns, strict=True)
         ]
 
     waiting = Waiting(
-        sorted(zip(least_s, small, strict=True), key=itemgetter(0)),
+        [Bounded(own_s, any_s, 0.0, way) for (own_s, any_s), way in zip(at_least_s, small, strict=True)],
         layouts,
         lambda ways: _price(problem, pins, ways, tally, exhaustive),
         lambda: not tally.fitting or clock.in_time(),
@@ -266,14 +285,14 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) ->
             tally.drop(SLOWER, words, at_least_s, count)
         else:
             tally.drop(UNPRICED, f"after {clock.limit_s:g} s", count=count)
-    large = sorted(priced.waiting.too_large, key=itemgetter(1))
-    while large and not tally.fitting and large[0][1] < tally.nearest_miss(MEMORY):
-        _price(problem, pins, [way for *_, way in large[:NEAREST]], tally, exhaustive=True)
+    large = sorted(priced.waiting.too_large, key=lambda one: one.memory_bytes)
+    while large and not tally.fitting and large[0].memory_bytes < tally.nearest_miss(MEMORY):
+        _price(problem, pins, [one.layouts for one in large[:NEAREST]], tally, exhaustive=True)
         del large[:NEAREST]
     if large:
-        _, needed, (_, nearest, _) = large[0]
-        words = f"{degrees_of(nearest)} needs at least {format_bytes(needed)}"
-        tally.drop(MEMORY, words, needed, _count([way for *_, way in large], sets_of))
+        needed = large[0].memory_bytes
+        words = f"{degrees_of(large[0].layouts.way)} needs at least {format_bytes(needed)}"
+        tally.drop(MEMORY, words, needed, _count([one.layouts for one in large], sets_of))
 
 
 def _count(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:

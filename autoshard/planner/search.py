@@ -174,7 +174,8 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[
     from autoshard.planner.grid.faster_orders import faster_orders
 
     table = table_of(problem, pins)
-    for draft in faster_orders(priced.wholes, pins, known_s, priced.at_least_s):
+    left = priced.left_below(known_s)
+    for draft in faster_orders(problem, priced.wholes, pins, known_s, left, priced.at_least_s):
         table.add(draft)
     return [*table.price()]
 

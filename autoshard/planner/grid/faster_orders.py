@@ -27,15 +27,23 @@ from autoshard.plans.search_result import Pins
 
 
 def faster_orders(
-    wholes: Sequence[Whole], pins: Pins, known_s: float, least_s: Callable[[Draft], float] = lambda draft: 0.0
+    problem: Problem,
+    wholes: Sequence[Whole],
+    pins: Pins,
+    known_s: float,
+    others: Sequence[Draft] = (),
+    least_s: Callable[[Draft], float] = lambda draft: 0.0,
 ) -> Iterator[Draft]:
-    """The drafts that were priced, in their other orders, but for those of which no layout takes less than known_s.
-    least_s: what a draft takes at least in any order, as far as that is known."""
+    """Drafts in their other orders, but for those of which no layout takes less than known_s. wholes: those that were
+    priced. others: those that were not. least_s: what one that was takes at least in any order, as far as known."""
     promising = ([least_s(draft) < known_s for draft in whole.drafts.drafts] for whole in wholes)
-    wholes = [whole.only(np.flatnonzero(such)) for whole, such in zip(wholes, promising, strict=True) if any(such)]
+    every = [whole.only(np.flatnonzero(such)) for whole, such in zip(wholes, promising, strict=True) if any(such)]
+    unpriced = Table(problem, (NO_RECOMPUTE,))
+    for draft in others:
+        unpriced.add(draft)
+    wholes = [*every, *unpriced.wholes()]
     if not wholes:
         return
-    problem = wholes[0].problem
     orders = _Orders(problem, pins, wholes)
     table = Table(problem, (NO_RECOMPUTE,))
     for whole in wholes:

@@ -8,8 +8,9 @@ that, as tiles are rounded up for each of them and they send more. So a few loca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -43,34 +44,39 @@ HALVINGS = 6
 
 
 class Bounds(NamedTuple):
-    """Bounds of layouts, however they are cut and whatever they recompute. way, schedule: the places of each. seconds:
-    of a step, infinite where nothing fits. memory_bytes: on the fullest rank."""
+    """Bounds of layouts, however they are cut and whatever they recompute. way, schedule: the places of each. own_s,
+    any_s: of a step, in the way's order of axes and in any order; infinite where nothing fits. memory_bytes: on the
+    fullest rank."""
 
     way: Array
     schedule: Array
-    seconds: Array
+    own_s: Array
+    any_s: Array
     memory_bytes: Array
 
 
-def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> Array:
-    """Seconds of a step, by way to use a mesh, as if memory had no limit."""
-    least, (shapes, shape_of) = np.full(len(ways), np.inf), _local_shapes(ways)
+def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array, Array]:
+    """Seconds of a step, by way to use a mesh, as if memory had no limit: (in its order of axes, in any order)."""
+    (shapes, shape_of), least = _local_shapes(ways), np.full((2, len(ways)), np.inf)
     if not ways:
-        return least
+        return least[0], least[1]
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
     rows = [
-        (place, shape, size, way.dp, way.cp, way.ep, way.zero, way.pp)
+        (place, *of_size, size, way.dp, way.cp, way.ep, way.zero, way.pp)
         for place, ((_, way, _), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
-        for size, shape in of_sizes.items()
+        for size, of_size in of_sizes.items()
     ]
-    place, *columns, pp_of = np.array(rows).T
+    place, own, other, *columns, pp_of = np.array(rows).T
     for pp in np.unique(pp_of).tolist():
         alike = np.flatnonzero(pp_of == pp)
-        of_pp = _Rows(problem, *(column[alike] for column in columns))
         families = {one[:2] for way in np.unique(place[alike]).tolist() for one in ways[way].schedules}
-        for schedule, vpp in sorted(families):
-            np.minimum.at(least, place[alike], parts.steps_s(Family(schedule, pp, vpp), of_pp))
-    return least
+        for shape, found in ((own, least[0]), (other, least[1])):
+            several = alike if shape is own else alike[own[alike] != other[alike]]
+            if len(several):
+                of_pp = _Rows(problem, shape[several], *(column[several] for column in columns))
+                for schedule, vpp in sorted(families):
+                    np.minimum.at(found, place[several], parts.steps_s(Family(schedule, pp, vpp), of_pp))
+    return least[0], least.min(0)
 
 
 def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str, ...], limit_bytes: float) -> Bounds:
@@ -82,27 +88,47 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
     for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
         numbers = (way.dp, way.cp, way.ep, way.zero, place)
         for number, (schedule, vpp, size) in enumerate(schedules):
-            rows.setdefault((schedule, way.pp, vpp), []).append((of_sizes[size], size, *numbers, number))
+            rows.setdefault((schedule, way.pp, vpp), []).append((*of_sizes[size], size, *numbers, number))
     found = []
     for names, of_family in rows.items():
-        *columns, of_way, of_schedule = np.array(of_family).T
-        bounds = parts.fitted(Family(*names), _Rows(problem, *columns), limit_bytes)
-        found.append(Bounds(of_way, of_schedule, *bounds))
+        own, other, *columns, of_way, of_schedule = np.array(of_family).T
+        family = Family(*names)
+        own_s, needed = parts.fitted(family, _Rows(problem, own, *columns), limit_bytes)
+        any_s, differs = own_s.copy(), np.flatnonzero(own != other)
+        if len(differs):
+            of_others = _Rows(problem, other[differs], *(column[differs] for column in columns))
+            any_s[differs] = np.minimum(own_s[differs], parts.fitted(family, of_others, limit_bytes)[0])
+        found.append(Bounds(of_way, of_schedule, own_s, any_s, needed))
     return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, int]]]:
-    """(local shapes without context parallelism; by way, the place of its shape for each size of a microbatch)."""
+Places = tuple[int, int]
+"""Of a local shape in a way's own order of axes, and of it in those orders in which other ranks are neighbours."""
+
+
+def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
+    """(local shapes without context parallelism; by way, their places for each size of a microbatch).
+
+    Either ranks that share experts are as far from each other as tensor parallelism is wide, as in the usual order, or
+    tensor-parallel ranks are apart. Placements say of which numbers the strides are multiples.
+    """
     shapes: dict[LocalShape, int] = {}
-    keys: dict[tuple[object, ...], int] = {}
+    keys: dict[tuple[object, ...], Places] = {}
     shape_of = []
     for _, way, schedules in ways:
         places = {}
+        behind = gcd(*(degree for degree in (way.cp, way.ep // way.cp) if degree > 1))
+        strides = (1, way.tp), (max(1, behind), 1)
+        if way.tp == 1 or way.ep == 1:
+            strides = (1, 1), (1, 1)
+        elif way.axis_order != AXIS_ORDER:
+            strides = (1, 1), (max(1, behind), 1)
         for size in dict.fromkeys(size for _, _, size in schedules):
-            key = (way.tp, way.ep, way.sequence_parallel, way.attention_kernel, size)
+            key = (way.tp, way.ep, strides, way.sequence_parallel, way.attention_kernel, size)
             if key not in keys:
                 alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
-                keys[key] = shapes.setdefault(local_shape(alone), len(shapes))
+                own, other = (replace(local_shape(alone), placement=(("tp", tp), ("ep", ep))) for tp, ep in strides)
+                keys[key] = shapes.setdefault(own, len(shapes)), shapes.setdefault(other, len(shapes))
             places[size] = keys[key]
         shape_of.append(places)
     return [*shapes], shape_of
@@ -140,6 +166,7 @@ class _Parts:
         self._kept_bytes, self._replay_bytes = (
             np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
         )
+        self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
         self._working_bytes = np.min([by_set(one.working_bytes)[:, 0] for one in columns.blocks], axis=0)
         ends = [columns.ends(every, together) for together in (False, True)]
         self._ends_s = np.array([[by_set(end.forward_s + end.backward_s).min(1) for end in both] for both in ends])
@@ -217,8 +244,12 @@ class _Parts:
             block_s = np.where(needed <= limit_bytes, block_s, LONG_S)
             needed = needed.min(1)
         else:
-            held = np.stack([np.broadcast_to(one.in_flight, rows.m.shape) for one in family.holds(rows.m)])
-            held = held / family.num_virtual_stages  # microbatches of each block, by rank
+            holds = family.holds(rows.m)
+            held, waiting = (  # microbatches of each block, by rank
+                np.stack([np.broadcast_to(number, rows.m.shape) for number in numbers]) / family.num_virtual_stages
+                for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
+            )
+            state = state[:, None] + waiting * (self._waiting_bytes[:, rows.shape] / rows.cp)[:, None]
             ends = np.zeros_like(held)
             ends[0] += first
             ends[-1] += last + at_end
@@ -228,7 +259,7 @@ class _Parts:
                 blocks = counts[0] / family.pp
                 needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
                 may = needed <= limit_bytes
-                room = (limit_bytes - base - first)[may] / blocks - state[0][may]
+                room = (limit_bytes - base - first)[may] / blocks - state[0, 0, may]
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = blocks * self._mixed_s(family, rows.m[may], room, block_s[may], kept[0][may])
                 slowest_s += work.ends_s[0]
@@ -237,7 +268,7 @@ class _Parts:
             if family.num_virtual_stages == 1 and len(counts) == 1:
                 may = needed <= limit_bytes
                 room = (limit_bytes - base - ends)[:, may, None] - replayed[0][may]
-                fit = room / (state[0][may, None] + held[:, may, None] * kept[0][may])
+                fit = room / (state[0][:, may, None] + held[:, may, None] * kept[0][may])
                 first_s, last_s = (end_s[may] for end_s in work.ends_s)
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = self._slowest_s(family.pp, np.maximum(fit, 0.0), block_s[may], (first_s, last_s))
@@ -250,8 +281,8 @@ class _Parts:
         Why: the ranks' bytes, weighed by any prices, are no more than the fullest one's, weighed by all prices. Each
         block costs no less than on the rank where its price is lowest.
 
-        state, kept: of a block of each kind, (kind, row). held: microbatches of each block, (rank, row). ends: of the
-        ends, (rank, row).
+        state: of a block of each kind, (kind, rank, row). kept: of one microbatch, (kind, row). held: microbatches of
+        each block, (rank, row). ends: of the ends, (rank, row).
         """
         price = 1 / np.maximum(state.mean(0) + held * kept.mean(0), 1.0)
         blocks = sum(
@@ -361,24 +392,30 @@ def _s_per_byte(cluster: Cluster, kind: str, sizes: Array) -> Array:
 
 
 def _best_laws(problem: Problem, shape: LocalShape) -> LawOf:
-    """Laws of collectives among as many ranks as a stage of this local shape has along axes, wherever these are."""
-    degrees = dict(stage_mesh(problem.model, problem.cluster, shape).stage_axes)
+    """Laws of collectives among as many ranks as a stage of this local shape has along axes, wherever these are but for
+    what its placement says: multiples of which strides they have."""
+    degrees = dict(stage_mesh(problem.model, problem.cluster, replace(shape, placement=())).stage_axes)
+    strides = dict(shape.placement)
 
     def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
         if "dp" in axes:  # there may be fewer replicas
             return CollectiveLaw(0.0, 0.0)
-        return _best_law(problem.cluster, kind, prod(degrees.get(axis, 1) for axis in axes))
+        size, apart = prod(degrees.get(axis, 1) for axis in axes), {"ep" if axis == "ep" else "tp" for axis in axes}
+        return _best_law(problem.cluster, kind, size, strides[apart.pop()] if len(apart) == 1 else 1)
 
     return law_of
 
 
 @lru_cache(maxsize=4096)
-def _best_law(cluster: Cluster, kind: str, size: int) -> CollectiveLaw:
-    """The least latency and the least seconds a byte of groups of this size at any stride."""
+def _best_law(cluster: Cluster, kind: str, size: int, multiple: int = 1) -> CollectiveLaw:
+    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one."""
+    world = cluster.world_size // size
     laws = [
-        collective_law(kind, group_shape((("pp", outside), (name, size), ("cp", stride)), (name,), cluster), cluster)
-        for stride in divisors(cluster.world_size // size)
-        for outside in (cluster.world_size // size // stride,)
+        collective_law(
+            kind, group_shape((("pp", world // stride), (name, size), ("cp", stride)), (name,), cluster), cluster
+        )
+        for stride in divisors(world)
+        if stride % multiple == 0
         for name in ("dp", "tp")
     ]
     return CollectiveLaw(min(law.latency_s for law in laws), min(law.seconds_per_byte for law in laws))
