@@ -23,7 +23,7 @@ from autoshard.explanation.answers import (
 from autoshard.explanation.flips import same_layout, winner
 from autoshard.explanation.quantities import quantities
 from autoshard.planner.cached_search import OutOfTime, Searches
-from autoshard.planner.search import Clock
+from autoshard.planner.priced import Clock
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate

@@ -146,7 +146,7 @@ def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S) -> Iterator[S
     """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
     line shows the progress in between."""
     from autoshard.explanation.sensitivity import answers_so_far
-    from autoshard.planner.search import Clock
+    from autoshard.planner.priced import Clock
 
     shown = sys.stderr.isatty()
 

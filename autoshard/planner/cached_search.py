@@ -16,8 +16,9 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.collector import uncollected
 from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.priced import Clock, PricedLayouts
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import Clock, PricedLayouts, choose, search
+from autoshard.planner.search import choose, search
 from autoshard.planner.sets import recompute_sets, sets_by_stage
 from autoshard.plans.search_result import Candidate, Pins
 
@@ -87,7 +88,7 @@ class Searches:
         for chunk in table.price():
             chunks.append(chunk)
             self._check_clock()
-        return PricedLayouts(problem, chunks, inf)
+        return PricedLayouts(problem, chunks)
 
     def _check_clock(self) -> None:
         if not self._clock.in_time():

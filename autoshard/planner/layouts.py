@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
 from autoshard.models.stage import parameter_count
-from autoshard.planner.beaten_path import OFF, precedent
+from autoshard.planner.beaten_path import OFF, Precedent, precedent
 from autoshard.planner.candidates import meshes, microbatch_sizes, variants, virtual_stages
 from autoshard.planner.ranking import degrees_of
 from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import DTYPE_BYTES
+from autoshard.spec.training import DTYPE_BYTES, Precision
+
+Scheduled = tuple[str, int, int]
+"""(schedule, vpp, microbatch size)."""
 
 
 class MeshDrafts(NamedTuple):
-    """The legal layouts of one mesh. state_bytes: what the fullest device holds at least, whatever else is chosen."""
+    """The legal layouts of one mesh that is used in one way. state_bytes: what the fullest device holds at least,
+    whatever else is chosen. way: the layout but for its schedule and the size of its microbatches. schedules: these."""
 
     state_bytes: float
-    drafts: list[Draft]
+    way: Draft
+    schedules: Sequence[Scheduled]
+
+    @property
+    def drafts(self) -> list[Draft]:
+        """The layouts one by one."""
+        return [self.way.scheduled(*schedule) for schedule in self.schedules]
 
 
 def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:
-    """The legal layouts: one entry for each (tp, pp, dp, cp, ep) that breaks no rule and each stage of ZeRO. tally:
+    """The legal layouts: one entry for each (tp, pp, dp, cp, ep) that breaks no rule and each way to use it. tally:
     counts those that break one."""
     legal = []
     sets = len(recompute_sets(problem, pins))
@@ -36,24 +47,40 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
             tally.drop(*broken)
             continue
         schedules = _schedules(problem, pins, mesh, tally, len(alike) * sets)
-        by_state: dict[float, list[Draft]] = {}
-        for variant in alike:
-            drafts = by_state.setdefault(state_at_least_bytes(problem, variant), [])
-            for name, vpp, size in schedules:
-                draft = variant.scheduled(name, vpp, size)
-                broken = first_broken(SENDING_RULES, problem, draft) if variant.zero > 1 else None
-                if path is not None and not path.draft_is_known(draft):
-                    broken = broken or (OFF, f"{degrees_of(draft)}, microbatch {draft.microbatch_size}")
-                if broken is None:
-                    drafts.append(draft)
-                else:
-                    tally.drop(*broken, count=sets)
-        legal += [MeshDrafts(state_bytes, drafts) for state_bytes, drafts in by_state.items()]
+        for way in alike:
+            found = _sending(problem, way, schedules, tally, sets)
+            if path is not None:
+                found = _on_path(path, way, found, tally, sets)
+            if found:
+                legal.append(MeshDrafts(state_at_least_bytes(problem, way), way, found))
     return legal
 
 
-def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: int) -> list[tuple[str, int, int]]:
-    """All (schedule, vpp, microbatch size) that break no rule. times: layouts that each of them stands for."""
+def _sending(problem: Problem, way: Draft, schedules: list[Scheduled], tally: Tally, sets: int) -> list[Scheduled]:
+    """The schedules with which the way's stage of ZeRO may send. The rules read no more than these two."""
+    first = {one[0]: one for one in reversed(schedules)}
+    broken = {name: first_broken(SENDING_RULES, problem, way.scheduled(*one)) for name, one in first.items()}
+    if not any(broken.values()):
+        return schedules
+    for name, rule in broken.items():
+        if rule is not None:
+            tally.drop(*rule, count=sets * sum(one[0] == name for one in schedules))
+    return [one for one in schedules if broken[one[0]] is None]
+
+
+def _on_path(path: Precedent, way: Draft, schedules: list[Scheduled], tally: Tally, sets: int) -> list[Scheduled]:
+    found = []
+    for schedule in schedules:
+        draft = way.scheduled(*schedule)
+        if path.draft_is_known(draft):
+            found.append(schedule)
+        else:
+            tally.drop(OFF, f"{degrees_of(draft)}, microbatch {draft.microbatch_size}", count=sets)
+    return found
+
+
+def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: int) -> list[Scheduled]:
+    """All schedules that break no rule. times: layouts that each of them stands for."""
     legal = []
     for schedule, vpp in virtual_stages(problem, pins, mesh):
         for size in microbatch_sizes(problem, pins, mesh):
@@ -69,18 +96,23 @@ def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: i
 def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     """Bytes that the fullest rank holds at least: parameters, gradients and optimizer state if all ranks held equal
     shares."""
-    precision = problem.training.precision
+    parameter, gradient, optimizer = state_dtypes_bytes(problem.training.precision)
+    share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
+    weights, sums, states = (draft.dp * draft.cp if draft.zero >= stage else 1 for stage in (3, 2, 1))
+    return (
+        share * (parameter / weights + gradient / sums + optimizer / states)
+        + problem.cluster.device.reserved_memory_bytes
+    )
+
+
+def state_dtypes_bytes(precision: Precision) -> tuple[int, int, int]:
+    """Bytes for each parameter: of the weight, of the sum of its gradients, of master weight and moments."""
     master = 0 if precision.master_dtype is None else DTYPE_BYTES[precision.master_dtype]
     parameter, gradient, moment = (
         DTYPE_BYTES[dtype]
         for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
     )
-    share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
-    weights, sums, states = (draft.dp * draft.cp if draft.zero >= stage else 1 for stage in (3, 2, 1))
-    return (
-        share * (parameter / weights + gradient / sums + (master + 2 * moment) / states)
-        + problem.cluster.device.reserved_memory_bytes
-    )
+    return parameter, gradient, master + 2 * moment
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,7 @@ import numpy as np
 
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.table import Priced
-from autoshard.planner.search import PricedLayouts
+from autoshard.planner.priced import PricedLayouts
 
 CHOICES = (
     "tp",

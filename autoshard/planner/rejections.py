@@ -8,6 +8,7 @@ from math import inf
 from autoshard.plans.search_result import Rejection
 
 MEMORY = "does not fit in memory"
+SLOWER = "slower, by a bound"
 UNPRICED = "not looked at in time"
 
 

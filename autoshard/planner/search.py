@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from math import floor, inf
-from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem, chunks_are_alike
-from autoshard.cost.estimate import estimate, model_flops_per_step
+from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import Level, levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
@@ -21,12 +20,11 @@ from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS, check_pins
 from autoshard.planner.choose import COMPARED, simplest_of_equals
 from autoshard.planner.collector import uncollected
 from autoshard.planner.compiling import Compiling, compile_notes, compiling, fastest_that_compiles
-from autoshard.planner.layouts import MeshDrafts, legal_layouts
+from autoshard.planner.priced import Clock, PricedLayouts, count_rest, ideal_step_time_s, price_layouts, table_of
 from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_order
-from autoshard.planner.rejections import MEMORY, UNPRICED, Tally
+from autoshard.planner.rejections import MEMORY, Tally
 from autoshard.planner.runners_up import runners_up
-from autoshard.planner.sets import recompute_sets, sets_by_stage
-from autoshard.planner.watching import goes_on
+from autoshard.planner.sets import sets_by_stage
 from autoshard.plans.search_result import OPTIMAL, Candidate, PathSummary, Pins, SearchResult, not_tried
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -34,29 +32,13 @@ from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_bytes
 
 if TYPE_CHECKING:
-    from autoshard.planner.grid.arrays import Array
-    from autoshard.planner.grid.table import Priced, Table, Whole
+    from autoshard.planner.grid.table import Priced
 
+BEHIND = 1.02
+"""Layouts that take so many times as long as the last of the fastest are looked at in other orders too: runners-up are
+taken from them."""
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
-MESHES_AT_ONCE = 8
-"""How many are priced between two looks at the clock, where there is a limit."""
-
-
-class Clock:
-    """A clock that runs from when it is made. limit_s: seconds after which it has run out; it also has when who watches
-    the search wants it to end."""
-
-    def __init__(self, limit_s: float):
-        self.limit_s, self._begin_s = limit_s, perf_counter()
-
-    def in_time(self) -> bool:
-        return perf_counter() - self._begin_s < self.limit_s and goes_on()
-
-    @property
-    def why_ended(self) -> str:
-        """'after 2 s', or that somebody wanted it."""
-        return f"after {self.limit_s:g} s" if goes_on() else "when it was interrupted"
 
 
 @uncollected()
@@ -85,18 +67,20 @@ def search(
     priced = price_layouts(problem, pins, tally, clock, exhaustive)
     choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED))
     if choice is None:
+        count_rest(priced, pins, tally, clock)
         raise _nothing(problem, pins, tally)
     level, fastest, place, gap, *_ = choice
-    for chunk in choice.other_orders:
+    for chunk in choice.layouts.others:
         fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
         tally.keep(fitting)
         if dropped:
             tally.drop(MEMORY, "", inf, dropped)
-    priced = priced.and_in(choice.other_orders)
+    priced = choice.layouts
     notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(choice))
     strategy = fastest[place].strategy
     best = Candidate(strategy, estimate(model, training, cluster, strategy))
     others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
+    count_rest(priced, pins, tally, clock)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = _optimality(problem, fastest, place, gap, clock)
@@ -104,10 +88,17 @@ def search(
     return Searched(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes, path, priced)
 
 
+@dataclass(frozen=True)
+class Searched(SearchResult):
+    """A result with every layout that was priced on the way; layouts that a bound ruled out are not among them."""
+
+    priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
+
+
 class Choice(NamedTuple):
     """The layouts that a search found. level: how surely they fit. fastest: one of each kind. place: of the one that is
-    taken. gap: how much faster another one may be than the first, as a share of its step. other_orders: layouts in
-    other orders of their axes, as far as those may be among the fastest. path, on_path: what is known to have run, and
+    taken. gap: how much faster another one may be than the first, as a share of its step. layouts: all, those in other
+    orders of their axes as far as they may be among the fastest. path, on_path: what is known to have run, and
     the best layout of that; None where there is none. left: what would be taken, were its features known. graphs: the
     verdicts on compiled graphs, None where there are none. not_compiling: what would be taken, did it compile."""
 
@@ -115,7 +106,7 @@ class Choice(NamedTuple):
     fastest: list[Timed]
     place: int
     gap: float
-    other_orders: list[Priced]
+    layouts: PricedLayouts
     path: Precedent | None = None
     on_path: Timed | None = None
     left: Timed | None = None
@@ -135,22 +126,25 @@ def choose(
     for level in wanted:
         fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count)
         if fastest:
-            known_s = fastest[-1].step_time_s if len(fastest) == count else inf
+            known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
+            priced.price_below(known_s)
             others: list[Priced] = []
             if clock.in_time():
                 others = _in_other_orders(priced, pins, known_s)
             elif _orders_are_free(priced.problem, pins):
                 at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
             if others:
-                more = PricedLayouts(priced.problem, others, at_least_s)
-                fastest, at_least_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest)
+                more = PricedLayouts(priced.problem, others)
+                fastest, others_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest)
+                at_least_s = min(at_least_s, others_s)
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
             place = simplest_of_equals(priced.problem.cluster, fastest)
-            choice = Choice(level, fastest, place, gap, others)
+            every = priced.and_in(others, known_s)
+            choice = Choice(level, fastest, place, gap, every)
             if (graphs := compiling(priced.problem)) is not None:
-                choice = _by_the_compiler(choice, graphs, priced.and_in(others))
+                choice = _by_the_compiler(choice, graphs, every)
             path = precedent(priced.problem, pins)
-            return choice if path is None else _by_the_path(choice, path, priced.and_in(others))
+            return choice if path is None else _by_the_path(choice, path, every)
     return None
 
 
@@ -187,8 +181,9 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[
         return []
     from autoshard.planner.grid.faster_orders import faster_orders
 
-    table = _table(problem, pins)
-    for draft in faster_orders(priced.wholes, pins, known_s):
+    table = table_of(problem, pins)
+    left = priced.left_below(known_s)
+    for draft in faster_orders(problem, priced.wholes, pins, known_s, left, priced.at_least_s):
         table.add(draft)
     return [*table.price()]
 
@@ -234,111 +229,6 @@ def _chunks_tried(problem: Problem) -> str:
     if chunks_are_alike(problem):
         return ""
     return f" (pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks)"
-
-
-class PricedLayouts(NamedTuple):
-    """Every legal layout with its step time and memory. unpriced_at_least_s: those that there was no time for take no
-    less; infinite where there are none."""
-
-    problem: Problem
-    chunks: list[Priced]
-    unpriced_at_least_s: float
-
-    @property
-    def wholes(self) -> list[Whole]:
-        """The bounds and parts that each family of layouts was priced by, each once."""
-        return list({id(one.whole): one.whole for one in self.chunks}.values())
-
-    def and_in(self, others: list[Priced]) -> PricedLayouts:
-        """These layouts and the others together."""
-        return self._replace(chunks=[*self.chunks, *others]) if others else self
-
-    def fastest_first(
-        self,
-        limit_bytes: float,
-        above_bytes: float = 0.0,
-        below_s: float = inf,
-        such: Callable[[Priced], Array] | None = None,
-    ) -> Iterator[Timed]:
-        """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
-        such: as of grid.order.fastest_first."""
-        from autoshard.planner.grid.order import fastest_first
-
-        return fastest_first(self.chunks, limit_bytes, above_bytes, below_s, such)
-
-
-@dataclass(frozen=True)
-class Searched(SearchResult):
-    """A result with every layout that was priced on the way; layouts that a bound ruled out are not among them."""
-
-    priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
-
-
-def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
-    """The prices of every layout that breaks no rule, as far as there is time.
-
-    Degrees that hold too much state whatever else is chosen come last: they are only looked at to name the nearest
-    miss.
-    """
-    legal, sets_of = legal_layouts(problem, pins, tally), _table(problem, pins).sets_of
-    capacity = problem.cluster.device.memory_bytes
-    small = [mesh for mesh in legal if exhaustive or mesh.state_bytes <= capacity]
-    at_once = len(small) if clock.limit_s == inf else MESHES_AT_ONCE
-    chunks: list[Priced] = []
-    unpriced_at_least_s = inf
-    for begin in range(0, len(small), max(1, at_once)):
-        if tally.fitting and not clock.in_time():
-            left = sum(sets_of(draft) for mesh in small[begin:] for draft in mesh.drafts)
-            tally.drop(UNPRICED, clock.why_ended, count=left)
-            unpriced_at_least_s = ideal_step_time_s(problem)
-            break
-        chunks += _price(problem, pins, small[begin : begin + at_once], tally, exhaustive)
-    large = [mesh for mesh in legal if mesh.state_bytes > capacity and not exhaustive]
-    for mesh in sorted(large, key=lambda one: one.state_bytes):
-        if mesh.state_bytes < tally.nearest_miss(MEMORY):
-            _price(problem, pins, [mesh], tally)
-        elif mesh.drafts:
-            tally.drop(MEMORY, "", inf, sum(map(sets_of, mesh.drafts)))
-    return PricedLayouts(problem, chunks, unpriced_at_least_s)
-
-
-def _table(problem: Problem, pins: Pins) -> Table:
-    from autoshard.planner.grid.table import Table
-
-    return Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
-
-
-def ideal_step_time_s(problem: Problem) -> float:
-    """Seconds of a step with all devices at their peak and nothing but the model's own products: no layout takes
-    less."""
-    model, training, cluster, _ = problem
-    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
-    return model_flops_per_step(model, training) / peak
-
-
-def _price(
-    problem: Problem, pins: Pins, meshes: list[MeshDrafts], tally: Tally, exhaustive: bool = False
-) -> list[Priced]:
-    table = _table(problem, pins)
-    for mesh in meshes:
-        smallest = min((draft.microbatch_size for draft in mesh.drafts), default=1)
-        for draft in mesh.drafts:
-            if exhaustive or draft.microbatch_size == smallest or table.has_room(draft):
-                table.add(draft)
-            else:  # a smaller microbatch is a nearer miss
-                tally.drop(MEMORY, "", inf, table.sets_of(draft))
-    chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
-    for chunk in chunks:
-        fitting, dropped = chunk.pairs(capacity)
-        tally.keep(fitting)
-        if dropped:
-            needed, strategy = chunk.nearest_miss(capacity)
-            too_much = format_bytes(needed - capacity)
-            words = (
-                f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
-            )
-            tally.drop(MEMORY, words, needed, dropped)
-    return chunks
 
 
 def _room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed) -> Iterator[str]:

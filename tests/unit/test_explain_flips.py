@@ -25,7 +25,8 @@ from autoshard.explanation.text import pieces, render
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.cached_search import Searches
-from autoshard.planner.search import Clock, search
+from autoshard.planner.priced import Clock
+from autoshard.planner.search import search
 from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import load_cluster

@@ -25,8 +25,9 @@ from autoshard.graph.quantize import with_quantized_products
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import Clock, price_layouts, search
+from autoshard.planner.search import search
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Device, load_cluster
 from autoshard.spec.product_format import PRODUCT_FORMATS

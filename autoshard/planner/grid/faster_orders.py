@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -17,25 +17,33 @@ from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.bounds import (
-    after_at_least_s,
-    equal_chunks_at_least_s,
-    share_at_least_s,
-    slowest_stage_at_least_s,
-    unlike_stages_at_least_s,
-)
+from autoshard.planner.grid.bounds import after_at_least_s
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
 from autoshard.planner.grid.unit_costs import PartColumns, as_columns, mean_columns, part_numbers, stage_law
+from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.plans.search_result import Pins
 
 
-def faster_orders(wholes: Sequence[Whole], pins: Pins, known_s: float) -> Iterator[Draft]:
-    """The drafts that were priced, in their other orders, but for those of which no layout takes less than known_s."""
+def faster_orders(
+    problem: Problem,
+    wholes: Sequence[Whole],
+    pins: Pins,
+    known_s: float,
+    others: Sequence[Draft] = (),
+    least_s: Callable[[Draft], float] = lambda draft: 0.0,
+) -> Iterator[Draft]:
+    """Drafts in their other orders, but for those of which no layout takes less than known_s. wholes: those that were
+    priced. others: those that were not. least_s: what one that was takes at least in any order, as far as known."""
+    promising = ([least_s(draft) < known_s for draft in whole.drafts.drafts] for whole in wholes)
+    every = [whole.only(np.flatnonzero(such)) for whole, such in zip(wholes, promising, strict=True) if any(such)]
+    unpriced = Table(problem, (NO_RECOMPUTE,))
+    for draft in others:
+        unpriced.add(draft)
+    wholes = [*every, *unpriced.wholes()]
     if not wholes:
         return
-    problem = wholes[0].problem
     orders = _Orders(problem, pins, wholes)
     table = Table(problem, (NO_RECOMPUTE,))
     for whole in wholes:
@@ -120,23 +128,6 @@ def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_
 
     parts: of one microbatch, nothing recomputed: of a block and of the ends. after_s: once a step, behind the pipeline.
     """
-    problem, m, pp, vpp = whole.problem, whole.count, whole.family.pp, whole.family.num_virtual_stages
-    per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-    block_s, first_s, last_s = (
-        unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True)
-    )
-    stages = pp * vpp
-    stages_s = problem.model.num_hidden_layers * block_s + 2 * stages * problem.cluster.device.pass_launch_s
-    work_s = stages_s + first_s + last_s
-    seconds: Array
-    waits, at_once = (whole.family.waits_for_all(m), whole.family.is_at_once(m)) if vpp == 1 else (False, False)
-    if whole.has_kinds:
-        apart = whole.family.rules.weights_apart
-        seconds = unlike_stages_at_least_s(pp, vpp, m, work_s, 0.0, waits, at_once, apart)
-    elif whole.family.rules.weights_apart:
-        seconds = share_at_least_s(pp, m, work_s)
-    elif vpp > 1:
-        seconds = equal_chunks_at_least_s(pp, vpp, m, stages_s / stages, first_s, last_s)
-    else:
-        seconds = slowest_stage_at_least_s(pp, m, work_s, work_s / pp, 0.0, waits, at_once)
-    return seconds + after_s
+    per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
+    block_s, *ends_s = (unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True))
+    return by_work_at_least_s(whole.problem, whole.family, whole.count, block_s, (ends_s[0], ends_s[1])) + after_s

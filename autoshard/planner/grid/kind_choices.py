@@ -13,10 +13,11 @@ from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.bounds import after_any_cut_at_least_s, unlike_stages_at_least_s
+from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.kind_cuts import KindCuts
 from autoshard.planner.grid.price import Layouts, memory_bytes, step_times_s
 from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.work_bounds import by_work_at_least_s
 
 MOST_ROUNDS = 40
 """Rounds in which a block is moved or a set changed."""
@@ -44,12 +45,7 @@ def _by_work_at_least_s(whole: Whole, draft: Array) -> Array:
         unit_work_s(part, unit, per_parameter)
         for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
-    pp, vpp = family.pp, family.num_virtual_stages
-    work_s = 2 * pp * vpp * device.pass_launch_s + problem.model.num_hidden_layers * block_s + first_s + last_s
-    waits, at_once = (family.waits_for_all(m), family.is_at_once(m)) if vpp == 1 else (False, False)
-    seconds = unlike_stages_at_least_s(
-        pp, vpp, m, work_s, whole.hop_s[draft], waits, at_once, family.rules.weights_apart
-    )
+    seconds = by_work_at_least_s(problem, family, m, block_s, (first_s, last_s), whole.hop_s[draft])
     after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state[draft])
     found: Array = seconds + after_s
     return found

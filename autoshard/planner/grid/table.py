@@ -59,6 +59,13 @@ class Drafts:
     states: list[int] = field(default_factory=list)
     num_microbatches: list[int] = field(default_factory=list)
 
+    def take(self, rows: Sequence[int]) -> Drafts:
+        """These alone, in their order."""
+        return Drafts(
+            [self.drafts[row] for row in rows],
+            *([column[row] for row in rows] for column in (self.shapes, self.states, self.num_microbatches)),
+        )
+
 
 @dataclass(frozen=True)
 class Priced:
@@ -264,6 +271,12 @@ class Whole:
         )
         hops = [(hop.latency_s, hop.seconds_per_byte) for hop in (states[place].hop for place in drafts.states)]
         self.hop_s = CollectiveLaw(*np.array(hops).T).time_s(columns.hidden_bytes[self._shape * len(sets)])
+
+    def only(self, rows: Array) -> Whole:
+        """Some of the drafts alone."""
+        drafts = self.drafts.take(rows.tolist())
+        held, places = self._held, self._places.tolist()
+        return Whole(self.problem, self.sets, self._columns, self.states, held, self.family, drafts, places)
 
     @property
     def num_sets(self) -> int:

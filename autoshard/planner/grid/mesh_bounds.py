@@ -1,0 +1,421 @@
+"""Seconds of a step, at least, of every way to use a mesh: before any of its layouts is priced.
+
+A way stands for all its schedules, microbatches, cuts, recompute sets and orders of axes. What a microbatch costs is
+taken from the same degrees without context parallelism: ranks that share a sequence have no less than their share of
+that, as tiles are rounded up for each of them and they send more. So a few local shapes bound thousands of meshes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import gcd, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.backends.rules import Problem, chunks_are_alike, divisors
+from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.program import LawOf
+from autoshard.cost.stage import LocalShape, local_shape, stage_mesh
+from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.graph.recompute import NO_RECOMPUTE
+from autoshard.layout.context_parallel import UNUSED
+from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.price import Family
+from autoshard.planner.grid.unit_costs import as_columns, mean_columns, part_numbers, unit_programs
+from autoshard.planner.grid.work_bounds import by_work_at_least_s
+from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
+from autoshard.rows import by_count
+from autoshard.schedules.closed_form import chunk_visits
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.training import DTYPE_BYTES, Precision
+
+ROUNDING = 1e-9
+"""Share of a step by which a bound may be off for rounding."""
+LONG_S = 1e9
+"""Longer than any microbatch takes."""
+PRICES = 8
+"""Prices of memory that are tried."""
+HALVINGS = 6
+"""Passes that look for the seconds of the slowest stage."""
+
+
+class Bounds(NamedTuple):
+    """Bounds of layouts, however they are cut and whatever they recompute. way, schedule: the places of each. own_s,
+    any_s: of a step, in the way's order of axes and in any order; infinite where nothing fits. memory_bytes: on the
+    fullest rank."""
+
+    way: Array
+    schedule: Array
+    own_s: Array
+    any_s: Array
+    memory_bytes: Array
+
+
+def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array, Array]:
+    """Seconds of a step, by way to use a mesh, as if memory had no limit: (in its order of axes, in any order)."""
+    (shapes, shape_of), least = _local_shapes(ways), np.full((2, len(ways)), np.inf)
+    if not ways:
+        return least[0], least[1]
+    parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
+    rows = [
+        (place, *of_size, size, way.dp, way.cp, way.ep, way.zero, way.pp)
+        for place, ((_, way, _), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
+        for size, of_size in of_sizes.items()
+    ]
+    place, own, other, *columns, pp_of = np.array(rows).T
+    for pp in np.unique(pp_of).tolist():
+        alike = np.flatnonzero(pp_of == pp)
+        families = {one[:2] for way in np.unique(place[alike]).tolist() for one in ways[way].schedules}
+        for shape, found in ((own, least[0]), (other, least[1])):
+            several = alike if shape is own else alike[own[alike] != other[alike]]
+            if len(several):
+                of_pp = _Rows(problem, shape[several], *(column[several] for column in columns))
+                for schedule, vpp in sorted(families):
+                    np.minimum.at(found, place[several], parts.steps_s(Family(schedule, pp, vpp), of_pp))
+    return least[0], least.min(0)
+
+
+def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str, ...], limit_bytes: float) -> Bounds:
+    """Bounds of all layouts of some ways to use a mesh. sets: the recompute sets to choose from. limit_bytes: of memory
+    on a rank."""
+    shapes, shape_of = _local_shapes(ways)
+    parts = _Parts(problem, shapes, sets)
+    rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
+    for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
+        numbers = (way.dp, way.cp, way.ep, way.zero, place)
+        for number, (schedule, vpp, size) in enumerate(schedules):
+            rows.setdefault((schedule, way.pp, vpp), []).append((*of_sizes[size], size, *numbers, number))
+    found = []
+    for names, of_family in rows.items():
+        own, other, *columns, of_way, of_schedule = np.array(of_family).T
+        family = Family(*names)
+        own_s, needed = parts.fitted(family, _Rows(problem, own, *columns), limit_bytes)
+        any_s, differs = own_s.copy(), np.flatnonzero(own != other)
+        if len(differs):
+            of_others = _Rows(problem, other[differs], *(column[differs] for column in columns))
+            any_s[differs] = np.minimum(own_s[differs], parts.fitted(family, of_others, limit_bytes)[0])
+        found.append(Bounds(of_way, of_schedule, own_s, any_s, needed))
+    return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+Places = tuple[int, int]
+"""Of a local shape in a way's own order of axes, and of it in those orders in which other ranks are neighbours."""
+
+
+def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
+    """(local shapes without context parallelism; by way, their places for each size of a microbatch).
+
+    Either ranks that share experts are as far from each other as tensor parallelism is wide, as in the usual order, or
+    tensor-parallel ranks are apart. Placements say of which numbers the strides are multiples.
+    """
+    shapes: dict[LocalShape, int] = {}
+    keys: dict[tuple[object, ...], Places] = {}
+    shape_of = []
+    for _, way, schedules in ways:
+        places = {}
+        behind = gcd(*(degree for degree in (way.cp, way.ep // way.cp) if degree > 1))
+        strides = (1, way.tp), (max(1, behind), 1)
+        if way.tp == 1 or way.ep == 1:
+            strides = (1, 1), (1, 1)
+        elif way.axis_order != AXIS_ORDER:
+            strides = (1, 1), (max(1, behind), 1)
+        for size in dict.fromkeys(size for _, _, size in schedules):
+            key = (way.tp, way.ep, strides, way.sequence_parallel, way.attention_kernel, size)
+            if key not in keys:
+                alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
+                own, other = (replace(local_shape(alone), placement=(("tp", tp), ("ep", ep))) for tp, ep in strides)
+                keys[key] = shapes.setdefault(own, len(shapes)), shapes.setdefault(other, len(shapes))
+            places[size] = keys[key]
+        shape_of.append(places)
+    return [*shapes], shape_of
+
+
+class _Rows:
+    """Layouts of one family, an entry each. shape: the place of the local shape without context parallelism. size:
+    sequences a microbatch."""
+
+    def __init__(self, problem: Problem, shape: Array, size: Array, dp: Array, cp: Array, ep: Array, zero: Array):
+        self.shape, self.cp, self.zero = shape, cp, zero
+        self.m = problem.training.global_batch_size // (dp * size)
+        self.owners = dp * cp, dp * cp // ep  # of what experts do not have, and of experts
+
+
+class _Parts:
+    """Blocks and ends of local shapes under each recompute set, whatever the order of axes."""
+
+    def __init__(self, problem: Problem, shapes: list[LocalShape], sets: tuple[str, ...]):
+        self._problem, model = problem, problem.model
+        laws = lru_cache(maxsize=None)(lambda shape: _best_laws(problem, shape))
+        columns = as_columns(problem, shapes, part_numbers(problem, shapes, sets, laws=laws))
+        self._counts = [count for _, count in model.kind_counts(0, model.num_hidden_layers)]
+        every = np.arange(len(shapes) * len(sets))
+        self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+        held = [_held(problem, shape) for shape in shapes]
+        self._parameters = np.array([[sum(unit) for unit in units] for units, _ in held]).T
+        self._matrices = np.array([matrices for _, matrices in held]).transpose(1, 2, 0)
+
+        def by_set(column: Array) -> Array:
+            return column.reshape(len(shapes), len(sets))
+
+        block = mean_columns(columns.blocks, [np.full(1, count) for count in self._counts])
+        self._forward_s, self._backward_s = by_set(block.forward_s)[:, 0], by_set(block.backward_s)
+        self._kept_bytes, self._replay_bytes = (
+            np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
+        )
+        self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
+        self._working_bytes = np.min([by_set(one.working_bytes)[:, 0] for one in columns.blocks], axis=0)
+        ends = [columns.ends(every, together) for together in (False, True)]
+        self._ends_s = np.array([[by_set(end.forward_s + end.backward_s).min(1) for end in both] for both in ends])
+        self._ends_bytes = np.array(
+            [[by_set(end.kept_bytes + end.working_bytes).min(1) for end in both] for both in ends]
+        )
+
+    def steps_s(self, family: Family, rows: _Rows) -> Array:
+        """Seconds of a step, by row, as if memory had no limit."""
+        work = self._work(family, rows)
+        return self._by_work_s(family, rows, work, work.block_s.min(1))
+
+    def _by_work_s(
+        self, family: Family, rows: _Rows, work: _Work, block_s: Array, slowest_s: Array | float = 0.0
+    ) -> Array:
+        seconds = by_work_at_least_s(
+            self._problem, family, rows.m, block_s, work.ends_s, 0.0, slowest_s, work.opening_s
+        )
+        return (seconds + work.after_s) * (1 - ROUNDING)
+
+    def _mean(self, of_units: Array) -> Array:
+        """(of the mean block, of the first end, of the last). of_units: of a block of each kind, then of the ends."""
+        counts = np.array(self._counts)
+        return np.vstack([counts @ of_units[: len(counts)] / counts.sum(), of_units[len(counts) :]])
+
+    def _work(self, family: Family, rows: _Rows) -> _Work:
+        parameters, sent = self._mean(self._parameters)[:, rows.shape], self._sent(family, rows)
+        sums_s = self._accumulation_s * parameters
+        first_s, last_s = self._ends_s[int(family.pp == 1)][:, rows.shape] / rows.cp
+        back_s = (sent.gather_s + sent.scatter_s)[0][:, None]
+        forward_s = np.maximum(self._forward_s[rows.shape] / rows.cp, sent.gather_s[0]) + sums_s[0]
+        backward_s = np.maximum(self._backward_s[rows.shape] / rows.cp[:, None], back_s)
+        ends_s = (
+            first_s + sums_s[1] + sent.gather_s[1] + sent.scatter_s[1],
+            (last_s + sums_s[2] + 2 * sent.gather_s[2] + sent.scatter_s[2]),
+        )
+        opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
+        return _Work(forward_s[:, None] + backward_s, ends_s, opening_s, sent.after_s)
+
+    def _sent(self, family: Family, rows: _Rows) -> _Sent:
+        """Seconds that gathering weights and reducing gradients take at least."""
+        precision, layers = self._problem.training.precision, sum(self._counts)
+        parameter, reduced = (
+            DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype)
+        )
+
+        def seconds(kind: str, size: int) -> Array:
+            """By (unit, row): of a block, of the ends."""
+            return sum(
+                self._mean(matrices)[:, rows.shape] * size * _s_per_byte(self._problem.cluster, kind, owners)
+                for matrices, owners in zip(self._matrices.transpose(1, 0, 2), rows.owners, strict=True)
+            )
+
+        scatter_s, gather_s = seconds("reduce_scatter", reduced), seconds("all_gather", parameter)
+        once_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
+        once_s = np.where(rows.zero == 0, seconds("all_reduce", reduced), once_s)
+        after_s = (layers * once_s[0] + once_s[1] + once_s[2]) / family.pp
+        return _Sent(np.where(rows.zero == 3, gather_s, 0.0), np.where(rows.zero >= 2, scatter_s, 0.0), after_s)
+
+    def fitted(self, family: Family, rows: _Rows, limit_bytes: float) -> tuple[Array, Array]:
+        """(seconds of a step, infinite where nothing fits; bytes on the fullest rank), by row."""
+        of_each = state_bytes_of_each(self._problem.training.precision, rows)
+        *kinds, first, last = self._parameters[:, rows.shape] * of_each
+        state = np.array(kinds)
+        kept, replayed = (sizes[:, rows.shape] / rows.cp[:, None] for sizes in (self._kept_bytes, self._replay_bytes))
+        base = self._problem.cluster.device.reserved_memory_bytes + self._working_bytes[rows.shape] / rows.cp
+        at_end = self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) - self._working_bytes[rows.shape]
+        at_end = np.maximum(at_end / rows.cp, 0.0)
+        work, counts = self._work(family, rows), np.array(self._counts)
+        block_s = work.block_s
+        slowest_s: Array | float = 0.0
+        if family.pp == 1:
+            whole = counts @ state + first + last + base
+            needed = whole[:, None] + np.tensordot(counts, kept, 1) + np.maximum(replayed.min(0), at_end[:, None])
+            block_s = np.where(needed <= limit_bytes, block_s, LONG_S)
+            needed = needed.min(1)
+        else:
+            holds = family.holds(rows.m)
+            held, waiting = (  # microbatches of each block, by rank
+                np.stack([np.broadcast_to(number, rows.m.shape) for number in numbers]) / family.num_virtual_stages
+                for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
+            )
+            state = state[:, None] + waiting * (self._waiting_bytes[:, rows.shape] / rows.cp)[:, None]
+            ends = np.zeros_like(held)
+            ends[0] += first
+            ends[-1] += last + at_end
+            if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
+                held = np.zeros_like(held)  # chunks may be small where many are held
+            if family.num_virtual_stages > 1 and len(counts) == 1:
+                blocks = counts[0] / family.pp
+                needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
+                may = needed <= limit_bytes
+                room = (limit_bytes - base - first)[may] / blocks - state[0, 0, may]
+                slowest_s = np.zeros(len(may))
+                slowest_s[may] = blocks * self._mixed_s(family, rows.m[may], room, block_s[may], kept[0][may])
+                slowest_s += work.ends_s[0]
+            else:
+                needed = base + self._fullest_bytes(state, held, kept.min(2), ends)
+            if family.num_virtual_stages == 1 and len(counts) == 1:
+                may = needed <= limit_bytes
+                room = (limit_bytes - base - ends)[:, may, None] - replayed[0][may]
+                fit = room / (state[0][:, may, None] + held[:, may, None] * kept[0][may])
+                first_s, last_s = (end_s[may] for end_s in work.ends_s)
+                slowest_s = np.zeros(len(may))
+                slowest_s[may] = self._slowest_s(family.pp, np.maximum(fit, 0.0), block_s[may], (first_s, last_s))
+        seconds = self._by_work_s(family, rows, work, block_s.min(1), np.minimum(slowest_s, LONG_S))
+        return np.where(needed <= limit_bytes, seconds, np.inf), needed
+
+    def _fullest_bytes(self, state: Array, held: Array, kept: Array, ends: Array) -> Array:
+        """Bytes on the fullest of several ranks, at least, by row, however blocks are cut.
+
+        Why: the ranks' bytes, weighed by any prices, are no more than the fullest one's, weighed by all prices. Each
+        block costs no less than on the rank where its price is lowest.
+
+        state: of a block of each kind, (kind, rank, row). kept: of one microbatch, (kind, row). held: microbatches of
+        each block, (rank, row). ends: of the ends, (rank, row).
+        """
+        price = 1 / np.maximum(state.mean(0) + held * kept.mean(0), 1.0)
+        blocks = sum(
+            count * (price * (of_state + held * of_kept)).min(0)
+            for count, of_state, of_kept in zip(self._counts, state, kept, strict=True)
+        )
+        found: Array = (blocks + (price * ends).sum(0)) / price.sum(0)
+        return found
+
+    def _mixed_s(self, family: Family, m: Array, room: Array, block_s: Array, kept: Array) -> Array:
+        """Mean seconds of a block on the first rank, at least, by row, whichever sets its chunks choose.
+
+        Why: see `recomputed_at_least_s`; each block is held at least as often as those of the chunk that is held least.
+        The prices that are tried lead from the fastest set to each other one.
+
+        room: bytes for a block, by row. block_s, kept: by (row, set).
+        """
+        pp, vpp, warm_up = family.pp, family.num_virtual_stages, family.rules.warm_up
+        if warm_up is None or not len(m):
+            return block_s.min(1)
+        (held,) = by_count(lambda m: [min(chunk_visits(warm_up(0, pp, m, vpp), pp, vpp))], m)
+        kept = kept * np.broadcast_to(held, room.shape)[:, None]
+        fastest = block_s.argmin(1)[:, None]
+        saved = np.take_along_axis(kept, fastest, 1) - kept
+        more_s = block_s - np.take_along_axis(block_s, fastest, 1)
+        prices = np.divide(more_s, saved, out=np.zeros_like(saved), where=saved > 0)
+        least_s = block_s.min(1)
+        for price in prices.T[:: -(-prices.shape[1] // PRICES)]:
+            np.maximum(least_s, (block_s + price[:, None] * kept).min(1) - price * room, out=least_s)
+        return least_s
+
+    def _slowest_s(self, pp: int, fit: Array, block_s: Array, ends_s: tuple[Array, Array]) -> Array:
+        """Seconds of one microbatch on the slowest rank, at least, by row; one chunk a rank, blocks of one kind.
+
+        Why: a rank holds no more blocks than fit with some set, nor more than it works on in time. So the ranks hold
+        all blocks only if the slowest one has time enough.
+
+        fit: blocks that fit, (rank, row, set). block_s: (row, set).
+        """
+        layers = self._problem.model.num_hidden_layers
+        own_s = np.zeros(fit.shape[:2])
+        own_s[0] += ends_s[0]
+        own_s[-1] += ends_s[1]
+        low, high = layers * block_s.min(1) / pp, layers * block_s.max(1)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            blocks = np.minimum(fit, np.maximum(middle - own_s, 0.0)[:, :, None] / block_s).max(2)
+            enough = blocks.sum(0) >= layers
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        return low
+
+
+class _Work(NamedTuple):
+    """Seconds of one microbatch, gradients added up: of a block, (row, set), and of the ends; for each virtual stage
+    beside its blocks. after_s: behind the pipeline."""
+
+    block_s: Array
+    ends_s: tuple[Array, Array]
+    opening_s: Array
+    after_s: Array
+
+
+class _Sent(NamedTuple):
+    """Seconds in which weights are gathered and gradients scattered for one microbatch, (unit, row): of a block, of the
+    ends. after_s: the same once a step, behind the pipeline."""
+
+    gather_s: Array
+    scatter_s: Array
+    after_s: Array
+
+
+def state_bytes_of_each(precision: Precision, rows: _Rows) -> Array:
+    """Bytes of weights, sums and optimizer state of one parameter, at least, by row."""
+    parameter, gradient, optimizer = state_dtypes_bytes(precision)
+    shares = [np.where(rows.zero >= stage, rows.owners[0], 1) for stage in (3, 2, 1)]
+    found: Array = parameter / shares[0] + gradient / shares[1] + optimizer / shares[2]
+    return found
+
+
+Held = tuple[list[list[float]], list[list[float]]]
+
+
+def _held(problem: Problem, shape: LocalShape) -> Held:
+    """(parameters, matrices) of a block of each kind and of the ends on a rank: each (but for experts, of experts).
+
+    Where one rank has both ends they may share a table: then only the larger one counts.
+    """
+    units = unit_programs(problem, shape)
+    several = [*units.blocks, units.embedding, units.head]
+
+    def split(counts: Mapping[tuple[str, ...], float]) -> list[float]:
+        shared = sum(count for axes, count in counts.items() if shape.ep == 1 or "ep" in axes)
+        return [float(shared), float(sum(counts.values()) - shared)]
+
+    parameters, matrices = ([split(getattr(one, name)) for one in several] for name in ("parameters", "matrices"))
+    if units.tied is not None:
+        for counts in (parameters, matrices):
+            counts[-2:] = [max(counts[-2:]), [0.0, 0.0]]
+    return parameters, matrices
+
+
+def _s_per_byte(cluster: Cluster, kind: str, sizes: Array) -> Array:
+    """Seconds a byte of a collective among so many ranks, at least, by row."""
+    different, inverse = np.unique(sizes, return_inverse=True)
+    found: Array = np.array([_best_law(cluster, kind, size).seconds_per_byte for size in different.tolist()])[inverse]
+    return found
+
+
+def _best_laws(problem: Problem, shape: LocalShape) -> LawOf:
+    """Laws of collectives among as many ranks as a stage of this local shape has along axes, wherever these are but for
+    what its placement says: multiples of which strides they have."""
+    degrees = dict(stage_mesh(problem.model, problem.cluster, replace(shape, placement=())).stage_axes)
+    strides = dict(shape.placement)
+
+    def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+        if "dp" in axes:  # there may be fewer replicas
+            return CollectiveLaw(0.0, 0.0)
+        size, apart = prod(degrees.get(axis, 1) for axis in axes), {"ep" if axis == "ep" else "tp" for axis in axes}
+        return _best_law(problem.cluster, kind, size, strides[apart.pop()] if len(apart) == 1 else 1)
+
+    return law_of
+
+
+@lru_cache(maxsize=4096)
+def _best_law(cluster: Cluster, kind: str, size: int, multiple: int = 1) -> CollectiveLaw:
+    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one."""
+    world = cluster.world_size // size
+    laws = [
+        collective_law(
+            kind, group_shape((("pp", world // stride), (name, size), ("cp", stride)), (name,), cluster), cluster
+        )
+        for stride in divisors(world)
+        if stride % multiple == 0
+        for name in ("dp", "tp")
+    ]
+    return CollectiveLaw(min(law.latency_s for law in laws), min(law.seconds_per_byte for law in laws))

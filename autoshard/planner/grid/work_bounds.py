@@ -1,0 +1,49 @@
+"""Seconds of a step, at least, by what one microbatch takes in all stages, whatever its cut and recompute sets are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoshard.backends.rules import Problem
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import (
+    equal_chunks_at_least_s,
+    share_at_least_s,
+    slowest_stage_at_least_s,
+    unlike_stages_at_least_s,
+)
+from autoshard.planner.grid.price import Family
+from autoshard.rows import Number, largest
+
+
+def by_work_at_least_s(
+    problem: Problem,
+    family: Family,
+    m: Array,
+    block_s: Array,
+    ends_s: tuple[Array, Array],
+    hop_s: Number = 0.0,
+    slowest_s: Number = 0.0,
+    opening_s: Number = 0.0,
+) -> Array:
+    """Seconds of the pipelines of one family, by row.
+
+    m: microbatches. block_s: work of a block of one microbatch, nothing recomputed; of blocks of several kinds, their
+    mean. ends_s: alike, of the ends of the model. hop_s: from a stage to the next one, at least. slowest_s: work of the
+    slowest rank, at least.
+    """
+    pp, vpp, apart = family.pp, family.num_virtual_stages, family.rules.weights_apart
+    layers, launch_s = problem.model.num_hidden_layers, problem.cluster.device.pass_launch_s
+    stages_s = layers * block_s + pp * vpp * (2 * launch_s + opening_s)
+    work_s = stages_s + ends_s[0] + ends_s[1]
+    waits, at_once = (family.waits_for_all(m), family.is_at_once(m)) if vpp == 1 else (False, False)
+    seconds: Array
+    if len(problem.model.kinds) > 1:
+        seconds = unlike_stages_at_least_s(pp, vpp, m, work_s, hop_s, waits, at_once, apart)
+    elif apart:
+        seconds = share_at_least_s(pp, m, work_s)
+    elif vpp > 1:
+        seconds = equal_chunks_at_least_s(pp, vpp, m, stages_s / (pp * vpp), *ends_s, hop_s)
+    else:
+        seconds = slowest_stage_at_least_s(pp, m, work_s, largest(work_s / pp, slowest_s), hop_s, waits, at_once)
+    return np.maximum(seconds, m * slowest_s)

@@ -1,0 +1,350 @@
+"""Layouts with their prices, those that may be fastest first: what a bound says is slower is not priced at all."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush, merge
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from autoshard.backends.problem import Draft
+from autoshard.backends.rules import Problem
+from autoshard.cost.estimate import model_flops_per_step
+from autoshard.planner.layouts import MeshDrafts, Scheduled, legal_layouts
+from autoshard.planner.ranking import Timed, degrees_of, describe
+from autoshard.planner.rejections import MEMORY, SLOWER, UNPRICED, Tally
+from autoshard.planner.sets import recompute_sets, sets_by_stage
+from autoshard.planner.watching import goes_on
+from autoshard.plans.search_result import Pins
+from autoshard.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from autoshard.planner.grid.arrays import Array
+    from autoshard.planner.grid.table import Priced, Table, Whole
+
+FEW = 6_000
+"""So many layouts, but for recompute sets, are priced sooner than bounded."""
+FIRST, MORE = 1_000, 2
+"""Of more layouts so many are priced at first, then up to so many times as many as before."""
+NEAREST = 100
+"""So many layouts that do not fit are priced at once, to find the one that needs least."""
+
+
+class Clock:
+    """A clock that runs from when it is made. limit_s: seconds after which it has run out; it also has when who watches
+    the search wants it to end."""
+
+    def __init__(self, limit_s: float):
+        self.limit_s, self._begin_s = limit_s, perf_counter()
+
+    def in_time(self) -> bool:
+        return perf_counter() - self._begin_s < self.limit_s and goes_on()
+
+    @property
+    def why_ended(self) -> str:
+        """'after 2 s', or that somebody wanted it."""
+        return f"after {self.limit_s:g} s" if goes_on() else "when it was interrupted"
+
+
+class Bounded(NamedTuple):
+    """Layouts of one way to use a mesh, and what each takes at least: seconds of a step in the way's order of axes and
+    in any order, bytes on the fullest rank."""
+
+    own_s: float
+    any_s: float
+    memory_bytes: float
+    layouts: MeshDrafts
+
+
+class Waiting:
+    """Layouts that are priced when none is known that is faster than their bounds. Mutable: prices them once."""
+
+    def __init__(
+        self,
+        ways: Iterable[Bounded],
+        layouts: Callable[[list[MeshDrafts]], Sequence[Bounded]],
+        price: Callable[[list[MeshDrafts]], list[Priced]],
+        in_time: Callable[[], bool],
+        at_once: float = FIRST,
+    ):
+        """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways. price: prices some. in_time:
+        whether it still may. at_once: how many layouts are priced at first."""
+        self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
+        self._ways = deque(sorted(ways, key=_own_s))
+        self._bounded: deque[Bounded] = deque()
+        self._least_s: dict[Draft, float] = {}
+        self.too_large: list[Bounded] = []
+        self.priced: list[Priced] = []
+
+    def next_s(self) -> float | None:
+        """Seconds that everything that may still be priced takes at least; None where there is nothing."""
+        return self.left_at_least_s if self._in_time() else None
+
+    @property
+    def left_at_least_s(self) -> float | None:
+        """Seconds that everything that is not priced takes at least; None where all that fits is."""
+        first = [several[0].own_s for several in (self._ways, self._bounded) if several]
+        return min(first, default=None)
+
+    def at_least_s(self, draft: Draft) -> float:
+        """Seconds of a step of a layout that is priced, whatever its order of axes, cuts and recompute sets are."""
+        return self._least_s.get(draft, 0.0)
+
+    @property
+    def left(self) -> list[MeshDrafts]:
+        """What is not priced, and may fit, the layouts with the lowest bounds first."""
+        return [one.layouts for one in merge(self._ways, self._bounded, key=_own_s)]
+
+    def left_below(self, seconds: float) -> list[Draft]:
+        """What is not priced, and may take less in other orders of axes."""
+        ways = [one for one in self._ways if one.any_s < seconds]
+        self._ways = deque(one for one in self._ways if one.any_s >= seconds)
+        self._bound(ways)
+        return [draft for one in self._bounded if one.any_s < seconds for draft in one.layouts.drafts]
+
+    def price_more(self, below_s: float) -> None:
+        """Price some more of what may take no more than below_s, those with the lowest bounds first."""
+        ways: list[Bounded] = []
+        while self._ways and self._ways[0].own_s <= below_s and len(ways) < self._at_once:
+            ways.append(self._ways.popleft())
+        self._bound(ways)
+        taken: list[MeshDrafts] = []
+        count = 0
+        while self._bounded and self._bounded[0].own_s <= below_s and count < self._at_once:
+            one = self._bounded.popleft()
+            taken.append(one.layouts)
+            count += len(one.layouts.schedules)
+            if one.any_s:
+                self._least_s.update(dict.fromkeys(one.layouts.drafts, one.any_s))
+        self._at_once *= MORE
+        self.priced += self._price(_together(taken))
+
+    def _bound(self, ways: Sequence[Bounded]) -> None:
+        """Bound the layouts of some ways one by one."""
+        found = self._layouts([one.layouts for one in ways]) if ways else ()
+        self.too_large += [one for one in found if one.any_s == inf]
+        self._bounded = deque(sorted([*self._bounded, *(one for one in found if one.any_s < inf)], key=_own_s))
+
+
+def _own_s(one: Bounded) -> float:
+    return one.own_s
+
+
+def _together(layouts: Sequence[MeshDrafts]) -> list[MeshDrafts]:
+    """The layouts with those of one way in one entry."""
+    of_ways: dict[Draft, tuple[float, list[Scheduled]]] = {}
+    for state_bytes, way, schedules in layouts:
+        of_ways.setdefault(way, (state_bytes, []))[1].extend(schedules)
+    return [MeshDrafts(state_bytes, way, schedules) for way, (state_bytes, schedules) in of_ways.items()]
+
+
+class PricedLayouts:
+    """Every legal layout, with its step time and memory as soon as these may matter. waiting: those that are priced
+    later; None where all are priced."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        chunks: Sequence[Priced],
+        waiting: Waiting | None = None,
+        others: Sequence[Priced] = (),
+        others_below_s: float = inf,
+    ):
+        """others: layouts that count as far as they take less than others_below_s."""
+        self.problem, self._chunks, self.waiting = problem, list(chunks), waiting
+        self.others, self._below_s = list(others), others_below_s
+
+    @property
+    def chunks(self) -> list[Priced]:
+        """What is priced by now."""
+        return [*self._chunks, *(self.waiting.priced if self.waiting else ())]
+
+    @property
+    def unpriced_at_least_s(self) -> float:
+        """Seconds that layouts take at least for which there was no time; infinite where there are none."""
+        if self.waiting is None or self.waiting.next_s() is not None or self.waiting.left_at_least_s is None:
+            return inf
+        return max(self.waiting.left_at_least_s, ideal_step_time_s(self.problem))
+
+    def at_least_s(self, draft: Draft) -> float:
+        """As Waiting.at_least_s."""
+        return self.waiting.at_least_s(draft) if self.waiting else 0.0
+
+    def left_below(self, seconds: float) -> list[Draft]:
+        """As Waiting.left_below."""
+        return self.waiting.left_below(seconds) if self.waiting else []
+
+    def price_below(self, seconds: float) -> None:
+        """Price what may take less."""
+        while self.waiting and (self.waiting.next_s() or inf) < seconds:
+            self.waiting.price_more(seconds)
+
+    @property
+    def wholes(self) -> list[Whole]:
+        """The bounds and parts that each family of layouts was priced by, each once."""
+        return list({id(one.whole): one.whole for one in self.chunks}.values())
+
+    def and_in(self, others: list[Priced], below_s: float) -> PricedLayouts:
+        """These layouts and, as far as they take less than below_s, the others together."""
+        if not others:
+            return self
+        return PricedLayouts(self.problem, self._chunks, self.waiting, others, below_s)
+
+    def fastest_first(
+        self,
+        limit_bytes: float,
+        above_bytes: float = 0.0,
+        below_s: float = inf,
+        such: Callable[[Priced], Array] | None = None,
+    ) -> Iterator[Timed]:
+        """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
+        such: as of grid.order.fastest_first."""
+        from autoshard.planner.grid.order import fastest_first
+
+        streams: list[Iterator[Timed]] = []
+        heads: list[tuple[float, int, Timed]] = []
+
+        def follow(place: int) -> None:
+            head = next(streams[place], None)
+            if head is not None:
+                heappush(heads, (head.step_time_s, place, head))
+
+        def add(chunks: list[Priced]) -> None:
+            streams.append(fastest_first(chunks, limit_bytes, above_bytes, below_s, such))
+            follow(len(streams) - 1)
+
+        if self.others:
+            most_s = min(below_s, self._below_s)
+            others = fastest_first(self.others, limit_bytes, above_bytes, most_s, such)
+            streams.append(one for one in others if one.step_time_s < most_s)
+            follow(0)
+        known = len(self.chunks)
+        add(self.chunks)
+        while True:
+            first_s = heads[0][0] if heads else below_s
+            next_s = self.waiting.next_s() if self.waiting else None
+            if self.waiting and next_s is not None and next_s <= first_s:
+                self.waiting.price_more(first_s)
+            if len(self.chunks) > known:  # another reader may have priced them
+                more = self.chunks[known:]
+                known += len(more)
+                add(more)
+            elif heads:
+                _, place, head = heappop(heads)
+                follow(place)
+                yield head
+            elif next_s is None or next_s > first_s:
+                return
+
+
+def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
+    """The prices of every layout that breaks no rule, as far as there is time; of many, when they are asked for.
+    tally: counts what is priced; `count_rest` adds what never was.
+
+    exhaustive: price all, at once.
+    """
+    from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
+
+    legal, capacity = legal_layouts(problem, pins, tally), problem.cluster.device.memory_bytes
+    small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
+    large = [Bounded(inf, inf, way.state_bytes, way) for way in legal if not exhaustive and way.state_bytes > capacity]
+    few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
+    sets = recompute_sets(problem, pins)
+    at_least_s = [(0.0, 0.0)] * len(small)
+    if not few:
+        own_s, any_s = ways_at_least_s(problem, small)
+        at_least_s = list(zip(own_s.tolist(), any_s.tolist(), strict=True))
+
+    def layouts(ways: list[MeshDrafts]) -> list[Bounded]:
+        if few:
+            return [Bounded(0.0, 0.0, 0.0, way) for way in ways]
+        columns = (column.tolist() for column in layout_bounds(problem, ways, sets, capacity))
+        return [
+            Bounded(*bounds, ways[way]._replace(schedules=(ways[way].schedules[schedule],)))
+            for way, schedule, *bounds in zip(*columns, strict=True)
+        ]
+
+    waiting = Waiting(
+        [Bounded(own_s, any_s, 0.0, way) for (own_s, any_s), way in zip(at_least_s, small, strict=True)],
+        layouts,
+        lambda ways: _price(problem, pins, ways, tally, exhaustive),
+        lambda: not tally.fitting or clock.in_time(),
+        FIRST if clock.limit_s < inf or not few else inf,
+    )
+    waiting.too_large += large
+    while few and waiting.next_s() is not None:
+        waiting.price_more(inf)
+    return PricedLayouts(problem, [], waiting)
+
+
+def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) -> None:
+    """Count the layouts that were not priced, by the reason why. Where nothing fits, those that hold too much whatever
+    else is chosen are priced as far as they may be the nearest miss."""
+    assert priced.waiting is not None
+    problem, sets_of = priced.problem, table_of(priced.problem, pins).sets_of
+    left, at_least_s = priced.waiting.left, priced.waiting.left_at_least_s
+    if at_least_s is not None:
+        count = _count(left, sets_of)
+        if clock.in_time():
+            words = f"{degrees_of(left[0].way)} takes at least {format_seconds(at_least_s)}"
+            tally.drop(SLOWER, words, at_least_s, count)
+        else:
+            tally.drop(UNPRICED, clock.why_ended, count=count)
+    large = sorted(priced.waiting.too_large, key=lambda one: one.memory_bytes)
+    while large and not tally.fitting and large[0].memory_bytes < tally.nearest_miss(MEMORY):
+        _price(problem, pins, [one.layouts for one in large[:NEAREST]], tally, exhaustive=True)
+        del large[:NEAREST]
+    if large:
+        needed = large[0].memory_bytes
+        words = f"{degrees_of(large[0].layouts.way)} needs at least {format_bytes(needed)}"
+        tally.drop(MEMORY, words, needed, _count([one.layouts for one in large], sets_of))
+
+
+def _count(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:
+    """How many layouts these are, with their recompute sets."""
+    counts = Counter((way.pp, *schedule[:2]) for _, way, schedules in layouts for schedule in schedules)
+    return sum(
+        count * sets_of(Draft(1, pp, 1, 1, 1, schedule=schedule, num_virtual_stages=vpp))
+        for (pp, schedule, vpp), count in counts.items()
+    )
+
+
+def table_of(problem: Problem, pins: Pins) -> Table:
+    from autoshard.planner.grid.table import Table
+
+    return Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
+
+
+def ideal_step_time_s(problem: Problem) -> float:
+    """Seconds of a step with all devices at their peak and nothing but the model's own products: no layout takes
+    less."""
+    model, training, cluster, _ = problem
+    peak = cluster.world_size * cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
+    return model_flops_per_step(model, training) / peak
+
+
+def _price(
+    problem: Problem, pins: Pins, ways: list[MeshDrafts], tally: Tally, exhaustive: bool = False
+) -> list[Priced]:
+    table = table_of(problem, pins)
+    for way in ways:
+        smallest = min(size for _, _, size in way.schedules)
+        for draft in way.drafts:
+            if exhaustive or draft.microbatch_size == smallest or table.has_room(draft):
+                table.add(draft)
+            else:  # a smaller microbatch is a nearer miss
+                tally.drop(MEMORY, "", inf, table.sets_of(draft))
+    chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
+    for chunk in chunks:
+        fitting, dropped = chunk.pairs(capacity)
+        tally.keep(fitting)
+        if dropped:
+            needed, strategy = chunk.nearest_miss(capacity)
+            too_much = format_bytes(needed - capacity)
+            words = (
+                f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
+            )
+            tally.drop(MEMORY, words, needed, dropped)
+    return chunks

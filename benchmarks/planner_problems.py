@@ -1,0 +1,130 @@
+"""Measures plans of a generated set of problems: any built-in model, any packaged instance, 1 to 1,024 nodes, backend
+torch, nothing pinned. Each is a whole process of `autoshard plan`.
+
+    python benchmarks/planner_problems.py                          all 200, once each
+    python benchmarks/planner_problems.py --problems 40            the first 40, a sample of the same set
+    python benchmarks/planner_problems.py --exhaustive             also whether the answer is the exhaustive one
+    python benchmarks/planner_problems.py --write                  keeps them in results/planner_problems.json
+
+The last line is JSON. Problems of which no layout fits count too: they need an answer as soon as others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autoshard.models.registry import builtin_models
+from autoshard.spec.cluster import instances
+
+KEPT = Path(__file__).parent / "results" / "planner_problems.json"
+PROBLEMS = 200
+SEED = 21
+MOST_NODES_LOG2 = 10
+LARGE_CLUSTER_NODES = 128
+"""From here on steps have more sequences."""
+MAY_CPU_S, MOST_CPU_S, MOST_MEMORY_MIB = 1.5, 2.0, 300
+"""CPU seconds that 95 % of the problems and all of them may take; memory of any."""
+STOP_S = 600
+
+
+class Question(NamedTuple):
+    """One problem of the set."""
+
+    model: str
+    instance: str
+    nodes: int
+    global_batch: int
+
+    @property
+    def options(self) -> list[str]:
+        """Options of `autoshard plan`."""
+        words = ["--model", self.model, "--instance", self.instance, "--nodes", str(self.nodes)]
+        return [*words, "--global-batch", str(self.global_batch), "--backend", "torch"]
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.nodes} x {self.instance}"
+
+
+def questions(count: int = PROBLEMS) -> list[Question]:
+    """The first `count` problems of the set: always the same."""
+    draw = random.Random(SEED)
+    models, known = builtin_models(), instances()
+    found = []
+    for _ in range(count):
+        nodes = 2 ** draw.randrange(MOST_NODES_LOG2 + 1)
+        batch = 1024 if nodes < LARGE_CLUSTER_NODES else 4096
+        found.append(Question(draw.choice(models), draw.choice(known), nodes, batch))
+    return found
+
+
+def whole_process(question: Question, options: Sequence[str] = ()) -> dict[str, Any]:
+    """Wall and CPU seconds and memory of one process, and what it answered: a step time, or that nothing fits."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "plan.json"
+        command = [sys.executable, "-m", "autoshard", "plan", *question.options, *options, "--out", str(out)]
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            ["timeout", str(STOP_S), *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        plan = json.loads(out.read_text()) if out.exists() else None
+    return {
+        "wall_s": time.perf_counter() - begin,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "memory_mib": usage.ru_maxrss / 1024,
+        "step_time_s": None if plan is None else plan["estimate"]["step_time_s"],
+        "optimality": None if plan is None else plan["search"]["optimality"],
+        "refused": errors.strip().splitlines()[-1] if errors.strip() else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=PROBLEMS)
+    parser.add_argument("--exhaustive", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    print(f"{'problem':<48} {'wall s':>7} {'CPU s':>7} {'MiB':>5}  step s")
+    for question in questions(asked.problems):
+        found = whole_process(question)
+        row = {"problem": str(question), **found}
+        step_s = found["step_time_s"]
+        words = "nothing fits" if step_s is None else f"{step_s:.6g}"
+        if asked.exhaustive:
+            row["exhaustive_step_time_s"] = every_s = whole_process(question, ("--exhaustive",))["step_time_s"]
+            same = step_s == every_s or (step_s and every_s and abs(step_s / every_s - 1) <= 1e-6)
+            words += " as exhaustive" if same else f" NOT {every_s}"
+        print(f"{question!s:<48} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {found['memory_mib']:5.0f}  {words}")
+        rows.append(row)
+    cpu_s = sorted(row["cpu_s"] for row in rows)
+    summary = {
+        "problems": len(rows),
+        "cpu_s_median": cpu_s[len(cpu_s) // 2],
+        "cpu_s_95_percent": cpu_s[min(len(cpu_s) - 1, int(0.95 * len(cpu_s)))],
+        "cpu_s_most": cpu_s[-1],
+        "memory_mib_most": max(row["memory_mib"] for row in rows),
+        "within_may": sum(seconds <= MAY_CPU_S for seconds in cpu_s) / len(rows),
+        "within_most": sum(seconds <= MOST_CPU_S for seconds in cpu_s) / len(rows),
+    }
+    report = {"cores_of_this_machine": os.cpu_count(), "summary": summary, "rows": rows}
+    if asked.write:
+        KEPT.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()
