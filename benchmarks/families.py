@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,11 +37,26 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "qwen3": ("qwen3-32b", "trn2.48xlarge", 8),
     "qwen2_moe": ("qwen2-57b-a14b", "trn2.48xlarge", 8),
     "qwen3_moe": ("qwen3-30b-a3b", "trn2.48xlarge", 4),
+    "deepseek_v2": ("deepseek-v2", "trn2.48xlarge", 16),
+    "deepseek_v3": ("deepseek-v3", "trn2.48xlarge", 64),
+    "kimi_k2": ("kimi-k2", "trn2.48xlarge", 64),
+    "glm4_moe": ("glm-4.5", "trn2.48xlarge", 32),
+    "gpt_oss": ("gpt-oss-120b", "trn2.48xlarge", 16),
+    "gemma2": ("gemma2-27b", "trn2.48xlarge", 4),
+    "gemma3_text": ("gemma3-27b", "trn2.48xlarge", 4),
+    "llama4_text": ("llama4-maverick", "trn2.48xlarge", 32),
+    "dbrx": ("dbrx", "trn2.48xlarge", 16),
+    "smollm3": ("smollm3-3b", "trn2.48xlarge", 2),
+    "phi3": ("phi4", "trn2.48xlarge", 4),
+    "olmo2": ("olmo2-32b", "trn2.48xlarge", 8),
+    "granite": ("granite-3.1-8b", "trn2.48xlarge", 2),
+    "qwen3_next": ("qwen3-next-80b-a3b", "trn2.48xlarge", 8),
+    "granitemoehybrid": ("granite-4.0-h-small", "trn2.48xlarge", 4),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"
 HEADER = (
-    "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in", "stage", "planned GB",
+    "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in, CPU", "stage", "planned GB",
     "audited GB", "off",
 )  # fmt: skip
 
@@ -53,9 +68,10 @@ def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
         file = Path(folder) / "plan.json"
         command = [sys.executable, "-m", "autoshard", "plan", "--model", model, "--instance", instance]
         command += ["--nodes", str(nodes), "--backend", BACKEND, "--out", str(file)]
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        seconds = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         plan = read_plan(file)
     ends = tuple(sorted({0, plan.strategy.pp - 1}))
     audits = audit(plan, ends, lambda done, total, one: None)
