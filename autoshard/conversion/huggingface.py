@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json, read_json
 from autoshard.models.families import FAMILIES
 from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, to_config
-from autoshard.models.weight_names import Part, prediction_modules
+from autoshard.models.prediction import copied_tables, has_module
+from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.prediction import MultiTokenPrediction
 
 CONFIG, ONE_FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARRIED = (
@@ -48,7 +51,7 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def huggingface_source(folder: Path) -> Source:
-    """The weights in a Hugging Face folder.
+    """The weights in a Hugging Face folder, those of a prediction module too where it has one.
 
     Raises AutoshardError naming the file and the tensor where the folder is not a whole checkpoint of its config.
     """
@@ -62,6 +65,8 @@ def huggingface_source(folder: Path) -> Source:
             if name in tensors:
                 raise AutoshardError(f"{path} has tensor {name[:200]}, and so has {tensors[name][0]}")
             tensors[name] = (path, header[name])
+    if has_module(model, tensors):
+        model = replace(model, multi_token_prediction=MultiTokenPrediction())
     dims, sizes = parameter_dims(model)
     regions: dict[str, list[Region]] = {}
     dtypes: dict[str, str] = {}
@@ -74,12 +79,11 @@ def huggingface_source(folder: Path) -> Source:
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
-    left_out = _CONSTANTS
-    if FAMILIES[model.model_type].predicts_ahead:
-        left_out = re.compile(f"{_CONSTANTS.pattern}|{prediction_modules(model)}")
+    if model.multi_token_prediction is not None:
+        used.update(part.tensor for part in copied_tables(model))
     for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
-        if not tied and not left_out.fullmatch(name):
+        if not tied and not _CONSTANTS.fullmatch(name):
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )
@@ -150,7 +154,8 @@ def _tensors(model: ModelSpec) -> list[TensorLayout]:
     dims, sizes = parameter_dims(model)
     order = {name: index for index, name in enumerate(dims)}
     by_tensor: dict[str, list[tuple[Part, Place]]] = {}
-    for part in sorted(checkpoint_parts(model), key=lambda part: order[part.parameter]):
+    copies = () if model.multi_token_prediction is None else copied_tables(model)
+    for part in sorted((*checkpoint_parts(model), *copies), key=lambda part: order[part.parameter]):
         place = place_of(part, dims[part.parameter], sizes)
         by_tensor.setdefault(part.tensor, []).append((part, place))
     return [

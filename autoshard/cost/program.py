@@ -471,7 +471,7 @@ def _gathered_logits(program: Program) -> Issued:
     axes = tuple(axis for axis in program.axes if axis in TENSOR_PARALLEL_AXES)
     if not axes:
         return ()
-    logits = next(op.inputs[0] for op in program.graph.operators if op.kind == "cross_entropy")
+    logits = next(op.inputs[0] for op in program.graph.operators if op.kind == "cross_entropy")  # of each loss alike
     shards = prod(program.axes[axis] for axis in axes)
     return (("all_gather", axes, shards * program.local_bytes[logits]),)
 
