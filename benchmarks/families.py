@@ -56,8 +56,8 @@ MODELS: dict[str, tuple[str, str, int]] = {
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"
 HEADER = (
-    "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in, CPU", "stage", "planned GB",
-    "audited GB", "off",
+    "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in, CPU", "stage",
+    "planned GB", "audited GB", "off",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.model import ModelSpec
 
 HIDDEN = "batch seq embed"
-FINAL_NORM = "model.norm"
+FINAL_NORM, HEAD = "model.norm", "lm_head"
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
 
 
@@ -131,7 +131,7 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     h = rms_norm(b, model, FINAL_NORM, x)
     if model.multipliers is not None:  # here and not behind the product, where there are more numbers
         h = b.scaled("model.logits_scaling", h, 1 / model.multipliers.logits_scaling)
-    logits = vocabulary(b, model, "lm_head", h)
+    logits = vocabulary(b, model, HEAD, h)
     if (cap := model.final_logit_softcapping) is not None:
         logits = b.pointwise("lm_head.softcap", f"(mul {cap!r} (tanh (div x0 {cap!r})))", logits)
     return cross_entropy(b, model, logits)

@@ -1,6 +1,7 @@
 """The module for multi-token prediction computes what the equations of DeepSeek-V3's report say, on transformers' own
 blocks; transformers has no such module."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ from tests.whole_weights import from_checkpoint, to_checkpoint
 ROWS, TOKENS = 3, 24
 
 
-class Reference(torch.nn.Module):
+class Reference:
     """A model of transformers and, behind it, the module of section 2.2 for one token further ahead."""
 
     def __init__(self, config: dict[str, Any], folder: Path):
-        super().__init__()
         self.model: Any = published(config, folder)
         self.depth, width = self.model.config.num_hidden_layers, self.model.config.hidden_size
         # one sparse block and the norm behind it, of a model whose other parameters are not used
@@ -30,9 +30,14 @@ class Reference(torch.nn.Module):
         norm = type(self.model.model.norm)
         self.enorm, self.hnorm = (norm(width, eps=self.model.config.rms_norm_eps) for _ in range(2))
         self.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+        generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
-            for parameter in (self.enorm.weight, self.hnorm.weight, self.eh_proj.weight):
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+            for one in (self.enorm, self.hnorm, self.eh_proj):
+                one.weight.add_(0.1 * torch.randn(one.weight.shape, generator=generator))
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        for one in (self.model, self.behind, self.enorm, self.hnorm, self.eh_proj):
+            yield from one.parameters()
 
     def losses(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss of the model, loss of the module), of tokens [rows, T + 1]; both are sums over tokens divided by T."""

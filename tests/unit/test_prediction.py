@@ -30,6 +30,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 
+PREDICTING = "deepseek_v3, kimi_k2, glm4_moe"
 MODULE = MultiTokenPrediction()
 TINY = MODELS["deepseek v3, predicting"]
 WITHOUT = MODELS["deepseek v3"]
@@ -103,8 +104,7 @@ def test_a_plan_names_the_module_and_its_weight() -> None:
         ),
         (
             {"model": "qwen3-8b"},
-            "mtp_num_layers=1 of qwen3-8b must be absent: model_type=qwen3 has no prediction module; deepseek_v3, "
-            "kimi_k2, glm4_moe have",
+            f"mtp_num_layers=1 of qwen3-8b must be absent: model_type=qwen3 has no prediction module; {PREDICTING} have",
         ),
     ],
 )
@@ -118,10 +118,9 @@ def test_what_cannot_be_is_refused(changes: dict[str, object], told: str) -> Non
 def test_nxd_refuses_it() -> None:
     model = replace(load_model("glm-4.5-air"), router=None, multi_token_prediction=MODULE)
     training = TrainingSpec(4096, 16, load_precision("mixed_precision"))
+    layout = strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
     with pytest.raises(AutoshardError) as raised:
-        check_strategy(
-            model, training, load_cluster("trn1.32xlarge", 1), "nxd", strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
-        )
+        check_strategy(model, training, load_cluster("trn1.32xlarge", 1), "nxd", layout)
     assert str(raised.value) == "backend=nxd has no prediction module: mtp_num_layers=1 needs backend torch"
 
 
