@@ -28,8 +28,9 @@ class Reference:
         # one sparse block and the norm behind it, of a model whose other parameters are not used
         self.behind: Any = published({**config, "num_hidden_layers": 1, "first_k_dense_replace": 0}, folder)
         norm = type(self.model.model.norm)
-        self.enorm, self.hnorm = (norm(width, eps=self.model.config.rms_norm_eps) for _ in range(2))
-        self.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+        self.enorm: Any = norm(width, eps=self.model.config.rms_norm_eps)
+        self.hnorm: Any = norm(width, eps=self.model.config.rms_norm_eps)
+        self.eh_proj: Any = torch.nn.Linear(2 * width, width, bias=False)
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
             for one in (self.enorm, self.hnorm, self.eh_proj):

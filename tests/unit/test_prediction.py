@@ -30,7 +30,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 
-PREDICTING = "deepseek_v3, kimi_k2, glm4_moe"
+PREDICTING = "deepseek_v3, kimi_k2, glm4_moe have"
 MODULE = MultiTokenPrediction()
 TINY = MODELS["deepseek v3, predicting"]
 WITHOUT = MODELS["deepseek v3"]
@@ -104,7 +104,7 @@ def test_a_plan_names_the_module_and_its_weight() -> None:
         ),
         (
             {"model": "qwen3-8b"},
-            f"mtp_num_layers=1 of qwen3-8b must be absent: model_type=qwen3 has no prediction module; {PREDICTING} have",
+            f"mtp_num_layers=1 of qwen3-8b must be absent: model_type=qwen3 has no prediction module; {PREDICTING}",
         ),
     ],
 )
