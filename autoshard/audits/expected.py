@@ -224,10 +224,8 @@ def _head_bytes(plan: Plan, program: Program) -> float:
     same table; 0 without such a module, and where gradients of weights are put off."""
     if plan.model.multi_token_prediction is None or SCHEDULES[plan.strategy.schedule].weights_apart:
         return 0.0
-    place = next(
-        i for i, step in enumerate(program.steps) if any(one.operator.name == HEAD for one in operator_steps(step))
-    )
-    (head,) = (one for one in operator_steps(program.steps[place]) if one.operator.name == HEAD)
+    singles = ((place, one) for place, step in enumerate(program.steps) for one in operator_steps(step))
+    ((place, head),) = ((place, one) for place, one in singles if one.operator.name == HEAD)
     table = parameter_elements(program)[head.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
     kept = [saved_activations(program, step) for step in program.steps]
     earlier = {name for names in kept[: place + 1] for name in names}

@@ -19,22 +19,27 @@ from tests.whole_weights import from_checkpoint, to_checkpoint
 ROWS, TOKENS = 3, 24
 
 
+def _published(config: dict[str, Any], folder: Path) -> Any:
+    return published(config, folder)
+
+
 class Reference:
     """A model of transformers and, behind it, the module of section 2.2 for one token further ahead."""
 
     def __init__(self, config: dict[str, Any], folder: Path):
-        self.model: Any = published(config, folder)
+        self.model = _published(config, folder)
         self.depth, width = self.model.config.num_hidden_layers, self.model.config.hidden_size
         # one sparse block and the norm behind it, of a model whose other parameters are not used
-        self.behind: Any = published({**config, "num_hidden_layers": 1, "first_k_dense_replace": 0}, folder)
+        self.behind = _published({**config, "num_hidden_layers": 1, "first_k_dense_replace": 0}, folder)
         norm = type(self.model.model.norm)
         self.enorm: Any = norm(width, eps=self.model.config.rms_norm_eps)
         self.hnorm: Any = norm(width, eps=self.model.config.rms_norm_eps)
         self.eh_proj: Any = torch.nn.Linear(2 * width, width, bias=False)
         generator = torch.Generator().manual_seed(2)
+        weights: list[Any] = [self.enorm.weight, self.hnorm.weight, self.eh_proj.weight]
         with torch.no_grad():
-            for one in (self.enorm, self.hnorm, self.eh_proj):
-                one.weight.add_(0.1 * torch.randn(one.weight.shape, generator=generator))
+            for weight in weights:
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         for one in (self.model, self.behind, self.enorm, self.hnorm, self.eh_proj):
