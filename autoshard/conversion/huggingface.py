@@ -12,6 +12,7 @@ from typing import Any
 
 from autoshard.checkpoint.tensor_file import StoredTensor, read_header
 from autoshard.conversion.dtypes import CONFIG_NAMES, WIDTHS
+from autoshard.conversion.mxfp4 import BLOCKS, DTYPE, SCALES, check_shapes, packed_region, stored_part
 from autoshard.conversion.output_file import OutputFile, plain_file, safetensors_file
 from autoshard.conversion.places import Place, TensorLayout, part_shape, place_of
 from autoshard.conversion.regions import Region
@@ -72,6 +73,12 @@ def huggingface_source(folder: Path) -> Source:
     dtypes: dict[str, str] = {}
     used = set()
     for part in checkpoint_parts(model):
+        if part.tensor not in tensors and part.tensor + BLOCKS in tensors:
+            packed = _packed_region(part, dims[part.parameter], sizes, tensors, folder)
+            regions.setdefault(part.parameter, []).append(packed)
+            dtypes[part.parameter] = DTYPE
+            used |= {part.tensor + BLOCKS, part.tensor + SCALES}
+            continue
         name = _name_in_file(part.tensor, tensors, folder)
         path, stored = tensors[name]
         _check(path, name, stored, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
@@ -133,9 +140,10 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
         return list(files.values())
     config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
     assert isinstance(config, dict), "read as the model before"
+    was_quantized = config.pop("quantization_config", None) is not None  # what is written is not
     key = "dtype" if "dtype" in config else "torch_dtype"
     said = {} if dtype is None else {key: CONFIG_NAMES[dtype]}
-    if CONFIG not in files or config != {**config, **said}:
+    if CONFIG not in files or was_quantized or config != {**config, **said}:
         files[CONFIG] = _json(CONFIG, {**config, **said})
     return list(files.values())
 
@@ -195,12 +203,26 @@ def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
     for name in (tensor, tensor.removeprefix("transformer.")):
         if name in found:
             return name
-    if f"{tensor}_blocks" in found:
-        raise AutoshardError(
-            f"{folder} has {tensor} quantised, as {tensor}_blocks: save the model dequantised first, in transformers "
-            "with from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True))"
-        )
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of its config.json needs")
+
+
+def _packed_region(
+    part: Part, dims: tuple[str, ...], sizes: dict[str, int], tensors: Mapping[str, Any], folder: Path
+) -> Region:
+    """Where a parameter lies in MXFP4. dims: of the parameter."""
+    stored = stored_part(part)
+    places: list[tuple[Path, str, int]] = []
+    headers: list[StoredTensor] = []
+    for name in (part.tensor + BLOCKS, part.tensor + SCALES):
+        if name not in tensors:
+            raise AutoshardError(f"{folder} has no tensor {name}, and has {part.tensor}{BLOCKS}")
+        path, header = tensors[name]
+        places.append((path, name, header.offset))
+        headers.append(header)
+    blocks, scales = headers
+    check_shapes(places[0][0], stored, sizes, blocks, scales)
+    (packed,) = stored.groups[-1]
+    return packed_region(place_of(stored, dims, sizes), dims.index(packed), places[0], places[1])
 
 
 def _check(path: Path, name: str, stored: StoredTensor, shape: tuple[int, ...], dtype: str) -> None:
