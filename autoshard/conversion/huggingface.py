@@ -22,9 +22,9 @@ from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json, read_json
 from autoshard.models.families import FAMILIES
 from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, to_config
-from autoshard.models.prediction import copied_tables, has_module
+from autoshard.models.prediction import has_module
 from autoshard.models.weight_names import Part
-from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.models.weights import checkpoint_parts, parameter_dims, written_parts
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
 
@@ -86,8 +86,7 @@ def huggingface_source(folder: Path) -> Source:
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
-    if model.multi_token_prediction is not None:
-        used.update(part.tensor for part in copied_tables(model))
+    used.update(part.tensor for part in written_parts(model))
     for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
         if not tied and not _CONSTANTS.fullmatch(name):
@@ -162,8 +161,7 @@ def _tensors(model: ModelSpec) -> list[TensorLayout]:
     dims, sizes = parameter_dims(model)
     order = {name: index for index, name in enumerate(dims)}
     by_tensor: dict[str, list[tuple[Part, Place]]] = {}
-    copies = () if model.multi_token_prediction is None else copied_tables(model)
-    for part in sorted((*checkpoint_parts(model), *copies), key=lambda part: order[part.parameter]):
+    for part in sorted(written_parts(model), key=lambda part: order[part.parameter]):
         place = place_of(part, dims[part.parameter], sizes)
         by_tensor.setdefault(part.tensor, []).append((part, place))
     return [

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoshard.backends.rules import check_strategy
 from autoshard.conversion.convert import Conversion, convert, source_for
 from autoshard.conversion.huggingface import huggingface_source
 from autoshard.cost.estimate import estimate
@@ -115,21 +114,8 @@ def test_what_cannot_be_is_refused(changes: dict[str, object], told: str) -> Non
     assert str(raised.value) == told
 
 
-def test_nxd_refuses_it() -> None:
-    model = replace(load_model("glm-4.5-air"), router=None, multi_token_prediction=MODULE)
-    training = TrainingSpec(4096, 16, load_precision("mixed_precision"))
-    layout = strategy(tp=8, pp=4, layers=(12, 12, 11, 11))
-    with pytest.raises(AutoshardError) as raised:
-        check_strategy(model, training, load_cluster("trn1.32xlarge", 1), "nxd", layout)
-    assert str(raised.value) == "backend=nxd has no prediction module: mtp_num_layers=1 needs backend torch"
-
-
 def test_a_checkpoint_is_read_with_its_module_and_trained_with_or_without(tmp_path: Path) -> None:
     folder = huggingface_folder(tmp_path / "hf", TINY)
-    tables = {f"{PREFIX}.embed_tokens.weight": "model.embed_tokens.weight"}
-    tables[f"{PREFIX}.shared_head.head.weight"] = "lm_head.weight"
-    own = weights(TINY, "F32")
-    write_safetensors(folder / "model.safetensors", {**own, **{k: own[v] for k, v in tables.items()}}, "F32")
     source = huggingface_source(folder)
     assert source.model.multi_token_prediction == MODULE  # the weight of its loss is no part of a checkpoint
     assert source_for(source, plan_of(TINY, strategy(), 2, FP32)) is source
