@@ -33,8 +33,8 @@ class Family:
 
     @cached_property
     def weights(self) -> ModuleType | None:
-        """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint; None if
-        no such checkpoint is known."""
+        """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint, and
+        where there are such LEFT_OUT, prefixes of tensors that are not read; None if no such checkpoint is known."""
         return import_module(f"autoshard.models.{self.folder}.weights") if self.is_published else None
 
 

@@ -87,9 +87,10 @@ def huggingface_source(folder: Path) -> Source:
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
     used.update(part.tensor for part in written_parts(model))
+    others = tuple(getattr(FAMILIES[model.model_type].weights, "LEFT_OUT", ()))
     for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
-        if not tied and not _CONSTANTS.fullmatch(name):
+        if not tied and not name.startswith(others) and not _CONSTANTS.fullmatch(name):
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )

@@ -166,3 +166,15 @@ def test_searched_plans_are_priced_as_estimated(pins: Pins) -> None:
     assert cost.step_time_s == pytest.approx(found.best.estimate.step_time_s, rel=1e-12)
     alone = estimate(replace(model, multi_token_prediction=None), training, cluster, found.best.strategy)
     assert cost.step_time_s > alone.step_time_s and cost.fullest.total_bytes >= alone.fullest.total_bytes
+
+
+def test_the_prediction_module_of_qwen3_next_is_left_out(tmp_path: Path) -> None:
+    model = MODELS["qwen3 next"]
+    folder = huggingface_folder(tmp_path / "hf", model)
+    own = huggingface_source(folder).regions
+    more = {
+        "mtp.fc.weight": np.zeros((4, 8), np.float32),
+        "mtp.layers.0.input_layernorm.weight": np.zeros(4, np.float32),
+    }
+    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **more}, "F32")
+    assert huggingface_source(folder).regions.keys() == own.keys()
