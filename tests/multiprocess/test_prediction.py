@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +13,10 @@ from safetensors.torch import load_file, save_file
 from autoshard.conversion.huggingface import huggingface_source
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.runtime.data import NOT_LEARNED
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
+from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR
+from tests.multiprocess.plans import FP64, MODELS, plan_of, strategy
 from tests.multiprocess.test_transformers import CONFIGS, published, whole_module
 from tests.whole_weights import from_checkpoint, to_checkpoint
 
@@ -112,3 +116,16 @@ def test_loss_and_gradients_are_those_of_the_equations(name: str, tmp_path: Path
         if not tensor.endswith("e_score_correction_bias"):
             largest = max(float(gradients[tensor].abs().max()), 1e-2 * most)
             assert (torch.from_numpy(value) - gradients[tensor]).abs().max() <= 1e-5 * largest, tensor
+
+
+def test_the_loss_on_held_out_text_is_the_models_alone() -> None:
+    """Parameters begin as their names say, so both models have the same ones."""
+    ids = np.random.default_rng(0).integers(0, 89, (2, 17))
+    inputs, labels = ids[:, :-1].copy(), ids[:, 1:].copy()
+    settings, found = optimizer_settings(FP64, 1e-3, zero=1, seed=0), []
+    for name in ("deepseek v3", "deepseek v3, predicting"):
+        session = Session(plan_of(MODELS[name], strategy(), 2), 0, torch.device("cpu"), settings, seed=0)
+        found.append((session.evaluate(inputs, labels), session.step(inputs, labels, 1e-3).loss))
+    (plain, first), (held_out, trained) = found
+    assert held_out == pytest.approx(plain, rel=1e-12) and plain == pytest.approx(first, rel=1e-12)
+    assert trained > first + 1  # 0.3 of a loss of about log(96)
