@@ -4,16 +4,18 @@
     python -m benchmarks.families qwen3 gpt_oss  # these model_types; the others keep their row
 
 Results go to results/families.json and as a table to results/families.md. Parity with transformers and of sharded runs
-is the test suite's: the table says which tests hold it.
+is the test suite's: the page says which tests hold it, the table how many layouts they try.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,8 +59,31 @@ MODELS: dict[str, tuple[str, str, int]] = {
 BACKEND = "torch"
 HEADER = (
     "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in, CPU", "stage",
-    "planned GB", "audited GB", "off",
+    "planned GB", "audited GB", "off", "sharded",
 )  # fmt: skip
+
+
+PAGE = """\
+One model of each family, planned at full size on Trainium 2 with `--backend torch`. Its first and its last stage are
+audited, the runtime's own program on fake tensors; the row is that of the stage that is furthest off in peak memory.
+
+tests/multiprocess/test_transformers.py holds of every family that logits and gradients equal those of transformers in
+FP32, that weights are read and written as transformers does, and of every built-in config that its parameters are as
+many as those of transformers' class on the meta device. tests/multiprocess/test_parity.py compares the sharded layouts
+counted here with one process, in FP64 and FP32 (AUTOSHARD_CASES=all; by default some of each family).
+
+"""
+
+
+def sharded_layouts() -> Counter[str]:
+    """Layouts of each model_type that test_parity.py compares with one process."""
+    os.environ["AUTOSHARD_CASES"] = "all"
+    from tests.multiprocess.plans import CASES
+    from tests.multiprocess.plans import MODELS as SMALL
+
+    counts = Counter(SMALL[model].model_type for cases in CASES.values() for model, *_ in cases.values())
+    counts["kimi_k2"] = counts["deepseek_v3"]  # the same model under another name
+    return counts
 
 
 def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
@@ -93,8 +118,8 @@ def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
     }
 
 
-def cells(family: str, one: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a family's row, under HEADER."""
+def cells(family: str, one: dict[str, Any], layouts: Counter[str]) -> tuple[str, ...]:
+    """The cells of a family's row, under HEADER. layouts: of `sharded_layouts`."""
     counts = ", ".join(one["differs"])
     return (
         family,
@@ -109,6 +134,7 @@ def cells(family: str, one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['planned_bytes'] / GB:.2f}",
         f"{one['audited_bytes'] / GB:.2f}",
         f"{one['off']:+.1%}" + (f" (differ: {counts})" if counts else ""),
+        str(layouts[family]),
     )
 
 
@@ -118,15 +144,20 @@ def main() -> None:
     chosen = parser.parse_args().families or list(MODELS)
     file = RESULTS / "families.json"
     known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    layouts = sharded_layouts()
     print(" | ".join(HEADER))
     for family in chosen:
         known[family] = result(*MODELS[family])
-        print(" | ".join(cells(family, known[family])), flush=True)
-        kept = {name: known[name] for name in MODELS if name in known}
-        file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-        rows = [HEADER, ("---",) * len(HEADER), *(cells(*item) for item in kept.items())]
-        text = "".join("| " + " | ".join(row) + " |\n" for row in rows)
-        (RESULTS / "families.md").write_text(text, encoding="utf-8")
+        print(" | ".join(cells(family, known[family], layouts)), flush=True)
+        write({name: known[name] for name in MODELS if name in known}, layouts)
+
+
+def write(known: dict[str, dict[str, Any]], layouts: Counter[str]) -> None:
+    """Write the results of all families as JSON and as a page."""
+    (RESULTS / "families.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    rows = [HEADER, ("---",) * len(HEADER), *(cells(*item, layouts) for item in known.items())]
+    table = "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    (RESULTS / "families.md").write_text(PAGE + table, encoding="utf-8")
 
 
 if __name__ == "__main__":
