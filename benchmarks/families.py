@@ -4,16 +4,18 @@
     python -m benchmarks.families qwen3 gpt_oss  # these model_types; the others keep their row
 
 Results go to results/families.json and as a table to results/families.md. Parity with transformers and of sharded runs
-is the test suite's: the table says which tests hold it.
+is the test suite's: the page says which tests hold it, the table how many layouts they try.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import subprocess
 import sys
-import time
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,13 +39,51 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "qwen3": ("qwen3-32b", "trn2.48xlarge", 8),
     "qwen2_moe": ("qwen2-57b-a14b", "trn2.48xlarge", 8),
     "qwen3_moe": ("qwen3-30b-a3b", "trn2.48xlarge", 4),
+    "deepseek_v2": ("deepseek-v2", "trn2.48xlarge", 16),
+    "deepseek_v3": ("deepseek-v3", "trn2.48xlarge", 64),
+    "kimi_k2": ("kimi-k2", "trn2.48xlarge", 64),
+    "glm4_moe": ("glm-4.5", "trn2.48xlarge", 32),
+    "gpt_oss": ("gpt-oss-120b", "trn2.48xlarge", 16),
+    "gemma2": ("gemma2-27b", "trn2.48xlarge", 4),
+    "gemma3_text": ("gemma3-27b", "trn2.48xlarge", 4),
+    "llama4_text": ("llama4-maverick", "trn2.48xlarge", 32),
+    "dbrx": ("dbrx", "trn2.48xlarge", 16),
+    "smollm3": ("smollm3-3b", "trn2.48xlarge", 2),
+    "phi3": ("phi4", "trn2.48xlarge", 4),
+    "olmo2": ("olmo2-32b", "trn2.48xlarge", 8),
+    "granite": ("granite-3.1-8b", "trn2.48xlarge", 2),
+    "qwen3_next": ("qwen3-next-80b-a3b", "trn2.48xlarge", 8),
+    "granitemoehybrid": ("granite-4.0-h-small", "trn2.48xlarge", 4),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"
 HEADER = (
-    "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in", "stage", "planned GB",
-    "audited GB", "off",
+    "family", "model", "parameters", "kinds of blocks", "plan", "step", "proof", "planned in, CPU", "stage",
+    "planned GB", "audited GB", "off", "sharded",
 )  # fmt: skip
+
+
+PAGE = """\
+One model of each family, planned at full size on Trainium 2 with `--backend torch`. Its first and its last stage are
+audited, the runtime's own program on fake tensors; the row is that of the stage that is furthest off in peak memory.
+
+tests/multiprocess/test_transformers.py holds of every family that logits and gradients equal those of transformers in
+FP32, that weights are read and written as transformers does, and of every built-in config that its parameters are as
+many as those of transformers' class on the meta device. tests/multiprocess/test_parity.py compares the sharded layouts
+counted here with one process, in FP64 and FP32 (AUTOSHARD_CASES=all; by default some of each family).
+
+"""
+
+
+def sharded_layouts() -> Counter[str]:
+    """Layouts of each model_type that test_parity.py compares with one process."""
+    os.environ["AUTOSHARD_CASES"] = "all"
+    from tests.multiprocess.plans import CASES
+    from tests.multiprocess.plans import MODELS as SMALL
+
+    counts = Counter(SMALL[model].model_type for cases in CASES.values() for model, *_ in cases.values())
+    counts["kimi_k2"] = counts["deepseek_v3"]  # the same model under another name
+    return counts
 
 
 def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
@@ -53,9 +93,10 @@ def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
         file = Path(folder) / "plan.json"
         command = [sys.executable, "-m", "autoshard", "plan", "--model", model, "--instance", instance]
         command += ["--nodes", str(nodes), "--backend", BACKEND, "--out", str(file)]
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        seconds = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         plan = read_plan(file)
     ends = tuple(sorted({0, plan.strategy.pp - 1}))
     audits = audit(plan, ends, lambda done, total, one: None)
@@ -77,8 +118,8 @@ def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
     }
 
 
-def cells(family: str, one: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a family's row, under HEADER."""
+def cells(family: str, one: dict[str, Any], layouts: Counter[str]) -> tuple[str, ...]:
+    """The cells of a family's row, under HEADER. layouts: of `sharded_layouts`."""
     counts = ", ".join(one["differs"])
     return (
         family,
@@ -93,6 +134,7 @@ def cells(family: str, one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['planned_bytes'] / GB:.2f}",
         f"{one['audited_bytes'] / GB:.2f}",
         f"{one['off']:+.1%}" + (f" (differ: {counts})" if counts else ""),
+        str(layouts[family]),
     )
 
 
@@ -102,15 +144,20 @@ def main() -> None:
     chosen = parser.parse_args().families or list(MODELS)
     file = RESULTS / "families.json"
     known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    layouts = sharded_layouts()
     print(" | ".join(HEADER))
     for family in chosen:
         known[family] = result(*MODELS[family])
-        print(" | ".join(cells(family, known[family])), flush=True)
-        kept = {name: known[name] for name in MODELS if name in known}
-        file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-        rows = [HEADER, ("---",) * len(HEADER), *(cells(*item) for item in kept.items())]
-        text = "".join("| " + " | ".join(row) + " |\n" for row in rows)
-        (RESULTS / "families.md").write_text(text, encoding="utf-8")
+        print(" | ".join(cells(family, known[family], layouts)), flush=True)
+        write({name: known[name] for name in MODELS if name in known}, layouts)
+
+
+def write(known: dict[str, dict[str, Any]], layouts: Counter[str]) -> None:
+    """Write the results of all families as JSON and as a page."""
+    (RESULTS / "families.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    rows = [HEADER, ("---",) * len(HEADER), *(cells(*item, layouts) for item in known.items())]
+    table = "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    (RESULTS / "families.md").write_text(PAGE + table, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ class Family:
     """The modules of a family, each imported when it is first asked for: a plan needs one graph and no weights.
 
     folder: the name of the family's folder. is_published: whether there are Hugging Face configs and checkpoints of
-    it, and the folder has a `config.py` and a `weights.py`. predicts_ahead: whether published checkpoints have a
-    prediction module behind the last block, which transformers leaves out, as we do.
+    it, and the folder has a `config.py` and a `weights.py`.
     """
 
     folder: str
     is_published: bool = True
-    predicts_ahead: bool = False
 
     @cached_property
     def graph(self) -> ModuleType:
@@ -35,12 +33,12 @@ class Family:
 
     @cached_property
     def weights(self) -> ModuleType | None:
-        """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint; None if
-        no such checkpoint is known."""
+        """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint, and
+        where there are such LEFT_OUT, prefixes of tensors that are not read; None if no such checkpoint is known."""
         return import_module(f"autoshard.models.{self.folder}.weights") if self.is_published else None
 
 
-LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek", predicts_ahead=True)
+LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
 GEMMA = Family("gemma")
 FAMILIES = {
     "llama": LLAMA,
@@ -57,7 +55,7 @@ FAMILIES = {
     "kimi_k2": DEEPSEEK,
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
-    "glm4_moe": Family("glm4_moe", predicts_ahead=True),
+    "glm4_moe": Family("glm4_moe"),
     "gpt_oss": Family("gpt_oss"),
     "llama4_text": Family("llama4"),
     "dbrx": Family("dbrx"),

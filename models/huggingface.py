@@ -100,6 +100,8 @@ def to_config(model: ModelSpec) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": model.tie_word_embeddings,
     }
+    if model.multi_token_prediction is not None:
+        common["num_nextn_predict_layers"] = model.multi_token_prediction.mtp_num_layers
     own: dict[str, Any] = family.write(model)
     return common | own
 

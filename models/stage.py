@@ -9,6 +9,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.models.families import FAMILIES
 from autoshard.models.padding import multiple_of, padded_heads, padded_width
+from autoshard.models.prediction import JOINED, prediction
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec
 
@@ -51,6 +52,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["shared_ffn"] = padded_width(model, model.shared_expert_intermediate_size, tp)
     if model.dense_intermediate_size:
         sizes["dense_ffn"] = padded_width(model, model.dense_intermediate_size, tp)
+    if model.multi_token_prediction is not None:
+        sizes[JOINED] = 2 * model.hidden_size
     if model.latent_attention is not None:
         sizes.update(_latent_sizes(model, model.latent_attention))
     if (linear := model.linear_attention) is not None:
@@ -115,7 +118,9 @@ def stage_graph(
     for layer in layers:
         x = family.graph.block(b, model, x, layer, attention_kernel)
     if last:
-        family.graph.head(b, model, x)
+        loss = family.graph.head(b, model, x)
+        if model.multi_token_prediction is not None:
+            prediction(b, model, family.graph, loss, attention_kernel)
     return b.build()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from autoshard.spec.model import ModelSpec
-
 
 @dataclass(frozen=True)
 class Part:
@@ -55,9 +53,3 @@ class Part:
         """The dims in brackets; empty where the parameter is whole in its place."""
         found = re.search(r"\[([^\]]*)\]", self.layout)
         return tuple(found[1].split()) if found else ()
-
-
-def prediction_modules(model: ModelSpec) -> str:
-    """A regular expression for the tensors of multi-token prediction modules, which checkpoints number as if they were
-    blocks behind the last one. The model is read without them, as transformers does."""
-    return rf"model\.layers\.{model.num_hidden_layers}\..*"

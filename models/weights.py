@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoshard.errors import AutoshardError
 from autoshard.models.families import FAMILIES
+from autoshard.models.prediction import copied_tables, prediction_parts
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -16,8 +17,14 @@ def checkpoint_parts(model: ModelSpec) -> tuple[Part, ...]:
     weights = FAMILIES[model.model_type].weights
     if weights is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} has no known form of Hugging Face weights")
+    ahead = () if model.multi_token_prediction is None else prediction_parts(model, weights)
     blocks = (part for layer in range(model.num_hidden_layers) for part in weights.block(model, layer))
-    return (*weights.ends(model), *blocks)
+    return (*weights.ends(model), *blocks, *ahead)
+
+
+def written_parts(model: ModelSpec) -> tuple[Part, ...]:
+    """Every part of a checkpoint as it is written: tensors that published ones hold twice, too."""
+    return checkpoint_parts(model) + (() if model.multi_token_prediction is None else copied_tables(model))
 
 
 def parameter_dims(model: ModelSpec) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:

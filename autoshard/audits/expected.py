@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
+from autoshard.cost.program import working_bytes
 from autoshard.graph.count import (
     Collective,
     loop_sizes,
@@ -21,6 +22,7 @@ from autoshard.graph.recompute import Segment, kept_activations, segments
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameters
 from autoshard.layout.template import template_of
+from autoshard.models.llama.graph import HEAD
 from autoshard.plans.plan import Plan
 from autoshard.plans.step_collectives import step_collectives
 from autoshard.schedules import SCHEDULES, actions, rank_holds
@@ -28,6 +30,8 @@ from autoshard.spec.training import DTYPE_BYTES
 
 NUMBER_BYTES = 8
 """The loss and the squared gradient norm are summed over all ranks, each in FP64."""
+SUMMED_GRADIENTS = 3
+"""Gradients of a table that two operators read, at once: that of the first, that of the second, their sum."""
 RESERVE, BUCKETS = "runtime and compiler reserve", "collective buckets"
 _Bytes = tuple[dict[str, float], dict[str, float]]
 
@@ -192,7 +196,9 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     held = {kind: terms.pop(kind) for kind in STATE_KINDS}
     kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
     held["kept activations"] = sum(terms.pop(name) for name in kept)
-    held["working"] = max(sum(terms.values()), _table_bytes(plan, programs[0]) if pipeline_rank == 0 else 0.0)
+    at_table = _table_bytes(plan, programs[0]) if pipeline_rank == 0 else 0.0
+    at_head = _head_bytes(plan, programs[-1]) if pipeline_rank == plan.strategy.pp - 1 else 0.0
+    held["working"] = max(sum(terms.values()), at_table, at_head)
     update = _update_bytes(plan, programs, tied)
     if update > held["kept activations"] + held["working"]:
         held["kept activations"], held["working"] = 0.0, update
@@ -204,12 +210,27 @@ def _table_bytes(plan: Plan, program: Program) -> float:
     """Beside what is kept, when the backward of a microbatch ends at the embedding: gradients of its output and of its
     table, the largest of all, less what the blocks kept and gave back. The plan has the table's with all those that a
     compiled backward hands over at its end; this runtime has one at a time."""
-    (step,) = (one for one in program.steps for one in operator_steps(one) if one.operator.kind == "embedding")
+    step, *again = (one for one in program.steps for one in operator_steps(one) if one.operator.kind == "embedding")
+    gradients = SUMMED_GRADIENTS if again else 1
     table = parameter_elements(program)[step.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
     given_back = sum(kept_activations(program, plan.strategy.recompute[0]).values())
     if SCHEDULES[plan.strategy.schedule].weights_apart:
         given_back -= waiting_bytes(program)
-    return table + program.local_bytes[step.operator.output] - given_back
+    return gradients * table + program.local_bytes[step.operator.output] - given_back
+
+
+def _head_bytes(plan: Plan, program: Program) -> float:
+    """Beside what is kept, when the backward of the model's head runs behind that of a prediction module, which has the
+    same table; 0 without such a module, and where gradients of weights are put off."""
+    if plan.model.multi_token_prediction is None or SCHEDULES[plan.strategy.schedule].weights_apart:
+        return 0.0
+    singles = ((place, one) for place, step in enumerate(program.steps) for one in operator_steps(step))
+    ((place, head),) = ((place, one) for place, one in singles if one.operator.name == HEAD)
+    table = parameter_elements(program)[head.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
+    kept = [saved_activations(program, step) for step in program.steps]
+    earlier = {name for names in kept[: place + 1] for name in names}
+    given_back = {name: size for names in kept[place + 1 :] for name, size in names.items() if name not in earlier}
+    return SUMMED_GRADIENTS * table + working_bytes(program, program.steps[place]) - sum(given_back.values())
 
 
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:

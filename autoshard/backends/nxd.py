@@ -103,6 +103,14 @@ def blocks_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def predictions_run_on_torch(problem: Problem, draft: Draft) -> str | None:
+    """NxD 0.18.0 has no module for multi-token prediction, and no loss besides the last stage's."""
+    module = problem.model.multi_token_prediction
+    if module is not None:
+        return f"backend=nxd has no prediction module: mtp_num_layers={module.mtp_num_layers} needs backend torch"
+    return None
+
+
 def other_families_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     """[NxD 0.18.0 has layers and kernels for these families; none for sinks, capped scores or norms behind a block]"""
     model = problem.model
@@ -196,6 +204,7 @@ NXD = Backend(
         Rule("NxD does not know a traced model", traced_models_run_on_torch),
         Rule("NxD has no latent attention", compressed_vectors_run_on_torch),
         Rule("NxD has no layers for the blocks", blocks_run_on_torch),
+        Rule("NxD has no prediction module", predictions_run_on_torch),
         Rule("NxD has no layers for the family", other_families_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),

@@ -5,9 +5,10 @@ all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS
 from autoshard.checkpoint.tensor_file import checksum
 from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES
@@ -24,7 +25,7 @@ from autoshard.conversion.nxd import PLAIN, NxdOptions, nxd_files, nxd_folder, n
 from autoshard.conversion.nxd_optimizer import nxd_training_source
 from autoshard.conversion.output_file import OutputFile
 from autoshard.conversion.plan_checkpoint import checkpoint_files, checkpoint_folder, checkpoint_source, manifest_of
-from autoshard.conversion.source import Source
+from autoshard.conversion.source import Source, key_of
 from autoshard.conversion.stream import stream
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
@@ -34,7 +35,7 @@ from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 
-_NOT_OF_WEIGHTS = ("name", "router_aux_loss_coef", "dropout")
+_NOT_OF_WEIGHTS = ("name", "router_aux_loss_coef", "dropout", "multi_token_prediction")
 Advance = Callable[[int], None]
 
 
@@ -106,7 +107,7 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
     """
     check_free(target)
     if conversion.plan is not None:
-        check_same_model(source, conversion.plan)
+        source = source_for(source, conversion.plan)
     dtypes = _dtypes(source, conversion)
     files = _files(source, dtypes, conversion)
     check_space(target, sum(file.size for file in files))
@@ -166,9 +167,10 @@ def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:
     )
 
 
-def check_same_model(source: Source, plan: Plan) -> None:
-    """Raise AutoshardError naming a field in which the weights' model is not the plan's; its name and losses may
-    differ.
+def source_for(source: Source, plan: Plan) -> Source:
+    """The weights that a plan's model has: without those of a prediction module where the plan trains none.
+
+    Raises AutoshardError naming a field in which their model is not the plan's; its name and losses may differ.
     """
     mine, theirs = to_json(plan.model), to_json(source.model)
     for name, value in mine.items():
@@ -177,3 +179,16 @@ def check_same_model(source: Source, plan: Plan) -> None:
                 f"{source.form} is of another model than the plan: {name}={show(theirs[name])}, the plan's has "
                 f"{show(value)}"
             )
+    here, there = source.model.multi_token_prediction, plan.model.multi_token_prediction
+    if there is not None and here is None:
+        raise AutoshardError(
+            f"{source.form} has no prediction module, and the plan trains one (mtp_num_layers={there.mtp_num_layers}): "
+            "plan without it, or give weights that have it"
+        )
+    if there is not None or here is None:
+        return source
+    model = replace(source.model, multi_token_prediction=None)
+    kept = {key_of(quantity, name) for quantity in source.quantities for name in parameter_shapes(model)}
+    dtypes = {key: dtype for key, dtype in source.dtypes.items() if key in kept}
+    regions = {key: held for key, held in source.regions.items() if key in kept}
+    return replace(source, model=model, dtypes=dtypes, regions=regions)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from autoshard.checkpoint.tensor_file import StoredTensor, read_header
 from autoshard.conversion.dtypes import CONFIG_NAMES, WIDTHS
+from autoshard.conversion.mxfp4 import BLOCKS, DTYPE, SCALES, check_shapes, packed_region, stored_part
 from autoshard.conversion.output_file import OutputFile, plain_file, safetensors_file
 from autoshard.conversion.places import Place, TensorLayout, part_shape, place_of
 from autoshard.conversion.regions import Region
@@ -20,9 +22,11 @@ from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json, read_json
 from autoshard.models.families import FAMILIES
 from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, to_config
-from autoshard.models.weight_names import Part, prediction_modules
-from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.models.prediction import has_module
+from autoshard.models.weight_names import Part
+from autoshard.models.weights import checkpoint_parts, parameter_dims, written_parts
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.prediction import MultiTokenPrediction
 
 CONFIG, ONE_FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARRIED = (
@@ -48,7 +52,7 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def huggingface_source(folder: Path) -> Source:
-    """The weights in a Hugging Face folder.
+    """The weights in a Hugging Face folder, those of a prediction module too where it has one.
 
     Raises AutoshardError naming the file and the tensor where the folder is not a whole checkpoint of its config.
     """
@@ -62,11 +66,19 @@ def huggingface_source(folder: Path) -> Source:
             if name in tensors:
                 raise AutoshardError(f"{path} has tensor {name[:200]}, and so has {tensors[name][0]}")
             tensors[name] = (path, header[name])
+    if has_module(model, tensors):
+        model = replace(model, multi_token_prediction=MultiTokenPrediction())
     dims, sizes = parameter_dims(model)
     regions: dict[str, list[Region]] = {}
     dtypes: dict[str, str] = {}
     used = set()
     for part in checkpoint_parts(model):
+        if part.tensor not in tensors and part.tensor + BLOCKS in tensors:
+            packed = _packed_region(part, dims[part.parameter], sizes, tensors, folder)
+            regions.setdefault(part.parameter, []).append(packed)
+            dtypes[part.parameter] = DTYPE
+            used |= {part.tensor + BLOCKS, part.tensor + SCALES}
+            continue
         name = _name_in_file(part.tensor, tensors, folder)
         path, stored = tensors[name]
         _check(path, name, stored, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
@@ -74,12 +86,11 @@ def huggingface_source(folder: Path) -> Source:
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
-    left_out = _CONSTANTS
-    if FAMILIES[model.model_type].predicts_ahead:
-        left_out = re.compile(f"{_CONSTANTS.pattern}|{prediction_modules(model)}")
+    used.update(part.tensor for part in written_parts(model))
+    others = tuple(getattr(FAMILIES[model.model_type].weights, "LEFT_OUT", ()))
     for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
-        if not tied and not left_out.fullmatch(name):
+        if not tied and not name.startswith(others) and not _CONSTANTS.fullmatch(name):
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )
@@ -129,9 +140,10 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
         return list(files.values())
     config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
     assert isinstance(config, dict), "read as the model before"
+    was_quantized = config.pop("quantization_config", None) is not None  # what is written is not
     key = "dtype" if "dtype" in config else "torch_dtype"
     said = {} if dtype is None else {key: CONFIG_NAMES[dtype]}
-    if CONFIG not in files or config != {**config, **said}:
+    if CONFIG not in files or was_quantized or config != {**config, **said}:
         files[CONFIG] = _json(CONFIG, {**config, **said})
     return list(files.values())
 
@@ -150,7 +162,7 @@ def _tensors(model: ModelSpec) -> list[TensorLayout]:
     dims, sizes = parameter_dims(model)
     order = {name: index for index, name in enumerate(dims)}
     by_tensor: dict[str, list[tuple[Part, Place]]] = {}
-    for part in sorted(checkpoint_parts(model), key=lambda part: order[part.parameter]):
+    for part in sorted(written_parts(model), key=lambda part: order[part.parameter]):
         place = place_of(part, dims[part.parameter], sizes)
         by_tensor.setdefault(part.tensor, []).append((part, place))
     return [
@@ -190,12 +202,26 @@ def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
     for name in (tensor, tensor.removeprefix("transformer.")):
         if name in found:
             return name
-    if f"{tensor}_blocks" in found:
-        raise AutoshardError(
-            f"{folder} has {tensor} quantised, as {tensor}_blocks: save the model dequantised first, in transformers "
-            "with from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True))"
-        )
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of its config.json needs")
+
+
+def _packed_region(
+    part: Part, dims: tuple[str, ...], sizes: dict[str, int], tensors: Mapping[str, Any], folder: Path
+) -> Region:
+    """Where a parameter lies in MXFP4. dims: of the parameter."""
+    stored = stored_part(part)
+    places: list[tuple[Path, str, int]] = []
+    headers: list[StoredTensor] = []
+    for name in (part.tensor + BLOCKS, part.tensor + SCALES):
+        if name not in tensors:
+            raise AutoshardError(f"{folder} has no tensor {name}, and has {part.tensor}{BLOCKS}")
+        path, header = tensors[name]
+        places.append((path, name, header.offset))
+        headers.append(header)
+    blocks, scales = headers
+    check_shapes(places[0][0], stored, sizes, blocks, scales)
+    (packed,) = stored.groups[-1]
+    return packed_region(place_of(stored, dims, sizes), dims.index(packed), places[0], places[1])
 
 
 def _check(path: Path, name: str, stored: StoredTensor, shape: tuple[int, ...], dtype: str) -> None:

@@ -14,6 +14,7 @@ from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import parameter_shapes
 from autoshard.checkpoint.manifest import WEIGHTS
 from autoshard.conversion.dtypes import as_dtype, element_type
+from autoshard.conversion.mxfp4 import Mxfp4Region, read_packed
 from autoshard.conversion.regions import Array, OpenFiles, Region, read_box
 from autoshard.conversion.verified import VerifiedFiles
 from autoshard.errors import AutoshardError
@@ -81,7 +82,10 @@ class WeightReader:
                 path = region.path
                 try:
                     part = values[common.slices(box.offsets)]
-                    read_box(self._files[path], region, common, part, self._verified.saw)
+                    if isinstance(region, Mxfp4Region):
+                        read_packed(self._files, region, common, part, self._verified.saw)
+                    else:
+                        read_box(self._files[path], region, common, part, self._verified.saw)
                 except OSError as error:
                     raise AutoshardError(f"{path} cannot be read: {error.strerror or error}") from None
                 elements_read += common.elements

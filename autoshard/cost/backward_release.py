@@ -39,7 +39,7 @@ def moments(program: Program, working: Sequence[float]) -> Moments:
     late = _first_of_mlp(program, read)
     if late is None:
         return Moments()
-    held = [need - gone for need, gone in zip(working, _given_back(program), strict=True)]
+    held = [need - gone for need, gone in zip(working, given_back_bytes(program), strict=True)]
     first, most = max(range(len(working)), key=working.__getitem__), max(working)
     after = max(held[:late], default=held[late])
     elements = parameter_elements(program)
@@ -75,7 +75,7 @@ def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | No
     return next(iter(experts or mlp), None)
 
 
-def _given_back(program: Program) -> list[float]:
+def given_back_bytes(program: Program) -> list[float]:
     """Bytes that are given back before the backward of each step: a buffer goes with the first step that saved it."""
     owned: dict[str, tuple[int, float]] = {}
     for index, step in enumerate(program.steps):

@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
-from autoshard.cost.backward_release import Moments, moments
+from autoshard.cost.backward_release import Moments, given_back_bytes, moments
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
@@ -28,6 +28,7 @@ from autoshard.graph.states import REPLICATED
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import is_matrix
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
+from autoshard.models.prediction import PREDICTION
 from autoshard.rows import Number, added_up, largest, where
 from autoshard.spec.cluster import Device
 
@@ -342,7 +343,7 @@ def program_work(program: Program) -> ProgramWork:
         tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps),
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
-        max(working, default=0.0),
+        max(_at_steps(program, working), default=0.0),
         parameters,
         waiting_bytes(program),
         matrices,
@@ -471,7 +472,7 @@ def _gathered_logits(program: Program) -> Issued:
     axes = tuple(axis for axis in program.axes if axis in TENSOR_PARALLEL_AXES)
     if not axes:
         return ()
-    logits = next(op.inputs[0] for op in program.graph.operators if op.kind == "cross_entropy")
+    logits = next(op.inputs[0] for op in program.graph.operators if op.kind == "cross_entropy")  # of each loss alike
     shards = prod(program.axes[axis] for axis in axes)
     return (("all_gather", axes, shards * program.local_bytes[logits]),)
 
@@ -486,6 +487,20 @@ def spent_on(kind: str, axes: tuple[str, ...]) -> int:
         return TENSOR
     assert axes == ("cp",), axes
     return CONTEXT
+
+
+def heaviest_step(program: Program) -> Step:
+    """The step whose backward decides `ProgramWork.working_bytes`."""
+    held = _at_steps(program, [working_bytes(program, step) for step in program.steps])
+    return program.steps[max(range(len(held)), key=held.__getitem__)]
+
+
+def _at_steps(program: Program, working: list[float]) -> list[float]:
+    """Bytes that backward of each step works with; with a prediction module beyond all that the end of the model keeps:
+    what lies behind a step has been given back by then."""
+    if not any(op.module == PREDICTION for op in program.graph.operators):
+        return working
+    return [need - gone for need, gone in zip(working, given_back_bytes(program), strict=True)]
 
 
 def working_bytes(program: Program, step: Step) -> float:

@@ -49,7 +49,7 @@ UNITS: dict[str, Unit] = {
     "tied": ((), True, True),
 }
 """The programs of a model whose blocks are alike. first is the embedding and a block behind it; tied, embedding and
-head on one rank, only where they share a table."""
+head on one rank, only where both need its table. A prediction module belongs to the head."""
 
 
 def block_unit(kind: int) -> Unit:
@@ -191,7 +191,7 @@ def stage_parts(
         part(UNITS["first"], recompute) if opens else None,
         part(UNITS["embedding"], NO_RECOMPUTE),
         part(UNITS["head"], NO_RECOMPUTE),
-        part(UNITS["tied"], NO_RECOMPUTE) if model.tie_word_embeddings else None,
+        part(UNITS["tied"], NO_RECOMPUTE) if model.shares_embedding else None,
         float(opens),
     )
     if software.replays_head and recompute == FULL_RECOMPUTE:
@@ -201,7 +201,8 @@ def stage_parts(
     if training.unquantized_first or training.unquantized_last:
         wide = stage_parts(model, training.all_wide, cluster, shape, recompute, software).block
         parts = _with_wide_blocks(parts, wide, training)
-    logits = shape.microbatch_size * (training.sequence_length / shape.cp)
+    heads = 1 if model.multi_token_prediction is None else 2
+    logits = heads * shape.microbatch_size * (training.sequence_length / shape.cp)
     logits *= padded_vocab_size(model.vocab_size, shape.tp) / (1 if software.whole_logits else shape.tp)
     return replace(parts, hidden_bytes=hidden_bytes(model, training, shape), num_logits=logits)
 

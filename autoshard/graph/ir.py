@@ -6,7 +6,8 @@ replicas, `seq` the whole sequence. How a mesh splits them is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 
@@ -89,10 +90,18 @@ class GraphBuilder:
         self._operators: list[Operator] = []
         self.module = ""
         """Part of the block that the next operators belong to."""
+        self._whole: str | None = None
 
     def build(self) -> Graph:
         """The graph of all operators appended so far."""
         return Graph(self._sizes, dict(self._tensors), tuple(self._operators))
+
+    @contextmanager
+    def inside(self, module: str) -> Iterator[None]:
+        """All operators appended meanwhile belong to this module, whatever part of a block they are."""
+        self._whole = module
+        yield
+        self._whole = None
 
     def dims(self, tensor: str) -> tuple[str, ...]:
         """Names of the dims of a tensor, outermost first."""
@@ -136,7 +145,7 @@ class GraphBuilder:
         element_bytes: of the output; None is the builder's. attributes: what else the kind needs.
         """
         self._add(Tensor(name, output_dims, "activation", element_bytes or self._element_bytes))
-        self._operators.append(Operator(kind, name, inputs, name, loop_dims, self.module, attributes))
+        self._operators.append(Operator(kind, name, inputs, name, loop_dims, self._whole or self.module, attributes))
         return name
 
     def einsum(self, name: str, expression: str, *inputs: str) -> str:

@@ -409,7 +409,11 @@ class CrossEntropy(OperatorKind):
     """Mean negative log-likelihood of all tokens. Split over the vocabulary, two all-reduces of row statistics inside.
 
     Computed in FP32: the probabilities are kept for backward (4 bytes a logit), the logits themselves are not.
+    A third input is another loss, to which this one is added, times the attribute weight.
     """
+
+    def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
+        return self.output_state(op, dims, choice) if index == 2 else super().input_state(op, dims, index, choice)
 
     def output_state(self, op: Operator, dims: tuple[str, ...], choice: str) -> str:
         return INVARIANT if choice == "vocab" else super().output_state(op, dims, choice)

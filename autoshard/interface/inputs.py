@@ -40,6 +40,8 @@ class Options(TypedDict, total=False):
     precision: str | None
     keep_bf16: str | None
     expert_imbalance: float | str | None
+    mtp_num_layers: int | None
+    mtp_loss_scaling_factor: float | None
     dropout: float | str | None
     backend: str | None
     device: str | None

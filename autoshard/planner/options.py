@@ -17,6 +17,8 @@ from autoshard.planner.request import GLOBAL_BATCH, INSTANCE, SEARCHED, SEQUENCE
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
+from autoshard.spec.model import MOST_REPEATED
+from autoshard.spec.prediction import LOSS_SCALING_FACTOR
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.sdk import NEWEST, release
 from autoshard.spec.stack import STACKS
@@ -163,6 +165,20 @@ WHAT = (
         "TIMES",
         "tokens that the experts of the busiest rank get over the mean, such as 1.2, or a JSON file: a list of the "
         "tokens of each expert (default: 1)",
+    ),
+    Option(
+        "mtp_num_layers",
+        whole(at_least=0, at_most=MOST_REPEATED),
+        "N",
+        "modules for multi-token prediction behind the last block, with backend torch: 0 or 1, of DeepSeek-V3, Kimi-K2 "
+        "and GLM-4.5 (default: 0)",
+        0,
+    ),
+    Option(
+        "mtp_loss_scaling_factor",
+        number,
+        "WEIGHT",
+        f"weight of the prediction module's loss (default: {LOSS_SCALING_FACTOR})",
     ),
     Option(
         "dropout",

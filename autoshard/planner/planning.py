@@ -21,7 +21,6 @@ from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import name_in_block
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
-from autoshard.models.families import FAMILIES
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
@@ -31,7 +30,8 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choice
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
-from autoshard.spec.model import ModelSpec
+from autoshard.spec.model import PREDICTING_MODEL_TYPES, ModelSpec
+from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.routing import check_routing, with_imbalance
 from autoshard.spec.traced import LONGEST_TRACE
@@ -99,7 +99,7 @@ def inputs_of(
 ) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
     """(model, training, cluster, notes) of a request. model: in place of the one that the request names. Raises
     AutoshardError for a wrong request."""
-    model = _model(request) if model is None else replace(model, dropout=_dropout(request))
+    model = _trained(_model(request) if model is None else model, request)
     cluster = _cluster(request)
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
@@ -108,10 +108,13 @@ def inputs_of(
         notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
     if model.graph is not None:
         notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
-    if FAMILIES[model.model_type].predicts_ahead:
-        notes += (
-            f"{model.name}: a prediction module behind its last block is left out, as transformers leaves it out",
-        )
+    if model.multi_token_prediction is not None:
+        weight = model.multi_token_prediction.mtp_loss_scaling_factor
+        told = "its loss is part of the one that training reports, not of that on held-out text"
+        notes += (f"{model.name}: a prediction module runs with the head; {told}; it weighs {weight:g}",)
+    elif model.model_type in PREDICTING_MODEL_TYPES:
+        told = "as transformers leaves it out; --mtp-num-layers 1 trains one"
+        notes += (f"{model.name}: a prediction module behind its last block is left out, {told}",)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
@@ -197,14 +200,27 @@ def _cluster(request: PlanRequest) -> Cluster:
 def _model(request: PlanRequest) -> ModelSpec:
     """By name or config; "file.py:Class" is traced, once in this process."""
     if isinstance(request.model, ModelSpec):
-        return replace(request.model, dropout=_dropout(request))
+        return request.model
     if not is_user_module(request.model):
-        return replace(load_model(request.model), dropout=_dropout(request))
+        return load_model(request.model)
     if request.dropout is not None:
         raise AutoshardError(f"dropout={request.dropout} of {request.model}: a traced module is trained without")
     if find_spec("torch") is None:
         raise AutoshardError(f"model={request.model} is traced with torch: pip install 'autoshard[torch]'")
     return _traced(request.model, request.seq_len)
+
+
+def _trained(model: ModelSpec, request: PlanRequest) -> ModelSpec:
+    """The model with what training drops, and with the prediction module that it has where it is asked for."""
+    count, weight = request.mtp_num_layers, request.mtp_loss_scaling_factor
+    if weight is not None and not count:
+        raise AutoshardError(f"mtp_loss_scaling_factor={weight:g} goes with mtp_num_layers=1, not {count}")
+    module = MultiTokenPrediction(count, LOSS_SCALING_FACTOR if weight is None else weight) if count else None
+    if model.graph is not None:  # a traced module is trained as it is
+        if request.dropout is not None:
+            raise AutoshardError(f"dropout={request.dropout} of {model.name}: a traced module is trained without")
+        return model if module is None else replace(model, multi_token_prediction=module)
+    return replace(model, dropout=_dropout(request), multi_token_prediction=module)
 
 
 def _dropout(request: PlanRequest) -> Dropout:

@@ -38,6 +38,8 @@ class PlanRequest:
     precision: str = "mixed_precision"
     keep_bf16: str | None = None
     expert_imbalance: float | str | None = None
+    mtp_num_layers: int = 0
+    mtp_loss_scaling_factor: float | None = None
     dropout: str | None = None
     backend: str = "auto"
     device: str = "auto"

@@ -37,6 +37,7 @@ from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.product_format import ProductFormat
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph, TracedOperator, TracedParameter
@@ -55,6 +56,7 @@ TYPES = {
     "clamped_gate": ClampedGate,
     "chunked_attention": ChunkedAttention,
     "multipliers": Multipliers,
+    "multi_token_prediction": MultiTokenPrediction,
     "linear_attention": LinearAttention,
     "mamba": Mamba,
     "training": TrainingSpec,

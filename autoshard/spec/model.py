@@ -19,6 +19,7 @@ from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 
@@ -63,6 +64,9 @@ MOE_MODEL_TYPES = (
 SHARED_EXPERT_MODEL_TYPES = (
     *("qwen2_moe", "llama4_text", *LATENT_MODEL_TYPES, "glm4_moe", "qwen3_next", "granitemoehybrid"),
 )
+PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe")
+"""Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the
+same form."""
 COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe")
 """Those whose config gives a number of shared experts, each as wide as a routed one."""
 ROPE_TYPES = ("linear", "llama3", "yarn")
@@ -226,6 +230,8 @@ class ModelSpec:
         where they are as in the others.
     chunked_attention: Chunks of Llama 4; absent in other models.
     clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
+    multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
+        training leaves it out, which it does unless it was asked to have it.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
         was asked to.
     graph: Of model_type traced alone: the operators of a user's own module over named dims, read as data; the other
@@ -274,6 +280,7 @@ class ModelSpec:
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
     chunked_attention: Annotated[ChunkedAttention | None, Absence.WRITTEN] = None
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
+    multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
     graph: Annotated[TracedGraph | None, Absence.WRITTEN] = None
 
@@ -283,6 +290,7 @@ class ModelSpec:
         _check_latent_attention(self)
         _check_experts(self)
         _check_kinds(self)
+        _check_prediction(self)
         _check_graph(self)
 
     @cached_property
@@ -311,6 +319,16 @@ class ModelSpec:
             name: tuple(types[place] for place in places) for name, types in self._types.items() if types
         }
         return replace(self, num_hidden_layers=len(places), **picked)
+
+    @cached_property
+    def with_prediction_block(self) -> ModelSpec:
+        """The model with the block of its prediction module behind the others, like the last one of these."""
+        return self.some_blocks((*range(self.num_hidden_layers), self.num_hidden_layers - 1))
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether the last stage needs the table of the embedding, for the head or for a prediction module."""
+        return self.tie_word_embeddings or self.multi_token_prediction is not None
 
     @property
     def _types(self) -> dict[str, tuple[str, ...]]:
@@ -584,6 +602,18 @@ def _check_kinds(model: ModelSpec) -> None:
         raise AutoshardError(
             f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
             f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
+        )
+
+
+def _check_prediction(model: ModelSpec) -> None:
+    """A prediction module only where the model_type can have one."""
+    module = model.multi_token_prediction
+    if not isinstance(module, (MultiTokenPrediction, type(None))):
+        raise AutoshardError(f"multi_token_prediction={show(module)} of {model.name} must be an object")
+    if module is not None and model.model_type not in PREDICTING_MODEL_TYPES:
+        raise AutoshardError(
+            f"mtp_num_layers={module.mtp_num_layers} of {model.name} must be absent: model_type={model.model_type} has "
+            f"no prediction module; {', '.join(PREDICTING_MODEL_TYPES)} have"
         )
 
 

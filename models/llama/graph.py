@@ -10,19 +10,22 @@ from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.model import ModelSpec
 
 HIDDEN = "batch seq embed"
+FINAL_NORM, HEAD = "model.norm", "lm_head"
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     b.module = "embedding"
-    table = b.parameter("model.embed_tokens.weight", "vocab embed")
-    ids = b.index_input("input_ids", "batch seq")
-    tokens = b.operator(
-        "embedding", "model.embed_tokens", (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed")
-    )
+    tokens = token_embedding(b, "model.embed_tokens", b.index_input("input_ids", "batch seq"))
     if model.is_gemma:
         tokens = b.pointwise("model.embed_scale", f"(mul {model.hidden_size**0.5!r} x0)", tokens)
     return dropped_embedding(b, model, "model.embed_dropout", tokens)
+
+
+def token_embedding(b: GraphBuilder, name: str, ids: str) -> str:
+    """Append the look-up of tokens in the model's table, and return its output. ids: [batch, seq]."""
+    table = b.parameter("model.embed_tokens.weight", "vocab embed")
+    return b.operator("embedding", name, (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed"))
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -125,14 +128,19 @@ def with_bias(b: GraphBuilder, name: str, product: str, dims: str, bias: bool) -
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     """Append final norm, vocabulary projection and mean cross-entropy; returns the loss. x: [batch, seq, embed]."""
     b.module = "head"
-    h = rms_norm(b, model, "model.norm", x)
+    h = rms_norm(b, model, FINAL_NORM, x)
     if model.multipliers is not None:  # here and not behind the product, where there are more numbers
         h = b.scaled("model.logits_scaling", h, 1 / model.multipliers.logits_scaling)
-    table = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
-    logits = b.einsum("lm_head", f"{HIDDEN}, vocab embed -> batch seq vocab", h, b.parameter(table, "vocab embed"))
+    logits = vocabulary(b, model, HEAD, h)
     if (cap := model.final_logit_softcapping) is not None:
         logits = b.pointwise("lm_head.softcap", f"(mul {cap!r} (tanh (div x0 {cap!r})))", logits)
     return cross_entropy(b, model, logits)
+
+
+def vocabulary(b: GraphBuilder, model: ModelSpec, name: str, h: str) -> str:
+    """Append the product of h [batch, seq, embed] with the head's table, and return the logits."""
+    table = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
+    return b.einsum(name, f"{HIDDEN}, vocab embed -> batch seq vocab", h, b.parameter(table, "vocab embed"))
 
 
 def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
@@ -191,20 +199,29 @@ def core_attention(
     )
 
 
-def cross_entropy(b: GraphBuilder, model: ModelSpec, logits: str) -> str:
+def cross_entropy(
+    b: GraphBuilder,
+    model: ModelSpec,
+    logits: str,
+    labels: str = "labels",
+    name: str = "loss",
+    added_to: tuple[str, float] | None = None,
+) -> str:
     """Append the mean cross-entropy of the logits [batch, seq, vocab], and return the loss.
 
+    labels: name of the input that has them. added_to: (another loss, weight of this one in the sum of both).
     The operator's attribute valid_vocab: columns from there on are padding and never counted.
     """
-    labels = b.index_input("labels", "batch seq")
+    other, weight = ((), {}) if added_to is None else ((added_to[0],), {"weight": added_to[1]})
     return b.operator(
         "cross_entropy",
-        "loss",
-        (logits, labels),
+        name,
+        (logits, b.index_input(labels, "batch seq"), *other),
         (),
         ("batch", "seq", "vocab"),
         element_bytes=4,
         valid_vocab=model.vocab_size,
+        **weight,
     )
 
 

@@ -15,6 +15,8 @@ from autoshard.spec.model import LINEAR_ATTENTION, ModelSpec
 
 __all__ = ["block", "ends"]
 
+LEFT_OUT = ("mtp.",)
+"""Tensors of the multi-token prediction module, which transformers leaves out too."""
 KEYS, VALUES = "linear_keydim", "linear_group linear_valuedim"
 
 

@@ -17,6 +17,7 @@ from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec, RopeScaling
 from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.router import Router
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.traced_models import ODD
@@ -133,6 +134,9 @@ MODELS["deepseek v2 of 6 heads"] = replace(
     latent_attention=LatentAttention(q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=8, v_head_dim=10),
     router=Router("softmax", "group_limited_greedy", n_group=4, topk_group=2),
     norm_topk_prob=False,
+)
+MODELS["deepseek v3, predicting"] = replace(
+    MODELS["deepseek v3"], multi_token_prediction=MultiTokenPrediction(mtp_loss_scaling_factor=0.3)
 )
 MODELS["glm4 moe"] = replace(
     MODELS["deepseek v3"],
@@ -601,6 +605,33 @@ CASES[2] |= {
 }
 CASES[4] |= {"dbrx ep x tp": ("dbrx", strategy(tp=2, dp=2, ep=2), 2)}
 
+MODELS["glm4 moe, predicting"] = replace(MODELS["glm4 moe"], multi_token_prediction=MultiTokenPrediction())
+CASES[2] |= {
+    "predicting, pp, uneven, zero bubble": (
+        "deepseek v3, predicting",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("full", "mlp")),
+        3,
+    ),
+    "predicting, ep over cp, zigzag ring, ZeRO-3": (
+        "deepseek v3, predicting",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "predicting, tp": ("deepseek v3, predicting", strategy(tp=2), 2),
+    "predicting, tp, no sequence parallel": ("deepseek v3, predicting", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "predicting, dp, ep, ZeRO-2": ("deepseek v3, predicting", strategy(dp=2, ep=2, zero=2), 2),
+    "packed documents, predicting, ring": ("deepseek v3, predicting", strategy(cp=2, ep=2, attention="ring"), 2),
+    "glm4 moe predicting, pp": ("glm4 moe, predicting", strategy(pp=2), 3),
+}
+CASES[4] |= {
+    "predicting, tp x pp": ("deepseek v3, predicting", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "predicting, interleaved, ZeRO-1": (
+        "deepseek v3, predicting",
+        strategy(pp=2, vpp=2, dp=2, ep=2, schedule="interleaved", zero=1),
+        4,
+    ),
+}
+
 MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}
 """World size -> layouts of each of LATER_FAMILIES that are tried, the first ones; AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
@@ -611,12 +642,13 @@ LATER_FAMILIES = (
 
 def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     """The cases of a world size without those of a family beyond the first few."""
-    counts: Counter[str] = Counter()
+    counts: Counter[tuple[str, bool]] = Counter()
     found = {}
     for name, one in CASES[world_size].items():
-        family = MODELS[one[0]].model_type
+        model = MODELS[one[0]]
+        family = (model.model_type, model.multi_token_prediction is not None)
         counts[family] += 1
-        if family not in LATER_FAMILIES or counts[family] <= MOST_OF_A_FAMILY[world_size]:
+        if model.model_type not in LATER_FAMILIES or counts[family] <= MOST_OF_A_FAMILY[world_size]:
             found[name] = one
     return found
 

@@ -9,7 +9,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from autoshard.graph.operators import DELTA_CHUNK
-from autoshard.runtime.torch_backend.recurrences import _delta_rule, _scan
+from autoshard.runtime.torch_backend.recurrences import WHOLE, Slices, _Again, _delta_rule, _scan
 from benchmarks.graph_counts import measure
 from tests.multiprocess.plans import MODELS
 
@@ -124,3 +124,17 @@ def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> Non
     for row in measure(MODELS[name], name, recompute):
         if row.quantity != "flops":
             assert row.measured == pytest.approx(row.counted, abs=8192), row
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_scan_in_slices_of_its_heads_is_the_same(size: int) -> None:
+    """Of 3 heads; B and C are those of all of them, so their gradients are sums over slices."""
+    slices = Slices((2, 2, None, None, 0, 0, 0), size)
+    found = []
+    for how in (slices, WHOLE):
+        inputs = scan_inputs(torch.float64, 11)
+        out = _Again.apply(lambda *values: _scan(*values, chunk=4), how, *inputs)
+        out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
+        found.append((out.detach(), *(value.grad for value in inputs)))
+    for sliced, whole in zip(*found, strict=True):
+        torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)

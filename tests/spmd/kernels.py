@@ -402,13 +402,13 @@ def _position_embedding(place: Place, x: Array, table: Array) -> Result:
     return x + np.einsum("...sp,...pe->...se", picked, table)[..., None, :, :], backward
 
 
-def _cross_entropy(place: Place, logits: Array, labels: Array) -> Result:
+def _cross_entropy(place: Place, logits: Array, labels: Array, other: Array | None = None) -> Result:
     over = place.over("vocab")
     columns = place.indices("vocab", logits.shape[-1])[..., None, None, :]
     scores = np.where(columns < place.attributes["valid_vocab"], logits, -1e30)
     tokens = place.graph.sizes["batch"] * place.graph.sizes["seq"]
     learned = labels >= 0
-    rows = int(np.prod(labels.shape[len(place.axes) :]))
+    rows, weight = int(np.prod(labels.shape[len(place.axes) :])), place.attributes.get("weight", 1.0)
 
     def across(x: Array, reduction: str, count: int) -> Array:
         if not over:
@@ -424,9 +424,11 @@ def _cross_entropy(place: Place, logits: Array, labels: Array) -> Result:
 
     def backward(grad: Array) -> Gradients:
         wrong = (exponentials / total[..., None] - picked) * learned[..., None]
-        return wrong * grad[..., None, None, None] / tokens, None
+        of_logits = weight * wrong * grad[..., None, None, None] / tokens
+        return (of_logits, None) if other is None else (of_logits, None, grad)
 
-    return ((np.log(total) - label) * learned).sum((-1, -2)) / tokens, backward
+    loss = weight * ((np.log(total) - label) * learned).sum((-1, -2)) / tokens
+    return loss if other is None else other + loss, backward
 
 
 def _dropout(place: Place, x: Array, keys: Array) -> Result:

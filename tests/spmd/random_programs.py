@@ -20,7 +20,8 @@ HIDDEN = "batch seq embed"
 
 
 def random_choices(graph: Graph, axes: Axes, rng: Random) -> dict[str, Choice]:
-    """Any loop dim that still divides, `I`, `R`, or `P` where the operator is linear and its input is partial."""
+    """Any loop dim that still divides, `I`, `R`, or `P` where the operator is linear and its input is partial. A loss
+    that is added to another does as that one."""
     chosen: dict[str, Choice] = {}
     produced: dict[str, Operator] = {}
     for op in graph.operators:
@@ -34,6 +35,8 @@ def random_choices(graph: Graph, axes: Axes, rng: Random) -> dict[str, Choice]:
             choice[axis] = rng.choice(options)
             if choice[axis] in left:
                 left[choice[axis]] //= size
+        if op.kind == "cross_entropy" and len(op.inputs) > 2:
+            choice = dict(chosen[op.inputs[2]])
         chosen[op.name] = choice
         produced[op.output] = op
     return chosen
@@ -55,7 +58,7 @@ def random_numbers(graph: Graph, seed: int) -> dict[str, Array]:
         if tensor.differentiable:
             found[tensor.name] = numbers.standard_normal(shape) * (1 / 3 if tensor.role == "parameter" else 1)
         else:
-            not_learned = -1 if tensor.name == "labels" else 0
+            not_learned = -1 if tensor.name.endswith("labels") else 0
             found[tensor.name] = numbers.integers(not_learned, _valid_vocab(graph), shape)
     return found
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors import safe_open
 
+from autoshard.checkpoint.boxes import Box
+from autoshard.conversion.convert import Conversion, convert
 from autoshard.conversion.huggingface import huggingface_source
+from autoshard.conversion.source import WeightReader
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import loop_sizes
@@ -23,6 +26,7 @@ from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.model import ModelSpec, RopeScaling
 from tests.multiprocess.plans import MODELS
+from tests.unit.weight_folders import huggingface_folder, weights
 
 BARE: dict[str, Any] = {
     "model_type": "gpt_oss",
@@ -84,30 +88,92 @@ def test_the_model_of_a_quantised_checkpoint_is_the_one_that_was_quantised() -> 
         from_config({**BARE, "quantization_config": {"quant_method": "fp8"}}, "bare")
 
 
-def test_quantised_weights_are_refused_in_words(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(BARE))
-    name = "model.layers.0.mlp.experts.gate_up_proj"
-    tensors: dict[str, Any] = {f"{name}_blocks": np.zeros((128, 192, 2, 16), np.uint8)}
-    tensors |= {"model.embed_tokens.weight": np.zeros((96, 64)), "model.norm.weight": np.zeros(64)}
-    tensors |= {"lm_head.weight": np.zeros((96, 64))}
-    model = from_config(BARE, "mine")
-    prefix = "model.layers.0"
-    for part, rows in (("q", 8), ("k", 8), ("v", 8)):
-        tensors[f"{prefix}.self_attn.{part}_proj.weight"] = np.zeros((rows * model.head_dim, 64))
-        tensors[f"{prefix}.self_attn.{part}_proj.bias"] = np.zeros(rows * model.head_dim)
-    tensors[f"{prefix}.self_attn.o_proj.weight"] = np.zeros((64, 8 * model.head_dim))
-    tensors[f"{prefix}.self_attn.o_proj.bias"] = np.zeros(64)
-    tensors[f"{prefix}.self_attn.sinks"] = np.zeros(8)
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        tensors[f"{prefix}.{norm}.weight"] = np.zeros(64)
-    tensors |= {f"{prefix}.mlp.router.weight": np.zeros((128, 64)), f"{prefix}.mlp.router.bias": np.zeros(128)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(AutoshardError) as raised:
-        huggingface_source(tmp_path)
-    assert str(raised.value) == (
-        f"{tmp_path} has {name} quantised, as {name}_blocks: save the model dequantised first, in transformers with "
-        "from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True))"
+def quantised_folder(folder: Path, model: ModelSpec) -> dict[str, np.ndarray[Any, Any]]:
+    """A checkpoint whose experts are in MXFP4, with random bits and scales around 1; returns the tensors in it."""
+    huggingface_folder(folder, model, "BF16")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors, random = weights(model, "BF16"), np.random.default_rng(3)
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for name, value in tensors.items():
+        if name.endswith(("gate_up_proj", "experts.down_proj")):
+            experts, columns, rows = value.shape
+            found[f"{name}_blocks"] = random.integers(0, 256, (experts, rows, columns // 32, 16), dtype=np.uint8)
+            found[f"{name}_scales"] = random.integers(120, 135, (experts, rows, columns // 32), dtype=np.uint8)
+        else:
+            found[name] = value
+    save_mixed(folder / "model.safetensors", found)
+    return found
+
+
+def save_mixed(path: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Write uint16 as bits of bfloat16, uint8 as it is."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, value in tensors.items():
+        dtype = "U8" if value.dtype == np.uint8 else "BF16"
+        header[name] = {"dtype": dtype, "shape": value.shape, "data_offsets": [end, end + value.nbytes]}
+        end += value.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(one.tobytes() for one in tensors.values()))
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+QUANTISED = replace(MODELS["gpt oss"], hidden_size=64, intermediate_size=96)
+
+
+def test_a_block_of_mxfp4_by_hand(tmp_path: Path) -> None:
+    """Low half first; 0.5 to 6 and their negatives; scales 2^(s - 127). Expert 1, column 3 of gate, rows 32 to 63."""
+    tensors = quantised_folder(tmp_path / "hf", QUANTISED)
+    blocks, scales = (tensors[f"{EXPERTS}.gate_up_proj_{name}"] for name in ("blocks", "scales"))
+    blocks[1, 2 * 3, 1] = [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE, 0x2A, *[0] * 7]
+    scales[1, 2 * 3, 1] = 130
+    save_mixed(tmp_path / "hf" / "model.safetensors", tensors)
+    with WeightReader(huggingface_source(tmp_path / "hf")) as reader:
+        found = reader.read(f"{EXPERTS}.gate_proj.weight", Box((1, 3, 32), (1, 1, 32)), "F32").view(np.float32)
+        inside = reader.read(f"{EXPERTS}.gate_proj.weight", Box((1, 3, 37), (1, 1, 4)), "BF16")
+    by_hand = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6, -1, 1, *[0] * 14]
+    assert found.ravel().tolist() == [8 * value for value in by_hand]
+    assert (inside.astype(np.uint32) << 16).view(np.float32).ravel().tolist() == [24, 32, 48, 0]
+
+
+def test_every_number_of_a_quantised_checkpoint(tmp_path: Path) -> None:
+    """Against OpenAI's way of reading it: unpack along the last dim, then exchange the last two."""
+    tensors = quantised_folder(tmp_path / "hf", QUANTISED)
+    convert(
+        huggingface_source(tmp_path / "hf"), tmp_path / "out", Conversion("hf"), lambda size: None, lambda size: None
     )
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as written:
+        values = {name: written.get_tensor(name).float().numpy() for name in written.keys()}  # noqa: SIM118  it is no dict
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    digits = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    for name in ("gate_up_proj", "down_proj"):
+        blocks, scales = (tensors[f"{EXPERTS}.{name}_{part}"] for part in ("blocks", "scales"))
+        pairs = np.stack((digits[blocks % 16], digits[blocks // 16]), -1).reshape(*scales.shape, 32)
+        whole = (pairs * 2.0 ** (scales.astype(int) - 127)[..., None]).reshape(*scales.shape[:2], -1)
+        np.testing.assert_array_equal(values[f"{EXPERTS}.{name}"], whole.transpose(0, 2, 1))
+    assert values.keys() == weights(QUANTISED, "BF16").keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("gate_up_proj_scales", lambda x: None, "has no tensor {name}, and has"),
+        ("down_proj_scales", lambda x: x[:, :, :1], "down_proj_scales is U8 [4, 64, 1]; MXFP4 of the model's is U8 "),
+        ("down_proj_blocks", lambda x: x.astype(np.uint16), "down_proj_blocks is BF16 "),
+        ("down_proj_scales", lambda x: np.full_like(x, 255), "down_proj_scales has a scale that is not a number"),
+        ("down_proj_scales", lambda x: np.full_like(x, 254), "down_proj_scales has values beyond what bfloat16 holds"),
+    ],
+)
+def test_broken_mxfp4_is_refused(name: str, change: Any, told: str, tmp_path: Path) -> None:
+    tensors = quantised_folder(tmp_path / "hf", QUANTISED)
+    key = f"{EXPERTS}.{name}"
+    changed = change(tensors.pop(key))
+    save_mixed(tmp_path / "hf" / "model.safetensors", tensors if changed is None else {**tensors, key: changed})
+    with pytest.raises(AutoshardError) as raised, WeightReader(huggingface_source(tmp_path / "hf")) as reader:
+        reader.read(f"{EXPERTS}.down_proj.weight", Box((0, 0, 0), (4, 64, 96)), "BF16")
+    assert told.replace("{name}", key) in str(raised.value)
 
 
 def test_the_graph_has_sinks_windows_and_biases() -> None:

@@ -12,6 +12,7 @@ from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.traced_models import ODD
 
@@ -285,6 +286,19 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"model": replace(load_model("glm-4.5-air"), num_attention_heads=64, num_key_value_heads=64)},
         {"layers": 46},
         "backend=nxd has no router with topk_method=noaux_tc of glm-4.5-air; use torch",
+    ),
+    (
+        {
+            "model": replace(
+                load_model("glm-4.5-air"),
+                num_attention_heads=64,
+                num_key_value_heads=64,
+                router=None,
+                multi_token_prediction=MultiTokenPrediction(),
+            )
+        },
+        {"layers": 46},
+        "backend=nxd has no prediction module: mtp_num_layers=1 needs backend torch",
     ),
     (
         {"model": replace(LLAMA_70B, model_type="olmo2")},

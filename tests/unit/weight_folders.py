@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.models.huggingface import to_config
-from autoshard.models.weights import checkpoint_parts, parameter_dims
+from autoshard.models.weights import parameter_dims, written_parts
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import load_precision
@@ -30,7 +30,7 @@ def weights(model: ModelSpec, dtype: str, seed: int = 0) -> Tensors:
         parameters[name] = (
             (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else values.astype(NUMPY[dtype])
         )
-    return dict(to_checkpoint(checkpoint_parts(model), dims, sizes, parameters.__getitem__))
+    return dict(to_checkpoint(written_parts(model), dims, sizes, parameters.__getitem__))
 
 
 def huggingface_folder(folder: Path, model: ModelSpec, dtype: str = "F32", files: int = 1, seed: int = 0) -> Path:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.program import Issued, ProgramWork, spent_on, working_bytes
+from autoshard.cost.program import Issued, ProgramWork, heaviest_step, spent_on
 from autoshard.graph.count import operator_steps
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.planner.grid.arrays import Array
@@ -117,8 +117,11 @@ def _fixed_bytes(program: Program, step: OperatorStep) -> float:
 
 def _fixed_working_bytes(program: Program) -> float:
     """Bytes that do not grow with the microbatch, of the step that works on most."""
-    largest = max(program.steps, key=lambda step: working_bytes(program, step))
-    fixed = [view for view in _views(largest) if _is_fixed(program, view) and program.tensor(view).role != "parameter"]
+    fixed = [
+        view
+        for view in _views(heaviest_step(program))
+        if _is_fixed(program, view) and program.tensor(view).role != "parameter"
+    ]
     return float(sum(program.local_bytes[view] for view in fixed))
 
 

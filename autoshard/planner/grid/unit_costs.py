@@ -163,7 +163,7 @@ def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, sha
         return stage_work(model, *sizes, shape, kv_inner, *unit, quantized(training))
 
     first, embedding, head = (work(UNITS[name]) for name in ("first", "embedding", "head"))
-    tied = work(UNITS["tied"]) if model.tie_word_embeddings else None
+    tied = work(UNITS["tied"]) if model.shares_embedding else None
     return Units(tuple(work(block_unit(kind)) for kind in model.kinds), first, embedding, head, tied)
 
 

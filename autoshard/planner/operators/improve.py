@@ -104,7 +104,7 @@ def _bound_problems(problem: Problem, strategy: Strategy) -> list[OperatorProble
     block, *ends = graphs(problem, strategy)
     return [
         block_problem(graph, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
-        for graph in (block, *(ends if not problem.model.tie_word_embeddings else ()))
+        for graph in (block, *(ends if not problem.model.shares_embedding else ()))
     ]
 
 
@@ -122,7 +122,7 @@ def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
     model, training = problem.model, problem.training
     batch = strategy.microbatch_size * strategy.dp
     sizes = dim_sizes(model, batch, training.sequence_length, strategy.tp, training.expert_slots(strategy.ep))
-    ends = ((0, True, True),) if model.tie_word_embeddings else ((0, True, False), (0, False, True))
+    ends = ((0, True, True),) if model.shares_embedding else ((0, True, False), (0, False, True))
     size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
     return tuple(
         with_quantized_products(
@@ -149,7 +149,7 @@ def _solve_ends(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, C
     """By template: embedding and head within the memory that they have by the rule. A table that they share is left to
     the rule."""
     solved: dict[str, Choice] = {}
-    for graph in graphs(problem, strategy)[1:] if not problem.model.tie_word_embeddings else ():
+    for graph in graphs(problem, strategy)[1:] if not problem.model.shares_embedding else ():
         solved.update(_solve_end(problem, strategy, mesh, graph))
     return solved
 

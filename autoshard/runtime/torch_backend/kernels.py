@@ -391,9 +391,17 @@ def _cross_entropy(context: Context, step: OperatorStep) -> Kernel:
     offset = position * (sizes["vocab"] // count)
     valid: Any = step.operator.attributes["valid_vocab"]
     group = context.group(step, "vocab")
-    if count == 1 and valid == sizes["vocab"]:
-        return lambda logits, labels: WholeCrossEntropy.apply(logits, labels, tokens)
-    return lambda logits, labels: _CrossEntropy.apply(logits, labels, tokens, valid, offset, group)
+    weight: Any = step.operator.attributes.get("weight", 1.0)
+
+    def run(logits: torch.Tensor, labels: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        loss: torch.Tensor
+        if count == 1 and valid == sizes["vocab"]:
+            loss = WholeCrossEntropy.apply(logits, labels, tokens)
+        else:
+            loss = _CrossEntropy.apply(logits, labels, tokens, valid, offset, group)
+        return loss if other is None else other + weight * loss
+
+    return run
 
 
 FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {

@@ -6,7 +6,8 @@ alone; backward computes forward again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,31 +21,87 @@ L2_EPS = 1e-6
 """Added to the squared length of queries and keys of the delta rule: flash-linear-attention's and transformers'."""
 
 
+@dataclass(frozen=True)
+class Slices:
+    """A function that is worked off in slices along one dim, because it holds much more for each than its inputs are.
+
+    dims: of each input, the dim that is sliced, None where all slices need the whole; the output's is the first one's.
+    size: of a slice.
+    """
+
+    dims: tuple[int | None, ...] = ()
+    size: int = 0
+
+    def of(self, values: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yields the inputs of each slice. values: those of the function, or its output alone."""
+        dim = self.dims[0] if self.dims else None
+        if dim is None:
+            yield tuple(values)
+            return
+        dims = self.dims[: len(values)]
+        for start in range(0, values[0].shape[dim], self.size):
+            stop = min(start + self.size, values[0].shape[dim])
+            yield tuple(x if d is None else x.narrow(d, start, stop - start) for x, d in zip(values, dims, strict=True))
+
+
+WHOLE = Slices()
+
+
+SCANNED = 8
+"""A scan holds a number for each pair of tokens in a chunk and each head. It works off so many heads at a time that
+these are at most an eighth of the numbers of its input."""
+
+
 class _Again(torch.autograd.Function):
     """A function of tensors that keeps its inputs and runs again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, function: Callable[..., torch.Tensor], slices: Slices, *values: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*values)
-        ctx.function = function
-        return function(*values)
+        ctx.function, ctx.slices = function, slices
+        parts = [function(*inputs) for inputs in slices.of(values)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, slices.dims[0] or 0)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad[1:]
-        with torch.enable_grad():
-            values = tuple(x.detach().requires_grad_(use) for x, use in zip(ctx.saved_tensors, needed, strict=True))
-            result = ctx.function(*values)
-        found = iter(torch.autograd.grad(result, [x for x in values if x.requires_grad], grads[0]))
-        return None, *(next(found) if use else None for use in needed)
+        needed, saved, slices = ctx.needs_input_grad[2:], ctx.saved_tensors, ctx.slices
+        if slices is WHOLE:
+            return None, None, *_gradients(ctx.function, saved, needed, grads[0])
+        # sums over slices are not rounded in between
+        wide = [
+            torch.promote_types(x.dtype, torch.float32) if slices.dims[i] is None else x.dtype
+            for i, x in enumerate(saved)
+        ]
+        sums = [torch.zeros_like(x, dtype=dtype) for x, dtype in zip(saved, wide, strict=True)]
+        for inputs, targets, (grad,) in zip(slices.of(saved), slices.of(sums), slices.of(grads[:1]), strict=True):
+            for target, found in zip(targets, _gradients(ctx.function, inputs, needed, grad), strict=True):
+                if found is not None:
+                    target.add_(found)
+        return None, None, *(one.to(x.dtype) if use else None for one, x, use in zip(sums, saved, needed, strict=True))
 
 
-def _in_order(context: Context, step: OperatorStep, function: Callable[..., torch.Tensor], sequences: int) -> Kernel:
+def _gradients(
+    function: Callable[..., torch.Tensor],
+    values: Sequence[torch.Tensor],
+    needed: Sequence[bool],
+    grad: torch.Tensor,
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a function that is run again; None where none is needed."""
+    with torch.enable_grad():
+        inputs = tuple(x.detach().requires_grad_(use) for x, use in zip(values, needed, strict=True))
+        result = function(*inputs)
+    found = iter(torch.autograd.grad(result, [x for x in inputs if x.requires_grad], grad))
+    return tuple(next(found) if use else None for use in needed)
+
+
+def _in_order(
+    context: Context, step: OperatorStep, function: Callable[..., torch.Tensor], sequences: int, slices: Slices = WHOLE
+) -> Kernel:
     """The kernel of a function whose first `sequences` inputs, and its output, are [batch, seq, ...] in the order of
     the original sequence; the graph's may lie in other pieces."""
     pieces: Any = step.operator.attributes.get("sequence_pieces")
     if pieces is None or pieces == tuple(sorted(pieces)):
-        return lambda *values: _Again.apply(function, *values)
+        return lambda *values: _Again.apply(function, slices, *values)
     places = in_pieces(context.graph.sizes["seq"], pieces)
     original = places.argsort()
 
@@ -52,7 +109,7 @@ def _in_order(context: Context, step: OperatorStep, function: Callable[..., torc
         mixed = function(*(x[:, original] for x in values[:sequences]), *values[sequences:])
         return mixed[:, places]
 
-    return lambda *values: _Again.apply(ordered, *values)
+    return lambda *values: _Again.apply(ordered, slices, *values)
 
 
 def causal_conv(context: Context, step: OperatorStep) -> Kernel:
@@ -121,7 +178,10 @@ def state_space_scan(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of Mamba-2's state space: x [batch, seq, head, width], dt [batch, seq, head], B, C [batch, seq,
     state], A_log, D, dt_bias [head] -> a tensor like x."""
     chunk: Any = step.operator.attributes["chunk_size"]
-    return _in_order(context, step, lambda *values: _scan(*values, chunk=chunk), 4)
+    sizes, (_, ranks) = context.graph.sizes, context.piece(step, "mamba_head")
+    heads = sizes["mamba_head"] // ranks * sizes["mamba_headdim"] // (SCANNED * chunk)
+    slices = Slices((2, 2, None, None, 0, 0, 0), max(1, heads))
+    return _in_order(context, step, lambda *values: _scan(*values, chunk=chunk), 4, slices)
 
 
 def _scan(

@@ -15,8 +15,10 @@ from autoshard.graph.operators import DOCUMENT_STARTS, SEQUENCE_KEYS
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces
+from autoshard.models.prediction import NEXT_IDS, NEXT_LABELS
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
+from autoshard.runtime.data.stream import NOT_LEARNED
 from autoshard.runtime.session import StepResult, Tokens
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import in_pieces
@@ -132,8 +134,8 @@ class Session:
         return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))
 
     def evaluate(self, inputs: Tokens, labels: Tokens, starts: Tokens | None = None) -> float:
-        """Mean loss over the learned tokens of a global batch; nothing is learned from it."""
-        losses = self._evaluation.run(self.local_inputs(inputs, labels, starts))
+        """Mean loss over the learned tokens of a global batch, of the next token alone; nothing is learned from it."""
+        losses = self._evaluation.run(self.local_inputs(inputs, labels, starts, predicts=False))
         return self._total_loss(losses, _weight(labels))
 
     @property
@@ -179,12 +181,18 @@ class Session:
                 mine = Group.of(handle, ranks, self.rank)
         return {} if mine is None else dict.fromkeys(sorted(shared), mine)
 
-    def local_inputs(self, inputs: Tokens, labels: Tokens, starts: Tokens | None = None) -> StepInputs:
-        """This rank's pieces of what its stages read of a step, besides each other's output."""
+    def local_inputs(
+        self, inputs: Tokens, labels: Tokens, starts: Tokens | None = None, predicts: bool = True
+    ) -> StepInputs:
+        """This rank's pieces of what its stages read of a step, besides each other's output. predicts: whether a
+        prediction module's loss counts."""
         values = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
         if self.plan.model.dropout:
             keys = sequence_keys(self._seed, self.steps_done, len(inputs))
             values[SEQUENCE_KEYS] = on_device(keys, self.device)
+        if self.plan.model.multi_token_prediction is not None:
+            ahead = values["labels"] if predicts else torch.full_like(values["labels"], NOT_LEARNED)
+            values |= _further_tokens(values["input_ids"], ahead, starts)
         if starts is not None:
             values[DOCUMENT_STARTS] = torch.from_numpy(starts)
         found: StepInputs = {}
@@ -210,15 +218,25 @@ class Session:
         total = self._sums.zero()
         if losses:
             program = self.modules[len(self.plan.stages) - 1].program
-            copies = self.plan.mesh.size(
-                axis for axis, entry in zip(program.axes, program.states["loss"], strict=True) if entry != "P"
-            )
+            state = program.states[program.outputs[0]]
+            copies = self.plan.mesh.size(axis for axis, entry in zip(program.axes, state, strict=True) if entry != "P")
             total += weight * self._sums.wide(torch.stack(losses)).sum() / copies / len(losses)
         routing = [loss for module in self.modules.values() for loss in module.router_losses.take()]
         if routing:  # every rank of a stage knows all of them
             routed = self._sums.wide(torch.stack(routing)).sum()
             total += routed / self.plan.mesh.stage_size / self.plan.num_microbatches
         return float(self._sums.over_ranks(total))
+
+
+def _further_tokens(inputs: torch.Tensor, labels: torch.Tensor, starts: Tokens | None) -> dict[str, torch.Tensor]:
+    """What a prediction module reads, [batch, seq]: the token behind each place, and the label of that one. A row's
+    last place has neither, a document's last no label."""
+    ids, ahead = torch.zeros_like(inputs), torch.full_like(labels, NOT_LEARNED)
+    ids[:, :-1], ahead[:, :-1] = inputs[:, 1:], labels[:, 1:]
+    if starts is not None:
+        begins = torch.from_numpy(starts)
+        ahead[:, :-1][begins[:, 1:] != begins[:, :-1]] = NOT_LEARNED
+    return {NEXT_IDS: ids, NEXT_LABELS: ahead}
 
 
 def _weight(labels: Tokens) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from autoshard.conversion.convert import check_same_model, open_source
+from autoshard.conversion.convert import open_source, source_for
 from autoshard.conversion.source import WeightReader
 from autoshard.runtime.session import Session
 from autoshard.runtime.trainer.shard_files import DTYPE_NAMES
@@ -18,8 +18,7 @@ def load_weights(session: Session, folder: Path) -> None:
     Raises AutoshardError for files that are not whole weights of the plan's model.
     """
     plan, rank = session.plan, session.rank
-    source = open_source(folder, plan.model, share=(rank, plan.mesh.world_size))
-    check_same_model(source, plan)
+    source = source_for(open_source(folder, plan.model, share=(rank, plan.mesh.world_size)), plan)
     with WeightReader(source) as reader:
         for shard, bucket in zip(session.shards(), session.optimizer.buckets, strict=True):
             master = bucket.master.data
