@@ -32,7 +32,7 @@ FAMILY = {
     "misaligned_slowdown": Constant(4.0, 0.5, "of plain attention's products where the head dim is no multiple of 8"),
     "norm_passes": Constant(8.0, 0.4, "times that a norm which is not one kernel moves its input and output"),
     "route_passes": Constant(
-        1.0, 0.4, "times that tokens move on their way to and from experts, against one kernel each"
+        1.0, 0.8, "times that tokens move on their way to and from experts where no kernel does all of it"
     ),
     "transfer_share": Constant(0.5, 0.5, "of the transfers between pipeline stages, what is exposed", 1.0),
     "fp8_efficiency": Constant(0.95, 0.1, "of products in FP8, against those in bfloat16"),

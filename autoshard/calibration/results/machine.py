@@ -141,7 +141,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         misaligned_slowdown=family["misaligned_slowdown"],
         norm_passes=family["norm_passes"] if loose_norms(case) else 1.0,
         loss_passes=family["loss_passes"],
-        route_passes=family["route_passes"],
+        route_passes=1.0 if case.dispatch.permutes else family["route_passes"],
         activation_passes=family["clamped_passes"] if case.dispatch.clamped else 1.0,
         whole_logits=case.stack.startswith("AA-Scaling"),
         replays_head=case.stack.startswith("AA-Scaling"),
