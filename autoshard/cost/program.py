@@ -385,6 +385,8 @@ def price_program(
     ):
         if software.whole_logits and operators and operators[0].needs.kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
+        if software.gathers_quantized and (share := quantized_share(work.program, step)) is not None:
+            issued, issued_back = (_gathered_as(share, one) for one in (issued, issued_back))
         asked = StepWork(operators, sent(issued), sent(issued_back), isinstance(step, GatherEinsumStep))
         priced = step_seconds(asked, device, peak, software, products)
         if sorts:
@@ -394,6 +396,33 @@ def price_program(
             )
         steps.append(priced)
     return PricedProgram(work, tuple(steps), software)
+
+
+def quantized_share(program: Program, step: Step) -> float | None:
+    """The bytes of a quantised operand over those of the tensor that a step moves, where the products that its
+    all-gathers feed read quantised operands; else None.
+
+    Forward, all-gathers bring the inputs of linear layers; backward, these again, and gradients of the outputs of
+    layers that are split by their inputs. Leaves out that formats with scales by block send gradients in two copies.
+    """
+    if isinstance(step, GatherEinsumStep):
+        moved, fed = step.gather.source, [einsum.operator for einsum in step.einsums]
+    elif isinstance(step, RedistributeStep):
+        moved = step.source
+        fed = [op for op in program.graph.operators if op.output == program.tensor(moved).name]
+    else:
+        return None
+    operands = [op.attributes.get(OPERAND_BYTES) for op in fed]
+    known = [one for one in operands if isinstance(one, (int, float))]
+    return known[0] / program.tensor(moved).element_bytes if known and len(known) == len(operands) else None
+
+
+def _gathered_as(share: float, issued: Issued) -> Issued:
+    """The same collectives, all-gathers between tensor-parallel ranks of `share` of their bytes."""
+    return tuple(
+        (kind, axes, round(share * size) if kind == "all_gather" and spent_on(kind, axes) == TENSOR else size)
+        for kind, axes, size in issued
+    )
 
 
 def _with_sorting(seconds: Seconds, issued: Issued, device: Device, software: Software) -> Seconds:

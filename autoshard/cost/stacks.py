@@ -58,6 +58,8 @@ class Software:
       stall_s: of a microbatch's collectives, each waits besides, so long for each of its members.
       replay_slowdown: of recomputed forward work against the first one.
       accumulation_share: of adding gradients up; 0 where the products that make gradients of weights add to the sum.
+      gathers_quantized: what quantised products read is gathered as they read it, in 8 or 4 bits, between
+      tensor-parallel ranks: Transformer Engine's modules quantise before gather_along_first_dim.
       keeps_loss: what the loss keeps is charged to blocks that run backward too, when it is over: so the stack's
       constants of memory were fitted.
       hands_over_gradients: a backward hands its gradients over at its end, beside their sum.
@@ -106,6 +108,7 @@ class Software:
     working_scale: float = 1.0
     reserved_bytes: float = 0.0
     accumulation_share: float = 1.0
+    gathers_quantized: bool = False
     keeps_loss: bool = False
     hands_over_gradients: bool = True
     adapts: bool = False

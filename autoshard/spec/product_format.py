@@ -3,7 +3,7 @@
 Weights, activations and gradients stay in the compute dtype; products read quantised copies of them. Which layers:
 autoshard/graph/quantize.py. Sources in brackets: TE = the recipes of NVIDIA Transformer Engine's user guide, Megatron =
 Megatron-LM's arguments (--fp8-recipe, --fp8-param-gather, --reuse-grad-buf-for-mxfp8-param-ag), NKI = AWS's Neuron
-Kernel Interface. No collective of activations is priced in fewer bits.
+Kernel Interface. Activations travel in fewer bits only in stacks that say so (Software.gathers_quantized).
 """
 
 from __future__ import annotations

@@ -357,12 +357,16 @@ def test_experts_lie_over_ranks_that_share_a_sequence() -> None:
         ({"framework": "Megatron-LM (+DeepEP)"}, Dispatch(True, dropless=True, reads_back=True)),
         ({"framework": "NeMo AutoModel FSDP2+EP"}, Dispatch(True, dropless=True, reads_back=True, neighbours=True)),
         (
+            {"framework": "NeMo AutoModel FSDP2+EP", "gpu": "GB200-186GB"},
+            Dispatch(True, dropless=True, reads_back=True, neighbours=True, permutes=True),
+        ),
+        (
             {"framework": "Megatron-Bridge, NeMo 26.06", "gpu": "GB200-186GB", "precision": "mxfp8"},
-            Dispatch(True, True, True, False, "all"),
+            Dispatch(True, True, True, False, "all", permutes=True),
         ),
         (
             {"framework": "Megatron-Bridge, NeMo 26.04", "gpu": "GB200-186GB", "precision": "mxfp8"},
-            Dispatch(True, False, True, True, "attention"),
+            Dispatch(True, False, True, True, "attention", permutes=True),
         ),
         (
             {"framework": "Megatron-Bridge, NeMo 26.02.01", "model": "Qwen3-235B-A22B"},

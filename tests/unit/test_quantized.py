@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.after import AfterLastMicrobatch
+from autoshard.cost.collectives import GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, matmul_s, memory_s, quantized_products, seconds_of
 from autoshard.cost.estimate import estimate
 from autoshard.cost.memory import memory_values
 from autoshard.cost.rank_load import rank_load
-from autoshard.cost.stacks import COMPILED
+from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import local_shape, quantized, stage_parts, strategy_mesh
 from autoshard.cost.zero_sharding import parts_contents, parts_state
 from autoshard.errors import AutoshardError
@@ -116,6 +117,35 @@ def test_what_is_not_quantised_costs_as_before() -> None:
         - seconds_of(second, device, peak, COMPILED, products).forward
     )
     assert longer == pytest.approx(memory_s(4 * m * k, device))
+
+
+@pytest.mark.parametrize(("name", "share"), [("mixed_precision", 1.0), ("fp8", 0.5), ("mxfp8", 1.03125 / 2)])
+def test_quantised_gathers_by_hand(name: str, share: float) -> None:
+    """Between two ranks go 2048 tokens of 2048 elements: a block gathers the inputs of two layers forward and again
+    backward, and the gradients of two outputs; what it scatters stays in bf16."""
+    training, shape = TrainingSpec(2048, 32, load_precision(name)), local_shape(LAYOUT)
+    whole, fewer = (
+        stage_parts(TINY, training, B200, shape, "none", Software("s", gathers_quantized=one)).block
+        for one in (False, True)
+    )
+    law = collective_law("all_gather", GroupShape(2, 2, 1, 1, 2, 8), B200)
+    saved_s = law.time_s(2 * 2048 * 2048) - law.time_s(share * 2 * 2048 * 2048)
+    assert whole.forward.tensor_parallel - fewer.forward.tensor_parallel == pytest.approx(2 * saved_s)
+    assert whole.backward.tensor_parallel - fewer.backward.tensor_parallel == pytest.approx(4 * saved_s)
+    assert whole.forward.operators == fewer.forward.operators
+
+
+def test_what_is_not_quantised_is_gathered_as_before() -> None:
+    training = TrainingSpec(2048, 32, PRECISIONS["fp8"], unquantized=("attention",))
+    stays = TrainingSpec(2048, 32, PRECISIONS["fp8"], unquantized=("attention", "mlp"))
+    fewer = Software("s", gathers_quantized=True)
+    found = [
+        stage_parts(TINY, one, B200, local_shape(LAYOUT), "none", software).block.all_passes.tensor_parallel
+        for one, software in ((training, Software("s")), (training, fewer), (stays, fewer))
+    ]
+    law = collective_law("all_gather", GroupShape(2, 2, 1, 1, 2, 8), B200)
+    assert found[0] - found[1] == pytest.approx(3 * (law.time_s(2**23) - law.time_s(2**22)))
+    assert found[2] == found[0]
 
 
 @given(st.tuples(*(st.integers(1, 40_000) for _ in range(3))), st.sampled_from(sorted(PRODUCT_FORMATS)))

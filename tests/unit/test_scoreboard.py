@@ -231,7 +231,7 @@ def test_the_order_of_schedules_is_that_of_the_zero_bubble_paper() -> None:
 
 
 def test_few_constants_near_their_priors() -> None:
-    assert len(STACK) + len(MEMORY) == 5 and len(FAMILY) == 17
+    assert len(STACK) + len(MEMORY) == 5 and len(FAMILY) == 18
     fitted = load()
     owners, families = {of for of, _ in fitted.values}, {"a100", "h100", "blackwell"}
     assert families < owners
@@ -279,6 +279,8 @@ def test_products_bound_by_power_are_as_the_watts() -> None:
         ({"complete": "yes"}, "trusted", True),
         ({"notes": "CUDA graphs"}, "cuda_graphs", True),
         ({"attn_kernel": "TE fused"}, "kernel", "cudnn"),
+        ({"framework": "torchtitan FSDP2", "attn_kernel": "flash"}, "kernel", "flash_attention_2"),
+        ({"framework": "llm-foundry PyTorch FSDP", "attn_kernel": "flash"}, "kernel", "flash_attention_1"),
         ({"mem_kind": "max over ranks torch max_memory_allocated GiB"}, "allocated_only", True),
         ({"notes": "launcher: no TP/DP/p2p overlap, CE fusion"}, "overlaps", False),
     ],
@@ -295,6 +297,7 @@ def test_what_a_row_says_reaches_the_cost_model() -> None:
     cluster, software = machine(gpu_case(row), {**FIXED, **constants}, constants)
     assert cluster.device.reserved_memory_bytes == software.reserved_bytes == 0
     assert software.overlap == software.tensor_overlap == 0 and not software.hands_over_gradients
+    assert software.gathers_quantized
     other = {**ROW, "framework": "nanotron", "zero": "0", "notes": "CUDA graphs", "precision": "mxfp8"}
     cluster, software = machine(gpu_case(other), {**FIXED, **constants}, constants)
     assert cluster.device.reserved_memory_bytes > 0 and software.reserved_bytes > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autoshard.calibration.results.rows import Row
@@ -18,7 +18,8 @@ class Dispatch:
     dropless: an expert takes as many tokens as come, in place of a capacity that all are padded to. reads_back: the
     host then reads how many came before it launches their experts. graphs: what CUDA graphs launch at once, of GRAPHS.
     clamped: experts clamp both halves of their activation and have biases (GPT-OSS), which takes kernels of their own.
-    neighbours: a token's experts are neighbours.
+    neighbours: a token's experts are neighbours. permutes: the kernel that sends tokens also sorts them by expert
+    (HybridEP, which takes DeepEP's place in NVL72 racks).
     """
 
     sends_once: bool = False
@@ -28,6 +29,7 @@ class Dispatch:
     graphs: str = "none"
     clamped: bool = False
     neighbours: bool = False
+    permutes: bool = False
 
 
 USUAL = Dispatch()
@@ -85,6 +87,8 @@ DROPS = "nemo 2"
 dropless, as Megatron-Core is unless it is asked."""
 
 
+NVL72 = "GB"
+"""How names of GPUs begin that stand in NVL72 racks."""
 FAKE_GATES = ("AutoModel",)
 """What frameworks say whose benchmarks replace the router by one that hands out experts in turn: token i takes the k
 experts from i k on, modulo all of them, which lie on one rank or few (FakeBalancedGate of NeMo AutoModel, named in the
@@ -95,12 +99,13 @@ def dispatch_of(row: Row) -> Dispatch:
     """How the tokens of a row's mixture travel: as its release ships it, or as its framework and notes say."""
     framework, notes = row.get("framework", ""), row.get("notes", "")
     dropless = not (framework.lower().startswith(DROPS) or any(word in notes for word in CAPACITIES))
-    clamped = "clamped" in row.get("act", "")
+    clamped, in_rack = "clamped" in row.get("act", ""), row.get("gpu", "").startswith(NVL72)
     found = re.search(r"Megatron-Bridge, NeMo (\d+\.\d+)", framework)
     if found is None:
         fake = any(name in framework for name in FAKE_GATES)
         once = "DeepEP" in framework or fake
-        return Dispatch(once, dropless=dropless, reads_back=dropless, clamped=clamped, neighbours=fake)
+        facts = Dispatch(once, dropless=dropless, reads_back=dropless, clamped=clamped, neighbours=fake)
+        return replace(facts, permutes=once and in_rack)
     release, gpu, in_mxfp8 = float(found[1]), row["gpu"], row.get("precision", "").lower() == "mxfp8"
     shipped = next(
         one
@@ -117,4 +122,5 @@ def dispatch_of(row: Row) -> Dispatch:
         reads_back=dropless and shipped.graphs != "all",
         graphs=shipped.graphs,
         clamped=clamped,
+        permutes=shipped.once and dropless and in_rack,
     )

@@ -37,6 +37,10 @@ KERNELS = (
     ("naive", "torch"),
 )
 """(text in the row's attn_kernel, name of the kernel); the first that matches counts."""
+TRITON = "llm-foundry"
+"""How frameworks begin whose "flash" is Triton's copy of the first flash kernel. attn_impl is triton in llm-foundry's
+scripts/train/benchmarking/submit_benchmarks.py, and sweep.sh beside it, which has the microbatches of the rows, asks
+for no other."""
 HALF_GRADIENTS = ("aa-scaling",)
 """Stacks that sum gradients of microbatches in half precision (13 billion parameters on 80 GB, as published, leave no
 other way) and those of ranks in FP32, as AA-Scaling's published code does."""
@@ -292,10 +296,12 @@ def recompute(text: str) -> str:
 
 def _kernel_text(row: Row) -> str:
     """The words of a row on its attention kernel; of NeMo 2, which has Transformer Engine's, that takes cuDNN's kernels
-    on Hopper and Blackwell, where it says nothing; "unfused" where no release of those had one yet."""
+    on Hopper and Blackwell, where it says nothing; "unfused" where no release of those had one yet; see TRITON."""
     release = re.search(r"NeMo (2\d\.\d\d)\b", row.get("framework", ""))
     if release and float(release[1]) < LATENT_ON_BLACKWELL and re.match(r"G?B\d", row["gpu"]) and extras(row).latent:
         return "unfused"
+    if row.get("framework", "").lower().startswith(TRITON) and row.get("attn_kernel") == "flash":
+        return "flash1"
     silent = "cudnn" if row.get("framework", "").lower().startswith("nemo 2") else ""
     return row.get("attn_kernel") or silent
 
