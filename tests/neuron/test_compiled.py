@@ -43,6 +43,6 @@ def test_weights_rounded_at_random_follow_one_process(installed: Installed) -> N
 
 @pytest.mark.parametrize("name", [*NAMES, ROUNDED])
 def test_the_graphs_are_the_planned_ones(installed: Installed, name: str) -> None:
-    for planned, compiled, planned_graphs, counted in first_rank(_outcome(installed))[name]["graphs"]:
-        assert planned == compiled, "segments, distinct ones, functions"
-        assert counted == planned_graphs
+    for planned, compiled, planned_of_twin, seen in first_rank(_outcome(installed))[name]["graphs"]:
+        assert planned == compiled, "segments, distinct ones, operators, functions, communicators"
+        assert seen == planned_of_twin, "graphs, operators forward, communicators"

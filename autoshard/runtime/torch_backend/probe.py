@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autoshard.graph.partition import Step
+from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
 
 if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.session import Session
@@ -39,6 +40,14 @@ class SessionProbe:
     def optimizer_tensors(self) -> Sequence[torch.Tensor]:
         """Everything that the optimizer holds: its buffers, masters and moments."""
         return tuple(_tensors(self._session.optimizer))
+
+    @property
+    def functions(self) -> int:
+        """Functions of the gradient's norm and of the update that would be compiled: the norm's and FP32's for each
+        buffer, the update of weights that are rounded at random for each kind of parameter."""
+        updates = self._session.optimizer._updates
+        kinds = {piece.kind for one in updates if isinstance(one, RoundedAdamW) for piece in one._pieces}
+        return len(updates) + (len(kinds) or len(updates))
 
     @property
     def orders(self) -> Sequence[Sequence[str]]:
