@@ -248,8 +248,9 @@ class RankGraphs:
     """The graphs that one rank compiles for a step, and whom it communicates with beside them.
 
     segments: runs of operators between collectives. distinct: different ones among them; each is a graph forward and
-    one backward. operators: of the distinct ones together. functions: graphs of the gradient's norm, one a bucket, and
-    of the optimizer: one a bucket, or where weights are rounded at random one for each kind of parameter.
+    one backward. operators: of the distinct ones together. functions: graphs of the gradient's norm, one for
+    each size of a shard, and of the optimizer: one for each size with weight decay and without, or where weights are
+    rounded at random one for each kind of parameter.
     communicators: groups of two ranks or more in which the rank communicates on its device; none is in a graph.
     """
 
@@ -277,12 +278,18 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     distinct = {one.kind: len(one.signatures) for one in wirings}
     held = [programs[stage] for stage in mine]
     buckets = bucket_elements(held, plan.mesh, tied, plan.strategy.zero)
-    precision, updates = plan.training.precision, len(buckets)
-    if precision.master_dtype is None and precision.parameter_dtype == "bfloat16":
+    zero, mesh = plan.strategy.zero, plan.mesh
+    shards = {(count // (mesh.size(key.shard_axes) if zero else 1), key.decay) for key, count in buckets.items()}
+    updates = len(shards)
+    if plan.training.precision.rounds_at_random:
         updates = len(set(_rounded(plan, held, index, tied)))
     together = communicators(plan.mesh, rank, step_collectives(plan, pipeline_rank), plan.strategy.pp > 1)
     return RankGraphs(
-        len(wirings), len(distinct), sum(distinct.values()), len(buckets) + updates, communicators=len(together)
+        len(wirings),
+        len(distinct),
+        sum(distinct.values()),
+        len({size for size, _ in shards}) + updates,
+        communicators=len(together),
     )
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autoshard.graph.partition import Step
-from autoshard.runtime.torch_backend.rounded_adamw import RoundedAdamW
+from autoshard.models.stage import published_sizes
+from autoshard.runtime.torch_backend.optimizer import piece_shapes
 
 if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.session import Session
@@ -43,11 +44,15 @@ class SessionProbe:
 
     @property
     def functions(self) -> int:
-        """Functions of the gradient's norm and of the update that would be compiled: the norm's and FP32's for each
-        buffer, the update of weights that are rounded at random for each kind of parameter."""
-        updates = self._session.optimizer._updates
-        kinds = {piece.kind for one in updates if isinstance(one, RoundedAdamW) for piece in one._pieces}
-        return len(updates) + (len(kinds) or len(updates))
+        """Functions of the gradient's norm and of the update that would be compiled: norms by size, updates by size
+        and weight decay, or of weights that are rounded at random by kind of parameter."""
+        plan, modules = self._session.plan, tuple(self._session.modules.values())
+        buckets = self._session.optimizer.buckets
+        norms = {bucket.master.numel() for bucket in buckets}
+        if not plan.training.precision.rounds_at_random:
+            return len(norms) + len({(bucket.master.numel(), bucket.key.decay) for bucket in buckets})
+        shapes = piece_shapes(modules, plan.mesh, self._session._groups, published_sizes(plan.model))
+        return len(norms) + len({piece.kind for bucket in buckets for piece in bucket.pieces(shapes)})
 
     @property
     def orders(self) -> Sequence[Sequence[str]]:
