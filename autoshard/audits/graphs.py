@@ -9,7 +9,7 @@ from autoshard.audits.expected import NUMBER_BYTES
 from autoshard.audits.recorder import SYNC
 from autoshard.audits.values import Measurement
 from autoshard.graph.count import Collective
-from autoshard.layout.mesh import Mesh
+from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import RankGraphs, Section, Wiring, communicators, compiled_runs
 from autoshard.runtime.torch_backend.compiled import Compiler
 
@@ -33,10 +33,10 @@ class GraphCounter(Compiler):
     def function(self, name: str, function: Callable[..., Any], kind: Hashable = None) -> Callable[..., Any]:
         return function
 
-    def found(self, functions: int, mesh: Mesh, rank: int, step: Measurement) -> RankGraphs:
+    def found(self, functions: int, plan: Plan, rank: int, step: Measurement) -> RankGraphs:
         """The counts. functions: that would be compiled beside stages. step: of the rank; the sums of its norm and its
         loss are the hosts' affair on native Neuron."""
-        sent = communicators(mesh, rank, [one for one in step.collectives if not _is_number(one)], bool(step.transfers))
+        sent = communicators(plan, rank, [one for one in step.collectives if not _is_number(one)], bool(step.transfers))
         distinct = {one.kind: len(one.signatures) for one in self._wirings}
         return RankGraphs(
             len(self._wirings),

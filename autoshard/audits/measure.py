@@ -59,7 +59,7 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
             gc.collect()
             measurement = _measurement(plan, short, session.probe(), recorder, ready)
             if counter is not None:
-                graphs = counter.found(session.probe().functions, plan.mesh, role.rank, measurement)
+                graphs = counter.found(session.probe().functions, plan, role.rank, measurement)
                 measurement = replace(measurement, graphs=graphs)
         del session
     return measurement

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Protocol, TypeVar
 
 from autoshard.graph.count import Collective, parameter_elements
@@ -283,7 +283,7 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     updates = len(shards)
     if plan.training.precision.rounds_at_random:
         updates = len(set(_rounded(plan, held, index, tied)))
-    together = communicators(plan.mesh, rank, step_collectives(plan, pipeline_rank), plan.strategy.pp > 1)
+    together = communicators(plan, rank, step_collectives(plan, pipeline_rank), plan.strategy.pp > 1)
     return RankGraphs(
         len(wirings),
         len(distinct),
@@ -293,17 +293,32 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     )
 
 
-def communicators(mesh: Mesh, rank: int, issued: Iterable[Collective], sends: bool) -> frozenset[tuple[int, ...]]:
+def communicators(plan: Plan, rank: int, issued: Iterable[Collective], sends: bool) -> frozenset[tuple[int, ...]]:
     """The groups of two ranks or more in which a rank communicates, each as its ranks in order.
 
     issued: collectives of the rank's step; those over pp alone sum what the first and the last stage share. sends:
-    whether it also sends to neighbouring stages, in the group of its pipeline.
+    whether it also sends to neighbouring stages: in the group of its pipeline, or without point to point in a group of
+    two with each.
     """
-    groups = {mesh.group(rank, ("pp",))} if sends else set()
+    mesh = plan.mesh
+    pipeline = mesh.group(rank, ("pp",))
+    groups = {pipeline} if sends else set()
+    if sends and not plan.cluster.has_p2p:
+        wraps = plan.strategy.num_virtual_stages > 1
+        groups = {pair for pair in neighbours(pipeline, wraps) if rank in pair}
     for one in issued:
         ranks = mesh.group(rank, one.axes)
         groups.add((ranks[0], ranks[-1]) if one.axes == ("pp",) else ranks)
     return frozenset(tuple(sorted(ranks)) for ranks in groups if len(ranks) > 1)
+
+
+def neighbours(pipeline: Sequence[int], wraps: bool) -> tuple[tuple[int, int], ...]:
+    """Pairs (sender, receiver) of a pipeline's ranks, in both directions.
+
+    wraps: whether the last rank sends to the first, as where ranks have several stages.
+    """
+    following = [*pairwise(pipeline), *([(pipeline[-1], pipeline[0])] if wraps else [])]
+    return tuple(dict.fromkeys(way for a, b in following for way in ((a, b), (b, a))))
 
 
 def _rounded(

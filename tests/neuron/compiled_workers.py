@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from importlib import import_module
 from typing import Any
 
@@ -24,10 +24,18 @@ ROUNDED = "dp, rounded at random"
 def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Rank 0 returns, for each layout, how far two steps are from one process, and of each rank the graphs."""
     plans = {name: in_precision(case(reporter.world_size, name), FP32) for name in arguments["names"]}
-    plans[ROUNDED] = in_precision(case(reporter.world_size, "dp"), BF16[1])
+    if reporter.world_size == 2:
+        plans[ROUNDED] = in_precision(case(2, "dp"), BF16[1])
+    plans = {name: native(plan, arguments["sdk"]) for name, plan in plans.items()}
     device = device_of(next(iter(plans.values())), "neuron", False, reporter.local_rank)
     connect(reporter, device)
     return {name: _compared(name, plan, device, reporter) for name, plan in plans.items()}
+
+
+def native(plan: Plan, sdk: str) -> Plan:
+    """The plan as for ranks of trn2 under native PyTorch, of a release of the Neuron SDK."""
+    own = replace(plan.cluster, layout_rules="trn2", lnc=2, stack="neuron-compiled", sdk=sdk)
+    return replace(plan, cluster=own)
 
 
 def _compared(name: str, plan: Plan, device: torch.device, reporter: Reporter) -> dict[str, Any]:

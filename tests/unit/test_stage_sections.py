@@ -47,10 +47,10 @@ def test_operators_and_communicators(name: str, rank: int, operators: int) -> No
 
 
 def test_what_two_stages_share_has_a_communicator_of_its_own() -> None:
-    mesh = plan_of(MODELS["llama"], strategy(pp=4, layers=(1,) * 4), 4).mesh
+    plan = plan_of(MODELS["llama"], strategy(pp=4, layers=(1,) * 4), 4)
     tied = Collective("sync", "all_reduce", ("pp",), 64)
-    assert communicators(mesh, 3, [tied], sends=True) == {(0, 1, 2, 3), (0, 3)}
-    assert communicators(mesh, 3, [], sends=False) == frozenset()
+    assert communicators(plan, 3, [tied], sends=True) == {(0, 1, 2, 3), (0, 3)}
+    assert communicators(plan, 3, [], sends=False) == frozenset()
 
 
 def test_graphs_do_not_grow_with_the_number_of_blocks() -> None:

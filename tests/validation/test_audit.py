@@ -53,10 +53,12 @@ def test_every_role_of_these_plans_agrees(name: str) -> None:
         assert {row.what for row in found.rows} >= {"parameters", "memory", "peak memory", "FLOPs"}
 
 
-@pytest.mark.parametrize("name", ["tied tables", "experts apart, ZeRO-3"])
-def test_graphs_of_native_neuron_are_counted(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "sdk"), [("tied tables", "2.32"), ("interleaved", "2.32"), ("experts apart, ZeRO-3", "2.33")]
+)
+def test_graphs_of_native_neuron_are_counted_and_broadcasts_are_transfers(name: str, sdk: str) -> None:
     p = plan(name)
-    native = replace(p, cluster=replace(p.cluster, layout_rules="trn2", lnc=2, stack="neuron-compiled"))
+    native = replace(p, cluster=replace(p.cluster, layout_rules="trn2", lnc=2, stack="neuron-compiled", sdk=sdk))
     for role in roles(native):
         found = audit_role(native, role, held_orders(native))
         assert found.agrees, found.differences
