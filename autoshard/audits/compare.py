@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import NamedTuple
 
 from autoshard.audits.expected import Expectation
@@ -36,6 +37,7 @@ def rows(plan: Plan, expected: Expectation, measured: Measurement) -> tuple[Row,
         *_peak(expected, measured),
         *_flops(expected, measured, scale),
         *_collectives(plan, expected, measured, scale),
+        *_graphs(expected, measured),
         *(
             Row("transfers", f"{one.direction} {one.bytes:,} bytes", expected.transfers[one], scale(count), EXACT)
             for one, count in sorted((Counter(expected.transfers.keys()) + Counter(measured.transfers)).items())
@@ -95,6 +97,15 @@ def _collectives(plan: Plan, expected: Expectation, measured: Measurement, scale
         name = f"{collective.phase} {collective.kind} over {' x '.join(collective.axes)}, {collective.bytes:,} bytes"
         issued = got[collective] if collective.phase == "sync" else scale(got[collective])
         yield Row("collectives", name, wanted[collective], issued, EXACT)
+
+
+def _graphs(expected: Expectation, measured: Measurement) -> Iterator[Row]:
+    if expected.graphs is None or measured.graphs is None:
+        return
+    pairs = zip(asdict(expected.graphs).items(), asdict(measured.graphs).values(), strict=True)
+    yield Row("graphs", "all", expected.graphs.graphs, measured.graphs.graphs, EXACT)
+    for (name, planned), found in pairs:
+        yield Row("graphs", name, planned, found, EXACT)
 
 
 def _without_trivial_axes(plan: Plan, collectives: Counter[Collective]) -> Counter[Collective]:

@@ -24,6 +24,7 @@ from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameter
 from autoshard.layout.template import template_of
 from autoshard.models.llama.graph import HEAD
 from autoshard.plans.plan import Plan
+from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.plans.step_collectives import step_collectives
 from autoshard.schedules import SCHEDULES, actions, rank_holds
 from autoshard.spec.training import DTYPE_BYTES
@@ -50,6 +51,7 @@ class Expectation:
     transfers: Counter[Transfer]
     flops: Mapping[Flops, float]
     order: tuple[str, ...]
+    graphs: RankGraphs | None
     held: Mapping[str, float]
     unmatched: Mapping[str, float]
 
@@ -79,8 +81,11 @@ def telling_microbatches(plan: Plan, pipeline_rank: int) -> int:
     return wanted if wanted < count and rank_holds(schedule, pp, wanted, vpp)[pipeline_rank] == holds else count
 
 
-def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
-    """The plan's numbers for each device of one pipeline rank, over all microbatches of a step."""
+def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expectation:
+    """The plan's numbers for each device of one pipeline rank, over all microbatches of a step.
+
+    rank: whose graphs are counted, where its place decides them; None: the pipeline rank's first.
+    """
     stages = [stage for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     programs = [plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in stages]
     collectives = step_collectives(plan, pipeline_rank)
@@ -93,6 +98,7 @@ def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
             flops[key] += value  # type: ignore[assignment]
     strategy = plan.strategy
     order = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)[pipeline_rank]
+    rank = plan.mesh.rank(pipeline_rank, {}) if rank is None else rank
     elements = sum(sum(parameter_elements(program).values()) for program in programs)
     first, last = (plan.program(s.layers, s.has_embedding, s.has_head) for s in (plan.stages[0], plan.stages[-1]))
     tied = tied_parameters(first, last) if len(plan.stages) > 1 else frozenset()
@@ -104,6 +110,7 @@ def expectation(plan: Plan, pipeline_rank: int) -> Expectation:
         _transfers(plan, pipeline_rank, programs[0]),
         {key: value * plan.num_microbatches for key, value in flops.items()},
         tuple(map(str, order)),
+        rank_graphs(plan, rank) if plan.cluster.compiles_regions else None,
         held,
         unmatched,
     )

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autoshard.audits.attention import Reach, attention_work
 from autoshard.audits.expected import label, shortened, telling_microbatches
+from autoshard.audits.graphs import GraphCounter
 from autoshard.audits.memory import peak, state_allocations
 from autoshard.audits.recorder import SYNC, Recorder, Running
 from autoshard.audits.steady import irregular
@@ -42,9 +44,10 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
     short = shortened(plan, number)
     _, index = plan.mesh.coordinates(role.rank)
     recorder = Recorder(attention_work(plan, index.get("cp", 0)), lambda name: _axes_of_group(plan.mesh, name))
+    counter = GraphCounter() if plan.cluster.compiles_regions else None
     with fake_world(role.rank, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
         with recorder:
-            session = _session(short, role.rank, recorder.begin)
+            session = _session(short, role.rank, recorder.begin, counter)
             _watch(session.probe(), recorder)
             session.optimizer.step(0.0)  # the moments exist from the first step on
             ready = recorder.memory.events
@@ -55,6 +58,9 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
             session.step(tokens, tokens, LEARNING_RATE)
             gc.collect()
             measurement = _measurement(plan, short, session.probe(), recorder, ready)
+            if counter is not None:
+                graphs = counter.found(session.probe().functions, plan, role.rank, measurement)
+                measurement = replace(measurement, graphs=graphs)
         del session
     return measurement
 
@@ -72,7 +78,7 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
         gc.collect()
 
 
-def _session(plan: Plan, rank: int, on_action: Any) -> Session:
+def _session(plan: Plan, rank: int, on_action: Any, counter: GraphCounter | None = None) -> Session:
     precision = plan.training.precision
     settings = OptimizerSettings(
         learning_rate=LEARNING_RATE,
@@ -87,6 +93,7 @@ def _session(plan: Plan, rank: int, on_action: Any) -> Session:
         settings,
         seed=0,
         on_action=lambda action: on_action(action if _ACTION.fullmatch(action) else SYNC),
+        compiler=counter,
     )
 
 
@@ -155,6 +162,7 @@ def _measurement(plan: Plan, short: Plan, probe: Probe, recorder: Recorder, read
         flops=flops,
         order=tuple(action.text for action in recorder.actions if action.text != SYNC),
         irregular=tuple(irregular(recorder, plan.num_microbatches)),
+        graphs=None,
         held=held,
         peak_at=peak_at,
     )

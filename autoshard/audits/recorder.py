@@ -168,6 +168,12 @@ class Recorder(TorchDispatchMode):
             if name == "recv_":
                 self.memory.see(tensors[0], len(self.actions) - 1, "").received = True
             return
+        if name == "broadcast_":  # stands in for a transfer, where ranks cannot send
+            sends = args[2] == ProcessGroup.unbox(args[1]).rank()
+            self.transfers[Transfer("send" if sends else "receive", _bytes(tensors[0]))] += 1
+            if not sends:
+                self.memory.see(tensors[0], len(self.actions) - 1, "").received = True
+            return
         kind = {"allreduce_": "all_reduce"}.get(name, name)
         group = ProcessGroup.unbox(args[1]).group_name
         self._collective(kind, group, max(map(_bytes, tensors)))

@@ -48,7 +48,7 @@ def audit_role(plan: Plan, role: Role, orders: Orders) -> RoleAudit:
     """Run the role's program in this process and compare. orders: of `held_orders`."""
     start = time.perf_counter()
     measured = _measuring().measure(plan, role)
-    expected = expectation(plan, role.pipeline_rank)
+    expected = expectation(plan, role.pipeline_rank, role.rank)
     short = expectation(shortened(plan, measured.microbatches), role.pipeline_rank).order
     compared = rows(plan, expected, measured)
     held = orders[role.pipeline_rank] if orders else expected.order

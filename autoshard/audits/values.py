@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoshard.graph.count import Collective
+from autoshard.plans.stage_sections import RankGraphs
 
 STATE_KINDS = ("parameters", "gradients", "optimizer state")
 MEMORY_KINDS = (*STATE_KINDS, "kept activations", "working", "token ids and labels", "tables")
@@ -47,7 +48,7 @@ class Measurement:
     """One rank's work in a step of `microbatches`, and the memory that it held, as measured.
 
     collectives, transfers, flops: of the whole step. order: the actions as they ran. irregular: sentences on why more
-    microbatches would not be more of the same.
+    microbatches would not be more of the same. graphs: those that would be compiled; None of a plan that compiles none.
     held: bytes by kind at the peak. peak_at: the action and operator of the peak. state: bytes of STATE_KINDS, held at
     the peak or not.
     """
@@ -60,6 +61,7 @@ class Measurement:
     flops: Mapping[Flops, float]
     order: tuple[str, ...]
     irregular: tuple[str, ...]
+    graphs: RankGraphs | None
     held: Mapping[str, int]
     peak_at: str
 

@@ -50,20 +50,23 @@ def installed_version() -> tuple[int, ...] | None:
     return tuple(int(part) for part in takewhile(str.isdecimal, parts))
 
 
-def check_native(precision: Precision, pp: int) -> None:
-    """Raises AutoshardError where the device, or the version that is installed, cannot compute such a plan."""
+def check_native(precision: Precision, pp: int, has_p2p: bool) -> None:
+    """Raises AutoshardError where the device, or the version that is installed, cannot compute such a plan.
+
+    has_p2p: whether the plan's transfers between pipeline ranks are sends and receives.
+    """
     if "float64" in asdict(precision).values():
         raise AutoshardError(
             f"device=neuron: precision={precision.name} has float64, which the device computes as float32; plan with "
             "another precision, or run with --device cpu"
         )
     found = installed_version()
-    if pp > 1 and not has_point_to_point(found):
+    if pp > 1 and has_p2p and not has_point_to_point(found):
         assert found is not None
         least, have = (".".join(map(str, one)) for one in (POINT_TO_POINT_SINCE, found))
         raise AutoshardError(
             f"device=neuron: pp={pp} sends between pipeline ranks, which {PACKAGE} does from {least} on; installed is "
-            f"{have}: install a newer one, or plan with --pp 1"
+            f"{have}: install a newer one, or plan with --sdk 2.32, whose transfers are broadcasts, or --pp 1"
         )
 
 

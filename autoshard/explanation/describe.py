@@ -19,6 +19,7 @@ from autoshard.plans.layout_syntax import CHOICES, DEGREES
 from autoshard.plans.names import layout_name, recompute_by_stage, recompute_words, short_name
 from autoshard.plans.plan import Plan, SearchSummary
 from autoshard.plans.search_result import Candidate, Rejection
+from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("optimizer", _optimizer(plan)),
         ("attention", _attention(strategy)),
         *((("experts", _experts(plan)),) if plan.model.is_moe else ()),
+        *((("graphs", _graphs(plan)),) if plan.cluster.compiles_regions else ()),
     )
 
 
@@ -306,6 +308,26 @@ def _experts(plan: Plan) -> str:
     busiest = f"the experts of the busiest of {ep} ranks get {uneven:.4g} times the mean ({of})"
     enough = "" if slots == uneven else ", which the capacity factor covers"
     return f"{per_slot} and time for them, as dropless routing needs: {busiest}{enough}"
+
+
+def _graphs(plan: Plan) -> str:
+    """How many graphs a rank compiles for a step, of what; where pipeline ranks differ, of which."""
+    ranks = [rank_graphs(plan, plan.mesh.rank(pp, {})) for pp in range(plan.strategy.pp)]
+    runs = groupby(enumerate(ranks), key=lambda one: one[1])
+    found = [([pp for pp, _ in same], counts) for counts, same in runs]
+    if len(found) == 1:
+        return f"{ranks[0].graphs} a rank: {_counted(ranks[0])}"
+    most = max(range(len(ranks)), key=lambda pp: ranks[pp].graphs)
+    each = " ".join(f"{len(own)} x {one.graphs}" if len(own) > 1 else f"{one.graphs}" for own, one in found)
+    return f"by pipeline rank {each}; on {most}: {_counted(ranks[most])}"
+
+
+def _counted(one: RankGraphs) -> str:
+    return (
+        f"forward and backward of {one.distinct} distinct runs of operators between collectives "
+        f"({one.operators} operators; {one.segments} runs), {one.functions} of norms and optimizer; "
+        f"{one.communicators} communicator{'s' * (one.communicators != 1)}, none inside a graph"
+    )
 
 
 _SHARDED = {1: "state", 2: "state and gradients", 3: "state, gradients and weights"}

@@ -119,6 +119,16 @@ class Mesh:
             rank = rank * axis.size + place.get(axis.name, 0)
         return self._at(rank)
 
+    def group(self, rank: int, names: Iterable[str]) -> tuple[int, ...]:
+        """The rank's own of `groups(names)`."""
+        wanted = set(names)
+        pp, index = self.coordinates(rank)
+        axes = ((name, size) for name, size in (("pp", self.pp), *self.stage_axes.items()) if name in wanted)
+        members = [{**index, "pp": pp}]
+        for name, size in axes:
+            members = [{**one, name: place} for one in members for place in range(size)]
+        return tuple(self.rank(one["pp"], one) for one in members)
+
     def _at(self, place: int) -> int:
         return place if self.fold is None else self.fold.rank(place)
 

@@ -6,13 +6,13 @@ local tensors alone can be compiled into one function; collectives lie between s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Protocol, TypeVar
 
-from autoshard.graph.count import parameter_elements
+from autoshard.graph.count import Collective, parameter_elements
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import split_norm_dims
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
@@ -29,6 +29,7 @@ from autoshard.layout.buckets import (
 from autoshard.layout.mesh import Mesh
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
+from autoshard.plans.step_collectives import step_collectives
 from autoshard.schedules import SCHEDULES
 
 _KINDS = (
@@ -244,16 +245,20 @@ def is_rotation(one: Instruction) -> bool:
 
 @dataclass(frozen=True)
 class RankGraphs:
-    """The graphs that one rank compiles for a step.
+    """The graphs that one rank compiles for a step, and whom it communicates with beside them.
 
     segments: runs of operators between collectives. distinct: different ones among them; each is a graph forward and
-    one backward. functions: graphs of the gradient's norm, one a bucket, and of the optimizer: one a bucket, or where
-    weights are rounded at random one for each kind of parameter.
+    one backward. operators: of the distinct ones together. functions: graphs of the gradient's norm, one for
+    each size of a shard, and of the optimizer: one for each size with weight decay and without, or where weights are
+    rounded at random one for each kind of parameter.
+    communicators: groups of two ranks or more in which the rank communicates on its device; none is in a graph.
     """
 
     segments: int
     distinct: int
+    operators: int
     functions: int
+    communicators: int
 
     @property
     def graphs(self) -> int:
@@ -266,16 +271,54 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
     tied = tied_parameters(programs[0], programs[len(programs) - 1])
     mine = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
-    kinds = []
+    wirings = []
     for stage in mine:
         for section in _held(plan, programs[stage], index, tied, plan.strategy.recompute[stage]):
-            kinds += [Wiring.of(run).kind for run, compiled in compiled_runs(section, by_block=True) if compiled]
+            wirings += [Wiring.of(run) for run, compiled in compiled_runs(section, by_block=True) if compiled]
+    distinct = {one.kind: len(one.signatures) for one in wirings}
     held = [programs[stage] for stage in mine]
     buckets = bucket_elements(held, plan.mesh, tied, plan.strategy.zero)
-    precision, updates = plan.training.precision, len(buckets)
-    if precision.master_dtype is None and precision.parameter_dtype == "bfloat16":
+    zero, mesh = plan.strategy.zero, plan.mesh
+    shards = {(count // (mesh.size(key.shard_axes) if zero else 1), key.decay) for key, count in buckets.items()}
+    updates = len(shards)
+    if plan.training.precision.rounds_at_random:
         updates = len(set(_rounded(plan, held, index, tied)))
-    return RankGraphs(len(kinds), len(set(kinds)), len(buckets) + updates)
+    together = communicators(plan, rank, step_collectives(plan, pipeline_rank), plan.strategy.pp > 1)
+    return RankGraphs(
+        len(wirings),
+        len(distinct),
+        sum(distinct.values()),
+        len({size for size, _ in shards}) + updates,
+        communicators=len(together),
+    )
+
+
+def communicators(plan: Plan, rank: int, issued: Iterable[Collective], sends: bool) -> frozenset[tuple[int, ...]]:
+    """The groups of two ranks or more in which a rank communicates, each as its ranks in order.
+
+    issued: collectives of the rank's step; those over pp alone sum what the first and the last stage share. sends:
+    whether it also sends to neighbouring stages: in the group of its pipeline, or without point to point in a group of
+    two with each.
+    """
+    mesh = plan.mesh
+    pipeline = mesh.group(rank, ("pp",))
+    groups = {pipeline} if sends else set()
+    if sends and not plan.cluster.has_p2p:
+        wraps = plan.strategy.num_virtual_stages > 1
+        groups = {pair for pair in neighbours(pipeline, wraps) if rank in pair}
+    for one in issued:
+        ranks = mesh.group(rank, one.axes)
+        groups.add((ranks[0], ranks[-1]) if one.axes == ("pp",) else ranks)
+    return frozenset(tuple(sorted(ranks)) for ranks in groups if len(ranks) > 1)
+
+
+def neighbours(pipeline: Sequence[int], wraps: bool) -> tuple[tuple[int, int], ...]:
+    """Pairs (sender, receiver) of a pipeline's ranks, in both directions.
+
+    wraps: whether the last rank sends to the first, as where ranks have several stages.
+    """
+    following = [*pairwise(pipeline), *([(pipeline[-1], pipeline[0])] if wraps else [])]
+    return tuple(dict.fromkeys(way for a, b in following for way in ((a, b), (b, a))))
 
 
 def _rounded(

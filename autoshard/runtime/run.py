@@ -59,7 +59,7 @@ def run_plan(plan: Plan, options: RunOptions, on_folder: OnFolder = lambda folde
     if find_spec("torch") is None:
         raise AutoshardError("autoshard run needs torch: pip install 'autoshard[torch]'")
     if options.device == "neuron":  # at once; where the device is found out, the ranks say it
-        check_native(plan.training.precision, plan.strategy.pp)
+        check_native(plan.training.precision, plan.strategy.pp, plan.cluster.has_p2p)
     if options.compile and options.device not in ("cuda", "neuron"):
         require_cpp_compiler()
     if environment is not None:

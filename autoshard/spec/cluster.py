@@ -335,6 +335,11 @@ class Cluster:
         return replace(self, device=device, collective_launch_s=launch_s, stack=name)
 
     @property
+    def compiles_regions(self) -> bool:
+        """Whether what ranks compute between collectives is compiled, which native PyTorch does by default."""
+        return self.stack == "neuron-compiled"
+
+    @property
     def has_p2p(self) -> bool:
         """Whether a rank can send to another one; native PyTorch of older releases cannot, and a broadcast in a group
         of two stands in."""

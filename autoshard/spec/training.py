@@ -63,6 +63,11 @@ class Precision:
         """The dtype of the fastest products, under its name in hardware files: what a step is held against."""
         return self.compute_dtype if self.products is None else self.products.peak
 
+    @property
+    def rounds_at_random(self) -> bool:
+        """Whether weights and moments are bf16 without a master copy, which are rounded at random."""
+        return self.master_dtype is None and self.parameter_dtype == "bfloat16"
+
 
 PRECISIONS = {
     precision.name: precision

@@ -48,17 +48,17 @@ def test_a_torch_without_the_device() -> None:
 def test_the_native_device_takes_no_float64() -> None:
     finer = replace(plan(), training=replace(plan().training, precision=FP64))
     with pytest.raises(AutoshardError, match=r"^device=neuron: precision=fp64 has float64, which the device computes "):
-        check_native(finer.training.precision, 1)
+        check_native(finer.training.precision, 1, has_p2p=True)
 
 
 def test_a_pipeline_needs_a_version_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     precision = plan().training.precision
     monkeypatch.setattr(native_neuron, "installed_version", lambda: (2, 12, 3))
-    check_native(precision, 1)
+    check_native(precision, 1, has_p2p=True)
     with pytest.raises(AutoshardError, match=r"^device=neuron: pp=2 sends .* from 2.13.3 on; installed is 2.12.3: "):
-        check_native(precision, 2)
+        check_native(precision, 2, has_p2p=True)
     monkeypatch.setattr(native_neuron, "installed_version", lambda: (2, 13, 3, 0))
-    check_native(precision, 2)
+    check_native(precision, 2, has_p2p=True)
 
 
 def test_auto_computes_a_plan_for_trainium_on_the_host_only_in_a_rehearsal() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from autoshard.plans.plan import Plan
-from autoshard.plans.stage_sections import rank_graphs
+from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.devices import device_of
 from autoshard.runtime.worker import Reporter
@@ -17,29 +17,43 @@ from tests.multiprocess.compared import against_one_process, at_rank_0, connect,
 from tests.multiprocess.plans import BF16, FP32, case
 from tests.neuron.parity_workers import in_precision
 
+COUNTED = ("segments", "distinct", "operators", "functions")
 ROUNDED = "dp, rounded at random"
 
 
 def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Rank 0 returns, for each layout, how far two steps are from one process, and of each rank the graphs."""
     plans = {name: in_precision(case(reporter.world_size, name), FP32) for name in arguments["names"]}
-    plans[ROUNDED] = in_precision(case(reporter.world_size, "dp"), BF16[1])
+    if reporter.world_size == 2:
+        plans[ROUNDED] = in_precision(case(2, "dp"), BF16[1])
+    plans = {name: native(plan, arguments["sdk"]) for name, plan in plans.items()}
     device = device_of(next(iter(plans.values())), "neuron", False, reporter.local_rank)
     connect(reporter, device)
     return {name: _compared(name, plan, device, reporter) for name, plan in plans.items()}
+
+
+def native(plan: Plan, sdk: str) -> Plan:
+    """The plan as for ranks of trn2 under native PyTorch, of a release of the Neuron SDK."""
+    own = replace(plan.cluster, layout_rules="trn2", lnc=2, stack="neuron-compiled", sdk=sdk)
+    return replace(plan, cluster=own)
 
 
 def _compared(name: str, plan: Plan, device: torch.device, reporter: Reporter) -> dict[str, Any]:
     def on_action(action: str) -> None:
         reporter.last_action = f"{name}, {action}"
 
-    graphs, module = import_module("torch_neuronx").neuron_dynamo_backend.graphs, torch.get_device_module(device)
+    twin, module = import_module("torch_neuronx"), torch.get_device_module(device)
+    graphs, met = twin.neuron_dynamo_backend.graphs, twin.process_group.met
     before, compiler = len(graphs), Compiler(on_action, "neuron")
+    met.clear()
     session, outcomes, _ = train(plan, reporter.rank, 1, device=device, compiler=compiler)
     planned, counts = rank_graphs(plan, reporter.rank), compiler.to_dict()
-    compiled = [counts[name] for name in ("segments", "distinct", "functions")]
-    own = local_arrays(session), list(astuple(planned)), compiled, planned.graphs, len(graphs) - before
+    new, communicators = graphs[before:], len(met)
+    found = RankGraphs(**{name: int(counts[name]) for name in COUNTED}, communicators=communicators)
+    seen = len(new), sum(len(one.operators) for one in new if not one.is_backward), communicators
+    planned_of_twin = planned.graphs, planned.operators, planned.communicators
+    own = local_arrays(session), astuple(planned), astuple(found), planned_of_twin, seen
     ranks = at_rank_0(own, reporter)
     assert not any(one.groups for one in graphs), "collectives lie between graphs"
-    found = against_one_process(plan, outcomes, [one[0] for one in ranks]) if ranks else {}
-    return {**found, "graphs": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}
+    same = against_one_process(plan, outcomes, [one[0] for one in ranks]) if ranks else {}
+    return {**same, "graphs": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}

@@ -1,12 +1,19 @@
-"""Compiled stages on the twin compute what one process does, in as many graphs as the plan says."""
+"""Compiled stages on the twin compute what one process does, in as many graphs as the plan and an audit say."""
 
 from functools import cache
 
 import pytest
 
+from autoshard.audits.measure import measure
+from autoshard.audits.values import Role
+from autoshard.plans.stage_sections import rank_graphs
 from autoshard.runtime.launch import RunOutcome
+from tests.multiprocess.plans import BF16, FP32, case
 from tests.multiprocess.started import first_rank, start
+from tests.neuron.compiled_workers import native
 from tests.neuron.conftest import Installed
+from tests.neuron.installed import BETA
+from tests.neuron.parity_workers import in_precision
 
 ROUNDED = "dp, rounded at random"
 NAMES = (
@@ -20,12 +27,19 @@ NAMES = (
     "recompute attention and MLP",
     "dropout, gpt2 tp, recompute all",
 )
+PIPELINES = ("pp 4", "pp 4, zero bubble", "interleaved x dp x ZeRO-2, tied")
 
 
 @cache
 def _outcome(installed: Installed) -> RunOutcome:
     with installed():
-        return start("compiled_workers:parity", 2, {"names": NAMES}, 400, package="neuron")
+        return start("compiled_workers:parity", 2, {"names": NAMES, "sdk": "2.33"}, 400, package="neuron")
+
+
+@cache
+def _without_sending(installed: Installed) -> RunOutcome:
+    with installed(BETA):
+        return start("compiled_workers:parity", 4, {"names": PIPELINES, "sdk": "2.32"}, 400, package="neuron")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,6 +57,23 @@ def test_weights_rounded_at_random_follow_one_process(installed: Installed) -> N
 
 @pytest.mark.parametrize("name", [*NAMES, ROUNDED])
 def test_the_graphs_are_the_planned_ones(installed: Installed, name: str) -> None:
-    for planned, compiled, planned_graphs, counted in first_rank(_outcome(installed))[name]["graphs"]:
-        assert planned == compiled, "segments, distinct ones, functions"
-        assert counted == planned_graphs
+    for planned, compiled, planned_of_twin, seen in first_rank(_outcome(installed))[name]["graphs"]:
+        assert planned == compiled, "segments, distinct ones, operators, functions, communicators"
+        assert seen == planned_of_twin, "graphs, operators forward, communicators"
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_broadcasts_where_ranks_cannot_send(installed: Installed, name: str) -> None:
+    found = first_rank(_without_sending(installed))[name]
+    assert found["loss"] < 1e-6
+    assert found["gradient"] < 1e-5
+    for planned, compiled, planned_of_twin, seen in found["graphs"]:
+        assert (planned, planned_of_twin) == (compiled, seen)
+
+
+@pytest.mark.parametrize("name", [*NAMES, ROUNDED])
+def test_an_audit_counts_the_planned_ones(name: str) -> None:
+    plan = in_precision(case(2, "dp" if name == ROUNDED else name), BF16[1] if name == ROUNDED else FP32)
+    for rank in range(2):
+        role = Role(plan.mesh.coordinates(rank)[0], rank, 1, "")
+        assert measure(native(plan, "2.33"), role).graphs == rank_graphs(plan, rank)

@@ -1,5 +1,6 @@
 """Ranks, axes and groups of the logical mesh."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -119,3 +120,12 @@ def test_even_stages_differ_by_one_block_at_most(layers: int, stages: int) -> No
 
 def test_the_remainder_stays_away_from_both_ends() -> None:
     assert even_stage_layers(10, 4) == (2, 3, 3, 2)
+
+
+def test_a_rank_s_own_group_is_the_one_of_all_that_has_it() -> None:
+    for order in (AXIS_ORDER, tuple(reversed(AXIS_ORDER))):
+        mesh = replace(build_mesh(tp=2, pp=2, dp=4, cp=2, ep=2, num_key_value_heads=2), order=order)
+        names = ["pp", *(axis.name for axis in mesh.axes)]
+        for axes in ([], *([name] for name in names), names[:2], names[1:3], names):
+            for rank in range(mesh.world_size):
+                assert list(mesh.group(rank, axes)) in [one for one in mesh.groups(axes) if rank in one]

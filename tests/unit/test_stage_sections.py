@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.graph.count import Collective
 from autoshard.layout.buckets import Run, runs_of_shard
-from autoshard.plans.stage_sections import rank_graphs
+from autoshard.plans.stage_sections import communicators, rank_graphs
 from autoshard.spec.training import load_precision
 from tests.multiprocess.plans import MODELS, case, plan_of, strategy
 
@@ -20,14 +21,36 @@ from tests.multiprocess.plans import MODELS, case, plan_of, strategy
         ("pp", 1, (3, 2, 4)),
         # collectives cut a block into norm, attention, norm, MLP; the residual sums belong to the norms behind them
         ("tp", 0, (17, 4, 4)),
-        # matrices of each block, the embedding and the head have buckets of their own beside that of the norms
-        ("dp, ZeRO-3", 0, (10, 3, 14)),
+        # matrices of each block, the embedding and the head have buckets of their own beside that of the norms: a norm
+        # and an update for the four blocks' size, the two tables' and the norms'
+        ("dp, ZeRO-3", 0, (10, 3, 6)),
     ],
 )
 def test_runs_between_collectives(name: str, rank: int, expected: tuple[int, int, int]) -> None:
     found = rank_graphs(case(2, name), rank)
     assert (found.segments, found.distinct, found.functions) == expected
     assert found.graphs == 2 * expected[1] + expected[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "operators"),
+    [
+        # norm, q, k, v, two rotations, attention, o, sum, norm, gate, up, their product, down, sum; norm, head, loss
+        ("dp", 0, 15 + 3),
+        ("pp", 0, 15),
+        ("pp", 1, 15 + 3),
+    ],
+)
+def test_operators_and_communicators(name: str, rank: int, operators: int) -> None:
+    found = rank_graphs(case(2, name), rank)
+    assert (found.operators, found.communicators) == (operators, 1)
+
+
+def test_what_two_stages_share_has_a_communicator_of_its_own() -> None:
+    plan = plan_of(MODELS["llama"], strategy(pp=4, layers=(1,) * 4), 4)
+    tied = Collective("sync", "all_reduce", ("pp",), 64)
+    assert communicators(plan, 3, [tied], sends=True) == {(0, 1, 2, 3), (0, 3)}
+    assert communicators(plan, 3, [], sends=False) == frozenset()
 
 
 def test_graphs_do_not_grow_with_the_number_of_blocks() -> None:

@@ -53,6 +53,20 @@ def test_every_role_of_these_plans_agrees(name: str) -> None:
         assert {row.what for row in found.rows} >= {"parameters", "memory", "peak memory", "FLOPs"}
 
 
+@pytest.mark.parametrize(
+    ("name", "sdk"), [("tied tables", "2.32"), ("interleaved", "2.32"), ("experts apart, ZeRO-3", "2.33")]
+)
+def test_graphs_of_native_neuron_are_counted_and_broadcasts_are_transfers(name: str, sdk: str) -> None:
+    p = plan(name)
+    native = replace(p, cluster=replace(p.cluster, layout_rules="trn2", lnc=2, stack="neuron-compiled", sdk=sdk))
+    for role in roles(native):
+        found = audit_role(native, role, held_orders(native))
+        assert found.agrees, found.differences
+        counted = {row.name: row.measured for row in found.rows if row.what == "graphs"}
+        assert counted["all"] == 2 * counted["distinct"] + counted["functions"] > 0
+        assert counted["communicators"] > 1
+
+
 def test_an_audit_leaves_no_group_behind() -> None:
     hook = sys.excepthook
     measure(plan("tp x dp"), roles(plan("tp x dp"))[0])

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from time import perf_counter
 from types import FunctionType
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from autoshard.errors import AutoshardError
-from autoshard.plans.stage_sections import Instruction, Wiring, is_rotation
+from autoshard.plans.stage_sections import Instruction, Section, Wiring, compiled_runs, is_rotation
 from autoshard.runtime.torch_backend.kernels import Rotation
 
 Tensors = tuple[torch.Tensor, ...]
@@ -48,6 +49,11 @@ class Compiler:
         return self._backend == "neuron"
 
     @property
+    def attends(self) -> bool:
+        """Whether attention is compiled where it is a function of its inputs alone."""
+        return self.compiles_all
+
+    @property
     def names(self) -> tuple[str, str]:
         """Who compiles, and how to run without."""
         return ("neuron", "run with --no-compile") if self.compiles_all else ("inductor", "run without --compile")
@@ -63,9 +69,22 @@ class Compiler:
 
     def to_dict(self) -> dict[str, float]:
         counts = {"segments": self.segments, "distinct": self.distinct, "functions": self.functions}
-        return {**counts, "compile_time_s": self.compile_time_s}
+        operators = sum(function.operators for function in self._functions.values())
+        return {**counts, "operators": operators, "compile_time_s": self.compile_time_s}
 
-    def segment(self, run: Sequence[Instruction], wiring: Wiring) -> _Function:
+    def section(self, section: Section) -> Section:
+        """The section with each run of operators that do not communicate compiled into one instruction."""
+        found: list[Instruction] = []
+        for run, is_compiled in compiled_runs(section, by_block=self.compiles_all):
+            found += [self._instruction(run)] if is_compiled else run
+        return replace(section, instructions=tuple(found))
+
+    def _instruction(self, run: Sequence[Instruction]) -> Instruction:
+        wiring = Wiring.of(run)
+        name = f"{run[0].name} to {run[-1].name}"
+        return Instruction(name, wiring.inputs, wiring.outputs, self._segment(run, wiring), wiring.released)
+
+    def _segment(self, run: Sequence[Instruction], wiring: Wiring) -> _Function:
         """A run of operators as one function from the tensors named in its wiring as inputs to the outputs."""
         self.segments += 1
         if wiring.kind not in self._functions:
@@ -106,6 +125,15 @@ class Compiler:
 
         return run
 
+    def annotated(self, operator: str) -> AbstractContextManager[None]:
+        """Names the operator in the nodes of a graph that is being traced, where the device's compiler reads them."""
+        if not self.compiles_all:
+            return nullcontext()
+        from torch.fx.traceback import annotate
+
+        found: AbstractContextManager[None] = annotate({"operator": operator})
+        return found
+
     def _own(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*values: torch.Tensor) -> Any:
             return function(*values)
@@ -140,11 +168,13 @@ class _Function:
         self._compiler, self._steps, self._rotations = compiler, steps, rotations
         self._tables: Tensors | None = None
         self._known: set[bool] = set()
+        self.operators = len(steps)
 
         def operators(*values: torch.Tensor) -> Tensors:
             found = list(values)
-            for _, compute, reads in steps:
-                found.append(compute(*[found[place] for place in reads]))
+            for number, (name, compute, reads) in enumerate(steps):
+                with compiler.annotated(f"{number} {name}"):
+                    found.append(compute(*[found[place] for place in reads]))
             return tuple(found[place] for place in leaving)
 
         self._compiled = compiler.compiled(operators)

@@ -110,7 +110,7 @@ def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
             f"device=neuron: torch {torch.__version__} knows no such device; install native PyTorch for Neuron "
             "(TorchNeuron), or run with --backend nxd; --device cpu computes on the host"
         ) from None
-    check_native(plan.training.precision, plan.strategy.pp)
+    check_native(plan.training.precision, plan.strategy.pp, plan.cluster.has_p2p)
     ranks_per_machine = min(plan.mesh.world_size, plan.cluster.devices_per_node)
     for name, value in (("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", ranks_per_machine)):
         os.environ.setdefault(name, str(value))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 
 from autoshard.graph.partition import Program
 from autoshard.graph.redistribute import local_sizes
 from autoshard.plans.plan import Plan, Stage
-from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.runtime.torch_backend.transfers import Transfers
 
 Pieces = list[torch.Tensor]
 
@@ -29,15 +28,14 @@ class Evaluation:
         pipeline_rank: int,
         modules: Mapping[int, StageModule],
         programs: Mapping[int, Program],
-        group: Group | None,
+        transfers: Transfers | None,
         device: torch.device,
         dtype: torch.dtype,
         on_action: Callable[[str], None],
     ):
         self._stages, self._rank, self._modules, self._programs = plan.stages, pipeline_rank, modules, programs
-        self._num_microbatches, self._group = plan.num_microbatches, group
+        self._num_microbatches, self._transfers = plan.num_microbatches, transfers
         self._device, self._dtype, self._on_action = device, dtype, on_action
-        self._sends: list[tuple[dist.Work, torch.Tensor]] = []
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Pieces]) -> Pieces:
@@ -46,9 +44,8 @@ class Evaluation:
         for stage in self._stages:
             if stage.pipeline_rank == self._rank:
                 outputs = self._run_stage(stage, outputs, inputs)
-        for work, _ in self._sends:
-            work.wait()
-        self._sends = []
+        if self._transfers is not None:
+            self._transfers.settle()
         return outputs if self._rank == self._stages[-1].pipeline_rank else []
 
     def _run_stage(self, stage: Stage, previous: Pieces, inputs: Mapping[str, Pieces]) -> Pieces:
@@ -75,8 +72,8 @@ class Evaluation:
         view = program.outputs[0]
         shape = local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
         hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
-        assert self._group is not None
-        dist.recv(hidden, src=self._group.ranks[before.pipeline_rank], group=self._group.handle)
+        assert self._transfers is not None
+        self._transfers.receive(hidden, self._transfers.pipeline.ranks[before.pipeline_rank]).wait()
         return hidden
 
     def _goes_up(self, stage: Stage) -> bool:
@@ -86,9 +83,5 @@ class Evaluation:
         """To the next stage, unless that is here or there is none."""
         if stage.has_head or self._stages[stage.index + 1].pipeline_rank == self._rank:
             return
-        assert self._group is not None
-        target = self._group.ranks[self._stages[stage.index + 1].pipeline_rank]
-        output = output.contiguous()
-        work = dist.isend(output, dst=target, group=self._group.handle)
-        assert work is not None
-        self._sends.append((work, output))  # kept until it is sent
+        assert self._transfers is not None
+        self._transfers.send(output, self._transfers.pipeline.ranks[self._stages[stage.index + 1].pipeline_rank])

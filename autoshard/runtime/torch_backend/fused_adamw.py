@@ -38,12 +38,13 @@ class FusedAdamW:
     ) -> None:
         """Updates the weights in place. gradient: of the shard, summed and clipped."""
         update = partial(_update, self._is_fused, betas, eps, weight_decay)
+        numbers = self.weights.numel(), self.weights.dtype, betas, eps, weight_decay
         state = self.weights, gradient, self.first_moment, self.second_moment, self._steps
         if self._compiler is None:
             update(*state, learning_rate)
             return
         if self._compiled is None:
-            self._compiled = self._compiler.function("AdamW", update)
+            self._compiled = self._compiler.function("AdamW", update, ("AdamW", *numbers))
         # a number would be a constant of the graph, and the next step's another graph
         self._compiled(*state, torch.tensor(learning_rate, device=self.weights.device))
 

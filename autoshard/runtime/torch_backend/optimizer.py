@@ -35,7 +35,7 @@ def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
     return {axes for key in keys for axes in (key.sum_axes, key.shard_axes) if axes}
 
 
-def _piece_shapes(
+def piece_shapes(
     modules: Iterable[StageModule], mesh: Mesh, groups: MeshGroups | None, published: Mapping[str, int]
 ) -> dict[str, PieceShape]:
     """Parameter name -> shape of the whole without padding, starts and lengths of this rank's piece."""
@@ -89,15 +89,17 @@ class ShardedAdamW:
         self._summed: list[torch.Tensor] = []
         self._updates: list[FusedAdamW | RoundedAdamW]
         if settings.stochastic_rounding:
-            shapes = _piece_shapes(modules, mesh, groups, published)
+            shapes = piece_shapes(modules, mesh, groups, published)
             self._updates = [
                 RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed, compiler) for b in self.buckets
             ]
         else:
             self._updates = [FusedAdamW(b.master.detach(), compiler) for b in self.buckets]
         self._squares: list[Callable[[torch.Tensor], torch.Tensor]] = [
-            row_squares if compiler is None else compiler.function("the gradient's norm", row_squares)
-            for _ in self.buckets
+            row_squares
+            if compiler is None
+            else compiler.function("the gradient's norm", row_squares, ("norm", b.master.numel()))
+            for b in self.buckets
         ]
 
     def step(self, learning_rate: float, keep_gradients: bool = False) -> float:

@@ -41,6 +41,6 @@ def optimizer_settings(precision: Precision, learning_rate: float, zero: int, se
         gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
         zero=zero,
         reduce_dtype=DTYPES[precision.gradient_reduce_dtype],
-        stochastic_rounding=precision.master_dtype is None and parameter == "bfloat16",
+        stochastic_rounding=precision.rounds_at_random,
         seed=seed,
     )

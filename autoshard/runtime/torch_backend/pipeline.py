@@ -12,8 +12,8 @@ from torch import nn
 from autoshard.graph.partition import Program
 from autoshard.graph.redistribute import local_sizes
 from autoshard.plans.plan import Plan, Stage
-from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.stage_module import StageModule
+from autoshard.runtime.torch_backend.transfers import Transfers
 from autoshard.schedules import Action, actions
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Pipeline:
         stages: tuple[Stage, ...],
         modules: dict[int, StageModule],
         programs: dict[int, Program],
-        groups: MeshGroups | None,
+        transfers: Transfers | None,
         device: torch.device,
         dtype: torch.dtype,
         on_action: Callable[[str], None],
@@ -71,10 +71,9 @@ class Pipeline:
         self._weight = 1.0
         self._entered = [Entered(modules[stage.index], stage, on_action) for stage in stages]
         self._runtime: Runtime | None = None
-        self._device = device
-        if plan.strategy.pp > 1:
-            assert groups is not None
-            self._runtime = self._connect(plan, stages, programs, groups, dtype)
+        self._device, self._transfers = device, transfers
+        if transfers is not None:
+            self._runtime = self._connect(plan, stages, programs, transfers, dtype)
 
     def run(self, inputs: StepInputs, weight: float) -> list[torch.Tensor]:
         """Runs forward and backward of all microbatches; returns their local losses, empty where the last stage is not
@@ -97,6 +96,8 @@ class Pipeline:
                 self._runtime.step(*arguments, target=token if ends else None, return_outputs=False)
             except RuntimeError as error:
                 raised = _of_stage(error)
+            if raised is None and self._transfers is not None:
+                self._transfers.settle()
             if raised is not None:  # out here: in there Python would make the wrapper its context
                 raise raised
         return [loss for one in self._entered for loss in one.losses]
@@ -116,7 +117,7 @@ class Pipeline:
         plan: Plan,
         stages: tuple[Stage, ...],
         programs: dict[int, Program],
-        groups: MeshGroups,
+        transfers: Transfers,
         dtype: torch.dtype,
     ) -> Runtime:
         # here and not above: importing it takes a second, and a rank without a pipeline starts without
@@ -131,7 +132,8 @@ class Pipeline:
                 self._device,
                 input_args=(self._example(programs, stage.index - 1, dtype),),
                 output_args=(self._example(programs, stage.index, dtype),),
-                group=groups[("pp",)].handle,
+                group=transfers.pipeline.handle,
+                transfers=transfers,
                 dw_builder=None if one.module.later is None else one.module.later.take,
             )
             for one, stage in zip(self._entered, stages, strict=True)

@@ -11,15 +11,28 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.pipeline import Entered
+    from autoshard.runtime.torch_backend.transfers import Transfers
 
-Runtime = _PipelineScheduleRuntime
-logging.getLogger(Runtime.__module__).setLevel(logging.CRITICAL)
+logging.getLogger(_PipelineScheduleRuntime.__module__).setLevel(logging.CRITICAL)
 """Else torch prints the whole order when an action fails; our message names the action."""
+
+
+class Runtime(_PipelineScheduleRuntime):
+    """torch's runtime, which meets nobody point to point before the first step where ranks cannot."""
+
+    def _warmup_p2p(self, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+        """Later versions of torch ask every stage whether it knows its shapes; all of ours do."""
+        if stages[0].transfers.is_point_to_point:
+            super()._warmup_p2p(stages, has_backward, p2p_done)
+            return
+        static: Any = schedules
+        for stage in stages:
+            stage._inference_mode = static.InferenceMode.STATIC
 
 
 class ScheduledStage(PipelineStage):
@@ -31,6 +44,12 @@ class ScheduledStage(PipelineStage):
     """
 
     submod: Entered
+    transfers: Transfers
+    """How tensors go to and from its neighbours; set once, by whoever makes the stage."""
+
+    def __init__(self, *given: Any, transfers: Transfers, **named: Any):
+        super().__init__(*given, **named)
+        self.transfers, self._arriving = transfers, dict[tuple[str, int], list[Any]]()
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
@@ -54,18 +73,48 @@ class ScheduledStage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         self._allocate(self.args_recv_info[fwd_chunk_id])
-        return super().get_fwd_recv_ops(fwd_chunk_id)
+        return self._received(super().get_fwd_recv_ops(fwd_chunk_id), ("F", fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
         self._allocate(self.grad_recv_info[bwd_chunk_id])
-        return super().get_bwd_recv_ops(bwd_chunk_id)
+        return self._received(super().get_bwd_recv_ops(bwd_chunk_id), ("B", bwd_chunk_id))
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        return self._sent(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        return self._sent(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _sent(self, operations: list[Any]) -> list[Any]:
+        """What is left for torch to send."""
+        if self.transfers.is_point_to_point:
+            return operations
+        for one in operations:
+            self.transfers.send(one.tensor, one.peer)
+        return []
+
+    def _received(self, operations: list[Any], name: tuple[str, int]) -> list[Any]:
+        """What is left for torch to receive."""
+        if self.transfers.is_point_to_point:
+            return operations
+        self._arriving[name] = [self.transfers.receive(one.tensor, one.peer) for one in operations]
+        return []
+
+    def _wait(self, name: tuple[str, int]) -> None:
+        for work in self._arriving.pop(name, ()):
+            work.wait()
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        return super()._get_init_p2p_neighbors_ops() if self.transfers.is_point_to_point else []
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[torch.Tensor, ...]:
+        self._wait(("F", fwd_chunk_id))
         received = super()._retrieve_recv_activations(fwd_chunk_id)
         _without_buffers(self.args_recv_info[fwd_chunk_id])
         return received
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[torch.Tensor | None, ...]:
+        self._wait(("B", bwd_chunk_id))
         received = super()._retrieve_recv_grads(bwd_chunk_id)
         _without_buffers(self.grad_recv_info[bwd_chunk_id])
         return received

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autoshard.graph.partition import Step
+from autoshard.models.stage import published_sizes
+from autoshard.runtime.torch_backend.optimizer import piece_shapes
 
 if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.session import Session
@@ -39,6 +41,18 @@ class SessionProbe:
     def optimizer_tensors(self) -> Sequence[torch.Tensor]:
         """Everything that the optimizer holds: its buffers, masters and moments."""
         return tuple(_tensors(self._session.optimizer))
+
+    @property
+    def functions(self) -> int:
+        """Functions of the gradient's norm and of the update that would be compiled: norms by size, updates by size
+        and weight decay, or of weights that are rounded at random by kind of parameter."""
+        plan, modules = self._session.plan, tuple(self._session.modules.values())
+        buckets = self._session.optimizer.buckets
+        norms = {bucket.master.numel() for bucket in buckets}
+        if not plan.training.precision.rounds_at_random:
+            return len(norms) + len({(bucket.master.numel(), bucket.key.decay) for bucket in buckets})
+        shapes = piece_shapes(modules, plan.mesh, self._session._groups, published_sizes(plan.model))
+        return len(norms) + len({piece.kind for bucket in buckets for piece in bucket.pieces(shapes)})
 
     @property
     def orders(self) -> Sequence[Sequence[str]]:

@@ -34,6 +34,7 @@ from autoshard.runtime.torch_backend.probe import SessionProbe
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.runtime.torch_backend.sums import Sums
+from autoshard.runtime.torch_backend.transfers import Transfers, pair_groups
 from autoshard.schedules import SCHEDULES
 
 
@@ -105,11 +106,14 @@ class Session:
         self.optimizer = ShardedAdamW(
             self.modules.values(), mesh, self._groups, self._sums, settings, tied, published_sizes(plan.model), compiler
         )
-        self._pipeline = Pipeline(plan, self.stages, self.modules, programs, self._groups, device, dtype, on_action)
-        stage_group = self._groups[("pp",)] if self._groups is not None else None
-        self._evaluation = Evaluation(
-            plan, pipeline_rank, self.modules, programs, stage_group, device, dtype, on_action
-        )
+        transfers = None
+        if self._groups is not None and strategy.pp > 1:
+            pairs = None
+            if not plan.cluster.has_p2p:
+                pairs = pair_groups(mesh, rank, strategy.num_virtual_stages > 1, timeout)
+            transfers = Transfers(self._groups[("pp",)], pairs)
+        self._pipeline = Pipeline(plan, self.stages, self.modules, programs, transfers, device, dtype, on_action)
+        self._evaluation = Evaluation(plan, pipeline_rank, self.modules, programs, transfers, device, dtype, on_action)
 
     def step(
         self,

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
-from autoshard.plans.stage_sections import Instruction, Section, Wiring, compiled_runs, sections, signature
+from autoshard.plans.stage_sections import Instruction, Section, sections, signature
 from autoshard.runtime.torch_backend.collectives import Lent, Started, gather_starts, redistribution, transition_moves
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import Context
@@ -63,7 +63,7 @@ class StageModule(nn.Module):
         self._names = {name: _registered(name) for name in parameters}
         context = Context(program, groups, self.later)
         self.router_losses = context.router_losses
-        attends = compiler is not None and compiler.compiles_all
+        attends = compiler is not None and compiler.attends
 
         def make(step: Step) -> Instruction:
             one = _instruction(context, step, attends)
@@ -77,7 +77,7 @@ class StageModule(nn.Module):
         bucket_of = {} if sharded is None else sharded.bucket_of
         self._sections = sections(program, recompute, make, bucket_of, bring)
         if compiler is not None:
-            self._sections = tuple(_compiled(section, compiler) for section in self._sections)
+            self._sections = tuple(compiler.section(section) for section in self._sections)
 
     def parameter(self, name: str) -> nn.Parameter:
         """This rank's piece of a parameter, by its Hugging Face name."""
@@ -132,20 +132,6 @@ def _replayable(section: Section, parameters: Environment) -> Callable[..., tupl
         return tuple(env[view] for view in section.outputs)
 
     return run
-
-
-def _compiled(section: Section, compiler: Compiler) -> Section:
-    """The section with each run of operators that do not communicate compiled into one instruction."""
-    found: list[Instruction] = []
-    for run, is_compiled in compiled_runs(section, compiler.compiles_all):
-        found += [_segment(run, compiler)] if is_compiled else run
-    return replace(section, instructions=tuple(found))
-
-
-def _segment(run: Sequence[Instruction], compiler: Compiler) -> Instruction:
-    wiring = Wiring.of(run)
-    name = f"{run[0].name} to {run[-1].name}"
-    return Instruction(name, wiring.inputs, wiring.outputs, compiler.segment(run, wiring), wiring.released)
 
 
 def _checked(one: Instruction) -> Instruction:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import neuron_rules as rules
@@ -16,9 +17,11 @@ from . import refuse
 
 @dataclass(frozen=True)
 class Graph:
-    """One compiled graph: how many operators it has, and the groups that it communicates in."""
+    """One compiled graph: whether it is a backward, the operators that its nodes are annotated with, and the groups
+    that it communicates in."""
 
-    operators: int
+    is_backward: bool
+    operators: frozenset[str]
     groups: frozenset[str]
 
 
@@ -32,12 +35,13 @@ def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: 
 
     if options.get("mode", "default") != "default":
         warnings.warn("neuron: only mode='default'; falls back to it", stacklevel=2)
-    how = aot_autograd(fw_compiler=_compiled, keep_inference_input_mutations=True)
+    forward, backward = partial(_compiled, False), partial(_compiled, True)
+    how = aot_autograd(fw_compiler=forward, bw_compiler=backward, keep_inference_input_mutations=True)
     run: Callable[..., Any] = how(gm, example_inputs)
     return run
 
 
-def _compiled(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compiled(is_backward: bool, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     from torch._functorch._aot_autograd.utils import make_boxed_func
 
     groups = set()
@@ -47,7 +51,8 @@ def _compiled(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callab
             groups |= _group(node)
     if len(groups) > rules.MOST_GROUPS:
         refuse("graph groups", RuntimeError, f"{len(groups)} groups in one graph; at most {rules.MOST_GROUPS}")
-    graphs.append(Graph(sum(node.op == "call_function" for node in gm.graph.nodes), frozenset(groups)))
+    named = (node.meta.get("custom", {}).get("operator") for node in gm.graph.nodes)
+    graphs.append(Graph(is_backward, frozenset(name for name in named if name), frozenset(groups)))
     run: Callable[..., Any] = make_boxed_func(gm.forward)
     return run
 

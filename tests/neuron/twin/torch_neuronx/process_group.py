@@ -18,6 +18,8 @@ from . import refuse, twin
 _world: list[int] = []
 asked: Counter[str] = Counter()
 """Collective -> how often it ran in this process."""
+met: set[tuple[int, ...]] = set()
+"""Groups of two ranks or more that communicated."""
 
 
 def _create(options: Any, _: Any) -> Any:
@@ -48,6 +50,8 @@ def _initialize(options: Any) -> None:
 def check(ranks: Sequence[int], name: str, tensors: Sequence[torch.Tensor], even: bool) -> None:
     """Raises what a group of these ranks refuses. even: whether an all-to-all's splits are."""
     asked[name] += 1
+    if len(ranks) > 1:
+        met.add(tuple(sorted(ranks)))
     if name in ("send", "recv"):
         refuse("point to point", NotImplementedError, f"ProcessGroupNeuron does not support {name}")
     if name == "barrier" and len(ranks) != len(_world):

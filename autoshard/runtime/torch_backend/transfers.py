@@ -1,0 +1,75 @@
+"""Sends tensors between neighbouring pipeline stages: point to point, or as a broadcast in a group of two.
+
+Native PyTorch for Neuron before release 2.33 has no send and receive (backends/native_neuron.py). A plan for such a
+release has a broadcast in their place, in a group for each pair of neighbours and direction: what two ranks send to
+each other need not be in one order then.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from autoshard.layout.mesh import Mesh
+from autoshard.plans.stage_sections import neighbours
+from autoshard.runtime.torch_backend.groups import Group
+
+Pair = tuple[int, int]
+"""(sender, receiver) as ranks of the whole mesh."""
+
+
+class Transfers:
+    """This rank's ways to its neighbours along the pipeline. pairs: its own groups of two; None: it sends point to
+    point."""
+
+    def __init__(self, pipeline: Group, pairs: dict[Pair, dist.ProcessGroup] | None):
+        self.pipeline, self._pairs = pipeline, pairs
+        self._sending: list[dist.Work] = []
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self._pairs is None
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        """Starts to send x; `settle` waits for all that was sent. to: a rank of the whole mesh."""
+        self._sending = [work for work in self._sending if not work.is_completed()]
+        x = x.detach().contiguous()
+        if self._pairs is None:
+            work = dist.isend(x, dst=to, group=self.pipeline.handle)
+        else:
+            mine = self.pipeline.ranks[self.pipeline.index]
+            work = dist.broadcast(x, src=mine, group=self._pairs[mine, to], async_op=True)
+        assert work is not None
+        self._sending.append(work)  # which holds x as long as it needs it
+
+    def receive(self, into: torch.Tensor, sender: int) -> dist.Work:
+        """Starts to receive from a rank of the whole mesh; the tensor is there when the work is done."""
+        if self._pairs is None:
+            work = dist.irecv(into, src=sender, group=self.pipeline.handle)
+        else:
+            mine = self.pipeline.ranks[self.pipeline.index]
+            work = dist.broadcast(into, src=sender, group=self._pairs[sender, mine], async_op=True)
+        assert work is not None
+        return work
+
+    def settle(self) -> None:
+        """Waits until everything is sent."""
+        for work in self._sending:
+            work.wait()
+        self._sending = []
+
+
+def pair_groups(mesh: Mesh, rank: int, wraps: bool, timeout: timedelta | None) -> dict[Pair, dist.ProcessGroup]:
+    """The groups of two that this rank sends and receives in; every rank creates all of them in one order (collective).
+
+    wraps: whether the last pipeline rank sends to the first, where ranks have several stages.
+    """
+    found: dict[Pair, dist.ProcessGroup] = {}
+    for ranks in mesh.groups(("pp",)):
+        for pair in neighbours(ranks, wraps):
+            handle = dist.new_group(sorted(pair), timeout=timeout)
+            if rank in pair:
+                found[pair] = handle
+    return found
