@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import autoshard
 from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser
 from autoshard.files.option_values import one_of, path
@@ -29,9 +30,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.files.atomic_file import write_text
-    from autoshard.interop.export import export
 
-    exported = export(load_plan(values["plan"]), values["to"])
+    exported = autoshard.export(load_plan(values["plan"]), values["to"])
     if values["out"] is None:
         sys.stdout.write(exported.text)
     else:

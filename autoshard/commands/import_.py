@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
+import autoshard
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
 from autoshard.files.option_values import path
-from autoshard.planner.imported import plan_of, warned
 from autoshard.planner.options import WHAT
-from autoshard.planner.written import read_written
 
 SUMMARY = "read another framework's configuration into a plan"
 USAGE = "autoshard import FILE [options]"
@@ -42,18 +41,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.plans.names import layout_name
-    from autoshard.plans.plan_json import write_plan
-
-    given = {option.name: values[option.name] for option in OVERRULES if values[option.name] is not None}
-    written = read_written(values["layout"], given, recipes=False)
-    plan = plan_of(values["layout"], written)
-    write_plan(plan, values["out"])
-    for name, keys in groupby(written.left_out, key=lambda key: key.partition(".")[0] if "." in key else ""):
+    found = autoshard.import_plan(values["layout"], **{option.name: values[option.name] for option in OVERRULES})
+    plan = found.plan
+    plan.save(values["out"])
+    for name, keys in groupby(found.left_out, key=lambda key: key.partition(".")[0] if "." in key else ""):
         listed = ", ".join(key.removeprefix(f"{name}.") for key in keys)
         sys.stderr.write(f"not in a plan: {f'{name}: ' if name else ''}{listed}\n")
     for note in plan.notes:
-        sys.stderr.write(f"{'' if note in warned(written) else 'note: '}{note}\n")
+        sys.stderr.write(f"{'' if note in found.warnings else 'note: '}{note}\n")
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
-    say(f"wrote {values['out']}: {where}, {layout_name(plan.strategy)}", f"next: autoshard explain {values['out']}")
+    say(f"wrote {values['out']}: {where}, {plan.layout}", f"next: autoshard explain {values['out']}")
     return 0

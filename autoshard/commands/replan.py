@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import autoshard
 from autoshard.commands.output import load_plan, page_width, say, show_plan, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
@@ -74,10 +75,7 @@ def run(values: Mapping[str, Any]) -> int:
         write_plan(changed.plan, out)
         _show_changes(changed, values["plan"], out, values["format"])
         return 0
-    from autoshard.interface.planned import Plan
-    from autoshard.replanning import replan
-
-    replanned = Plan.of(replan(load_plan(values["plan"]), nodes).plan)
+    replanned = autoshard.replan(load_plan(values["plan"]), nodes)
     replanned.save(out)
     show_plan(replanned, values["format"])
     if values["format"] == "text":

@@ -30,11 +30,14 @@ SIGNATURES = {
     "cluster": "(instance=None, *, nodes=1, lnc=None, hardware=None, sdk=None)",
     "compare": "(one, other, *, names=('first', 'second'))",
     "explain": "(plan, *, quick=False, time_limit=60.0)",
+    "export": "(plan, to)",
     "frontier": "(model, instance=None, *, beaten_path=False, **options)",
+    "import_plan": "(file, *, model=None, instance=None, **options)",
     "instances": "()",
     "model": "(given, *, seq_len=None)",
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
     "read_plan": "(path)",
+    "replan": "(plan, nodes)",
     "run": "(plan, **options)",
     "score": "(layout, model=None, instance=None, **options)",
     "search": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
@@ -51,6 +54,7 @@ CLASSES = {
     "Comparison",
     "Explanation",
     "Frontier",
+    "Imported",
     "ModelSpec",
     "NoLayoutFits",
     "Plan",
@@ -76,7 +80,7 @@ def test_the_public_names_and_signatures_stay() -> None:
 
 
 def test_every_public_function_is_documented_with_an_example_or_needs_torch() -> None:
-    needs_torch_or_files = {"audit", "calibrate", "run", "read_plan"}
+    needs_torch_or_files = {"audit", "calibrate", "run", "read_plan", "import_plan"}
     for name in set(SIGNATURES) - needs_torch_or_files:
         assert ">>> " in (getattr(autoshard, name).__doc__ or ""), name
 
@@ -85,7 +89,7 @@ def test_options_are_those_of_the_command_line() -> None:
     assert set(Options.__annotations__) == set(OPTIONS) - {"model", "instance"}
 
 
-@pytest.mark.parametrize("module", ["autoshard", "named", "planned", "planning", "questions", "running"])
+@pytest.mark.parametrize("module", ["autoshard", "exchange", "named", "planned", "planning", "questions", "running"])
 def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = importlib.import_module(module if module == "autoshard" else f"autoshard.interface.{module}")
@@ -224,6 +228,7 @@ def test_values_show_themselves_in_a_notebook() -> None:
             lambda: autoshard.cluster("trn1.32xlarge").with_link("intra_domain", bandwidth=1.0),
             "with_link('intra_domain'): trn1.32xlarge has no links between nodes but the network",
         ),
+        (lambda: autoshard.export(autoshard.plan("llama3-8b", **SMALL), "x"), "to='x' of export must be one of: nxdt"),
         (lambda: autoshard.read_plan("none.json"), "none.json"),
     ],
 )
