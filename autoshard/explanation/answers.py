@@ -217,7 +217,7 @@ def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | Non
 def size_row(searches: Searches, plan: Plan, nodes: int, sure: float) -> SizeRow:
     """The fastest layout on so many nodes under the plan's pins, except dp. On as many nodes as the plan has, the plan
     itself."""
-    cluster = replace(plan.cluster, nodes=nodes)
+    cluster = plan.cluster.with_nodes(nodes)
     if nodes == plan.cluster.nodes:
         return _size(plan, cluster, Candidate(plan.strategy, plan.estimate))
     pins = replace(plan.pins, dp=None)

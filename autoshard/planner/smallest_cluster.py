@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
@@ -80,7 +79,7 @@ def _sizes(nodes: int) -> list[int]:
 
 
 def _refusal(problem: Problem, pins: Pins, nodes: int) -> Obstacles:
-    larger = problem._replace(cluster=replace(problem.cluster, nodes=nodes))
+    larger = problem._replace(cluster=problem.cluster.with_nodes(nodes))
     try:
         check_pins(larger, pins)
     except AutoshardError as error:
@@ -92,7 +91,7 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
     from autoshard.planner.grid.order import fastest_first
     from autoshard.planner.grid.table import Table
 
-    larger = problem._replace(cluster=replace(problem.cluster, nodes=nodes))
+    larger = problem._replace(cluster=problem.cluster.with_nodes(nodes))
     try:
         check_pins(larger, pins)
     except AutoshardError:

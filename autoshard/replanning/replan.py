@@ -47,7 +47,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
 
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits.
     """
-    cluster = replace(before.cluster, nodes=nodes)
+    cluster = before.cluster.with_nodes(nodes)
     pins, result, notes = _search(before, cluster)
     fastest = result.best
     limit = fastest.estimate.step_time_s * (1 + LITTLE)

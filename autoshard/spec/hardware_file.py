@@ -1,6 +1,7 @@
 """Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
 
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ def _domain_values(file: Section, calibration: Section, nodes: int) -> dict[str,
     return {"nodes_per_domain": _nodes_taken(each, multiple, nodes), "intra_domain": link}
 
 
+@lru_cache(maxsize=1024)
 def nodes_taken(instance: str, nodes: int) -> int | None:
     """How many nodes a job of so many takes of every scale-up domain of a packaged instance, as in its file; None where
     the instance is not packaged."""

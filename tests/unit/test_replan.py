@@ -297,3 +297,13 @@ def test_the_format_before_is_written_anew(small: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(values))
     found = made_anew(tmp_path / "plan.json")
     assert (found.plan, found.changes, found.by_hand) == (small, (), "")
+
+
+def test_fewer_nodes_fill_a_rack_as_a_job_of_that_size_does() -> None:
+    import autoshard
+
+    whole = autoshard.plan("llama3-8b", "gb200-186gb", nodes=18, seq_len=2048, global_batch=288)
+    assert whole.cluster.nodes_per_domain == 18
+    fewer = autoshard.replan(whole, 16)
+    assert fewer.cluster == autoshard.cluster("gb200-186gb", nodes=16)
+    assert fewer.cluster.nodes_per_domain == 16
