@@ -135,8 +135,8 @@ a layer, of launching or of the head is like that, and no other source has it), 
 parallelism does not shard, memory of communicators by tensor and pipeline parallelism, parameters and gradients by a
 factor, gathered logits as a copy of their own (no change of groups that were left out, or worse), the spread of memory
 that makes what fitted most likely (narrower: a pick ran out of memory), llm-foundry's attention as the other kernel
-that it is (kept: from 5.3 to 4.9 %, the same picks), three or six copies of plain attention's scores in place of 1.65 (6.1 %
-at best, but 96.2 % right about fitting).""",
+that it is (kept: from 5.3 to 4.9 %, the same picks), three or six copies of plain attention's scores in place of 1.65
+(6.1 % at best, but 96.2 % right about fitting).""",
     "vtrain-multi": """\
 Rows with tp 2 on 8 and 16 stages are 20 to 47 % slower than predicted and not monotone: they look like data; transfers
 between stages are too short to explain them.""",
