@@ -70,6 +70,12 @@ TARGETS = (
     Target("median step time", "cpu", "median_ape", 0.15),
 )
 COVERAGE = (0.85, 0.95)
+COVERAGE_NOTES = {
+    "nemo-docs": "two rows lie less than a point outside of NeMo's interval in FP8; three, of GPT3-175B and "
+    "Nemotron4-340B on B200 and GB200, took 17 to 24 % less than predicted",
+    "zero-bubble": "its vocabulary is not stated, so nothing is fitted to it and its interval is that of such rows",
+}
+"""Source -> why its coverage is missed by more than chance."""
 UNSEEN = 0.20
 WORST_ROWS = 6
 TWO = "two of these"
@@ -102,7 +108,11 @@ point better, dgxc's mixtures 7 worse).""",
     "experts/bf16 on NVL72": EXPERTS,
     "experts/8 bits": EXPERTS,
     "mosaic/h100": """\
-Tried: work that takes longer while sharded parameters travel behind it (kept: from 4.5 to 2.8 %), a share of the step
+It was 2.8 % before mixtures and FP8 were fitted: what routing takes was held near one pass, so the share of the memory
+bandwidth fell from 0.67 to 0.58 in its place. Tried: routing freer (kept), gathers in 8 bits (kept), attention by
+Triton apart from the second flash kernel (kept), scales of FP8 that read a tensor twice and contractions that fill no
+faster in FP8 (no change, or worse), work that takes longer while sharded parameters travel behind it (kept: from 4.5
+to 2.8 %), a share of the step
 that is lost with each doubling of nodes (4.2 %), efficiency of flash attention by sequence length (worse), no loss of
 the last wave of tiles (0.1 better, and worse elsewhere), transfers hidden wholly (no change).""",
     "hagemann": """\
@@ -124,7 +134,9 @@ recompute with tp=8 is slower (40 to 49 ms at mbs=1 whatever the stage's layers,
 a layer, of launching or of the head is like that, and no other source has it), hidden activations that tensor
 parallelism does not shard, memory of communicators by tensor and pipeline parallelism, parameters and gradients by a
 factor, gathered logits as a copy of their own (no change of groups that were left out, or worse), the spread of memory
-that makes what fitted most likely (narrower: a pick ran out of memory).""",
+that makes what fitted most likely (narrower: a pick ran out of memory), llm-foundry's attention as the other kernel
+that it is (kept: from 5.3 to 4.9 %, the same picks), three or six copies of plain attention's scores in place of 1.65
+(6.1 % at best, but 96.2 % right about fitting).""",
     "vtrain-multi": """\
 Rows with tp 2 on 8 and 16 stages are 20 to 47 % slower than predicted and not monotone: they look like data; transfers
 between stages are too short to explain them.""",
@@ -227,8 +239,8 @@ def _number(target: Target, value: float) -> str:
 
 
 def _coverage(board: Mapping[str, Scores]) -> Iterator[str]:
-    yield "Coverage of the 90 % intervals (target: 85 to 95 %; where missed, what right ones would show in nine of"
-    yield "ten samples of so many rows):"
+    yield "Coverage of the 90 % intervals (target: 85 to 95 %). Where it is not reached: what right ones would show in"
+    yield "nine of ten samples of so many rows. Rows inside that are too few to tell."
     yield ""
     for source, scores in board.items():
         value = scores["coverage90"]
@@ -236,7 +248,10 @@ def _coverage(board: Mapping[str, Scores]) -> Iterator[str]:
             line = f"* {source}: {value:.0%}"
             if not COVERAGE[0] <= value <= COVERAGE[1]:
                 low, high = right_coverage(int(scores["rows"] or 0))
-                line += f": missed ({scores['rows']} rows: {low:.0%} to {high:.0%})"
+                told = "too few rows to tell" if low <= value <= high else "missed"
+                line += f": {told} ({scores['rows']} rows: {low:.0%} to {high:.0%})"
+                if told == "missed" and source in COVERAGE_NOTES:
+                    line += f": {COVERAGE_NOTES[source]}"
             yield line
 
 

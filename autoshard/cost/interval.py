@@ -160,8 +160,8 @@ def unlike_measured(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
     """The choices of a layout that no measured result on such a device has, such as "cp=2": none where the device was
     not measured at all, as that is said of the whole case.
 
-    On GPUs, layouts with a choice that was left out of the fit are missed by 1.4 times as much as others
-    (`benchmarks.path_surprise`): BEYOND is a guess near that.
+    On GPUs, layouts with a choice that was left out of the fit are missed by 1.0 to 1.4 times as much as others, by
+    choice (`benchmarks.path_surprise`): BEYOND is a guess on the careful side of that.
     """
     if not _is_fitted(cluster):
         return ()
