@@ -35,7 +35,7 @@ MOST_CUTS = 5_000
 """With more cuts that may be the best, these are not listed."""
 MOST_PAIRS = 200_000
 """With more pairs of stages and sets on a rank, a layout is not solved: it has few ranks of many blocks."""
-LARGEST_TABLE = 1_000_000
+LARGEST_TABLE = 4_000_000
 """With larger tables no bound is found from them."""
 MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,8 @@ from autoshard.spec.training import DTYPE_BYTES, Precision
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
+FEWER_BYTES = 1e-3
+"""Share of memory by which a bound may be above: with context parallelism biases of experts are shared by more."""
 LONG_S = 1e9
 """Longer than any microbatch takes."""
 PRICES = 8
@@ -110,25 +112,29 @@ Places = tuple[int, int]
 def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
     """(local shapes without context parallelism; by way, their places for each size of a microbatch).
 
-    Either ranks that share experts are as far from each other as tensor parallelism is wide, as in the usual order, or
-    tensor-parallel ranks are apart. Placements say of which numbers the strides are multiples.
+    In the usual order ranks that exchange tokens of experts are as far from each other as tensor and context
+    parallelism are wide. Elsewhere they may be neighbours; then tensor-parallel ranks are apart. Placements say of
+    which numbers the strides are multiples, and how many ranks exchange tokens.
     """
     shapes: dict[LocalShape, int] = {}
     keys: dict[tuple[object, ...], Places] = {}
     shape_of = []
     for _, way, schedules in ways:
         places = {}
-        behind = gcd(*(degree for degree in (way.cp, way.ep // way.cp) if degree > 1))
-        strides = (1, way.tp), (max(1, behind), 1)
-        if way.tp == 1 or way.ep == 1:
+        apart = way.ep // way.cp if way.ep > 1 else 1  # ranks that exchange tokens: those of cp gather them
+        strides = (1, way.tp * way.cp), ((1, 1) if way.cp > 1 else (apart, 1))
+        if way.tp == 1 or apart == 1:
             strides = (1, 1), (1, 1)
         elif way.axis_order != AXIS_ORDER:
-            strides = (1, 1), (max(1, behind), 1)
+            strides = (1, 1), strides[1]
         for size in dict.fromkeys(size for _, _, size in schedules):
-            key = (way.tp, way.ep, strides, way.sequence_parallel, way.attention_kernel, size)
+            key = (way.tp, way.ep, apart, strides, way.sequence_parallel, way.attention_kernel, size)
             if key not in keys:
                 alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
-                own, other = (replace(local_shape(alone), placement=(("tp", tp), ("ep", ep))) for tp, ep in strides)
+                own, other = (
+                    replace(local_shape(alone), placement=(("tp", tp), ("ep", ep), ("size", apart)))
+                    for tp, ep in strides
+                )
                 keys[key] = shapes.setdefault(own, len(shapes)), shapes.setdefault(other, len(shapes))
             places[size] = keys[key]
         shape_of.append(places)
@@ -156,6 +162,7 @@ class _Parts:
         every = np.arange(len(shapes) * len(sets))
         self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
         held = [_held(problem, shape) for shape in shapes]
+        self._tp = np.array([shape.tp for shape in shapes])
         self._parameters = np.array([[sum(unit) for unit in units] for units, _ in held]).T
         self._matrices = np.array([matrices for _, matrices in held]).transpose(1, 2, 0)
 
@@ -217,10 +224,12 @@ class _Parts:
             DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype)
         )
 
+        tp = self._tp[rows.shape]
+
         def seconds(kind: str, size: int) -> Array:
             """By (unit, row): of a block, of the ends."""
             return sum(
-                self._mean(matrices)[:, rows.shape] * size * _s_per_byte(self._problem.cluster, kind, owners)
+                self._mean(matrices)[:, rows.shape] * size * _s_per_byte(self._problem.cluster, kind, owners, tp)
                 for matrices, owners in zip(self._matrices.transpose(1, 0, 2), rows.owners, strict=True)
             )
 
@@ -284,6 +293,7 @@ class _Parts:
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = self._slowest_s(family.pp, np.maximum(fit, 0.0), block_s[may], (first_s, last_s))
         seconds = self._by_work_s(family, rows, work, block_s.min(1), np.minimum(slowest_s, LONG_S))
+        needed = needed * (1 - FEWER_BYTES)
         return np.where(needed <= limit_bytes, seconds, np.inf), needed
 
     def _gathered(self, family: Family, rows: _Rows) -> Array:
@@ -435,11 +445,12 @@ def _held(problem: Problem, shape: LocalShape) -> Held:
     return parameters, matrices
 
 
-def _s_per_byte(cluster: Cluster, kind: str, sizes: Array) -> Array:
-    """Seconds a byte of a collective among so many ranks, at least, by row."""
-    different, inverse = np.unique(sizes, return_inverse=True)
-    found: Array = np.array([_best_law(cluster, kind, size).seconds_per_byte for size in different.tolist()])[inverse]
-    return found
+def _s_per_byte(cluster: Cluster, kind: str, sizes: Array, tp: Array) -> Array:
+    """Seconds a byte of a collective among so many ranks beside tensor-parallel ones, at least, by row."""
+    different, inverse = np.unique(sizes * (cluster.world_size + 1) + tp, return_inverse=True)
+    pairs = [divmod(code, cluster.world_size + 1) for code in different.tolist()]
+    found: Array = np.array([_best_law(cluster, kind, size, 1, beside).seconds_per_byte for size, beside in pairs])
+    return found[inverse]
 
 
 def _best_laws(problem: Problem, shape: LocalShape) -> LawOf:
@@ -451,22 +462,33 @@ def _best_laws(problem: Problem, shape: LocalShape) -> LawOf:
     def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
         if "dp" in axes:  # there may be fewer replicas
             return CollectiveLaw(0.0, 0.0)
-        size, apart = prod(degrees.get(axis, 1) for axis in axes), {"ep" if axis == "ep" else "tp" for axis in axes}
-        return _best_law(problem.cluster, kind, size, strides[apart.pop()] if len(apart) == 1 else 1)
+        size = prod(strides["size"] if axis == "ep" else degrees.get(axis, 1) for axis in axes)
+        if "ep" not in axes:
+            return _best_law(problem.cluster, kind, size, strides["tp"], 1)
+        return _best_law(problem.cluster, kind, size, strides["ep"] if len(axes) == 1 else 1, shape.tp)
 
     return law_of
 
 
 @lru_cache(maxsize=4096)
-def _best_law(cluster: Cluster, kind: str, size: int, multiple: int = 1) -> CollectiveLaw:
-    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one."""
-    world = cluster.world_size // size
+def _best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int) -> CollectiveLaw:
+    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one.
+
+    tp: tensor-parallel ranks beside the group, inside of its stride or outside of it; 1 for a group of these.
+    """
+    world, meshes = cluster.world_size // size, []
+    for stride in divisors(world):
+        if stride % multiple == 0 and stride % tp == 0:
+            name = "dp" if tp > 1 else "tp"
+            meshes.append((("pp", world // stride), (name, size), ("cp", stride // tp), ("tp1", tp)))
+        if stride % multiple == 0 and world // stride % tp == 0:
+            meshes.append((("pp", world // stride // tp), ("tp1", tp), ("dp", size), ("cp", stride)))
     laws = [
-        collective_law(
-            kind, group_shape((("pp", world // stride), (name, size), ("cp", stride)), (name,), cluster), cluster
-        )
-        for stride in divisors(world)
-        if stride % multiple == 0
+        collective_law(kind, group_shape(mesh, (name,), cluster), cluster)
+        for mesh in meshes
         for name in ("dp", "tp")
+        if name in dict(mesh)
     ]
-    return CollectiveLaw(min(law.latency_s for law in laws), min(law.seconds_per_byte for law in laws))
+    return CollectiveLaw(
+        min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
+    )
