@@ -74,7 +74,7 @@ class Waiting:
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
         self._ways = deque(sorted(ways, key=_own_s))
         self._bounded: deque[Bounded] = deque()
-        self._least_s: dict[Draft, float] = {}
+        self._least_s: dict[tuple[object, ...], Bounded] = {}
         self.too_large: list[Bounded] = []
         self.priced: list[Priced] = []
 
@@ -88,9 +88,17 @@ class Waiting:
         first = [several[0].own_s for several in (self._ways, self._bounded) if several]
         return min(first, default=None)
 
-    def at_least_s(self, draft: Draft) -> float:
-        """Seconds of a step of a layout that is priced, whatever its order of axes, cuts and recompute sets are."""
-        return self._least_s.get(draft, 0.0)
+    def at_least_s(self, draft: Draft, in_any_order: bool = False) -> float:
+        """Seconds of a step, whatever the cut and the recompute sets are, as far as a bound is known. in_any_order:
+        whatever the order of axes is, too."""
+        known = self._least_s.get(draft[:-1])
+        if known is None:
+            return 0.0
+        return known.any_s if in_any_order or draft.axis_order != known.layouts.way.axis_order else known.own_s
+
+    def _remember(self, one: Bounded) -> None:
+        if one.any_s:
+            self._least_s.update((draft[:-1], one) for draft in one.layouts.drafts)
 
     @property
     def left(self) -> list[MeshDrafts]:
@@ -102,7 +110,10 @@ class Waiting:
         ways = [one for one in self._ways if one.any_s < seconds]
         self._ways = deque(one for one in self._ways if one.any_s >= seconds)
         self._bound(ways)
-        return [draft for one in self._bounded if one.any_s < seconds for draft in one.layouts.drafts]
+        left = [one for one in self._bounded if one.any_s < seconds]
+        for one in left:
+            self._remember(one)
+        return [draft for one in left for draft in one.layouts.drafts]
 
     def price_more(self, below_s: float) -> None:
         """Price some more of what may take no more than below_s, those with the lowest bounds first."""
@@ -116,8 +127,7 @@ class Waiting:
             one = self._bounded.popleft()
             taken.append(one.layouts)
             count += len(one.layouts.schedules)
-            if one.any_s:
-                self._least_s.update(dict.fromkeys(one.layouts.drafts, one.any_s))
+            self._remember(one)
         self._at_once *= MORE
         self.priced += self._price(_together(taken))
 
@@ -168,9 +178,9 @@ class PricedLayouts:
             return inf
         return max(self.waiting.left_at_least_s, ideal_step_time_s(self.problem))
 
-    def at_least_s(self, draft: Draft) -> float:
+    def at_least_s(self, draft: Draft, in_any_order: bool = False) -> float:
         """As Waiting.at_least_s."""
-        return self.waiting.at_least_s(draft) if self.waiting else 0.0
+        return self.waiting.at_least_s(draft, in_any_order) if self.waiting else 0.0
 
     def left_below(self, seconds: float) -> list[Draft]:
         """As Waiting.left_below."""
@@ -254,16 +264,16 @@ def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exha
     sets = recompute_sets(problem, pins)
     at_least_s = [(0.0, 0.0)] * len(small)
     if not few:
-        own_s, any_s = ways_at_least_s(problem, small)
-        at_least_s = list(zip(own_s.tolist(), any_s.tolist(), strict=True))
+        own, other = ways_at_least_s(problem, small)
+        at_least_s = [*zip(own.tolist(), other.tolist(), strict=True)]
 
     def layouts(ways: list[MeshDrafts]) -> list[Bounded]:
         if few:
             return [Bounded(0.0, 0.0, 0.0, way) for way in ways]
         columns = (column.tolist() for column in layout_bounds(problem, ways, sets, capacity))
         return [
-            Bounded(*bounds, ways[way]._replace(schedules=(ways[way].schedules[schedule],)))
-            for way, schedule, *bounds in zip(*columns, strict=True)
+            Bounded(own_s, any_s, needed, ways[way]._replace(schedules=(ways[way].schedules[schedule],)))
+            for way, schedule, own_s, any_s, needed in zip(*columns, strict=True)
         ]
 
     waiting = Waiting(

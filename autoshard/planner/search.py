@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import merge
 from math import floor, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.registry import BACKENDS
-from autoshard.backends.rules import Problem, chunks_are_alike
+from autoshard.backends.rules import Draft, Problem, chunks_are_alike
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import Level, levels
 from autoshard.cost.interval import FIT_PROBABILITY
@@ -135,7 +136,7 @@ def choose(
                 at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
             if others:
                 more = PricedLayouts(priced.problem, others)
-                fastest, others_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest)
+                fastest, others_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest, priced.at_least_s)
                 at_least_s = min(at_least_s, others_s)
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
             place = simplest_of_equals(priced.problem.cluster, fastest)
@@ -183,7 +184,9 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[
 
     table = table_of(problem, pins)
     left = priced.left_below(known_s)
-    for draft in faster_orders(problem, priced.wholes, pins, known_s, left, priced.at_least_s):
+    for draft in faster_orders(
+        problem, priced.wholes, pins, known_s, left, partial(priced.at_least_s, in_any_order=True)
+    ):
         table.add(draft)
     return [*table.price()]
 
@@ -193,15 +196,23 @@ def _orders_are_free(problem: Problem, pins: Pins) -> bool:
 
 
 def _fastest(
-    priced: PricedLayouts, pins: Pins, limit_bytes: float, clock: Clock, count: int, known: Sequence[Timed] = ()
+    priced: PricedLayouts,
+    pins: Pins,
+    limit_bytes: float,
+    clock: Clock,
+    count: int,
+    known: Sequence[Timed] = (),
+    at_least_s: Callable[[Draft], float] | None = None,
 ) -> tuple[list[Timed], float]:
-    """(the fastest of each kind, what no other one takes less than). known: others, fastest first."""
+    """(the fastest of each kind, what no other one takes less than). known: others, fastest first. at_least_s: what is
+    known of drafts, by default by the layouts themselves."""
     from autoshard.planner.grid.refine import refine
 
     fitting = merge(known, priced.fastest_first(limit_bytes), key=_step_time_s)
     ranked = best_of_each_kind(fitting, count)
     known_s = ranked[0].step_time_s if ranked else inf
-    refined = refine(priced.wholes, sets_by_stage(pins), limit_bytes, known_s, clock.in_time)
+    bounds_s = at_least_s or priced.at_least_s
+    refined = refine(priced.wholes, sets_by_stage(pins), limit_bytes, known_s, clock.in_time, bounds_s)
     better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
     if pins.beaten_path:
         path = precedent(priced.problem, pins)

@@ -35,6 +35,8 @@ MOST_CUTS = 5_000
 """With more cuts that may be the best, these are not listed."""
 MOST_PAIRS = 200_000
 """With more pairs of stages and sets on a rank, a layout is not solved: it has few ranks of many blocks."""
+LARGEST_TABLE = 4_000_000
+"""With larger tables no bound is found from them."""
 MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""
 CLOSE = 1e-9
@@ -56,8 +58,18 @@ class Pairs(NamedTuple):
 class TwoChunkCuts:
     """Cuts of one draft with two chunks a rank, (blocks of each virtual stage,)."""
 
-    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, limit_s: float):
-        """limit_s: only steps that take less are of interest."""
+    def __init__(
+        self,
+        whole: Whole,
+        draft: int,
+        sets: Sequence[int],
+        limit_bytes: float,
+        limit_s: float,
+        knows_memory: bool = True,
+    ):
+        """limit_s: only steps that take less are of interest. knows_memory: whether what does not fit is left out;
+        bounds without are found ten times as fast."""
+        self._knows_memory = knows_memory
         self._whole, self._draft, self._sets = whole, draft, np.array(sets)
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
         problem, family = whole.problem, whole.family
@@ -141,8 +153,13 @@ class TwoChunkCuts:
         if not len(one) or not len(two):
             return Pairs(both, later, chosen)
         front_s, back_s = self._pair_backward_s(rank, one, two)
-        fits = self._fits(rank, one, two)
         weights = self._m - self._visits[rank]
+        if not self._knows_memory:
+            ahead_s, behind_s = front_s[:, :, :, 0].min(2), back_s[:, :, 0].min(2)
+            place = np.ix_(one, two)
+            both[place], later[place] = ahead_s + behind_s, weights[0] * ahead_s + weights[1] * behind_s
+            return Pairs(both, later, chosen)
+        fits = self._fits(rank, one, two)
         shape = (len(one), len(two), sets * sets)
         both_s = np.where(fits, front_s + back_s, inf).reshape(shape)
         later_s = np.where(fits, weights[0] * front_s + weights[1] * back_s, inf).reshape(shape)
@@ -251,6 +268,18 @@ class TwoChunkCuts:
             value = np.full_like(value, inf)
             value[np.ix_(np.arange(len(self._middles)), i, j)] = tables[-1].min((3, 4))
         return tables[::-1]
+
+    @property
+    def table_size(self) -> int:
+        """Entries of the largest of the tables that a bound is found from."""
+        windows = [[len(begin) for begin in self._windows(rank)] for rank in range(self._pp)]
+        return len(self._middles) * max(map(prod, windows)) * (self._most + 1) ** 2
+
+    def at_least_s(self) -> float:
+        """Seconds that no cut takes less than; 0 where the tables would be too large."""
+        if self.table_size > LARGEST_TABLE:
+            return 0.0
+        return self._bound()[0] + float(self._after_least_s)
 
     @property
     def _middles(self) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shap
 from autoshard.cost.program import LawOf
 from autoshard.cost.stage import LocalShape, local_shape, stage_mesh
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.zero_sharding import FEW_BLOCKS
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
@@ -35,6 +36,8 @@ from autoshard.spec.training import DTYPE_BYTES, Precision
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
+FEWER_BYTES = 1e-3
+"""Share of memory by which a bound may be above: with context parallelism biases of experts are shared by more."""
 LONG_S = 1e9
 """Longer than any microbatch takes."""
 PRICES = 8
@@ -109,25 +112,29 @@ Places = tuple[int, int]
 def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
     """(local shapes without context parallelism; by way, their places for each size of a microbatch).
 
-    Either ranks that share experts are as far from each other as tensor parallelism is wide, as in the usual order, or
-    tensor-parallel ranks are apart. Placements say of which numbers the strides are multiples.
+    In the usual order ranks that exchange tokens of experts are as far from each other as tensor and context
+    parallelism are wide. Elsewhere they may be neighbours; then tensor-parallel ranks are apart. Placements say of
+    which numbers the strides are multiples, and how many ranks exchange tokens.
     """
     shapes: dict[LocalShape, int] = {}
     keys: dict[tuple[object, ...], Places] = {}
     shape_of = []
     for _, way, schedules in ways:
         places = {}
-        behind = gcd(*(degree for degree in (way.cp, way.ep // way.cp) if degree > 1))
-        strides = (1, way.tp), (max(1, behind), 1)
-        if way.tp == 1 or way.ep == 1:
+        apart = way.ep // way.cp if way.ep > 1 else 1  # ranks that exchange tokens: those of cp gather them
+        strides = (1, way.tp * way.cp), ((1, 1) if way.cp > 1 else (apart, 1))
+        if way.tp == 1 or apart == 1:
             strides = (1, 1), (1, 1)
         elif way.axis_order != AXIS_ORDER:
-            strides = (1, 1), (max(1, behind), 1)
+            strides = (1, 1), strides[1]
         for size in dict.fromkeys(size for _, _, size in schedules):
-            key = (way.tp, way.ep, strides, way.sequence_parallel, way.attention_kernel, size)
+            key = (way.tp, way.ep, apart, strides, way.sequence_parallel, way.attention_kernel, size)
             if key not in keys:
                 alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
-                own, other = (replace(local_shape(alone), placement=(("tp", tp), ("ep", ep))) for tp, ep in strides)
+                own, other = (
+                    replace(local_shape(alone), placement=(("tp", tp), ("ep", ep), ("size", apart)))
+                    for tp, ep in strides
+                )
                 keys[key] = shapes.setdefault(own, len(shapes)), shapes.setdefault(other, len(shapes))
             places[size] = keys[key]
         shape_of.append(places)
@@ -155,6 +162,7 @@ class _Parts:
         every = np.arange(len(shapes) * len(sets))
         self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
         held = [_held(problem, shape) for shape in shapes]
+        self._tp = np.array([shape.tp for shape in shapes])
         self._parameters = np.array([[sum(unit) for unit in units] for units, _ in held]).T
         self._matrices = np.array([matrices for _, matrices in held]).transpose(1, 2, 0)
 
@@ -163,6 +171,8 @@ class _Parts:
 
         block = mean_columns(columns.blocks, [np.full(1, count) for count in self._counts])
         self._forward_s, self._backward_s = by_set(block.forward_s)[:, 0], by_set(block.backward_s)
+        back_s = np.stack([by_set(one.backward_s) for one in columns.blocks])
+        self._more_s = back_s - back_s.min(2, keepdims=True)
         self._kept_bytes, self._replay_bytes = (
             np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
         )
@@ -204,7 +214,8 @@ class _Parts:
             (last_s + sums_s[2] + 2 * sent.gather_s[2] + sent.scatter_s[2]),
         )
         opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
-        return _Work(forward_s[:, None] + backward_s, ends_s, opening_s, sent.after_s)
+        alone_s = (self._forward_s + self._backward_s.min(1))[rows.shape] / rows.cp + sums_s[0]
+        return _Work(forward_s[:, None] + backward_s, alone_s, ends_s, opening_s, sent.after_s)
 
     def _sent(self, family: Family, rows: _Rows) -> _Sent:
         """Seconds that gathering weights and reducing gradients take at least."""
@@ -213,10 +224,12 @@ class _Parts:
             DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype)
         )
 
+        tp = self._tp[rows.shape]
+
         def seconds(kind: str, size: int) -> Array:
             """By (unit, row): of a block, of the ends."""
             return sum(
-                self._mean(matrices)[:, rows.shape] * size * _s_per_byte(self._problem.cluster, kind, owners)
+                self._mean(matrices)[:, rows.shape] * size * _s_per_byte(self._problem.cluster, kind, owners, tp)
                 for matrices, owners in zip(self._matrices.transpose(1, 0, 2), rows.owners, strict=True)
             )
 
@@ -232,9 +245,12 @@ class _Parts:
         *kinds, first, last = self._parameters[:, rows.shape] * of_each
         state = np.array(kinds)
         kept, replayed = (sizes[:, rows.shape] / rows.cp[:, None] for sizes in (self._kept_bytes, self._replay_bytes))
-        base = self._problem.cluster.device.reserved_memory_bytes + self._working_bytes[rows.shape] / rows.cp
-        at_end = self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) - self._working_bytes[rows.shape]
-        at_end = np.maximum(at_end / rows.cp, 0.0)
+        working = self._working_bytes[rows.shape] / rows.cp + np.where(
+            rows.zero == 3, self._gathered(family, rows), 0.0
+        )
+        at_end = self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) / rows.cp
+        at_end = np.maximum(at_end - working, 0.0)
+        base = self._problem.cluster.device.reserved_memory_bytes + working
         work, counts = self._work(family, rows), np.array(self._counts)
         block_s = work.block_s
         slowest_s: Array | float = 0.0
@@ -254,7 +270,7 @@ class _Parts:
             ends[0] += first
             ends[-1] += last + at_end
             if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
-                held = np.zeros_like(held)  # chunks may be small where many are held
+                held = _held_least(family, rows.m)  # chunks may be small where many are held
             if family.num_virtual_stages > 1 and len(counts) == 1:
                 blocks = counts[0] / family.pp
                 needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
@@ -265,6 +281,10 @@ class _Parts:
                 slowest_s += work.ends_s[0]
             else:
                 needed = base + self._fullest_bytes(state, held, kept.min(2), ends)
+                if len(counts) > 1 and not family.rules.weights_apart:
+                    more_s = self._more_s[:, rows.shape] / rows.cp[:, None]
+                    replayed_s = self._replays_s(state, held, kept, limit_bytes - base - ends, more_s)
+                    block_s = np.maximum(block_s.min(1), work.alone_s + replayed_s)[:, None]
             if family.num_virtual_stages == 1 and len(counts) == 1:
                 may = needed <= limit_bytes
                 room = (limit_bytes - base - ends)[:, may, None] - replayed[0][may]
@@ -273,7 +293,15 @@ class _Parts:
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = self._slowest_s(family.pp, np.maximum(fit, 0.0), block_s[may], (first_s, last_s))
         seconds = self._by_work_s(family, rows, work, block_s.min(1), np.minimum(slowest_s, LONG_S))
+        needed = needed * (1 - FEWER_BYTES)
         return np.where(needed <= limit_bytes, seconds, np.inf), needed
+
+    def _gathered(self, family: Family, rows: _Rows) -> Array:
+        """Bytes of weights that are gathered at a time under ZeRO-3, at least, by row: those of the block at work and,
+        where others are behind it, the larger bucket of the next one."""
+        matrices = self._matrices[: len(self._counts)].sum(1).min(0)[rows.shape]
+        blocks = 1.5 if family.pp == 1 and sum(self._counts) >= FEW_BLOCKS else 1.0
+        return blocks * matrices * DTYPE_BYTES[self._problem.training.precision.parameter_dtype]
 
     def _fullest_bytes(self, state: Array, held: Array, kept: Array, ends: Array) -> Array:
         """Bytes on the fullest of several ranks, at least, by row, however blocks are cut.
@@ -292,6 +320,28 @@ class _Parts:
         found: Array = (blocks + (price * ends).sum(0)) / price.sum(0)
         return found
 
+    def _replays_s(self, state: Array, held: Array, kept: Array, room: Array, more_s: Array) -> Array:
+        """Mean seconds that a block replays, at least, by row, whichever sets fit and however blocks are cut.
+
+        Why: as `_fullest_bytes`, with the seconds that a price of memory adds (Lagrange's relaxation). A block is
+        cheapest where most microbatches of it are held or fewest: on the first rank or the last.
+
+        kept: by (kind, row, set). room: bytes for blocks, (rank, row). more_s: what a set takes more, (kind, row, set).
+        """
+        counts = np.array(self._counts)
+        price = 1 / np.maximum(state.mean(0) + held * kept.min(2).mean(0), 1.0)
+        space = (price * np.maximum(room, 0.0)).sum(0)
+        taken = [price[end, :, None] * (state[:, end, :, None] + held[end, :, None] * kept) for end in (0, -1)]
+        mean_s, mean_taken = (np.tensordot(counts, one, 1) for one in (more_s, taken[0]))
+        saved = mean_taken.max(1, keepdims=True) - mean_taken
+        prices_s = np.divide(mean_s, saved, out=np.zeros_like(saved), where=saved > 0)
+        least_s = np.zeros(len(space))
+        for price_s in prices_s.T[:: -(-prices_s.shape[1] // PRICES)]:
+            cheapest_s = np.minimum(*((more_s + price_s[:, None] * one).min(2) for one in taken))
+            np.maximum(least_s, counts @ cheapest_s - price_s * space, out=least_s)
+        found: Array = least_s / counts.sum()
+        return found
+
     def _mixed_s(self, family: Family, m: Array, room: Array, block_s: Array, kept: Array) -> Array:
         """Mean seconds of a block on the first rank, at least, by row, whichever sets its chunks choose.
 
@@ -300,11 +350,9 @@ class _Parts:
 
         room: bytes for a block, by row. block_s, kept: by (row, set).
         """
-        pp, vpp, warm_up = family.pp, family.num_virtual_stages, family.rules.warm_up
-        if warm_up is None or not len(m):
+        if not len(m):
             return block_s.min(1)
-        (held,) = by_count(lambda m: [min(chunk_visits(warm_up(0, pp, m, vpp), pp, vpp))], m)
-        kept = kept * np.broadcast_to(held, room.shape)[:, None]
+        kept = kept * _held_least(family, m)[0][:, None]
         fastest = block_s.argmin(1)[:, None]
         saved = np.take_along_axis(kept, fastest, 1) - kept
         more_s = block_s - np.take_along_axis(block_s, fastest, 1)
@@ -335,11 +383,24 @@ class _Parts:
         return low
 
 
+def _held_least(family: Family, m: Array) -> Array:
+    """How many microbatches of every chunk a rank holds at the end of its warm-up, at least, (rank, row)."""
+    pp, vpp, warm_up = family.pp, family.num_virtual_stages, family.rules.warm_up
+    if warm_up is None:
+        return np.zeros((pp, len(m)))
+
+    def fewest(count: int) -> list[int]:
+        return [min(chunk_visits(warm_up(rank, pp, count, vpp), pp, vpp)) for rank in range(pp)]
+
+    return np.stack([np.broadcast_to(held, m.shape) for held in by_count(fewest, m)])
+
+
 class _Work(NamedTuple):
-    """Seconds of one microbatch, gradients added up: of a block, (row, set), and of the ends; for each virtual stage
-    beside its blocks. after_s: behind the pipeline."""
+    """Seconds of one microbatch, gradients added up: of a block, (row, set), and of one without replays and waits; of
+    the ends; for each virtual stage beside its blocks. after_s: behind the pipeline."""
 
     block_s: Array
+    alone_s: Array
     ends_s: tuple[Array, Array]
     opening_s: Array
     after_s: Array
@@ -384,11 +445,12 @@ def _held(problem: Problem, shape: LocalShape) -> Held:
     return parameters, matrices
 
 
-def _s_per_byte(cluster: Cluster, kind: str, sizes: Array) -> Array:
-    """Seconds a byte of a collective among so many ranks, at least, by row."""
-    different, inverse = np.unique(sizes, return_inverse=True)
-    found: Array = np.array([_best_law(cluster, kind, size).seconds_per_byte for size in different.tolist()])[inverse]
-    return found
+def _s_per_byte(cluster: Cluster, kind: str, sizes: Array, tp: Array) -> Array:
+    """Seconds a byte of a collective among so many ranks beside tensor-parallel ones, at least, by row."""
+    different, inverse = np.unique(sizes * (cluster.world_size + 1) + tp, return_inverse=True)
+    pairs = [divmod(code, cluster.world_size + 1) for code in different.tolist()]
+    found: Array = np.array([_best_law(cluster, kind, size, 1, beside).seconds_per_byte for size, beside in pairs])
+    return found[inverse]
 
 
 def _best_laws(problem: Problem, shape: LocalShape) -> LawOf:
@@ -400,22 +462,33 @@ def _best_laws(problem: Problem, shape: LocalShape) -> LawOf:
     def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
         if "dp" in axes:  # there may be fewer replicas
             return CollectiveLaw(0.0, 0.0)
-        size, apart = prod(degrees.get(axis, 1) for axis in axes), {"ep" if axis == "ep" else "tp" for axis in axes}
-        return _best_law(problem.cluster, kind, size, strides[apart.pop()] if len(apart) == 1 else 1)
+        size = prod(strides["size"] if axis == "ep" else degrees.get(axis, 1) for axis in axes)
+        if "ep" not in axes:
+            return _best_law(problem.cluster, kind, size, strides["tp"], 1)
+        return _best_law(problem.cluster, kind, size, strides["ep"] if len(axes) == 1 else 1, shape.tp)
 
     return law_of
 
 
 @lru_cache(maxsize=4096)
-def _best_law(cluster: Cluster, kind: str, size: int, multiple: int = 1) -> CollectiveLaw:
-    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one."""
-    world = cluster.world_size // size
+def _best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int) -> CollectiveLaw:
+    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one.
+
+    tp: tensor-parallel ranks beside the group, inside of its stride or outside of it; 1 for a group of these.
+    """
+    world, meshes = cluster.world_size // size, []
+    for stride in divisors(world):
+        if stride % multiple == 0 and stride % tp == 0:
+            name = "dp" if tp > 1 else "tp"
+            meshes.append((("pp", world // stride), (name, size), ("cp", stride // tp), ("tp1", tp)))
+        if stride % multiple == 0 and world // stride % tp == 0:
+            meshes.append((("pp", world // stride // tp), ("tp1", tp), ("dp", size), ("cp", stride)))
     laws = [
-        collective_law(
-            kind, group_shape((("pp", world // stride), (name, size), ("cp", stride)), (name,), cluster), cluster
-        )
-        for stride in divisors(world)
-        if stride % multiple == 0
+        collective_law(kind, group_shape(mesh, (name,), cluster), cluster)
+        for mesh in meshes
         for name in ("dp", "tp")
+        if name in dict(mesh)
     ]
-    return CollectiveLaw(min(law.latency_s for law in laws), min(law.seconds_per_byte for law in laws))
+    return CollectiveLaw(
+        min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
+    )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autoshard.backends.problem import Draft
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -67,10 +68,20 @@ class Refined(NamedTuple):
 
 
 def refine(
-    wholes: Iterable[Whole], by_stage: bool, limit_bytes: float, known_s: float, in_time: Callable[[], bool]
+    wholes: Iterable[Whole],
+    by_stage: bool,
+    limit_bytes: float,
+    known_s: float,
+    in_time: Callable[[], bool],
+    least_s: Callable[[Draft], float] = lambda draft: 0.0,
 ) -> Refined:
-    """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage."""
-    ranked = [promise for whole in wholes for promise in _promises(whole, by_stage, limit_bytes, known_s)]
+    """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
+    least_s: what a draft takes at least, as far as that is known."""
+    ranked = [
+        promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
+        for whole in wholes
+        for promise in _promises(whole, by_stage, limit_bytes, known_s)
+    ]
     # what is solved sooner comes first
     ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
     better: list[Timed] = []
@@ -83,6 +94,9 @@ def refine(
             left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
         if whole.has_kinds and whole.family.num_virtual_stages > 1:
+            bound_s = max(bound_s, _chunks_at_least_s(whole, draft, sets, limit_bytes, best_s))
+            if bound_s >= best_s * (1 - ROUNDING):
+                continue
             chunked += 1
             if chunked > MOST_CHUNKED:  # what is left is a part of the gap
                 at_least_s = min(at_least_s, bound_s)
@@ -94,6 +108,13 @@ def refine(
             better.append(Timed(fastest.step_time_s, fastest.strategy))
             best_s = fastest.step_time_s
     return Refined(better, min(at_least_s, best_s), 0)
+
+
+def _chunks_at_least_s(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> float:
+    """Seconds that no cut of one draft takes less than, as if memory had no limit, as far as that is found soon."""
+    if whole.family.num_virtual_stages > 2 or not whole.family.sets_are_free:
+        return 0.0
+    return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s, knows_memory=False).at_least_s()
 
 
 def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> Found:

@@ -1,0 +1,115 @@
+"""Bounds of layouts before they are priced: never above a price, and a search that goes by them finds the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.errors import NoLayoutFits
+from autoshard.models.registry import load_model
+from autoshard.planner import priced as pricing
+from autoshard.planner.axis_orders import other_orders
+from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
+from autoshard.planner.grid.table import Table
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.priced import Clock, PricedLayouts, count_rest, price_layouts
+from autoshard.planner.rejections import SLOWER, Tally
+from autoshard.planner.search import search
+from autoshard.planner.sets import recompute_sets
+from autoshard.plans.search_result import Pins
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
+
+MODELS = ("llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma3-1b", "llama3.2-1b", "gpt-oss-20b")
+CLUSTERS = (("h100-80gb", 1), ("trn1.32xlarge", 1), ("b200-180gb", 2), ("trn2.3xlarge", 2))
+
+
+def small_model(name: str, layers: int) -> ModelSpec:
+    """The first blocks of a published model."""
+    model = load_model(name)
+    lists = {key: getattr(model, key)[:layers] for key in ("layer_types", "mlp_layer_types") if getattr(model, key)}
+    return replace(model, num_hidden_layers=layers, **lists)
+
+
+def random_problem(seed: int) -> Problem:
+    """A few blocks of a published model on a few devices, with less memory or more."""
+    choose = random.Random(seed)
+    model = small_model(choose.choice(MODELS), choose.choice([2, 3, 4]))
+    instance, nodes = choose.choice(CLUSTERS)
+    cluster = load_cluster(instance, nodes)
+    room = choose.choice([0.05, 0.1, 0.2, 1.0]) * cluster.device.memory_bytes
+    device = replace(cluster.device, memory_bytes=room + cluster.device.reserved_memory_bytes)
+    precision = load_precision(choose.choice(["mixed_precision", "bf16_sr"]))
+    training = TrainingSpec(choose.choice([2048, 4096]), choose.choice([8, 16, 32]), precision)
+    return Problem(model, training, replace(cluster, device=device), "torch")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_price_is_below_a_bound(seed: int) -> None:
+    problem, pins = random_problem(seed), Pins()
+    sets, limit_bytes = recompute_sets(problem, pins), problem.cluster.device.memory_bytes
+    ways = legal_layouts(problem, pins, Tally())
+    of_ways = ways_at_least_s(problem, ways)
+    bounds = layout_bounds(problem, ways, sets, limit_bytes)
+    least: dict[Draft, tuple[float, float, float]] = {}
+    for way, schedule, own_s, any_s, needed in zip(*(column.tolist() for column in bounds), strict=True):
+        draft = ways[way].way.scheduled(*ways[way].schedules[schedule])
+        assert any_s <= own_s
+        least[draft] = max(own_s, float(of_ways[0][way])), max(any_s, float(of_ways[1][way])), needed
+    assert len(least) == sum(len(way.schedules) for way in ways)
+    choose, orders = random.Random(seed), Table(problem, sets)
+    for draft in choose.sample(sorted(least), min(60, len(least))):
+        for order in other_orders(problem, pins, draft):
+            orders.add(draft._replace(axis_order=order))
+    chunks = price_layouts(problem, pins, Tally(), Clock(inf), exhaustive=True).chunks
+    for chunk in (*chunks, *orders.price()):
+        own = np.array([one.axis_order == ("pp", "dp", "cp", "tp") for one in chunk.whole.drafts.drafts])
+        in_default = [one._replace(axis_order=("pp", "dp", "cp", "tp")) for one in chunk.whole.drafts.drafts]
+        own_s, any_s, needed = np.array([least[one] for one in in_default]).T[:, chunk.draft]
+        at_least_s = np.where(own[chunk.draft], own_s, any_s)
+        fits = chunk.memory_bytes <= limit_bytes
+        assert (at_least_s[fits] <= chunk.step_time_s[fits] * (1 + 1e-9)).all()
+        assert (needed <= chunk.memory_bytes * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(seed)
+    for name, value in (("FEW", 0), ("FIRST", 20)):
+        monkeypatch.setattr(pricing, name, value)
+    try:
+        slow = search(*problem[:3], backend=problem.backend, exhaustive=True)
+    except NoLayoutFits as error:
+        with pytest.raises(NoLayoutFits) as found:
+            search(*problem[:3], backend=problem.backend)
+        assert str(found.value) == str(error)  # noqa: PT017
+        return
+    quick = search(*problem[:3], backend=problem.backend)
+    assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
+    assert quick.optimality == slow.optimality or len(problem.model.kinds) > 1
+    assert quick.fitting <= slow.fitting
+
+
+def test_what_is_slower_by_a_bound_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pricing, "FEW", 0)
+    monkeypatch.setattr(pricing, "FIRST", 10)
+    training = TrainingSpec(4096, 32, load_precision("mixed_precision"))
+    model, cluster = small_model("llama3-8b", 4), load_cluster("h100-80gb", 1)
+    result = search(model, training, cluster, backend="torch")
+    (slower,) = (one for one in result.rejections if one.reason == SLOWER)
+    assert slower.count > result.fitting and " takes at least " in slower.example
+    assert result.considered == result.fitting + sum(one.count for one in result.rejections)
+
+
+def test_a_stopped_search_takes_its_bounds_for_what_is_not_priced() -> None:
+    problem, tally = random_problem(0), Tally()
+    layouts = price_layouts(problem, Pins(), tally, Clock(1e-9))
+    assert isinstance(layouts, PricedLayouts) and layouts.unpriced_at_least_s > 0
+    count_rest(layouts, Pins(), tally, Clock(1e-9))
+    assert tally.considered > 0
