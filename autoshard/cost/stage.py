@@ -78,6 +78,7 @@ class LocalShape:
     context_parallel: str = UNUSED
     operators: OperatorChoices = ()
     placement: tuple[tuple[str, int], ...] = ()
+    etp: int | None = None
 
 
 class LocalChoices(Degrees, Protocol):
@@ -93,6 +94,8 @@ class LocalChoices(Degrees, Protocol):
     def context_parallel(self) -> str: ...
     @property
     def axis_order(self) -> tuple[str, ...]: ...
+    @property
+    def etp(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ def local_shape(layout: LocalChoices, operators: OperatorChoices = ()) -> LocalS
         s.context_parallel,
         operators,
         placement(s.tp, s.pp, s.dp, s.cp, s.ep, s.axis_order),
+        s.etp,
     )
 
 
@@ -360,7 +364,7 @@ def stage_work(
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(model, sizes, layers, first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype])
     graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
-    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators))
+    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp == 1))
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:

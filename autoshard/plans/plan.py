@@ -190,7 +190,9 @@ def operator_choices(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> 
     """The choice of every operator template, by the rule of layout/sharding.py."""
     axes = strategy_mesh(model, cluster, strategy).stage_axes
     templates = operator_templates(model, strategy)
-    return {name: operator_choice(op, axes, strategy.sequence_parallel) for name, op in templates.items()}
+    return {
+        name: operator_choice(op, axes, strategy.sequence_parallel, strategy.etp == 1) for name, op in templates.items()
+    }
 
 
 def make_plan(
