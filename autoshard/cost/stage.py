@@ -80,6 +80,11 @@ class LocalShape:
     placement: tuple[tuple[str, int], ...] = ()
     etp: int | None = None
 
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks among which the experts of a block are spread."""
+        return self.ep * (self.tp if self.etp == 1 else 1)
+
 
 class LocalChoices(Degrees, Protocol):
     """The degrees and choices of a layout that meshes and local shapes read."""
@@ -294,7 +299,7 @@ def stage_pricer(
         work = stage_work(
             model,
             training.sequence_length,
-            training.expert_slots(shape.ep),
+            training.expert_slots(shape.expert_ranks),
             dtype,
             anywhere,
             kv_inner,
@@ -478,7 +483,8 @@ them. The runtimes' meshes have these the other way round."""
 
 def experts_over_tensor_ranks(model: ModelSpec) -> OperatorChoices:
     """Choices with which the ranks of tensor parallelism hold other experts each, in place of a part of every one:
-    Megatron-Core's expert tensor parallelism of 1. Such layouts can be priced, autoshard's runtimes have none."""
+    Megatron-Core's expert tensor parallelism of 1, with ep spanning tp. Such layouts can be priced; autoshard runs those
+    without ep, which are a strategy's etp=1."""
     graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), model.kinds, first=False, last=False)
     work = [op for op in graph.operators if "expert" in op.loop_dims and op.kind in ("dispatch", "combine")]
     work += [op for op in graph.operators if "capacity" in op.loop_dims and op not in work]

@@ -127,6 +127,11 @@ class Strategy:
         return "-".join(self.axis_order)
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks among which the experts of a block are spread."""
+        return self.ep * (self.tp if self.etp == 1 else 1)
+
+    @property
     def world_size(self) -> int:
         """Number of logical cores; ep does not count, since it is a part of dp x cp."""
         return self.tp * self.pp * self.dp * self.cp

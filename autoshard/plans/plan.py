@@ -126,7 +126,7 @@ class Plan:
     @property
     def expert_slots(self) -> float:
         """Slots of each expert over the even share of a sequence's tokens, see TrainingSpec.expert_slots."""
-        return self.training.expert_slots(self.strategy.ep)
+        return self.training.expert_slots(self.strategy.expert_ranks)
 
     @property
     def zero_axes(self) -> tuple[str, ...]:
