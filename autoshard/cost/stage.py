@@ -483,8 +483,8 @@ them. The runtimes' meshes have these the other way round."""
 
 def experts_over_tensor_ranks(model: ModelSpec) -> OperatorChoices:
     """Choices with which the ranks of tensor parallelism hold other experts each, in place of a part of every one:
-    Megatron-Core's expert tensor parallelism of 1, with ep spanning tp. Such layouts can be priced; autoshard runs those
-    without ep, which are a strategy's etp=1."""
+    Megatron-Core's expert tensor parallelism of 1, with ep spanning tp. Such layouts can be priced; autoshard runs
+    those without ep, which are a strategy's etp=1."""
     graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), model.kinds, first=False, last=False)
     work = [op for op in graph.operators if "expert" in op.loop_dims and op.kind in ("dispatch", "combine")]
     work += [op for op in graph.operators if "capacity" in op.loop_dims and op not in work]
