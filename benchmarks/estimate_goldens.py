@@ -150,13 +150,15 @@ def terms(found: Estimate) -> list[float]:
 
 
 def written(strategy: Strategy) -> list[Any]:
-    """A strategy as JSON values: its fields in their order, runs of equal stages as '3*full,5*none'."""
-    return [_runs(value) if type(value) is tuple else value for value in asdict(strategy).values()]
+    """A strategy as JSON values: its fields in their order, runs of equal stages as '3*full,5*none'; etp, the last one,
+    where it is there."""
+    values = [_runs(value) if type(value) is tuple else value for value in asdict(strategy).values()]
+    return values if strategy.etp is not None else values[:-1]
 
 
 def read(values: list[Any]) -> Strategy:
     """The strategy that `written` gave these values for."""
-    found = dict(zip((field.name for field in fields(Strategy)), values, strict=True))
+    found = dict(zip((field.name for field in fields(Strategy)), values, strict=False))
     runs: dict[str, tuple[Any, ...]] = {name: _of_runs(found[name]) for name in ("recompute", "axis_order")}
     layers = tuple(map(int, _of_runs(found["stage_layers"])))
     return Strategy(**found | runs | {"stage_layers": layers})

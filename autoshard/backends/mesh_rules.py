@@ -129,6 +129,27 @@ def experts_share_sequences(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def experts_are_whole(problem: Problem, draft: Draft) -> str | None:
+    """Ranks of tensor parallelism with experts of their own have them all among themselves: on a mesh where ep lies
+    outside of tp, no exchange would bring a token to its expert's rank at once."""
+    model, etp = problem.model, draft.etp
+    if etp is None:
+        return None
+    if not model.is_moe:
+        return f"etp={etp} has no experts to place: {model.name} has none; leave it out"
+    if etp != 1:
+        return f"etp={etp} must be 1 or tp={draft.tp}"
+    if problem.backend != ANYWHERE.name:
+        return (
+            f"etp=1 with tp={draft.tp}: {BACKENDS[problem.backend].label} cuts every expert over tp; use backend torch"
+        )
+    if draft.ep > 1:
+        return f"etp=1 spreads experts over tp={draft.tp} and nothing else: ep={draft.ep} must be 1"
+    if model.num_local_experts % draft.tp:
+        return f"tp={draft.tp} with etp=1 must divide num_local_experts={model.num_local_experts} of {model.name}"
+    return None
+
+
 def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
     """[SDK internode-collective-comm.rst] A group has as many ranks, at the same places, in each of its nodes.
 
@@ -201,6 +222,7 @@ COMMON_MESH_RULES = (
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the experts do not split over ep", experts_split),
     Rule("experts with context parallelism", experts_share_sequences),
+    Rule("experts do not lie over tp", experts_are_whole),
     *ORDER_RULES,
 )
 

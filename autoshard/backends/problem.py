@@ -42,6 +42,7 @@ class Draft(NamedTuple):
     zero: int = 1
     context_parallel: str = UNUSED
     axis_order: tuple[str, ...] = AXIS_ORDER
+    etp: int | None = None
 
     def scheduled(self, schedule: str, num_virtual_stages: int, microbatch_size: int) -> Draft:
         """This layout with another schedule: what `_replace` gives, in half its time. Searches make thousands."""
@@ -60,6 +61,7 @@ class Draft(NamedTuple):
             self.zero,
             self.context_parallel,
             self.axis_order,
+            self.etp,
         )
 
 

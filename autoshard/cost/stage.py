@@ -78,6 +78,12 @@ class LocalShape:
     context_parallel: str = UNUSED
     operators: OperatorChoices = ()
     placement: tuple[tuple[str, int], ...] = ()
+    etp: int | None = None
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks among which the experts of a block are spread."""
+        return self.ep * (self.tp if self.etp == 1 else 1)
 
 
 class LocalChoices(Degrees, Protocol):
@@ -93,6 +99,8 @@ class LocalChoices(Degrees, Protocol):
     def context_parallel(self) -> str: ...
     @property
     def axis_order(self) -> tuple[str, ...]: ...
+    @property
+    def etp(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,7 @@ def local_shape(layout: LocalChoices, operators: OperatorChoices = ()) -> LocalS
         s.context_parallel,
         operators,
         placement(s.tp, s.pp, s.dp, s.cp, s.ep, s.axis_order),
+        s.etp,
     )
 
 
@@ -290,7 +299,7 @@ def stage_pricer(
         work = stage_work(
             model,
             training.sequence_length,
-            training.expert_slots(shape.ep),
+            training.expert_slots(shape.expert_ranks),
             dtype,
             anywhere,
             kv_inner,
@@ -360,7 +369,7 @@ def stage_work(
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(model, sizes, layers, first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype])
     graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
-    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators))
+    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp == 1))
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:
@@ -474,7 +483,8 @@ them. The runtimes' meshes have these the other way round."""
 
 def experts_over_tensor_ranks(model: ModelSpec) -> OperatorChoices:
     """Choices with which the ranks of tensor parallelism hold other experts each, in place of a part of every one:
-    Megatron-Core's expert tensor parallelism of 1. Such layouts can be priced, autoshard's runtimes have none."""
+    Megatron-Core's expert tensor parallelism of 1, with ep spanning tp. Such layouts can be priced; autoshard runs
+    those without ep, which are a strategy's etp=1."""
     graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), model.kinds, first=False, last=False)
     work = [op for op in graph.operators if "expert" in op.loop_dims and op.kind in ("dispatch", "combine")]
     work += [op for op in graph.operators if "capacity" in op.loop_dims and op not in work]

@@ -297,15 +297,17 @@ def _attention(strategy: Strategy) -> str:
 
 def _experts(plan: Plan) -> str:
     """How many tokens an expert takes, by the capacity factor or by what the busiest rank gets."""
-    training, ep = plan.training, plan.strategy.ep
-    uneven, slots = training.imbalance(ep), plan.expert_slots
+    training, ranks = plan.training, plan.strategy.expert_ranks
+    uneven, slots = training.imbalance(ranks), plan.expert_slots
     per_slot = f"slots for {slots:.4g} times an even share of each sequence's tokens"
+    if plan.strategy.etp == 1:
+        per_slot = f"whole on each rank of tp, {plan.model.num_local_experts // ranks} of them (etp=1); {per_slot}"
     if not training.expert_tokens and training.expert_imbalance == 1:
         return f"{per_slot}, the capacity factor; what is over it is dropped; priced as routed evenly"
     of = "the tokens of each expert" if training.expert_tokens else f"imbalance {training.expert_imbalance:g}"
-    if ep == 1:
+    if ranks == 1:
         return f"{per_slot}, the capacity factor; {of} makes no rank busier: each has all experts (ep=1)"
-    busiest = f"the experts of the busiest of {ep} ranks get {uneven:.4g} times the mean ({of})"
+    busiest = f"the experts of the busiest of {ranks} ranks get {uneven:.4g} times the mean ({of})"
     enough = "" if slots == uneven else ", which the capacity factor covers"
     return f"{per_slot} and time for them, as dropless routing needs: {busiest}{enough}"
 

@@ -73,6 +73,8 @@ def _layout(plan: Plan) -> Iterator[str]:
     strategy = plan.strategy
     yield f"--tensor-model-parallel-size {strategy.tp} --pipeline-model-parallel-size {strategy.pp}"
     yield f"--context-parallel-size {strategy.cp} --expert-model-parallel-size {strategy.ep}"
+    if strategy.etp is not None:
+        yield f"--expert-tensor-parallel-size {strategy.etp}"
     if strategy.axis_order_name == TP_PP_DP:
         yield "--use-tp-pp-dp-mapping"
     if strategy.cp > 1:

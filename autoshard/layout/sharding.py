@@ -23,15 +23,16 @@ OperatorChoices = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """(template of an operator's name, its choice as pairs of axis and value): what differs from the rule, hashable."""
 
 
-def operator_choice(op: Operator, axes: Axes, sequence_parallel: bool) -> dict[str, str]:
+def operator_choice(op: Operator, axes: Axes, sequence_parallel: bool, whole_experts: bool = False) -> dict[str, str]:
     """The loop dim or state that the rule chooses for the operator along each axis of the stage's mesh.
 
     axes: size of each axis. sequence_parallel: whether work outside of matrix products splits the sequence over tp.
+    whole_experts: whether the ranks of tensor parallelism hold experts of their own, not a part of each.
     """
-    return {axis: _along(op, axis, sequence_parallel) for axis in axes}
+    return {axis: _along(op, axis, sequence_parallel, whole_experts) for axis in axes}
 
 
-def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
+def _along(op: Operator, axis: str, sequence_parallel: bool, whole_experts: bool) -> str:
     if axis in DATA_AXES:
         return "expert" if axis == "ep" and _is_expert_work(op) else "batch"
     if axis == "cp":
@@ -39,6 +40,8 @@ def _along(op: Operator, axis: str, sequence_parallel: bool) -> str:
             return REPLICATED
         return "expert" if _is_expert_work(op) or op.kind in _AROUND_EXPERTS else "seq"
     assert axis in TENSOR_PARALLEL_AXES, axis
+    if whole_experts and (_is_expert_work(op) or op.kind in _AROUND_EXPERTS):
+        return "expert"
     if op.kind == "dispatch":
         return REPLICATED
     if op.kind == "combine":
@@ -81,13 +84,15 @@ def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
     return states | {tensor.name: keys for tensor in graph.inputs() if tensor.name in whole}
 
 
-def choices(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> dict[str, Choice]:
+def choices(
+    graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = (), whole_experts: bool = False
+) -> dict[str, Choice]:
     """The choice of every operator, by its name: the rule's, except for the templates and axes that `others` names."""
     given = {template: dict(choice) for template, choice in others}
     chosen: dict[str, Choice] = {}
     for op in graph.operators:
         named = given.get(template_of(op.name), {})
-        rule = operator_choice(op, axes, sequence_parallel)
+        rule = operator_choice(op, axes, sequence_parallel, whole_experts)
         chosen[op.name] = {axis: named.get(axis, value) for axis, value in rule.items()}
     return chosen
 
@@ -129,14 +134,16 @@ def divides(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> bool:
     return all(graph.sizes[dim] % count == 0 for dim, count in pieces.items())
 
 
-def stage_program(graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = ()) -> Program:
+def stage_program(
+    graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = (), whole_experts: bool = False
+) -> Program:
     """The program of a stage's graph; hidden activations cross its boundary in the state that all stages share.
 
-    axes: size of each mesh axis. others: choices that differ from the rule's.
+    axes: size of each mesh axis. others: choices that differ from the rule's. whole_experts: as in `operator_choice`.
     Raises NoTransition where a dim does not divide over its axes.
     """
     hidden = hidden_state(axes, sequence_parallel)
-    return partition_stage(graph, axes, choices(graph, axes, sequence_parallel, others), hidden)
+    return partition_stage(graph, axes, choices(graph, axes, sequence_parallel, others, whole_experts), hidden)
 
 
 def partition_stage(graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden: State) -> Program:

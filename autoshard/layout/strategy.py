@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Count, Form, Limit, Whole, from_json, read_value
+from autoshard.files.codec import Absence, Count, Form, Limit, Whole, from_json, read_value
 from autoshard.files.fields import show
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
@@ -57,6 +57,8 @@ class Strategy:
         what cp=1 has).
     axis_order: In which order ranks count through the axes, outermost first; ep is the inner part of dp. It decides
         which axis stays within a node.
+    etp: Tensor-parallel degree of experts: 1 gives each tensor-parallel rank experts of its own; absent is a part of
+        every expert, as tp cuts the rest.
     """
 
     tp: Count
@@ -74,6 +76,7 @@ class Strategy:
     stage_layers: Annotated[tuple[Whole, ...], Limit(items=1)]
     context_parallel: Annotated[str, Limit(choices=CONTEXT_PARALLEL)] = UNUSED
     axis_order: Annotated[tuple[str, ...], AXIS_ORDER_FORM] = AXIS_ORDER
+    etp: Annotated[Count | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
@@ -94,6 +97,8 @@ class Strategy:
         check_axis_order(self.axis_order)
         if (objection := experts_objection(self.ep, self.dp, self.cp)) is not None:
             raise AutoshardError(objection)
+        if self.etp is not None and (type(self.etp) is not int or self.etp != 1 or self.tp == 1):
+            raise AutoshardError(f"etp={self.etp!r} must be 1, where tp={self.tp} is more, or absent: as tp")
         stages = self.pp * self.num_virtual_stages
         if len(self.stage_layers) != stages:
             raise AutoshardError(
@@ -122,6 +127,11 @@ class Strategy:
         return "-".join(self.axis_order)
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks among which the experts of a block are spread."""
+        return self.ep * (self.tp if self.etp == 1 else 1)
+
+    @property
     def world_size(self) -> int:
         """Number of logical cores; ep does not count, since it is a part of dp x cp."""
         return self.tp * self.pp * self.dp * self.cp
@@ -143,7 +153,7 @@ def read_strategy(data: object, where: str) -> Strategy:
     """The strategy of plain JSON values. where: names the data in errors. Raises AutoshardError for what is none."""
     if not isinstance(data, dict):
         raise AutoshardError(f"{where} must be an object with named fields, not {show(data)}")
-    if missing := [one.name for one in fields(Strategy) if one.name not in data]:
+    if missing := [one.name for one in fields(Strategy) if one.name not in data and one.name != "etp"]:
         raise AutoshardError(f"strategy has no {missing[0]}")
     return from_json(Strategy, data, where)
 

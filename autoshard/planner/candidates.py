@@ -42,7 +42,7 @@ def check_pins(problem: Problem, pins: Pins) -> None:
     """Raises AutoshardError for a pin that is no such choice, and for two that contradict each other."""
     check_choice("the request", "backend", problem.backend, BACKENDS)
     check_path(problem, pins)
-    for field in (*DEGREES, "num_virtual_stages", "microbatch_size"):
+    for field in (*DEGREES, "num_virtual_stages", "microbatch_size", "etp"):
         if getattr(pins, field) is not None:
             check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))
     for field, known in (
@@ -155,7 +155,8 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
                 if dp * tp * pp * cp != world or pins.dp not in (None, dp):
                     continue
                 for ep in _choices(pins.ep, [ep for ep in divisors(dp * cp) if ep <= max(1, experts)]):
-                    draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1)
+                    etp = None if pins.etp == tp else pins.etp
+                    draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp)
                     order = first_order(problem, pins, draft)
                     yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
 

@@ -247,6 +247,7 @@ PINS = (
     _pin_degree("dp", "data-parallel replicas"),
     _pin_degree("cp", "context-parallel degree"),
     _pin_degree("ep", "expert-parallel degree, carved out of dp x cp"),
+    _pin_degree("etp", "tensor-parallel degree of experts: 1, each tp rank has its own, or tp (default: tp)"),
     _pin_degree("vpp", "virtual stages on each pipeline rank"),
     _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
     Option(

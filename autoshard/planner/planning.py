@@ -72,6 +72,8 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
     """The plan of an answer, with the solver's operators where they are asked for and pay."""
     problem, result, notes = found.problem, found.result, found.notes
     operators = None
+    if request.operators == "solver" and "etp" in request.pins:
+        raise AutoshardError("etp with operators=solver: the integer program places experts itself; leave one out")
     if request.operators == "solver":
         result, operators, solver_notes = _solved(problem, result, request)
         notes += solver_notes

@@ -76,7 +76,14 @@ def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
             continue
         for draft in variants(problem, pins, mesh)[0]:
             shape = LocalShape(
-                draft.tp, draft.cp, draft.ep, 1, draft.sequence_parallel, draft.attention_kernel, draft.context_parallel
+                draft.tp,
+                draft.cp,
+                draft.ep,
+                1,
+                draft.sequence_parallel,
+                draft.attention_kernel,
+                draft.context_parallel,
+                etp=draft.etp,
             )
             examples.setdefault((draft.tp, draft.sequence_parallel), shape)
     return list(examples.values())

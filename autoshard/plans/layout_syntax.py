@@ -14,6 +14,7 @@ DEGREES = {
     "dp": "dp",
     "cp": "cp",
     "ep": "ep",
+    "etp": "etp",
     "vpp": "num_virtual_stages",
     "mbs": "microbatch_size",
 }

@@ -126,7 +126,7 @@ class Plan:
     @property
     def expert_slots(self) -> float:
         """Slots of each expert over the even share of a sequence's tokens, see TrainingSpec.expert_slots."""
-        return self.training.expert_slots(self.strategy.ep)
+        return self.training.expert_slots(self.strategy.expert_ranks)
 
     @property
     def zero_axes(self) -> tuple[str, ...]:
@@ -190,7 +190,9 @@ def operator_choices(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> 
     """The choice of every operator template, by the rule of layout/sharding.py."""
     axes = strategy_mesh(model, cluster, strategy).stage_axes
     templates = operator_templates(model, strategy)
-    return {name: operator_choice(op, axes, strategy.sequence_parallel) for name, op in templates.items()}
+    return {
+        name: operator_choice(op, axes, strategy.sequence_parallel, strategy.etp == 1) for name, op in templates.items()
+    }
 
 
 def make_plan(

@@ -33,6 +33,7 @@ class Pins:
     context_parallel: str | None = None
     zero: int | None = None
     axis_order: str | None = None
+    etp: Annotated[int | None, Absence.WRITTEN] = None
     beaten_path: Annotated[bool, Absence.WRITTEN] = False
 
     @property

@@ -195,7 +195,7 @@ def _steps(
     work = stage_work(
         model,
         training.sequence_length,
-        training.expert_slots(shape.ep),
+        training.expert_slots(shape.expert_ranks),
         training.precision.compute_dtype,
         shape,
         cluster.platform.kv_heads_innermost,

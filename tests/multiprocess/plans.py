@@ -270,6 +270,7 @@ def strategy(
     attention: str = "all_gather",
     schedule: str | None = None,
     order: str = "pp-dp-cp-tp",
+    etp: int | None = None,
 ) -> Strategy:
     stages = pp * vpp
     return Strategy(
@@ -288,6 +289,7 @@ def strategy(
         stage_layers=layers or (4 // stages,) * stages,
         context_parallel=attention,
         axis_order=parse_axis_order(order),
+        etp=etp,
     )
 
 
@@ -630,6 +632,21 @@ CASES[4] |= {
         strategy(pp=2, vpp=2, dp=2, ep=2, schedule="interleaved", zero=1),
         4,
     ),
+}
+
+CASES[2] |= {
+    "whole experts": ("mixtral", strategy(tp=2, etp=1), 2),
+    "whole experts, no sequence parallel, ZeRO-3": (
+        "balanced mixtral",
+        strategy(tp=2, etp=1, sp=False, zero=3, recompute="full"),
+        2,
+    ),
+    "whole experts, deepseek, predicting": ("deepseek v3, predicting", strategy(tp=2, etp=1, recompute="mlp"), 2),
+}
+CASES[4] |= {
+    "whole experts x dp": ("mixtral", strategy(tp=2, dp=2, etp=1), 2),
+    "whole experts x pp, gpt oss": ("gpt oss", strategy(tp=2, pp=2, etp=1), 3),
+    "whole experts on 4 ranks": ("qwen3 moe", strategy(tp=4, etp=1), 2),
 }
 
 MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}

@@ -288,6 +288,26 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "backend=nxd has no router with topk_method=noaux_tc of glm-4.5-air; use torch",
     ),
     (
+        {"model": MIXTRAL, **on("trn1.32xlarge", 8)},
+        {"tp": 8, "pp": 4, "dp": 8, "layers": 32, "etp": 1},
+        "etp=1 with tp=8: NxD cuts every expert over tp; use backend torch",
+    ),
+    (
+        {**MIXTRAL_TRN2},
+        {"tp": 4, "pp": 1, "dp": 64, "ep": 4, "layers": 32, "etp": 1},
+        "etp=1 spreads experts over tp=4 and nothing else: ep=4 must be 1",
+    ),
+    (
+        {**MIXTRAL_TRN2},
+        {"tp": 32, "pp": 1, "dp": 8, "layers": 32, "etp": 1},
+        "tp=32 with etp=1 must divide num_local_experts=8 of mixtral-8x7b",
+    ),
+    (
+        {"backend": "torch"},
+        {"etp": 1},
+        "etp=1 has no experts to place: llama3-70b has none; leave it out",
+    ),
+    (
         {
             "model": replace(
                 load_model("glm-4.5-air"),

@@ -43,7 +43,7 @@ def _fields(*names: str) -> itemgetter[tuple[object, ...]]:
     return itemgetter(*map(Draft._fields.index, names))
 
 
-_OF_MESH = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "axis_order")
+_OF_MESH = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "axis_order", "etp")
 shape_key = _fields(*_OF_MESH, "microbatch_size", "attention_kernel", "context_parallel")
 _state_key = _fields(*_OF_MESH, "zero")
 """What a draft's local shape and its mesh's state follow from: many drafts have one."""

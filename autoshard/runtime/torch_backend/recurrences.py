@@ -47,9 +47,9 @@ class Slices:
 WHOLE = Slices()
 
 
-SCANNED = 8
+SCANNED = 4
 """A scan holds a number for each pair of tokens in a chunk and each head. It works off so many heads at a time that
-these are at most an eighth of the numbers of its input."""
+these are at most a quarter as many as the numbers of its input."""
 
 
 class _Again(torch.autograd.Function):
@@ -207,12 +207,10 @@ def _scan(
     since, between = decay.cumsum(-1).exp(), _kept_between(decay)
     inside = ((c @ b.transpose(-1, -2)) * between) @ values
     told = values.transpose(-1, -2) @ (b * between[..., -1, :].unsqueeze(-1))
-    fading = since[..., -1, None, None]
-    state, starts = torch.zeros_like(told[:, :, 0]), []
-    for index in range(told.shape[2]):
-        starts.append(state)
-        state = state * fading[:, :, index] + told[:, :, index]
-    before = (c @ torch.stack(starts, 2).transpose(-1, -2)) * since.unsqueeze(-1)
+    # a chunk starts with what those before it told, faded by the chunks in between
+    ends = _kept_between(decay.sum(-1)) @ told.flatten(-2)
+    starts = F.pad(ends[:, :, :-1], (0, 0, 1, 0)).view(told.shape)
+    before = (c @ starts.transpose(-1, -2)) * since.unsqueeze(-1)
     out = (inside + before).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :seq]
     return (out + _accurate(given) * d.unsqueeze(-1)).to(dtype)
 
