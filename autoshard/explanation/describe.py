@@ -232,7 +232,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("optimizer", _optimizer(plan)),
         ("attention", _attention(strategy)),
         *((("experts", _experts(plan)),) if plan.model.is_moe else ()),
-        *((("graphs", _graphs(plan)),) if plan.cluster.compiles_regions else ()),
+        *((("graphs", _graphs(plan)),) if plan.cluster.compiles else ()),
     )
 
 
@@ -316,17 +316,23 @@ def _graphs(plan: Plan) -> str:
     runs = groupby(enumerate(ranks), key=lambda one: one[1])
     found = [([pp for pp, _ in same], counts) for counts, same in runs]
     if len(found) == 1:
-        return f"{ranks[0].graphs} a rank: {_counted(ranks[0])}"
+        return f"{ranks[0].graphs} a rank: {_counted(ranks[0], plan.cluster.compiles_stages)}"
     most = max(range(len(ranks)), key=lambda pp: ranks[pp].graphs)
     each = " ".join(f"{len(own)} x {one.graphs}" if len(own) > 1 else f"{one.graphs}" for own, one in found)
-    return f"by pipeline rank {each}; on {most}: {_counted(ranks[most])}"
+    return f"by pipeline rank {each}; on {most}: {_counted(ranks[most], plan.cluster.compiles_stages)}"
 
 
-def _counted(one: RankGraphs) -> str:
+def _counted(one: RankGraphs, whole: bool) -> str:
+    if whole:
+        runs = f"whole stages ({one.operators} operators; communicators in a graph: at most {one.inside})"
+    else:
+        runs = (
+            f"{one.distinct} distinct runs of operators between collectives ({one.operators} operators; "
+            f"{one.segments} runs)"
+        )
     return (
-        f"forward and backward of {one.distinct} distinct runs of operators between collectives "
-        f"({one.operators} operators; {one.segments} runs), {one.functions} of norms and optimizer; "
-        f"{one.communicators} communicator{'s' * (one.communicators != 1)}, none inside a graph"
+        f"forward and backward of {runs}, {one.functions} of norms and optimizer; "
+        f"{one.communicators} communicator{'s' * (one.communicators != 1)}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from autoshard.cost.stage import UNITS, LocalChoices, LocalShape, Unit, block_unit, local_shape, stage_work
 from autoshard.files.codec import NotNegative
@@ -127,14 +127,47 @@ class Region:
     graph: GraphSize
 
 
-def regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: LocalChoices) -> tuple[Region, ...]:
+class StageChoices(LocalChoices, Protocol):
+    """A layout whose stages are counted, too."""
+
+    @property
+    def num_virtual_stages(self) -> int: ...
+
+
+def largest_stage(model: ModelSpec, layout: StageChoices) -> int:
+    """Blocks of the largest stage, where the model is cut evenly."""
+    return -(-model.num_hidden_layers // (layout.pp * layout.num_virtual_stages))
+
+
+def regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: StageChoices) -> tuple[Region, ...]:
     """The distinct graphs of a layout where what ranks compute between collectives is compiled, forward and backward
     apart, the largest first. Under an eager stack each operator is a graph by itself.
 
     A region ends with its block. Attention that communicates, or masks more than the future, is none of it, and neither
-    is a loss over pieces of the vocabulary. Left out: optimizer and norms of gradients, which are small.
+    is a loss over pieces of the vocabulary. Left out: optimizer and norms of gradients, which are small. Where
+    whole stages are compiled: both passes of the largest stage, if it had the embedding and the head.
     """
-    return _regions(model, training, cluster, replace(local_shape(layout), placement=()))
+    shape = replace(local_shape(layout), placement=())
+    if cluster.compiles_stages:
+        return _stage_regions(model, training, cluster, shape, largest_stage(model, layout))
+    return _regions(model, training, cluster, shape)
+
+
+@lru_cache(maxsize=1024)
+def _stage_regions(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, layers: int
+) -> tuple[Region, ...]:
+    """The graphs of a stage with so many blocks, with embedding and head, the largest first."""
+    ends = [_unit(model, training, cluster, shape, UNITS[name]) for name in ("embedding", "head")]
+    units = [(1, one) for one in ends]
+    units += [(n, _unit(model, training, cluster, shape, block_unit(kind))) for kind, n in model.kind_counts(0, layers)]
+    operators, logits = sum(n * one.operators for n, one in units), _logits(model, training, shape)
+    passes = (
+        ("backward", sum(n * one.backward_tiles for n, one in units)),
+        ("forward", sum(n * one.forward_tiles for n, one in units)),
+    )
+    name = f"a stage of {layers} blocks"
+    return tuple(Region(f"{name}, {which}", GraphSize(operators, tiles, logits)) for which, tiles in passes)
 
 
 @lru_cache(maxsize=1024)
