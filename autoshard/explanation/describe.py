@@ -233,11 +233,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("optimizer", _optimizer(plan)),
         ("attention", _attention(strategy)),
         *((("experts", _experts(plan)),) if plan.model.is_moe else ()),
-        *(
-            (("graphs", f"{_graphs(plan)}; a first start compiles for {first_start(plan)}"),)
-            if plan.cluster.compiles
-            else ()
-        ),
+        *((("graphs", _graphs(plan)),) if plan.cluster.compiles else ()),
     )
 
 

@@ -120,11 +120,13 @@ def forward_size(
 class Region:
     """A graph that holds what a rank computes between two collectives.
 
-    name: its first and its last operator, and whether it is the forward or the backward.
+    name: its first and its last operator, and whether it is the forward or the backward. operator_tiles: matrix tiles
+    of its largest product; backward has two of that size for each.
     """
 
     name: str
     graph: GraphSize
+    operator_tiles: float = 0.0
 
 
 class StageChoices(LocalChoices, Protocol):
@@ -167,14 +169,17 @@ def _stage_regions(
         ("forward", sum(n * one.forward_tiles for n, one in units)),
     )
     name = f"a stage of {layers} blocks"
-    return tuple(Region(f"{name}, {which}", GraphSize(operators, tiles, logits)) for which, tiles in passes)
+    kinds = (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"])
+    sizes = [size for unit in kinds for _, size in _steps(model, training, cluster, shape, unit)]
+    product = max(one.product_tiles for one in sizes)
+    return tuple(Region(f"{name}, {which}", GraphSize(operators, tiles, logits), product) for which, tiles in passes)
 
 
 @lru_cache(maxsize=1024)
 def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape) -> tuple[Region, ...]:
     is_eager = cluster.stack is not None and "eager" in cluster.stack
     logits = _logits(model, training, shape)
-    found: dict[str, GraphSize] = {}
+    found: dict[str, Region] = {}
     run: list[tuple[str, _StepSize]] = []
 
     def close() -> None:
@@ -183,8 +188,10 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
         name = run[0][0] if len(run) == 1 else f"{run[0][0]} to {run[-1][0]}"
         count = sum(one.operators for _, one in run)
         own = logits if any(one.has_logits for _, one in run) else 0.0
-        found[f"{name}, forward"] = GraphSize(count, sum(one.forward_tiles for _, one in run), own)
-        found[f"{name}, backward"] = GraphSize(count, sum(one.backward_tiles for _, one in run), own)
+        product = max(one.product_tiles for _, one in run)
+        passes = {"forward": [one.forward_tiles for _, one in run], "backward": [one.backward_tiles for _, one in run]}
+        for which, tiles in passes.items():
+            found[f"{name}, {which}"] = Region(f"{name}, {which}", GraphSize(count, sum(tiles), own), product)
         run.clear()
 
     for unit in (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"]):
@@ -196,8 +203,7 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
             if size.ends_region or is_eager:
                 close()
         close()
-    largest_first = sorted(found.items(), key=lambda one: (-one[1].tiles, -one[1].logits, one[0]))
-    return tuple(Region(name, size) for name, size in largest_first)
+    return tuple(sorted(found.values(), key=lambda one: (-one.graph.tiles, -one.graph.logits, one.name)))
 
 
 def _logits(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> float:
@@ -211,13 +217,14 @@ COLLECTIVE = "a collective"
 
 class _StepSize(NamedTuple):
     """A step of a program. operators: 0 for a gather that is a part of the products behind it. ends_region: whether it
-    is a collective, or a kernel by itself."""
+    is a collective, or a kernel by itself. product_tiles: of its matrix product, 0 where it is something else."""
 
     operators: int
     forward_tiles: float
     backward_tiles: float
     ends_region: bool
     has_logits: bool
+    product_tiles: float = 0.0
 
 
 def _steps(
@@ -249,7 +256,14 @@ def _steps(
                 backward = forward * done.backward_flops_ratio
             yield (
                 name_in_block(one.operator.name) or one.operator.name,
-                _StepSize(1, forward, backward, is_apart, unit == UNITS["head"] and done.kind != "norm"),
+                _StepSize(
+                    1,
+                    forward,
+                    backward,
+                    is_apart,
+                    unit == UNITS["head"] and done.kind != "norm",
+                    0.0 if done.matmul is None else forward,
+                ),
             )
 
 

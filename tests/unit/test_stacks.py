@@ -95,6 +95,19 @@ def test_before_2_33_a_transfer_is_a_broadcast_in_a_group_of_two() -> None:
         assert transfer(old, payload_bytes) == pytest.approx(transfer(new, payload_bytes) + hop_s)
 
 
+def test_an_all_to_all_that_the_device_lacks_is_an_all_gather_of_everything() -> None:
+    """Of two ranks, each receives all of the other one's payload, where an all-to-all would send half of it."""
+    native = TRN2.under_stack("neuron-compiled")
+    four = replace(PAIR, size=4, ranks_per_node=4, span=13)
+    for payload_bytes in (1e3, 1e9):
+        found = collective_law("all_to_all", PAIR, native).time_s(payload_bytes)
+        assert found == collective_law("all_gather", PAIR, native).time_s(2 * payload_bytes)
+    assert collective_law("all_to_all", four, native) == replace(
+        collective_law("all_to_all", four, TRN2),
+        latency_s=collective_law("all_to_all", four, TRN2).latency_s + STACKS["neuron-compiled"].region_launch_s,
+    )
+
+
 def test_a_plan_says_what_it_runs_on() -> None:
     plan = plan_for(request(pins={"tp": 4, "pp": 2}, sdk="2.32"))
     said = warnings(Problem(plan.model, plan.training, plan.cluster, plan.backend), plan.strategy)
