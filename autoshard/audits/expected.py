@@ -110,7 +110,7 @@ def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expe
         _transfers(plan, pipeline_rank, programs[0]),
         {key: value * plan.num_microbatches for key, value in flops.items()},
         tuple(map(str, order)),
-        rank_graphs(plan, rank) if plan.cluster.compiles_regions else None,
+        rank_graphs(plan, rank) if plan.cluster.compiles else None,
         held,
         unmatched,
     )

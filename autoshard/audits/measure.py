@@ -44,7 +44,7 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
     short = shortened(plan, number)
     _, index = plan.mesh.coordinates(role.rank)
     recorder = Recorder(attention_work(plan, index.get("cp", 0)), lambda name: _axes_of_group(plan.mesh, name))
-    counter = GraphCounter() if plan.cluster.compiles_regions else None
+    counter = GraphCounter(plan) if plan.cluster.compiles else None
     with fake_world(role.rank, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
         with recorder:
             session = _session(short, role.rank, recorder.begin, counter)
@@ -59,7 +59,7 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
             gc.collect()
             measurement = _measurement(plan, short, session.probe(), recorder, ready)
             if counter is not None:
-                graphs = counter.found(session.probe().functions, plan, role.rank, measurement)
+                graphs = counter.found(session.probe().functions, role.rank, measurement)
                 measurement = replace(measurement, graphs=graphs)
         del session
     return measurement

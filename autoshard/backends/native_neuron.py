@@ -13,11 +13,13 @@ from itertools import takewhile
 
 from autoshard.backends.problem import Draft, Problem, Rule, divisors
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import RINGS
 from autoshard.layout.mesh import replicas_of_experts
 from autoshard.layout.strategy import Strategy
+from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster
-from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS
+from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS, WHOLE_STAGES
 from autoshard.spec.training import Precision
 from autoshard.units import format_bytes
 
@@ -104,8 +106,59 @@ def context_parallelism_has_its_collectives(problem: Problem, draft: Draft) -> s
     return None
 
 
-NATIVE_MESH_RULES = (Rule("experts without an all-to-all", experts_have_an_all_to_all),)
-NATIVE_KERNEL_RULES = (Rule("context parallelism without its collectives", context_parallelism_has_its_collectives),)
+def model_traces_whole(problem: Problem, draft: Draft) -> str | None:
+    """Routers, dropout and learned positions leave or read something beside the tensors that a graph is given."""
+    model = problem.model
+    having = {
+        "experts": model.is_moe,
+        "dropout": bool(model.dropout),
+        "blocks of several kinds": len(model.kinds) > 1,
+        "learned positions": model.rope_theta is None,
+    }
+    found = next((what for what, has in having.items() if has), None)
+    if not problem.cluster.compiles_stages or found is None:
+        return None
+    return f"{problem.model.name} has {found}: {_OF_STAGES} is of dense models without; {_INSTEAD}"
+
+
+def attention_traces_whole(problem: Problem, draft: Draft) -> str | None:
+    """[src 52318200412: a compiled graph has no broadcast and no send; a ring is neither even nor static]"""
+    if not problem.cluster.compiles_stages or draft.cp == 1:
+        return None
+    return f"cp={draft.cp}: {_OF_STAGES} has no context parallelism yet; {_INSTEAD}"
+
+
+def weights_are_there_whole(problem: Problem, draft: Draft) -> str | None:
+    """ZeRO-2 and -3 gather and scatter beside the graphs, with handles that the compiler cannot look into."""
+    if not problem.cluster.compiles_stages or draft.zero < 2:
+        return None
+    return f"zero={draft.zero}: {_OF_STAGES} reads whole weights; use zero=1, or {_INSTEAD[4:]}"
+
+
+def backward_is_one_graph(problem: Problem, draft: Draft) -> str | None:
+    """Gradients of weights that come later would be a third graph, which torch's compiler does not make."""
+    if not problem.cluster.compiles_stages or not SCHEDULES[draft.schedule].weights_apart:
+        return None
+    return f"schedule={draft.schedule} puts gradients of weights off, and {_OF_STAGES} has one backward; {_INSTEAD}"
+
+
+def recompute_objection(cluster: Cluster, recompute: str) -> str | None:
+    """The compiler finds what backward would run again twice in its graph, and computes it once: nothing is saved."""
+    if not cluster.compiles_stages or recompute == NO_RECOMPUTE:
+        return None
+    return f"recompute={recompute}: {_OF_STAGES} keeps every activation; use {NO_RECOMPUTE}, or {_INSTEAD[4:]}"
+
+
+_OF_STAGES, _INSTEAD = f"stack={WHOLE_STAGES}", "use stack=neuron-compiled"
+NATIVE_MESH_RULES = (
+    Rule("experts without an all-to-all", experts_have_an_all_to_all),
+    Rule("models that one graph a stage does not take", model_traces_whole),
+)
+NATIVE_KERNEL_RULES = (
+    Rule("context parallelism without its collectives", context_parallelism_has_its_collectives),
+    Rule("context parallelism in one graph a stage", attention_traces_whole),
+)
+NATIVE_STATE_RULES = (Rule("sharded weights in one graph a stage", weights_are_there_whole),)
 
 
 def native_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:

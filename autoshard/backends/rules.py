@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autoshard.backends.mesh_rules import mesh_rules, tp_is_a_group_size
+from autoshard.backends.native_neuron import backward_is_one_graph, recompute_objection
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.errors import AutoshardError
@@ -175,6 +176,7 @@ SCHEDULE_RULES = (
     Rule("more stages than blocks", every_stage_has_blocks),
     Rule("virtual stages are not alike", virtual_stages_are_alike),
     Rule("the schedule does not take the microbatches", schedule_accepts_microbatches),
+    Rule("backward apart in one graph a stage", backward_is_one_graph),
 )
 """Read pp, dp, microbatch_size, schedule, num_virtual_stages."""
 LAYOUT_RULES = (*BATCH_RULES, *SCHEDULE_RULES)
@@ -236,6 +238,9 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
     wants them, stage by stage. NxD Training knows fewer sets; an export says so.
     """
     for name in dict.fromkeys(recompute):
+        wrong = recompute_objection(problem.cluster, name)
+        if wrong is not None:
+            raise AutoshardError(wrong)
         if not members(name) <= set(BLOCK_MODULES):
             sizes = dim_sizes(problem.model, 1, problem.training.sequence_length)
             check_members(name, stage_graph(problem.model, sizes, problem.model.kinds, False, False).operators)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from autoshard.backends.backend import Backend
-from autoshard.backends.native_neuron import NATIVE_KERNEL_RULES, NATIVE_MESH_RULES, native_warnings
+from autoshard.backends.native_neuron import (
+    NATIVE_KERNEL_RULES,
+    NATIVE_MESH_RULES,
+    NATIVE_STATE_RULES,
+    native_warnings,
+)
 
 TORCH = Backend(
     "torch",
@@ -13,6 +18,7 @@ TORCH = Backend(
     unlike_stages=True,
     mesh_rules=NATIVE_MESH_RULES,
     kernel_rules=NATIVE_KERNEL_RULES,
+    state_rules=NATIVE_STATE_RULES,
     warnings=native_warnings,
     runs_stacks=True,
 )

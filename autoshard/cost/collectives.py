@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2, prod
 
+from autoshard.backends.native_neuron import takes_all_to_all
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.rows import Number, largest, where
 from autoshard.spec.cluster import Cluster
@@ -172,7 +173,8 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int =
     peers in the domain, and (Q - 1) / Q of its own 1 / (L P) from those in other domains; a hop of latency for each
     other member in the node, for each other node of the domain, and for each doubling of domains, since many talk
     along trees. An all_reduce is a reduce_scatter and an all_gather, launched once. In an all_to_all each member sends
-    1 / size of the payload to each other member. copies: of that all_to_all, where its payload are so many copies of
+    1 / size of the payload to each other member; of as many members as a device has no all-to-all for, each gathers the
+    payloads of all. copies: of that all_to_all, where its payload are so many copies of
     each token for as many experts: a token then goes to a member once, and once to all members in another domain, that
     hand it on; 0 where every copy travels. in_order: as in `sent_once`.
     """
@@ -182,6 +184,9 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int =
         return CollectiveLaw(0.0, 0.0)
     if kind == "send_recv":
         return _send_recv_law(group, cluster)
+    if kind == "all_to_all" and cluster.stack is not None and not takes_all_to_all(size):
+        gathered = collective_law("all_gather", group, cluster)
+        return CollectiveLaw(gathered.latency_s, size * gathered.seconds_per_byte)
     far, senders = group.nodes // near, group.senders_per_node
     inner = cluster.intra_node_link(group.span)
     inner_s_per_byte = _rings_on_a_chip(group, cluster) / inner.bandwidth_bytes_per_s

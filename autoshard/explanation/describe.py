@@ -11,6 +11,7 @@ from autoshard.cost.values import Term
 from autoshard.explanation.advice import advice, expected_step_time_s
 from autoshard.explanation.doubt import doubt, memory_interval
 from autoshard.explanation.links import axis_links
+from autoshard.jobs.native import first_start
 from autoshard.layout.mesh import AXIS_ORDER, Mesh
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
@@ -232,7 +233,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("optimizer", _optimizer(plan)),
         ("attention", _attention(strategy)),
         *((("experts", _experts(plan)),) if plan.model.is_moe else ()),
-        *((("graphs", _graphs(plan)),) if plan.cluster.compiles_regions else ()),
+        *((("graphs", _graphs(plan)),) if plan.cluster.compiles else ()),
     )
 
 
@@ -317,18 +318,25 @@ def _graphs(plan: Plan) -> str:
     ranks = [rank_graphs(plan, plan.mesh.rank(pp, {})) for pp in range(plan.strategy.pp)]
     runs = groupby(enumerate(ranks), key=lambda one: one[1])
     found = [([pp for pp, _ in same], counts) for counts, same in runs]
+    start = f"a first start compiles for {first_start(plan)}"
     if len(found) == 1:
-        return f"{ranks[0].graphs} a rank: {_counted(ranks[0])}"
+        return f"{ranks[0].graphs} a rank: {_counted(ranks[0], plan.cluster.compiles_stages)}; {start}"
     most = max(range(len(ranks)), key=lambda pp: ranks[pp].graphs)
     each = " ".join(f"{len(own)} x {one.graphs}" if len(own) > 1 else f"{one.graphs}" for own, one in found)
-    return f"by pipeline rank {each}; on {most}: {_counted(ranks[most])}"
+    return f"by pipeline rank {each}; on {most}: {_counted(ranks[most], plan.cluster.compiles_stages)}; {start}"
 
 
-def _counted(one: RankGraphs) -> str:
+def _counted(one: RankGraphs, whole: bool) -> str:
+    if whole:
+        runs = f"whole stages ({one.operators} operators; communicators in a graph: at most {one.inside})"
+    else:
+        runs = (
+            f"{one.distinct} distinct runs of operators between collectives ({one.operators} operators; "
+            f"{one.segments} runs)"
+        )
     return (
-        f"forward and backward of {one.distinct} distinct runs of operators between collectives "
-        f"({one.operators} operators; {one.segments} runs), {one.functions} of norms and optimizer; "
-        f"{one.communicators} communicator{'s' * (one.communicators != 1)}, none inside a graph"
+        f"forward and backward of {runs}, {one.functions} of norms and optimizer; "
+        f"{one.communicators} communicator{'s' * (one.communicators != 1)}"
     )
 
 

@@ -64,7 +64,7 @@ def torchtitan_registry(plan: Plan) -> Exported:
     values, imports = _registry_values(plan, is_neuron), []
     if is_neuron:
         values["activation_checkpoint.mode"] = repr(mode)
-        values["compile.enable"] = repr(plan.cluster.compiles_regions)
+        values["compile.enable"] = repr(plan.cluster.compiles)
         values["compile.backend"] = repr("neuron")
     else:
         kind = {"full": "FullAC", "selective": "SelectiveAC"}.get(mode)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.plans.plan import Plan
+from autoshard.plans.stage_sections import rank_graphs
 from autoshard.precedents.graph_size import Region, regions
 from autoshard.spec.platform import Variable
 
@@ -65,19 +66,29 @@ def native_compiler(plan: Plan, cache: str, precompile: bool) -> Iterator[Variab
 
 def native_compilation(plan: Plan) -> str:
     """Sentences on the graphs of a plan, and on how long its first start takes."""
-    found = regions(plan.model, plan.training, plan.cluster, plan.strategy)
-    low_s, high_s = first_start_s(found)
-    minutes = f"{max(1, round(low_s / 60))} to {max(2, round(high_s / 60))} minutes"
+    if not plan.cluster.compiles:
+        return "To compile: nothing ahead; native PyTorch runs operators one by one, each from its cache."
+    what = "what ranks compute of a block between collectives, once for equal blocks"
+    what = "both passes through each stage of a rank" if plan.cluster.compiles_stages else what
     return (
-        "To compile: what ranks compute of a block between collectives, once for equal blocks, and the optimizer. A "
-        f"first start takes {minutes} (graphs of 8 to 323 nodes took 1.4 to 5.1 s each, whole models 11 "
+        f"To compile: {what}, and the optimizer. A "
+        f"first start takes {first_start(plan)} (graphs of 8 to 323 nodes took 1.4 to 5.1 s each, whole models 11 "
         "to 51 minutes; third parties), later ones read the cache. Another tp, cp, ep, microbatch, sequence length, "
         "recompute set or precision compiles anew; another number of nodes, cut, schedule or global batch does not."
     )
 
 
-def first_start_s(found: tuple[Region, ...]) -> tuple[float, float]:
-    """The least and the most seconds that a first start may take, by the public cases."""
+def first_start(plan: Plan) -> str:
+    """How long a first start takes, such as "1 to 2 minutes": the rank that compiles most keeps the others waiting."""
+    found = regions(plan.model, plan.training, plan.cluster, plan.strategy)
+    ranks = (rank_graphs(plan, plan.mesh.rank(pp, {})) for pp in range(plan.strategy.pp))
+    low_s, high_s = first_start_s(max(one.graphs for one in ranks), found)
+    return f"{max(1, round(low_s / 60))} to {max(2, round(high_s / 60))} minutes"
+
+
+def first_start_s(graphs: int, found: tuple[Region, ...]) -> tuple[float, float]:
+    """The least and the most seconds that a first start may take, by the public cases. graphs: of a rank. found: those
+    that may be large."""
     low, high = TRACE_S
     large = (LARGE_S + S_PER_TILE * (one.graph.tiles - LARGE_TILES) for one in found if one.graph.tiles >= LARGE_TILES)
-    return START_S + low * len(found), START_S + high * len(found) + max(large, default=0.0)
+    return START_S + low * graphs, START_S + high * graphs + max(large, default=0.0)

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autoshard.backends.problem import Draft, Problem
-from autoshard.cost.stage import LocalChoices, LocalShape, local_shape
+from autoshard.backends.rules import check_strategy
+from autoshard.cost.estimate import estimate
+from autoshard.cost.stage import LocalShape, local_shape
+from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.ranking import Timed, describe
-from autoshard.precedents.graph_size import regions
+from autoshard.plans.search_result import Candidate
+from autoshard.precedents.graph_size import StageChoices, largest_stage, regions
 from autoshard.precedents.runs import packaged
 from autoshard.precedents.will_compile import LIMIT, Judged, Verdict, judge, margin, worst
+from autoshard.spec.cluster import Cluster
+from autoshard.units import format_seconds
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.arrays import Array
@@ -32,15 +38,16 @@ class Compiling:
     """The verdicts on layouts of a problem whose cluster compiles regions."""
 
     problem: Problem
-    _refused: dict[LocalShape, bool] = field(default_factory=dict, compare=False, repr=False)
+    _refused: dict[tuple[LocalShape, int], bool] = field(default_factory=dict, compare=False, repr=False)
 
-    def judged(self, layout: LocalChoices) -> tuple[Judged, ...]:
+    def judged(self, layout: StageChoices) -> tuple[Judged, ...]:
         """The verdict on each distinct graph, the largest first."""
         return tuple(map(judge, regions(*self.problem[:3], layout)))
 
-    def refuses(self, layout: LocalChoices) -> bool:
+    def refuses(self, layout: StageChoices) -> bool:
         """Whether the compiler is expected to refuse a graph of the layout."""
-        shape = local_shape(layout)
+        of_stage = largest_stage(self.problem.model, layout) if self.problem.cluster.compiles_stages else 0
+        shape = local_shape(layout), of_stage
         if shape not in self._refused:
             self._refused[shape] = any(one.verdict is Verdict.REFUSED for one in self.judged(layout))
         return self._refused[shape]
@@ -75,10 +82,12 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
     """
     judged = found.judged(taken.strategy)
     known, hardest = packaged(), worst(judged)
+    whole = found.problem.cluster.compiles_stages
+    of = "a pass through a stage" if whole else "what a rank computes of a block between collectives"
     counts = sum(one.instructions is not None for one in known.compiled)
     listed = "; ".join(map(_said, judged[:SAID]))
     yield (
-        f"will it compile: {hardest.verdict.value}. A graph is what a rank computes of a block between collectives; "
+        f"will it compile: {hardest.verdict.value}. A graph is {of}; "
         f"the largest: {listed}. Instructions by {counts} published counts and matrix tiles alone (the counts identify "
         f"no more; each is missed by {known.instructions.left_out_error:.0%} by the others, the verdicts by up to "
         f"{margin(known):.0%}), against neuronx-cc's {LIMIT / 1e6:.0f} M a graph"
@@ -92,6 +101,26 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
             f"compile: {describe(left.strategy)} is predicted to be faster, the chosen layout takes {slower:.1f} % "
             f"longer, but its graph {_said(why)} is expected to be refused; pins take it all the same"
         )
+
+
+def whole_stages_note(problem: Problem, whole: Cluster, taken: Candidate) -> tuple[str, ...]:
+    """A sentence on what the plan's layout takes where each stage is one graph, if that is allowed, fits and is faster;
+    else nothing. whole: the cluster under that stack."""
+    other = problem._replace(cluster=whole)
+    try:
+        check_strategy(*other, taken.strategy)
+    except AutoshardError:
+        return ()
+    found, hardest = estimate(*other[:3], taken.strategy), worst(Compiling(other).judged(taken.strategy))
+    saved = 1 - found.step_time_s / taken.estimate.step_time_s
+    if saved <= 0 or found.fits_probability < taken.estimate.fits_probability:
+        return ()
+    note = (
+        f"whole stages as graphs, --stack {whole.stack}: {format_seconds(found.step_time_s)} a step for this layout, "
+        f"{saved:.1%} less, by constants that are a guess; will it compile: {hardest.verdict.value}, the largest is "
+        f"{_said(hardest)}"
+    )
+    return (note,)
 
 
 def _said(one: Judged) -> str:

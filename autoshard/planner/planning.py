@@ -24,6 +24,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
+from autoshard.planner.compiling import whole_stages_note
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
@@ -34,6 +35,7 @@ from autoshard.spec.model import PREDICTING_MODEL_TYPES, ModelSpec
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.routing import check_routing, with_imbalance
+from autoshard.spec.stack import WHOLE_STAGES
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
@@ -65,6 +67,9 @@ def answer(request: PlanRequest) -> Answer:
     model, training, cluster, notes = inputs_of(request)
     problem, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
     advice = best_practice(problem, result.best, request.fit_probability)
+    if request.stack == "auto" and problem.cluster.compiles_regions:
+        whole = inputs_of(replace(request, stack=WHOLE_STAGES, backend=problem.backend), model)[2]
+        advice = (*advice, *whole_stages_note(problem, whole, result.best))
     return Answer(problem, result, (*notes, *backend_notes, *result.notes, *advice))
 
 

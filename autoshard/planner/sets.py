@@ -6,9 +6,11 @@ from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
+from autoshard.backends.native_neuron import recompute_objection
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem
 from autoshard.cost.stage import LocalShape
+from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import (
     ATTENTION_UP,
     BLOCK_MODULES,
@@ -49,7 +51,12 @@ def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
     """Names of the recompute sets to try, least recompute first: the pinned one, those of the backend, or else the
     subsets of modules that are useful for some way to shard a block: no other one repeats no more and keeps less."""
     if pins.recompute is not None:
+        wrong = recompute_objection(problem.cluster, canonical(pins.recompute))
+        if wrong is not None:
+            raise AutoshardError(wrong)
         return (canonical(pins.recompute),)
+    if problem.cluster.compiles_stages:
+        return (NO_RECOMPUTE,)
     of_backend = BACKENDS[problem.backend].recompute_sets
     if of_backend is None:
         of_backend = _useful_sets(problem, pins)

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, Protocol, TypeVar
 
-from autoshard.graph.count import Collective, parameter_elements
+from autoshard.graph.count import Collective, backward_collectives, forward_collectives, parameter_elements
 from autoshard.graph.ir import Graph
 from autoshard.graph.operators import split_norm_dims
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step, is_projection
@@ -180,11 +180,17 @@ def _is_plainly_causal(place: Place, step: OperatorStep) -> bool:
     return is_whole and not attributes.get("documents") and attributes.get("dropout") is None
 
 
-def compiled_runs(section: Section, by_block: bool = False) -> Iterator[tuple[list[Instruction], bool]]:
+def compiled_runs(
+    section: Section, by_block: bool = False, whole: bool = False
+) -> Iterator[tuple[list[Instruction], bool]]:
     """Yields the section's instructions in runs, each with whether it is compiled into one function.
 
-    by_block: a run ends with its block, so that graphs do not grow with the stage, and equal blocks share them.
+    by_block: a run ends with its block, so that graphs do not grow with the stage, and equal blocks share them. whole:
+    all instructions are one run, collectives too.
     """
+    if whole:
+        yield list(section.instructions), True
+        return
 
     def together(one: Instruction) -> tuple[bool, str]:
         block = block_of(one.name)  # its own name, outside of blocks
@@ -225,12 +231,12 @@ class Wiring:
         count = len(inputs) + 2 * sum(map(is_rotation, run))
         tables = iter(range(len(inputs), count))
         places = {view: place for place, view in enumerate(inputs)}
-        reads = []
-        for number, one in enumerate(run):
+        reads, results = [], iter(range(count, count + len(written)))
+        for one in run:
             own = tuple(places[view] for view in one.inputs)
             reads.append((*own, next(tables), next(tables)) if is_rotation(one) else own)
-            (view,) = one.outputs
-            places[view] = count + number
+            for view in one.outputs:
+                places[view] = next(results)
         leaving = tuple(places[view] for view in outputs)
         signatures = tuple(one.signature for one in run)
         return Wiring(
@@ -251,7 +257,9 @@ class RankGraphs:
     one backward. operators: of the distinct ones together. functions: graphs of the gradient's norm, one for
     each size of a shard, and of the optimizer: one for each size with weight decay and without, or where weights are
     rounded at random one for each kind of parameter.
-    communicators: groups of two ranks or more in which the rank communicates on its device; none is in a graph.
+    communicators: groups of two ranks or more in which the rank communicates on its device. inside: the most in one
+    graph, none where graphs end at collectives. Where whole stages are compiled, each is a segment, and redistributions
+    are operators of it.
     """
 
     segments: int
@@ -259,6 +267,7 @@ class RankGraphs:
     operators: int
     functions: int
     communicators: int
+    inside: int = 0
 
     @property
     def graphs(self) -> int:
@@ -274,8 +283,8 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     wirings = []
     for stage in mine:
         for section in _held(plan, programs[stage], index, tied, plan.strategy.recompute[stage]):
-            wirings += [Wiring.of(run) for run, compiled in compiled_runs(section, by_block=True) if compiled]
-    distinct = {one.kind: len(one.signatures) for one in wirings}
+            runs = compiled_runs(section, by_block=True, whole=plan.cluster.compiles_stages)
+            wirings += [Wiring.of(run) for run, compiled in runs if compiled]
     held = [programs[stage] for stage in mine]
     buckets = bucket_elements(held, plan.mesh, tied, plan.strategy.zero)
     zero, mesh = plan.strategy.zero, plan.mesh
@@ -284,13 +293,25 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     if plan.training.precision.rounds_at_random:
         updates = len(set(_rounded(plan, held, index, tied)))
     together = communicators(plan, rank, step_collectives(plan, pipeline_rank), plan.strategy.pp > 1)
-    return RankGraphs(
-        len(wirings),
-        len(distinct),
-        sum(distinct.values()),
-        len({size for size, _ in shards}) + updates,
-        communicators=len(together),
+    inside = max(_inside(plan, rank, programs[stage]) for stage in mine) if plan.cluster.compiles_stages else 0
+    return counted(
+        wirings, plan.cluster.compiles_stages, len({size for size, _ in shards}) + updates, len(together), inside
     )
+
+
+def counted(wirings: Sequence[Wiring], whole: bool, functions: int, communicators: int, inside: int = 0) -> RankGraphs:
+    """The counts of a rank that compiles these runs. whole: each is a stage, and shares its graphs with no other."""
+    distinct = {place if whole else one.kind: len(one.signatures) for place, one in enumerate(wirings)}
+    return RankGraphs(len(wirings), len(distinct), sum(distinct.values()), functions, communicators, inside)
+
+
+def _inside(plan: Plan, rank: int, program: Program) -> int:
+    """The most groups in which a pass through a stage communicates."""
+    passes: list[set[tuple[int, ...]]] = []
+    for collectives in (forward_collectives, backward_collectives):
+        groups = {plan.mesh.group(rank, axes) for step in program.steps for _, axes, _ in collectives(program, step)}
+        passes.append({ranks for ranks in groups if len(ranks) > 1})
+    return max(map(len, passes))
 
 
 def communicators(plan: Plan, rank: int, issued: Iterable[Collective], sends: bool) -> frozenset[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from autoshard.cost.stage import UNITS, LocalChoices, LocalShape, Unit, block_unit, local_shape, stage_work
 from autoshard.files.codec import NotNegative
@@ -120,28 +120,66 @@ def forward_size(
 class Region:
     """A graph that holds what a rank computes between two collectives.
 
-    name: its first and its last operator, and whether it is the forward or the backward.
+    name: its first and its last operator, and whether it is the forward or the backward. operator_tiles: matrix tiles
+    of its largest product; backward has two of that size for each.
     """
 
     name: str
     graph: GraphSize
+    operator_tiles: float = 0.0
 
 
-def regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: LocalChoices) -> tuple[Region, ...]:
+class StageChoices(LocalChoices, Protocol):
+    """A layout whose stages are counted, too."""
+
+    @property
+    def num_virtual_stages(self) -> int: ...
+
+
+def largest_stage(model: ModelSpec, layout: StageChoices) -> int:
+    """Blocks of the largest stage, where the model is cut evenly."""
+    return -(-model.num_hidden_layers // (layout.pp * layout.num_virtual_stages))
+
+
+def regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: StageChoices) -> tuple[Region, ...]:
     """The distinct graphs of a layout where what ranks compute between collectives is compiled, forward and backward
     apart, the largest first. Under an eager stack each operator is a graph by itself.
 
     A region ends with its block. Attention that communicates, or masks more than the future, is none of it, and neither
-    is a loss over pieces of the vocabulary. Left out: optimizer and norms of gradients, which are small.
+    is a loss over pieces of the vocabulary. Left out: optimizer and norms of gradients, which are small. Where
+    whole stages are compiled: both passes of the largest stage, if it had the embedding and the head.
     """
-    return _regions(model, training, cluster, replace(local_shape(layout), placement=()))
+    shape = replace(local_shape(layout), placement=())
+    if cluster.compiles_stages:
+        return _stage_regions(model, training, cluster, shape, largest_stage(model, layout))
+    return _regions(model, training, cluster, shape)
+
+
+@lru_cache(maxsize=1024)
+def _stage_regions(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, layers: int
+) -> tuple[Region, ...]:
+    """The graphs of a stage with so many blocks, with embedding and head, the largest first."""
+    ends = [_unit(model, training, cluster, shape, UNITS[name]) for name in ("embedding", "head")]
+    units = [(1, one) for one in ends]
+    units += [(n, _unit(model, training, cluster, shape, block_unit(kind))) for kind, n in model.kind_counts(0, layers)]
+    operators, logits = sum(n * one.operators for n, one in units), _logits(model, training, shape)
+    passes = (
+        ("backward", sum(n * one.backward_tiles for n, one in units)),
+        ("forward", sum(n * one.forward_tiles for n, one in units)),
+    )
+    name = f"a stage of {layers} blocks"
+    kinds = (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"])
+    sizes = [size for unit in kinds for _, size in _steps(model, training, cluster, shape, unit)]
+    product = max(one.product_tiles for one in sizes)
+    return tuple(Region(f"{name}, {which}", GraphSize(operators, tiles, logits), product) for which, tiles in passes)
 
 
 @lru_cache(maxsize=1024)
 def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape) -> tuple[Region, ...]:
     is_eager = cluster.stack is not None and "eager" in cluster.stack
     logits = _logits(model, training, shape)
-    found: dict[str, GraphSize] = {}
+    found: dict[str, Region] = {}
     run: list[tuple[str, _StepSize]] = []
 
     def close() -> None:
@@ -150,8 +188,10 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
         name = run[0][0] if len(run) == 1 else f"{run[0][0]} to {run[-1][0]}"
         count = sum(one.operators for _, one in run)
         own = logits if any(one.has_logits for _, one in run) else 0.0
-        found[f"{name}, forward"] = GraphSize(count, sum(one.forward_tiles for _, one in run), own)
-        found[f"{name}, backward"] = GraphSize(count, sum(one.backward_tiles for _, one in run), own)
+        product = max(one.product_tiles for _, one in run)
+        passes = {"forward": [one.forward_tiles for _, one in run], "backward": [one.backward_tiles for _, one in run]}
+        for which, tiles in passes.items():
+            found[f"{name}, {which}"] = Region(f"{name}, {which}", GraphSize(count, sum(tiles), own), product)
         run.clear()
 
     for unit in (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"]):
@@ -163,8 +203,7 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
             if size.ends_region or is_eager:
                 close()
         close()
-    largest_first = sorted(found.items(), key=lambda one: (-one[1].tiles, -one[1].logits, one[0]))
-    return tuple(Region(name, size) for name, size in largest_first)
+    return tuple(sorted(found.values(), key=lambda one: (-one.graph.tiles, -one.graph.logits, one.name)))
 
 
 def _logits(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> float:
@@ -178,13 +217,14 @@ COLLECTIVE = "a collective"
 
 class _StepSize(NamedTuple):
     """A step of a program. operators: 0 for a gather that is a part of the products behind it. ends_region: whether it
-    is a collective, or a kernel by itself."""
+    is a collective, or a kernel by itself. product_tiles: of its matrix product, 0 where it is something else."""
 
     operators: int
     forward_tiles: float
     backward_tiles: float
     ends_region: bool
     has_logits: bool
+    product_tiles: float = 0.0
 
 
 def _steps(
@@ -216,7 +256,14 @@ def _steps(
                 backward = forward * done.backward_flops_ratio
             yield (
                 name_in_block(one.operator.name) or one.operator.name,
-                _StepSize(1, forward, backward, is_apart, unit == UNITS["head"] and done.kind != "norm"),
+                _StepSize(
+                    1,
+                    forward,
+                    backward,
+                    is_apart,
+                    unit == UNITS["head"] and done.kind != "norm",
+                    0.0 if done.matmul is None else forward,
+                ),
             )
 
 

@@ -19,6 +19,12 @@ LIMIT = 10e6
 parties, trn2]. Older ones refused above 5 million; a flag raises either."""
 
 
+PRODUCT_COMPILES, PRODUCT_REFUSED = 2.0**19, 2.0**22
+"""Matrix tiles of the largest matrix product that is known to compile, 16,384 cubed, and of one that is refused, 32,768
+cubed, on trn2 [yahavb/trn2-matmul-bench]. neuronx-cc takes 300,000 instructions of one operator ("NCC_EXTP003", third
+parties); how many a product has is not public; the counts that are belong to gathers and convolutions."""
+
+
 class Verdict(Enum):
     """Whether a graph compiles, with the word that a page has for it."""
 
@@ -39,7 +45,20 @@ class Judged:
 
 
 def judge(region: Region, known: Known | None = None) -> Judged:
-    """The verdict on a graph. known: of other data than the packaged."""
+    """The verdict on a graph: on its largest operator where that is the harder one. known: of other data than the
+    packaged."""
+    whole, tiles = _judge_graph(region, known), region.operator_tiles
+    if whole.verdict is Verdict.REFUSED or tiles <= PRODUCT_COMPILES:
+        return whole
+    said = f"one operator of {tiles:,.0f} matrix tiles, and neuronx-cc takes 300,000 instructions of one"
+    if tiles >= PRODUCT_REFUSED:
+        return Judged(region, Verdict.REFUSED, whole.instructions, f"{said}: larger than 32,768^3, which is refused")
+    if whole.verdict is Verdict.COMPILES:
+        return Judged(region, Verdict.UNKNOWN, whole.instructions, f"{said}: none above 16,384^3 is known to compile")
+    return whole
+
+
+def _judge_graph(region: Region, known: Known | None) -> Judged:
     found = packaged() if known is None else known
     graph, count = region.graph, found.instructions.instructions(region.graph)
     for one in found.compiled:

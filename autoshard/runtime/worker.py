@@ -202,6 +202,7 @@ _ECHOES = (
     "timed out waiting",
     "socket timeout",
     "/gloo/",
+    "suspected hang",  # Neuron's runtime: another rank did not come (neuron_errors.py)
 )
 
 

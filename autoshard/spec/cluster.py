@@ -335,9 +335,19 @@ class Cluster:
         return replace(self, device=device, collective_launch_s=launch_s, stack=name)
 
     @property
+    def compiles(self) -> bool:
+        """Whether native PyTorch compiles what ranks compute, in whichever way."""
+        return self.compiles_regions or self.compiles_stages
+
+    @property
     def compiles_regions(self) -> bool:
         """Whether what ranks compute between collectives is compiled, which native PyTorch does by default."""
-        return self.stack == "neuron-compiled"
+        return self.stack is not None and STACKS[self.stack].compiles == "regions"
+
+    @property
+    def compiles_stages(self) -> bool:
+        """Whether a pass of a microbatch through a stage is one graph of torch.compile, its collectives inside."""
+        return self.stack is not None and STACKS[self.stack].compiles == "stages"
 
     @property
     def has_p2p(self) -> bool:

@@ -23,6 +23,8 @@ class Stack:
     label: in sentences. operator_s: fixed seconds of each operator of a plan's graph; None: the hardware file's.
     pass_launch_s: fixed seconds of each pass of a microbatch through a stage; None: the hardware file's.
     region_launch_s: of each collective besides, which ends one region that runs by itself and starts the next.
+    compiles: what becomes one graph: "operators", "regions" (what a rank computes between collectives) or "stages" (a
+    pass of a microbatch through a stage, its collectives inside).
     sources: where these constants are from, a sentence without a full stop.
     """
 
@@ -31,6 +33,7 @@ class Stack:
     operator_s: float | None
     pass_launch_s: float | None
     region_launch_s: float
+    compiles: str
     sources: str
 
 
@@ -43,8 +46,19 @@ STACKS = {
             None,
             None,
             1e-4,
+            "regions",
             "100 us to start each compiled region (third party, torch-neuronx 2.12.3, one LNC2 core: 95 to 100 us); "
             "guess: no region is started while the one before it runs",
+        ),
+        Stack(
+            "neuron-stages",
+            'native PyTorch, torch.compile(backend="neuron") of whole stages with functional collectives inside',
+            None,
+            None,
+            0.0,
+            "stages",
+            "guess: a graph of torch.compile runs as one of neuronx-distributed of the same stage, whose constants "
+            "these are; at most 16 groups a graph (Neuron release notes 2.32, components/runtime)",
         ),
         Stack(
             "neuron-eager",
@@ -52,6 +66,7 @@ STACKS = {
             1.9e-4,
             0.0,
             0.0,
+            "operators",
             "7 ms a Llama block and microbatch: 116 operators of torch, forward and backward, at 60 us each (third "
             "party, torch-neuronx 2.12.3: 55 to 65 us whatever they compute), spread over the 37 of its graph; guess: "
             "the device waits for the host at each of them",
@@ -59,3 +74,4 @@ STACKS = {
     )
 }
 """By name, in the order in which they are preferred."""
+WHOLE_STAGES = "neuron-stages"

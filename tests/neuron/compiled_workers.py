@@ -26,15 +26,17 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     plans = {name: in_precision(case(reporter.world_size, name), FP32) for name in arguments["names"]}
     if reporter.world_size == 2:
         plans[ROUNDED] = in_precision(case(2, "dp"), BF16[1])
-    plans = {name: native(plan, arguments["sdk"]) for name, plan in plans.items()}
+    plans = {
+        name: native(plan, arguments["sdk"], arguments.get("stack", "neuron-compiled")) for name, plan in plans.items()
+    }
     device = device_of(next(iter(plans.values())), "neuron", False, reporter.local_rank)
     connect(reporter, device)
     return {name: _compared(name, plan, device, reporter) for name, plan in plans.items()}
 
 
-def native(plan: Plan, sdk: str) -> Plan:
+def native(plan: Plan, sdk: str, stack: str = "neuron-compiled") -> Plan:
     """The plan as for ranks of trn2 under native PyTorch, of a release of the Neuron SDK."""
-    own = replace(plan.cluster, layout_rules="trn2", lnc=2, stack="neuron-compiled", sdk=sdk)
+    own = replace(plan.cluster, layout_rules="trn2", lnc=2, stack=stack, sdk=sdk)
     return replace(plan, cluster=own)
 
 
@@ -44,16 +46,16 @@ def _compared(name: str, plan: Plan, device: torch.device, reporter: Reporter) -
 
     twin, module = import_module("torch_neuronx"), torch.get_device_module(device)
     graphs, met = twin.neuron_dynamo_backend.graphs, twin.process_group.met
-    before, compiler = len(graphs), Compiler(on_action, "neuron")
+    before, compiler = len(graphs), Compiler(on_action, "neuron", plan.cluster.compiles_stages)
     met.clear()
     session, outcomes, _ = train(plan, reporter.rank, 1, device=device, compiler=compiler)
     planned, counts = rank_graphs(plan, reporter.rank), compiler.to_dict()
     new, communicators = graphs[before:], len(met)
-    found = RankGraphs(**{name: int(counts[name]) for name in COUNTED}, communicators=communicators)
-    seen = len(new), sum(len(one.operators) for one in new if not one.is_backward), communicators
-    planned_of_twin = planned.graphs, planned.operators, planned.communicators
+    inside = max(len(one.groups) for one in new)
+    found = RankGraphs(**{name: int(counts[name]) for name in COUNTED}, communicators=communicators, inside=inside)
+    seen = len(new), sum(len(one.operators) for one in new if not one.is_backward), communicators, inside
+    planned_of_twin = planned.graphs, planned.operators, planned.communicators, planned.inside
     own = local_arrays(session), astuple(planned), astuple(found), planned_of_twin, seen
     ranks = at_rank_0(own, reporter)
-    assert not any(one.groups for one in graphs), "collectives lie between graphs"
     same = against_one_process(plan, outcomes, [one[0] for one in ranks]) if ranks else {}
     return {**same, "graphs": [one[1:] for one in ranks], "fallbacks": module.get_fallback_ops()}

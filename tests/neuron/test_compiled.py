@@ -27,6 +27,7 @@ NAMES = (
     "recompute attention and MLP",
     "dropout, gpt2 tp, recompute all",
 )
+WHOLE = ("tp", "tp, plain attention", "dp", "pp", "pp, interleaved", "pp, tied")
 PIPELINES = ("pp 4", "pp 4, zero bubble", "interleaved x dp x ZeRO-2, tied")
 
 
@@ -69,6 +70,32 @@ def test_a_pipeline_broadcasts_where_ranks_cannot_send(installed: Installed, nam
     assert found["gradient"] < 1e-5
     for planned, compiled, planned_of_twin, seen in found["graphs"]:
         assert (planned, planned_of_twin) == (compiled, seen)
+
+
+@cache
+def _of_stages(installed: Installed) -> RunOutcome:
+    with installed():
+        given = {"names": WHOLE, "sdk": "2.33", "stack": "neuron-stages"}
+        return start("compiled_workers:parity", 2, given, 400, package="neuron")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_stages_are_graphs_with_collectives_inside(installed: Installed, name: str) -> None:
+    found = first_rank(_of_stages(installed))[name]
+    assert found["loss"] < 1e-6
+    assert found["norm"] < 1e-5
+    assert found["gradient"] < 1e-5
+    assert found["fallbacks"] == []
+    for planned, compiled, planned_of_twin, seen in found["graphs"]:
+        assert (planned, planned_of_twin) == (compiled, seen)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_audit_counts_what_is_inside(name: str) -> None:
+    plan = native(in_precision(case(2, name), FP32), "2.33", "neuron-stages")
+    for rank in range(2):
+        role = Role(plan.mesh.coordinates(rank)[0], rank, 1, "")
+        assert measure(plan, role).graphs == rank_graphs(plan, rank)
 
 
 @pytest.mark.parametrize("name", [*NAMES, ROUNDED])

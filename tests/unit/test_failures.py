@@ -79,6 +79,23 @@ def test_a_circle_of_causes_ends() -> None:
     assert not describe(error)["echo"]
 
 
+def test_a_hang_of_neuron_s_runtime_is_an_echo_and_says_where_to_look() -> None:
+    text = (
+        "missing collectives status on Neuron Device 0 NC 0, model m - suspected hang in collectives operation 0 of 9"
+    )
+    assert describe(RuntimeError(text))["echo"]
+    hung = RankFailure(1, "step 3", 1.0, "RuntimeError", text, echo=True)
+    assert "(ranks waited for each other in a collective, in vain: the log of a rank that says something else" in (
+        hung.headline
+    )
+    first = RankFailure(0, "step 3", 2.0, "ValueError", "no such file")
+    assert cause([hung, first]) == first
+    broken = RankFailure(1, "step 3", 1.0, "RuntimeError", "NRT_EXEC_HW_ERR_HBM_UE (1201)")
+    assert broken.headline.endswith(
+        "(hardware failed, results may be wrong: go on from the last checkpoint on another instance)"
+    )
+
+
 def test_lost_connections_are_echoes_wherever_they_are_in_the_chain() -> None:
     def wrapped() -> None:
         try:

@@ -17,7 +17,7 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.jobs.graphs import StageGraphs, graph_changes, num_distinct_graphs, stage_graphs
 from autoshard.jobs.kubernetes import node_script, pytorch_job
-from autoshard.jobs.native import first_start_s
+from autoshard.jobs.native import first_start, first_start_s
 from autoshard.jobs.options import LaunchOptions
 from autoshard.jobs.slurm import sbatch_script
 from autoshard.jobs.variables import variables
@@ -26,7 +26,8 @@ from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.prices import priced
-from autoshard.precedents.graph_size import GraphSize, Region
+from autoshard.plans.stage_sections import rank_graphs
+from autoshard.precedents.graph_size import GraphSize, Region, regions
 from tests.unit.plan_examples import plan_70b, plan_mixtral, plan_one_device
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
@@ -153,8 +154,16 @@ def test_a_rank_on_native_pytorch_runs_its_program() -> None:
 
 def test_the_first_start_by_the_public_cases() -> None:
     small, large = Region("s", GraphSize(2, 1e4, 0)), Region("l", GraphSize(720, 839_520, 0))
-    assert first_start_s((small, small)) == pytest.approx((11 + 2.8, 11 + 10.2))
-    assert first_start_s((large,)) == pytest.approx((11 + 1.4, 11 + 5.1 + 51 * 60))
+    assert first_start_s(2, (small, small)) == pytest.approx((11 + 2.8, 11 + 10.2))
+    assert first_start_s(1, (large,)) == pytest.approx((11 + 1.4, 11 + 5.1 + 51 * 60))
+
+
+def test_the_first_start_counts_every_graph_of_the_rank_that_has_most() -> None:
+    plan = native_plan(1)
+    graphs = max(rank_graphs(plan, plan.mesh.rank(pp, {})).graphs for pp in range(plan.strategy.pp))
+    _, high_s = first_start_s(graphs, regions(plan.model, plan.training, plan.cluster, plan.strategy))
+    assert graphs == 2 * 4 + 3 + 3  # four runs between collectives; matrices of a block, tables and norms
+    assert first_start(plan) == f"1 to {round(high_s / 60)} minutes"
 
 
 def test_graphs_of_regions_do_not_depend_on_nodes() -> None:

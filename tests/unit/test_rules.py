@@ -45,7 +45,31 @@ def on(cluster: str, nodes: int, lnc: int | None = None) -> dict[str, Any]:
 
 
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
+WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {**WHOLE, "model": load_model("mixtral-8x7b")},
+        {"tp": 4, "pp": 1, "dp": 64, "layers": 32},
+        "mixtral-8x7b has experts: stack=neuron-stages is of dense models without; use stack=neuron-compiled",
+    ),
+    (
+        WHOLE,
+        {"tp": 4, "pp": 1, "dp": 32, "cp": 2, "context_parallel": "all_gather", "layers": 32},
+        "cp=2: stack=neuron-stages has no context parallelism yet; use stack=neuron-compiled",
+    ),
+    (
+        WHOLE,
+        {"tp": 4, "pp": 1, "dp": 64, "zero": 3, "layers": 32},
+        "zero=3: stack=neuron-stages reads whole weights; use zero=1, or stack=neuron-compiled",
+    ),
+    (
+        WHOLE,
+        {"tp": 4, "pp": 2, "dp": 32, "schedule": "zero_bubble", "layers": 32},
+        (
+            "schedule=zero_bubble puts gradients of weights off, and stack=neuron-stages has one backward; use "
+            "stack=neuron-compiled"
+        ),
+    ),
     (
         MIXTRAL_TRN2,
         {"tp": 4, "pp": 1, "dp": 64, "ep": 2, "layers": 32},

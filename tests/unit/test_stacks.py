@@ -27,16 +27,34 @@ def request(**changes: object) -> PlanRequest:
 
 
 def test_constants_of_each_stack() -> None:
-    compiled, eager = (TRN2.under_stack(name) for name in STACKS)
+    compiled, stages, eager = (TRN2.under_stack(name) for name in STACKS)
     assert compiled.collective_launch_s == pytest.approx(TRN2.collective_launch_s + 1e-4)
     assert compiled.device.operator_overhead_s == TRN2.device.operator_overhead_s
-    assert eager.collective_launch_s == TRN2.collective_launch_s
+    assert stages.device.pass_launch_s == TRN2.device.pass_launch_s
+    assert stages.collective_launch_s == eager.collective_launch_s == TRN2.collective_launch_s
     assert (eager.device.operator_overhead_s, eager.device.pass_launch_s) == (1.9e-4, 0.0)
     assert 37 * eager.device.operator_overhead_s == pytest.approx(7e-3, rel=0.01)
-    for one in (compiled, eager):
+    for one in (compiled, stages, eager):
         margin = one.device.reserved_memory_bytes - TRN2.device.reserved_memory_bytes
         assert margin == pytest.approx(FRAGMENTATION * 25_769_803_776)
         assert pytest.approx(1 - 23.5 / 25.77, abs=5e-4) == FRAGMENTATION
+
+
+def test_one_graph_a_stage_is_planned_and_judged_as_such() -> None:
+    plan = plan_for(request(stack="neuron-stages", seq_len=2048))
+    assert plan.cluster.compiles_stages and plan.strategy.uniform_recompute == "none" and plan.strategy.zero < 2
+    note = next(one for one in plan.notes if one.startswith("will it compile"))
+    assert "A graph is a pass through a stage; the largest: a stage of " in note
+    assert plan_from_dict(json.loads(plan_to_json(plan))) == plan
+    assert plan.cluster.collective_launch_s == TRN2.collective_launch_s
+
+
+def test_one_graph_a_stage_recomputes_nothing() -> None:
+    with pytest.raises(AutoshardError) as error:
+        plan_for(request(stack="neuron-stages", pins={"recompute": "full"}))
+    assert str(error.value) == (
+        "recompute=full: stack=neuron-stages keeps every activation; use none, or stack=neuron-compiled"
+    )
 
 
 def test_a_stack_is_taken_once_and_not_changed() -> None:
@@ -75,6 +93,19 @@ def test_before_2_33_a_transfer_is_a_broadcast_in_a_group_of_two() -> None:
     hop_s = old.intra_node_link(5).latency_s
     for payload_bytes in (1e3, 1e9):
         assert transfer(old, payload_bytes) == pytest.approx(transfer(new, payload_bytes) + hop_s)
+
+
+def test_an_all_to_all_that_the_device_lacks_is_an_all_gather_of_everything() -> None:
+    """Of two ranks, each receives all of the other one's payload, where an all-to-all would send half of it."""
+    native = TRN2.under_stack("neuron-compiled")
+    four = replace(PAIR, size=4, ranks_per_node=4, span=13)
+    for payload_bytes in (1e3, 1e9):
+        found = collective_law("all_to_all", PAIR, native).time_s(payload_bytes)
+        assert found == collective_law("all_gather", PAIR, native).time_s(2 * payload_bytes)
+    assert collective_law("all_to_all", four, native) == replace(
+        collective_law("all_to_all", four, TRN2),
+        latency_s=collective_law("all_to_all", four, TRN2).latency_s + STACKS["neuron-compiled"].region_launch_s,
+    )
 
 
 def test_a_plan_says_what_it_runs_on() -> None:

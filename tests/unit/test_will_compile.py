@@ -130,3 +130,19 @@ def test_the_search_prefers_what_compiles() -> None:
 def test_other_stacks_say_nothing_of_regions() -> None:
     plan = plan_for(PlanRequest("llama3-8b", "trn2.48xlarge", backend="nxd", top=0))
     assert not any("will it compile" in one for one in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict", "because"),
+    [
+        (16_384, Verdict.COMPILES, ""),
+        (20_480, Verdict.UNKNOWN, "none above 16,384^3 is known to compile"),
+        (131_072, Verdict.REFUSED, "larger than 32,768^3, which is refused"),
+    ],
+)
+def test_one_operator_has_a_limit_of_its_own(rows: int, verdict: Verdict, because: str) -> None:
+    tiles = rows / 512 * (16_384 / 128) ** 2
+    small = GraphSize(1, 10_000, 0)  # the graph itself is no matter
+    found = judge(Region("product", small, tiles))
+    assert found.verdict is verdict
+    assert because in found.because

@@ -30,13 +30,19 @@ Tensors = tuple[torch.Tensor, ...]
 class Compiler:
     """The compiler of one rank, for all of its stages.
 
-    on_action: called with what is about to be compiled. backend: of torch.compile. segments: how many there are, of
+    on_action: called with what is about to be compiled. backend: of torch.compile. whole_stages: a stage
+    is one segment, its collectives inside. segments: how many there are, of
     which `distinct` are compiled. functions: how many others are compiled. compile_time_s: seconds that their first
     calls took.
     """
 
-    def __init__(self, on_action: Callable[[str], None] = lambda action: None, backend: str = "inductor"):
-        self._on_action, self._backend = on_action, backend
+    def __init__(
+        self,
+        on_action: Callable[[str], None] = lambda action: None,
+        backend: str = "inductor",
+        whole_stages: bool = False,
+    ):
+        self._on_action, self._backend, self._whole = on_action, backend, whole_stages
         self._functions: dict[Hashable, _Function] = {}
         self._shared: dict[Hashable, Callable[..., Any]] = {}
         self.segments, self.functions, self.compile_time_s = 0, 0, 0.0
@@ -75,7 +81,7 @@ class Compiler:
     def section(self, section: Section) -> Section:
         """The section with each run of operators that do not communicate compiled into one instruction."""
         found: list[Instruction] = []
-        for run, is_compiled in compiled_runs(section, by_block=self.compiles_all):
+        for run, is_compiled in compiled_runs(section, by_block=self.compiles_all, whole=self._whole):
             found += [self._instruction(run)] if is_compiled else run
         return replace(section, instructions=tuple(found))
 
@@ -87,12 +93,13 @@ class Compiler:
     def _segment(self, run: Sequence[Instruction], wiring: Wiring) -> _Function:
         """A run of operators as one function from the tensors named in its wiring as inputs to the outputs."""
         self.segments += 1
-        if wiring.kind not in self._functions:
+        kind = self.segments if self._whole else wiring.kind  # redistributions say too little of what they do to share
+        if kind not in self._functions:
             rotations = [one.run for one in run if is_rotation(one)]
             computes = [one.run.turn if is_rotation(one) else one.run for one in run]
             steps = [(one.name, *pair) for one, *pair in zip(run, computes, wiring.reads, strict=True)]
-            self._functions[wiring.kind] = _Function(self, steps, rotations, wiring.leaving)
-        return self._functions[wiring.kind]
+            self._functions[kind] = _Function(self, steps, rotations, wiring.leaving)
+        return self._functions[kind]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, which is compiled when it is first called, in training and in evaluation."""
@@ -161,7 +168,7 @@ class _Function:
     def __init__(
         self,
         compiler: Compiler,
-        steps: Sequence[tuple[str, Callable[..., torch.Tensor], tuple[int, ...]]],
+        steps: Sequence[tuple[str, Callable[..., Any], tuple[int, ...]]],
         rotations: Sequence[Rotation],
         leaving: tuple[int, ...],
     ):
@@ -174,7 +181,8 @@ class _Function:
             found = list(values)
             for number, (name, compute, reads) in enumerate(steps):
                 with compiler.annotated(f"{number} {name}"):
-                    found.append(compute(*[found[place] for place in reads]))
+                    result = compute(*[found[place] for place in reads])
+                found += result if isinstance(result, tuple) else (result,)
             return tuple(found[place] for place in leaving)
 
         self._compiled = compiler.compiled(operators)
@@ -210,9 +218,10 @@ class _Function:
         for name, compute, reads in self._steps:
             given = [found[place] for place in reads]
             try:
-                found.append(self._compiler.compiled(compute)(*given))
+                result = self._compiler.compiled(compute)(*given)
             except torch._dynamo.exc.TorchDynamoException:
                 return name
+            found += result if isinstance(result, tuple) else (result,)
         return None
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 
 import torch
 
+from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Profiler
 from autoshard.runtime.torch_backend.compiled import Compiler
@@ -46,9 +47,23 @@ def open_session(
         on_action,
         debug_nan=arguments.debug_nan,
         documents=arguments.document_mask,
-        compiler=Compiler(on_action, _compiler_of(device)) if arguments.compile else None,
+        compiler=_compiler(plan, device, on_action, arguments) if arguments.compile else None,
         timeout=timeout,
     )
+
+
+def _compiler(
+    plan: Plan, device: torch.device, on_action: Callable[[str], None], arguments: TrainArguments
+) -> Compiler:
+    """Raises AutoshardError where a whole stage cannot be one graph for what the run is asked for."""
+    backend = _compiler_of(device)
+    whole = plan.cluster.compiles_stages and backend == "neuron"
+    if whole and arguments.document_mask:
+        raise AutoshardError(
+            "document_mask: stack=neuron-stages compiles attention that masks the future alone; run with --no-compile, "
+            "or plan with --stack neuron-compiled"
+        )
+    return Compiler(on_action, backend, whole)
 
 
 def _compiler_of(device: torch.device) -> str:
