@@ -58,6 +58,7 @@ class Options(TypedDict, total=False):
     dp: int | None
     cp: int | None
     ep: int | None
+    etp: int | None
     vpp: int | None
     micro_batch: int | None
     schedule: str | None
