@@ -402,6 +402,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   // torch has other ones, with other bits, for devices without a kernel of their own
   m.impl("native_layer_norm", ON_HOST());
   m.impl("native_group_norm", ON_HOST());
+  m.impl("convolution", ON_HOST());
+  m.impl("convolution_backward", ON_HOST());
 }
 
 }  // namespace twin
