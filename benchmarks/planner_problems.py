@@ -34,7 +34,7 @@ LARGE_CLUSTER_NODES = 128
 """From here on steps have more sequences."""
 MAY_CPU_S, MOST_CPU_S, MOST_MEMORY_MIB = 1.5, 2.0, 300
 """CPU seconds that 95 % of the problems and all of them may take; memory of any."""
-STOP_S = 600
+STOP_S = 120
 
 
 class Question(NamedTuple):

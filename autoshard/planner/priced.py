@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FEW = 6_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
 FIRST, MORE = 1_000, 2
-"""Of more layouts so many are priced at first, then up to so many times as many as before."""
+"""So many of more layouts are priced at first, then up to so many times as many as before."""
 NEAREST = 100
 """So many layouts that do not fit are priced at once, to find the one that needs least."""
 
@@ -102,11 +102,11 @@ class Waiting:
 
     @property
     def left(self) -> list[MeshDrafts]:
-        """What is not priced, and may fit, the layouts with the lowest bounds first."""
+        """Layouts that are not priced and may fit, those with the lowest bounds first."""
         return [one.layouts for one in merge(self._ways, self._bounded, key=_own_s)]
 
     def left_below(self, seconds: float) -> list[Draft]:
-        """What is not priced, and may take less in other orders of axes."""
+        """Layouts that are not priced and may take less in other orders of axes."""
         ways = [one for one in self._ways if one.any_s < seconds]
         self._ways = deque(one for one in self._ways if one.any_s >= seconds)
         self._bound(ways)
@@ -168,7 +168,7 @@ class PricedLayouts:
 
     @property
     def chunks(self) -> list[Priced]:
-        """What is priced by now."""
+        """Layouts that are priced by now."""
         return [*self._chunks, *(self.waiting.priced if self.waiting else ())]
 
     @property
@@ -179,11 +179,11 @@ class PricedLayouts:
         return max(self.waiting.left_at_least_s, ideal_step_time_s(self.problem))
 
     def at_least_s(self, draft: Draft, in_any_order: bool = False) -> float:
-        """As Waiting.at_least_s."""
+        """Seconds of a step of a layout at least, as far as a bound is known: see Waiting.at_least_s."""
         return self.waiting.at_least_s(draft, in_any_order) if self.waiting else 0.0
 
     def left_below(self, seconds: float) -> list[Draft]:
-        """As Waiting.left_below."""
+        """Layouts that are not priced, and may take less in other orders of axes."""
         return self.waiting.left_below(seconds) if self.waiting else []
 
     def price_below(self, seconds: float) -> None:

@@ -56,8 +56,9 @@ def search(
 ) -> Searched:
     """The fastest layout that fits surely enough, and up to `top` other ones; of equals the simplest.
 
-    exhaustive: price also layouts of which a bound says that they cannot fit. fit_probability: with which it fits at
-    least, as far as there is one. time_limit_s: after which the best one that is known is taken, once there is one.
+    exhaustive: price also layouts of which a bound says that they cannot fit, or are slower. fit_probability: with
+    which it fits at least, as far as there is one. time_limit_s: after which the best one that is known is taken, once
+    there is one.
 
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits in
     memory.

@@ -106,7 +106,7 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
 
 
 Places = tuple[int, int]
-"""Of a local shape in a way's own order of axes, and of it in those orders in which other ranks are neighbours."""
+"""A local shape in a way's own order of axes, and in those orders in which other ranks are neighbours."""
 
 
 def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:

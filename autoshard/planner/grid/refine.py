@@ -41,6 +41,8 @@ ROUNDING = 1e-9
 MOST_CHUNKED = 12
 """Layouts with several chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take
 a second."""
+MOST_BOUNDED = 24
+"""So many of these are bounded as if memory had no limit, which takes a tenth of a second each."""
 
 
 class Promise(NamedTuple):
@@ -86,7 +88,7 @@ def refine(
     ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
     better: list[Timed] = []
     at_least_s = best_s = known_s
-    chunked = 0
+    chunked = bounded = 0
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
         if bound_s >= best_s * (1 - ROUNDING):
             continue
@@ -94,7 +96,9 @@ def refine(
             left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
         if whole.has_kinds and whole.family.num_virtual_stages > 1:
-            bound_s = max(bound_s, _chunks_at_least_s(whole, draft, sets, limit_bytes, best_s))
+            bounded += 1
+            if bounded <= MOST_BOUNDED:
+                bound_s = max(bound_s, _chunks_at_least_s(whole, draft, sets, limit_bytes, best_s))
             if bound_s >= best_s * (1 - ROUNDING):
                 continue
             chunked += 1
