@@ -29,7 +29,8 @@ class AttentionWork:
     value_share: float = 1.0
 
     def flops(self, func: Any, args: Any, kwargs: Any) -> float:
-        """0 for what is not attention. Backward: 5 matrix products against 2 forward (Dao et al. 2022)."""
+        """0 for what is not attention. Backward: 5 matrix products against 2 forward (Dao et al. 2022), 3 of which are
+        over the width of keys, 2 over that of values."""
         name = func._schema.name
         if name not in (_FORWARD, _BACKWARD):
             return 0.0
@@ -38,8 +39,9 @@ class AttentionWork:
         keys = key.shape[-2] / 2 if given.get("is_causal") else float(key.shape[-2])
         if given.get("attn_mask") is not None:
             keys = self.mean_keys
-        forward: float = 2.0 * (1 + self.value_share) * query.numel() * keys
-        return forward if name == _FORWARD else 2.5 * forward
+        product: float = 2.0 * query.numel() * keys
+        keys_and_values = (1, 1) if name == _FORWARD else (3, 2)
+        return product * (keys_and_values[0] + keys_and_values[1] * self.value_share)
 
 
 class Reach(NamedTuple):

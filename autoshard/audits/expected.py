@@ -16,7 +16,6 @@ from autoshard.graph.count import (
     parameter_elements,
     saved_activations,
 )
-from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import Segment, kept_activations, segments
 from autoshard.graph.weight_gradients import waiting_bytes
@@ -168,7 +167,7 @@ def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]
         queries = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
         columns = sum(program.graph.sizes[program.graph.tensors[name].dims[-1]] for name in (op.inputs[0], op.output))
         forward = 2.0 * queries * columns * program.graph.sizes["seq"]
-    return forward, forward * KINDS[op.kind].backward_flops_ratio(op)
+    return forward, forward * work.backward_flops_ratio
 
 
 def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Transfer]:

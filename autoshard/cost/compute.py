@@ -115,7 +115,7 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         keys = float(program.graph.sizes["seq"]) if plain else work.flops / (2.0 * rows * (head_dim + value_dim))
         scores = rows * keys * program.graph.tensors[op.output].element_bytes
         kind = "plain" if plain else "flash"
-        traffic = (work.bytes_moved, scores, work.flops, 2.5)
+        traffic = (work.bytes_moved, scores, work.flops, 2.5 if plain else work.backward_flops_ratio)
         return OperatorNeeds(kind, rows, keys, head_dim, *traffic, value_dim=value_dim)
     extra = sum(e.bytes for e in KINDS[op.kind].extra_saved(op, program.graph, sizes))
     m, n, k = work.matmul or (0.0, 0.0, 0.0)

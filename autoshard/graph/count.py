@@ -82,7 +82,7 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
         kind.flops(op, graph, sizes),
         float(moved),
         kind.matmul_shape(op, graph, sizes),
-        kind.backward_flops_ratio(op),
+        kind.backward_flops_ratio(op, graph),
     )
 
 

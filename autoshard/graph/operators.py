@@ -83,7 +83,7 @@ class OperatorKind:
         """Forward FLOPs of one rank; a multiply-add is two. sizes: local size of each dim."""
         return 0.0
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         """FLOPs of the backward over those of the forward."""
         return 2.0
 
@@ -202,7 +202,7 @@ class Rope(OperatorKind):
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 6.0 * _elements(graph, op.inputs[0], sizes)
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
 
@@ -213,7 +213,7 @@ class PositionScale(OperatorKind):
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return _elements(graph, op.inputs[0], sizes)
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
 
@@ -221,14 +221,14 @@ class Slice(OperatorKind):
     """A range of the last dim, of attribute `first` on, as long as the output's last dim, copied: nothing keeps the
     rest alive."""
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
 
 class Concat(OperatorKind):
     """Two tensors behind one another along the last dim; the second may lack dims of the first, and is repeated."""
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
 
@@ -254,7 +254,7 @@ class Dropout(OperatorKind):
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return (self.HASH_OPERATIONS + 3.0) * prod(sizes[dim] for dim in op.loop_dims)
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
 
@@ -301,8 +301,12 @@ class Attention(OperatorKind):
             keys = _keys_in_chunks(op, whole, local, float(str(chunk)))
         return 2.0 * (_elements(graph, op.inputs[0], sizes) + _elements(graph, op.output, sizes)) * keys
 
-    def backward_flops_ratio(self, op: Operator) -> float:
-        return 2.5 if op.attributes["kernel"] == "flash" else 2.0
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        """Flash has five products against two (Dao et al. 2022): three as wide as keys, two as wide as values."""
+        if op.attributes["kernel"] != "flash":
+            return 2.0
+        key, value = (graph.sizes[graph.tensors[name].dims[-1]] for name in (op.inputs[0], op.output))
+        return (3 * key + 2 * value) / (key + value)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0, 1, 2)
@@ -391,7 +395,7 @@ def _keys_in_chunks(op: Operator, whole: float, local: float, chunk: float) -> f
 class Embedding(OperatorKind):
     """Row look-up; split over the vocabulary, each rank adds the rows it holds: the output is `P` by the rule."""
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
 
@@ -401,7 +405,7 @@ class PositionEmbedding(OperatorKind):
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return _elements(graph, op.inputs[0], sizes)
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
 
@@ -421,7 +425,7 @@ class CrossEntropy(OperatorKind):
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 5.0 * prod(sizes[dim] for dim in op.loop_dims)
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 0.5
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
@@ -474,7 +478,7 @@ class Dispatch(OperatorKind):
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0, 1) if op.attributes.get("weighs") else ()
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 1.0
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
@@ -512,7 +516,7 @@ class CausalConv(OperatorKind):
         taps = sizes[graph.tensors[op.inputs[1]].dims[-1]]
         return (2.0 * taps + 4.0) * _elements(graph, op.inputs[0], sizes)
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 3.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
@@ -541,7 +545,7 @@ class GatedDeltaRule(OperatorKind):
             self.flops(op, graph, sizes), _elements(graph, op.inputs[3], sizes), sizes["linear_valuedim"]
         )
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 3.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
@@ -566,7 +570,7 @@ class StateSpaceScan(OperatorKind):
     def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
         return _as_product(self.flops(op, graph, sizes), _elements(graph, op.inputs[1], sizes), sizes["mamba_headdim"])
 
-    def backward_flops_ratio(self, op: Operator) -> float:
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 3.0
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from autoshard.conversion.huggingface import huggingface_source
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import total_flops
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recompute import canonical, kept_activations
 from autoshard.interop.export import FORMS, export
@@ -66,6 +67,15 @@ def test_what_flash_keeps_of_latent_attention_by_hand() -> None:
         "core_attention": rows * 8 * 10,
         "core_attention:log_sum_exp": 4 * 64 * 8,
     }
+
+
+@pytest.mark.parametrize(("kernel", "ratio"), [("flash", (3 * 20 + 2 * 10) / (20 + 10)), ("plain", 2.0)])
+def test_the_backward_of_flash_has_three_products_as_wide_as_keys_and_two_as_wide_as_values(
+    kernel: str, ratio: float
+) -> None:
+    graph = stage_graph(TINY, dim_sizes(TINY, 1, 64), [TINY.kinds[0]], False, False, kernel)
+    (attention,) = [op for op in graph.operators if op.kind == "attention"]
+    assert KINDS["attention"].backward_flops_ratio(attention, graph) == ratio
 
 
 def test_up_projections_that_run_again_leave_compressed_vectors() -> None:
