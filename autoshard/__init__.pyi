@@ -2,6 +2,7 @@ from .errors import AutoshardError as AutoshardError
 from .errors import NoLayoutFits as NoLayoutFits
 from .interface.calibrating import Calibration as Calibration
 from .interface.calibrating import calibrate as calibrate
+from .interface.extensions import installed_plugins as installed_plugins
 from .interface.frontier import Frontier as Frontier
 from .interface.named import builtin_models as builtin_models
 from .interface.named import cluster as cluster

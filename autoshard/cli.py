@@ -42,6 +42,7 @@ COMMANDS = (
     "launch",
     "doctor",
     "calibrate",
+    "plugins",
 )
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.

@@ -31,6 +31,7 @@ SIGNATURES = {
     "compare": "(one, other, *, names=('first', 'second'))",
     "explain": "(plan, *, quick=False, time_limit=60.0)",
     "frontier": "(model, instance=None, *, beaten_path=False, **options)",
+    "installed_plugins": "()",
     "instances": "()",
     "model": "(given, *, seq_len=None)",
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
@@ -83,7 +84,7 @@ def test_options_are_those_of_the_command_line() -> None:
     assert set(Options.__annotations__) == set(OPTIONS) - {"model", "instance"}
 
 
-@pytest.mark.parametrize("module", ["autoshard", "named", "planned", "planning", "questions", "running"])
+@pytest.mark.parametrize("module", ["autoshard", "extensions", "named", "planned", "planning", "questions", "running"])
 def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = importlib.import_module(module if module == "autoshard" else f"autoshard.interface.{module}")
