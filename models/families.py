@@ -47,10 +47,12 @@ class Family:
         return self._module("weights") if self.is_published and self.folder else None
 
     @property
-    def configs(self) -> Path:
-        """The folder of its published configs, which may be missing."""
-        (place, *_) = import_module(self.package).__path__ if self.folder else [Path(self.graph.__file__ or "").parent]
-        return Path(place) / self.folder / "configs"
+    def config_files(self) -> list[Path]:
+        """The published configs in the folder, sorted: models that are known by the name of the file."""
+        if not self.folder:
+            return []
+        (place, *_) = import_module(self.package).__path__
+        return sorted((Path(place) / self.folder / "configs").glob("*.json"))
 
     def _module(self, name: str) -> ModuleType:
         return import_module(f"{self.package}.{self.folder}.{name}" if self.folder else self.package)

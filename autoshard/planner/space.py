@@ -230,7 +230,7 @@ class Space:
     @property
     def meshes(self) -> Sequence[tuple[int, ...]]:
         """The degrees (tp, pp, dp, cp, ep) of each mesh that some layout has."""
-        return self._meshes
+        return self._coded[1]
 
     def nearest(self, mesh: int, choices: Sequence[int]) -> int:
         """The layout of a mesh, by its place in `meshes`, that differs least from these values of CHOICES[1:]."""
@@ -246,8 +246,8 @@ class Space:
         return int(members[(self._choices[members] != choices).sum(1).argmin()])
 
     def _next_meshes(self, mesh: int) -> list[int]:
-        degrees = self._meshes[mesh]
-        places = {known: place for place, known in enumerate(self._meshes)}
+        degrees = self.meshes[mesh]
+        places = {known: place for place, known in enumerate(self.meshes)}
         found = []
         for give in range(5):
             for factor in _primes(degrees[give]):
@@ -263,16 +263,21 @@ class Space:
         found += [places.get((*degrees[:4], degrees[4] * factor)) for factor in wider]
         return [one for one in dict.fromkeys(found) if one is not None]
 
-    @cached_property
+    @property
     def _choices(self) -> Array:
         """The value of each of CHOICES, numbered from 0: (layout, choice)."""
+        return self._coded[0]
+
+    @cached_property
+    def _coded(self) -> tuple[Array, list[tuple[int, ...]]]:
+        """(the choices of each layout as numbers, the degrees of each mesh)."""
         codes: list[dict[object, int]] = [{} for _ in CHOICES]
-        parts = []
+        parts, meshes = [], dict[tuple[int, ...], int]()
         for chunk in self.chunks:
             drafts = chunk.whole.drafts.drafts
             values = [
                 [
-                    codes[0].setdefault(tuple(getattr(draft, name) for name in DEGREES), len(codes[0])),
+                    meshes.setdefault(tuple(getattr(draft, name) for name in DEGREES), len(meshes)),
                     *(
                         code.setdefault(getattr(draft, name), len(code))
                         for name, code in zip(_OF_DRAFT, codes[1:7], strict=True)
@@ -284,8 +289,7 @@ class Space:
             own = np.array(values, dtype=np.int32)[chunk.draft]
             cut = _places_among_equals(chunk.draft * len(chunk.whole.sets) + chunk.recompute)
             parts.append(np.column_stack([own, chunk.recompute.astype(np.int32), cut.astype(np.int32)]))
-        self._meshes = list(codes[0])
-        return np.concatenate(parts)
+        return np.concatenate(parts), list(meshes)
 
     @cached_property
     def _members(self) -> list[Array]:
@@ -293,8 +297,6 @@ class Space:
         meshes = self._choices[:, 0]
         order = np.argsort(meshes, kind="stable")
         return np.split(order, np.cumsum(np.bincount(meshes))[:-1])
-
-    _meshes: list[tuple[int, ...]]
 
 
 def _places_among_equals(keys: Array) -> Array:
