@@ -96,8 +96,6 @@ class Space:
         self.chunks: list[Priced] = [*table.price()]
         ends = np.cumsum([len(chunk.draft) for chunk in self.chunks])
         self._starts = [0, *ends.tolist()]
-        self._exact: dict[int, float] = {}
-        self._neighbours: dict[int, list[int]] = {}
         self._other: tuple[Array, Array] | None = None
         if cost_model is not None and len(self):
             self._other = _checked(cost_model(problem, self.columns()), len(self), name)
@@ -109,6 +107,8 @@ class Space:
 
     def start(self, evaluations: float = inf, cpu_s: float = inf) -> None:
         """Forgets what was priced and sets the budget: layouts to price, and CPU seconds from now on."""
+        self._exact: dict[int, float] = {}
+        self._neighbours: dict[int, list[int]] = {}
         self.most_evaluations, self.most_cpu_s = min(evaluations, len(self)), cpu_s
         self.prices: dict[int, Price] = {}
         self.improvements: list[tuple[int, float, int]] = []
