@@ -43,6 +43,7 @@ COMMANDS = (
     "doctor",
     "calibrate",
     "plugins",
+    "bench",
 )
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, log
 from statistics import mean, median
 from typing import NamedTuple
@@ -39,11 +39,13 @@ class Scores(NamedTuple):
     bias: float | None
     fits_right: float | None
     regret: float | None
-    picks_out_of_memory: int | None
+    picks_out_of_memory: float | None
     coverage: float | None
     width: float | None
 
 
+EQUAL = 1e-9
+"""Share of a step by which predictions may differ and be one."""
 Pair = tuple[Measured, Prediction]
 
 
@@ -72,8 +74,7 @@ def scores(rows: Sequence[Measured], predictions: Sequence[Prediction | None]) -
     )
 
 
-def _of(how: type[float] | object, values: Sequence[float]) -> float | None:
-    assert callable(how)
+def _of(how: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
     return float(how(values)) if values else None
 
 
@@ -89,23 +90,25 @@ def _fits(pairs: Sequence[Pair]) -> list[bool]:
     ]
 
 
-def _picks(pairs: Sequence[Pair]) -> tuple[list[float], int | None]:
-    """(by group of two and more: how much longer the pick takes than the fastest; picks that do not fit)."""
+def _picks(pairs: Sequence[Pair]) -> tuple[list[float], float | None]:
+    """(by group of two and more: how much longer the pick takes than the fastest; picks that do not fit). Of layouts
+    that are predicted to be equally fast each is as likely to be the pick."""
     groups: dict[str, list[Pair]] = defaultdict(list)
     for row, one in pairs:
         groups[row.group].append((row, one))
-    regrets, failures, picks = [], 0, 0
+    regrets, failures, picks = [], 0.0, 0
     for members in groups.values():
         times = [row.time_s for row, _ in members if row.time_s is not None]
         if len(members) < 2 or not times:
             continue
         picks += 1
         said = [pair for pair in members if _is_said_to_fit(*pair)] or members
-        row, _ = min(said, key=lambda pair: pair[1].step_time_s)
-        if row.time_s is None:
-            failures += 1
-        else:
-            regrets.append(row.time_s / min(times) - 1)
+        least_s = min(one.step_time_s for _, one in said) * (1 + EQUAL)
+        equals = [row for row, one in said if one.step_time_s <= least_s]
+        taken = [row.time_s for row in equals if row.time_s is not None]
+        failures += 1 - len(taken) / len(equals)
+        if taken:
+            regrets.append(mean(taken) / min(times) - 1)
     return regrets, failures if picks else None
 
 

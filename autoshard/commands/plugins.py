@@ -14,7 +14,7 @@ SUMMARY = "what installed plug-ins add, and which fail to load"
 USAGE = "autoshard plugins [--format text|json]"
 DESCRIPTION = """\
 List the plug-ins that are installed beside autoshard: families of models, hardware files, schedules, searchers, cost
-models and renderers. Each is loaded, and what fails is said in words; the exit code is 1 where one does.
+models, renderers and predictors. Each is loaded, and what fails is said in words; the exit code is 1 where one does.
 
   autoshard plugins"""
 

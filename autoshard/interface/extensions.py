@@ -13,6 +13,7 @@ def installed_plugins() -> tuple[Listed, ...]:
     >>> all(plugin.problem is None for plugin in autoshard.installed_plugins())
     True
     """
+    from autoshard.bench.predictors import PREDICTORS
     from autoshard.explanation.renderers import RENDERERS, STANDARD
     from autoshard.models.families import FAMILIES
     from autoshard.planner.other_search import COST_MODELS
@@ -21,7 +22,7 @@ def installed_plugins() -> tuple[Listed, ...]:
     from autoshard.schedules import SCHEDULES
     from autoshard.spec.hardware_file import HARDWARE, packaged_instances
 
-    tables = {one.group: one for one in (FAMILIES, HARDWARE, SCHEDULES, SEARCHERS, COST_MODELS, RENDERERS)}
+    tables = {one.group: one for one in (FAMILIES, HARDWARE, SCHEDULES, SEARCHERS, COST_MODELS, RENDERERS, PREDICTORS)}
     taken = {
         "hardware": packaged_instances(),
         "searchers": (EXACT,),

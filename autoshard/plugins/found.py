@@ -19,6 +19,7 @@ GROUPS = {
     "searchers": "how `plan --search` looks for a layout",
     "cost_models": "what `plan --cost-model` takes for time and memory",
     "renderers": "a page of `explain --format`",
+    "predictors": "an entry of `bench predictors`",
 }
 """Group, without `autoshard.` before it -> what a plug-in of it is."""
 
