@@ -1,6 +1,6 @@
 from .errors import AutoshardError as AutoshardError
 from .errors import NoLayoutFits as NoLayoutFits
-from .interface.benching import bench as bench
+from .interface.benching import planbench as planbench
 from .interface.calibrating import Calibration as Calibration
 from .interface.calibrating import calibrate as calibrate
 from .interface.extensions import installed_plugins as installed_plugins

@@ -49,6 +49,8 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     names = ("data", "out", "evaluations", "seeds", "problems")
     entries = tuple(values["entries"].split(",")) if values["entries"] else ()
-    written = autoshard.bench(values["track"], entries=entries, quiet=False, **{name: values[name] for name in names})
+    written = autoshard.planbench(
+        values["track"], entries=entries, quiet=False, **{name: values[name] for name in names}
+    )
     say("wrote " + ", ".join(map(str, written)))
     return 0

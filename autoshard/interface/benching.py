@@ -12,7 +12,7 @@ TRACKS = ("predictors", "searchers")
 DATA, OUT = "benchmarks/data", "benchmarks/results"
 
 
-def bench(
+def planbench(
     track: str | None = None,
     *,
     data: str | Path = DATA,
@@ -31,7 +31,7 @@ def bench(
     is missing and for entries that are none.
 
     >>> import autoshard
-    >>> files = autoshard.bench("searchers", problems=0)  # doctest: +SKIP
+    >>> files = autoshard.planbench("searchers", problems=3)  # doctest: +SKIP
     """
     from autoshard.bench import searchers
     from autoshard.bench.run import run

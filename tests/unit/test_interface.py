@@ -24,7 +24,7 @@ from autoshard.planner.options import OPTIONS
 
 SIGNATURES = {
     "audit": "(plan, *, stages=None, use_cache=True)",
-    "bench": "(track=None, *, data='benchmarks/data', out='benchmarks/results', entries=(), evaluations=None, "
+    "planbench": "(track=None, *, data='benchmarks/data', out='benchmarks/results', entries=(), evaluations=None, "
     "seeds=None, problems=None, quiet=True)",
     "builtin_models": "()",
     "calibrate": "(*, device=None, results=None, collectives=None, out=None, instance=None, hardware=None, "
