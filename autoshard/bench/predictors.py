@@ -41,7 +41,7 @@ def autoshard_model(fold: Fold) -> list[Prediction | None]:
     fitted = _fitted(fold.data)
     trainium = [row for row in fold.test if isinstance(row.case, InstanceCase)]
     seconds: dict[str, float] = {}
-    if fold.split == "group":
+    if fold.split == "group" and trainium:
         cases = [row.case for row in (*fold.train, *fold.test) if isinstance(row.case, InstanceCase)]
         own = [row.case for row in trainium if isinstance(row.case, InstanceCase)]
         seconds = {case.key: one for case, one in zip(own, left_out_of_published(own, cases), strict=True)}

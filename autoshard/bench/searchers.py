@@ -53,7 +53,10 @@ def compare(
     """
     found, timed = [], []
     for asked in problems:
-        result, timing = _on(asked, names, evaluations, seeds)
+        try:
+            result, timing = _on(asked, names, evaluations, seeds)
+        except AutoshardError as error:
+            raise AutoshardError(f"problem {asked.name}: {error}") from None
         found.append(result)
         timed.append(timing)
         say(f"{asked.name}: {result['layouts']:,} layouts, {timing['exact_s']:.2f} CPU s for the exact search")

@@ -76,7 +76,8 @@ def test_a_new_process_finds_them(packages: Path, tmp_path: Path) -> None:
     lines = [line.split() for line in found.stdout.splitlines()]
     assert [line[0] for line in lines if len(line) == 1] == [f"autoshard.{group}" for group in GROUPS]
     entries = [line for line in lines if len(line) > 1]
-    assert [line[0] for line in entries] == ["parallel_llama", "more_adapters", "eager", "tabu", "roofline", "one_line"]
+    expected = ["parallel_llama", "more_adapters", "eager", "tabu", "roofline", "one_line", "nearest"]
+    assert [line[0] for line in entries] == expected
     assert all(line[-1] == "loads" for line in entries)
     without = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert without.stdout == "no plug-ins are installed; CONTRIBUTING.md shows how one is made\n"
