@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from autoshard.bench import peers
 from autoshard.bench.metrics import Prediction
 from autoshard.bench.rows import Fold, Measured
 from autoshard.calibration.results.fitted import Fitted, load
@@ -27,6 +28,8 @@ from autoshard.models.stage import parameter_count
 from autoshard.plugins.table import Table
 from autoshard.spec.model import ModelSpec
 
+Formula = Callable[[Measured], "float | None"]
+"""Seconds or bytes of a row; None where there is no answer."""
 Predictor = Callable[[Fold], Sequence[Prediction | None]]
 TRAINIUM_SPREAD = 0.23
 """Half width of the 90 % interval of log time on Trainium: releases of the SDK differ by 6 to 27 % on one layout."""
@@ -159,26 +162,42 @@ def _features(row: Measured) -> list[float]:
     return [*(log(max(size, 1e-9)) for size in sizes), *map(float, flags)]
 
 
-def with_interval(
-    fold: Fold, seconds: Callable[[Measured], float], memory: Callable[[Measured], float] | None = None
-) -> list[Prediction | None]:
+def with_interval(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list[Prediction | None]:
     """Predictions by formulas of a row, with the middle 90 % of the train rows' errors as interval."""
-    errors = [log(row.time_s / seconds(row)) for row in fold.train if row.time_s is not None]
-    low, high = np.exp(np.quantile(errors, [0.05, 0.95])).tolist()
+    low, high = np.quantile(_ratios(fold, seconds), [0.05, 0.95]).tolist()
     found: list[Prediction | None] = []
     for row in fold.test:
         time_s = seconds(row)
-        found.append(Prediction(time_s, low * time_s, high * time_s, None if memory is None else memory(row)))
+        needed = None if memory is None else memory(row)
+        found.append(None if time_s is None else Prediction(time_s, low * time_s, high * time_s, needed))
     return found
 
 
-def _scaled(
-    fold: Fold, seconds: Callable[[Measured], float], memory: Callable[[Measured], float] | None = None
-) -> list[Prediction | None]:
+def _ratios(fold: Fold, seconds: Formula) -> list[float]:
+    """Measured over predicted, of the train rows that a formula has an answer to."""
+    pairs = [(row.time_s, seconds(row)) for row in fold.train if row.time_s is not None]
+    return [time_s / said_s for time_s, said_s in pairs if said_s is not None]
+
+
+def _scaled(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list[Prediction | None]:
     """As `with_interval`, with seconds times the middle ratio of the train rows."""
-    ratios = [row.time_s / seconds(row) for row in fold.train if row.time_s is not None]
-    middle = float(np.median(ratios))
-    return with_interval(fold, lambda row: middle * seconds(row), memory)
+    middle = float(np.median(_ratios(fold, seconds)))
+
+    def scaled(row: Measured) -> float | None:
+        time_s = seconds(row)
+        return None if time_s is None else middle * time_s
+
+    return with_interval(fold, scaled, memory)
+
+
+def llm_analysis(fold: Fold) -> list[Prediction | None]:
+    """llm-analysis, at the middle utilisation of the train rows, which it leaves to the user."""
+    known = {row.key: peers.llm_analysis(row) for row in (*fold.train, *fold.test)}
+
+    def part(which: int) -> Formula:
+        return lambda row: None if (one := known[row.key]) is None else one[which]
+
+    return _scaled(fold, part(0), part(1))
 
 
 def _again(row: Measured) -> float:
@@ -207,6 +226,7 @@ PREDICTORS = Table[Predictor](
         "megatron": megatron,
         "6ND": six_n_d,
         "roofline": roofline,
+        "llm_analysis": llm_analysis,
     },
 )
-"""By name, those of plug-ins too."""
+"""By name, those of plug-ins too; a peer's needs the peer."""

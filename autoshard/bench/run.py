@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from autoshard.bench import searchers
 from autoshard.bench.metrics import Prediction, scores
 from autoshard.bench.page import curves_svg, results_page, timings_page
+from autoshard.bench.peers import PEERS
 from autoshard.bench.predictors import PREDICTORS
 from autoshard.bench.problems import read_problems
 from autoshard.bench.rows import SPLITS, Measured, folds, read_measured
@@ -21,8 +21,6 @@ from autoshard.files.atomic_file import write_text
 from autoshard.files.json_file import read_json
 from autoshard.plugins.found import installed
 
-PEERS = {"Calculon": "calculon", "llm-analysis": "llm_analysis", "SimuMax": "simumax", "Galvatron": "galvatron"}
-"""Other people's cost models -> the module that each is imported as. One enters by a plug-in that calls it."""
 RESULTS, TIMINGS = "planbench.json", "planbench_timings.json"
 PAGE, TIMINGS_PAGE, CURVES = "planbench.md", "planbench_timings.md", "planbench_searchers.svg"
 MOST_BYTES = 50_000_000
@@ -101,11 +99,15 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
     for name in entries:
         if name not in every:
             raise AutoshardError(f"entries: {name} is no predictor; known: {', '.join(every)}")
+    missing = [peer.name for peer in PEERS if not peer.is_installed]
+    for name in set(entries) & set(missing):
+        raise AutoshardError(f"entries: {name} needs its package, which is not installed")
+    names = [name for name in entries or every if name not in missing]
     rows, results, timings = read_measured(data), Json(), Json()
     for split in SPLITS:
         parts = folds(rows, split, data)
         results[split], timings[split] = {}, {}
-        for name in entries or every:
+        for name in names:
             begin_s = process_time()
             said: list[Prediction | None] = []
             test: list[Measured] = []
@@ -121,5 +123,5 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             results[split][PREDICTORS.said(name)] = rounded
             timings[split][name] = cpu_s / max(1, len(said))
             say(f"{split}, {name}: {len(said)} rows in {cpu_s:.1f} CPU s")
-    peers = {peer: find_spec(module) is not None for peer, module in PEERS.items()}
+    peers = {peer.label: peer.is_installed for peer in PEERS}
     return {"rows": len(rows), "splits": results, "peers": peers}, {"cpu_s_a_prediction": timings}
