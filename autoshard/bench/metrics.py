@@ -12,8 +12,8 @@ from autoshard.bench.rows import Measured
 
 
 class Prediction(NamedTuple):
-    """What is predicted of a result: seconds of a step, the ends of their 90 % interval, bytes of the fullest device;
-    None where the predictor says nothing of memory."""
+    """A prediction of a result: seconds of a step, the ends of their 90 % interval, bytes of the fullest device; None
+    where the predictor says nothing of memory."""
 
     step_time_s: float
     low_s: float

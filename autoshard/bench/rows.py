@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -141,11 +141,11 @@ def folds(rows: Sequence[Measured], split: str, data: Path) -> tuple[Fold, ...]:
     least FEWEST results; time, results after LAST_KNOWN_YEAR."""
     tests: dict[str, Callable[[Measured], bool]]
     if split == "group":
-        tests = {f"part {part + 1}": lambda row, part=part: _part(row.group) == part for part in range(FOLDS)}
+        tests = {f"part {part + 1}": partial(_is_in_part, part) for part in range(FOLDS)}
     elif split == "source":
         counts = Counter(row.source for row in rows)
         sources = [source for source, count in sorted(counts.items()) if count >= FEWEST]
-        tests = {source: lambda row, source=source: row.source == source for source in sources}
+        tests = {source: partial(_is_of, source) for source in sources}
     else:
         assert split == "time", split
         tests = {f"after {LAST_KNOWN_YEAR}": lambda row: row.year > LAST_KNOWN_YEAR}
@@ -157,5 +157,9 @@ def _fold(rows: Sequence[Measured], split: str, name: str, is_test: Callable[[Me
     return Fold(split, name, tuple(train), tuple(test), data)
 
 
-def _part(group: str) -> int:
-    return int(sha256(group.encode()).hexdigest(), 16) % FOLDS
+def _is_in_part(part: int, row: Measured) -> bool:
+    return int(sha256(row.group.encode()).hexdigest(), 16) % FOLDS == part
+
+
+def _is_of(source: str, row: Measured) -> bool:
+    return row.source == source

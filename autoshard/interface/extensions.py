@@ -1,4 +1,4 @@
-"""What other packages add to autoshard."""
+"""The list of what other packages add to autoshard."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from autoshard.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.planner.search import Searched
-    from autoshard.planner.space import Price, Space
+    from autoshard.planner.space import CostModel, Price, Space
 
-COST_MODELS = Table["CostModel"]("cost_models", callable, "a function of (problem, columns)")
+COST_MODELS: Table[CostModel] = Table("cost_models", callable, "a function of (problem, columns)")
 """By name, those of plug-ins; autoshard's own is not among them."""
 NOT_PRICED = "not looked at by the searcher"
 SEED = 0

@@ -333,8 +333,9 @@ def _searched(problem: Problem, pins: Pins, request: PlanRequest) -> SearchResul
     if is_other(request):
         return other_search(problem, pins, request)
     limit_s = inf if request.time_limit is None else request.time_limit
+    model, training, cluster, backend = problem
     how = (request.top, request.exhaustive, request.fit_probability, limit_s)
-    return search(*problem[:3], pins, problem.backend, *how)
+    return search(model, training, cluster, pins, backend, *how)
 
 
 def _why_not(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:

@@ -55,7 +55,7 @@ def every(group: str) -> tuple[Plugin, ...]:
 
 
 def load(plugin: Plugin) -> Any:
-    """What a plug-in gives. Raises AutoshardError, naming its package, where it fails to load."""
+    """The value that a plug-in gives. Raises AutoshardError, naming its package, where it fails to load."""
     entry = next(one for one in _entries(tuple(sys.path), plugin.group) if _plugin(plugin.group, one) == plugin)
     try:
         return entry.load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
 from autoshard.plugins.found import GROUPS, every, load
@@ -21,7 +21,7 @@ class Listed(NamedTuple):
     problem: str | None
 
 
-def listed(tables: Mapping[str, Table[object]], taken: Mapping[str, Collection[str]]) -> tuple[Listed, ...]:
+def listed(tables: Mapping[str, Table[Any]], taken: Mapping[str, Collection[str]]) -> tuple[Listed, ...]:
     """Every plug-in, in the order of GROUPS and then by name; each is loaded.
 
     tables: by group, what checks what its plug-ins give. taken: by group, names that are built in besides the table's.

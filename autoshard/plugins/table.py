@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class Table(dict[str, V], Generic[V]):
-    """What is built in, by name. A name that is not among them is looked for among the plug-ins, when it is asked for;
+    """Values that are built in, by name. A name that is not among them is looked for among the plug-ins, when it is asked for;
     going through the table gives what is built in alone, so that an installed plug-in changes no plan by itself."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Table(dict[str, V], Generic[V]):
         return name if plugin is None else f"{name} ({plugin.package})"
 
     def check(self, plugin: Plugin, value: Any) -> V:
-        """What a plug-in gave, if it is what the table holds. Raises AutoshardError where it is not."""
+        """The entry that a plug-in gave, if it is what the table holds. Raises AutoshardError where it is not."""
         if not self._is_one(value):
             raise AutoshardError(
                 f"plug-in {plugin.name} of {plugin.package} gives {show(value)}; autoshard.{plugin.group} wants "
