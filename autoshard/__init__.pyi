@@ -1,11 +1,13 @@
 from .errors import AutoshardError as AutoshardError
 from .errors import NoLayoutFits as NoLayoutFits
+from .interface.benching import planbench as planbench
 from .interface.calibrating import Calibration as Calibration
 from .interface.calibrating import calibrate as calibrate
 from .interface.exchange import Imported as Imported
 from .interface.exchange import export as export
 from .interface.exchange import import_plan as import_plan
 from .interface.exchange import replan as replan
+from .interface.extensions import installed_plugins as installed_plugins
 from .interface.frontier import Frontier as Frontier
 from .interface.named import builtin_models as builtin_models
 from .interface.named import cluster as cluster

@@ -42,6 +42,8 @@ COMMANDS = (
     "launch",
     "doctor",
     "calibrate",
+    "plugins",
+    "bench",
 )
 DESCRIPTION = """\
 Plan how a large model is sharded over AWS Trainium, prove the plan, run it.

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+
+from autoshard.plugins.table import Table
 
 
 @dataclass(frozen=True)
@@ -13,34 +16,49 @@ class Family:
     """The modules of a family, each imported when it is first asked for: a plan needs one graph and no weights.
 
     folder: the name of the family's folder. is_published: whether there are Hugging Face configs and checkpoints of
-    it, and the folder has a `config.py` and a `weights.py`.
+    it, and the folder has a `config.py` and a `weights.py`. package: where the folder is; of a plug-in its own. Without a
+    folder the package is one module with all that graph and config have, and no weights. activations: of a plug-in, the
+    values of hidden_act that the graph stands for.
     """
 
     folder: str
     is_published: bool = True
+    package: str = "autoshard.models"
+    activations: tuple[str, ...] = ()
 
     @cached_property
     def graph(self) -> ModuleType:
         """Module with `embedding(b, model)`, `block(b, model, x, layer, kernel)` and `head(b, model, x)`."""
-        return import_module(f"autoshard.models.{self.folder}.graph")
+        return self._module("graph")
 
     @cached_property
     def config(self) -> ModuleType:
         """Module with `read(config, model_type)` to a ModelSpec, `write(model)` back, ARCHITECTURES (model_type -> the
         class of transformers), and where they differ from others' DROPOUT, UNSUPPORTED and QUANTIZATIONS."""
         assert self.is_published, self.folder
-        return import_module(f"autoshard.models.{self.folder}.config")
+        return self._module("config")
 
     @cached_property
     def weights(self) -> ModuleType | None:
         """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint, and
         where there are such LEFT_OUT, prefixes of tensors that are not read; None if no such checkpoint is known."""
-        return import_module(f"autoshard.models.{self.folder}.weights") if self.is_published else None
+        return self._module("weights") if self.is_published and self.folder else None
+
+    @property
+    def config_files(self) -> list[Path]:
+        """The published configs in the folder, sorted: models that are known by the name of the file."""
+        if not self.folder:
+            return []
+        (place, *_) = import_module(self.package).__path__
+        return sorted((Path(place) / self.folder / "configs").glob("*.json"))
+
+    def _module(self, name: str) -> ModuleType:
+        return import_module(f"{self.package}.{self.folder}.{name}" if self.folder else self.package)
 
 
 LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
 GEMMA = Family("gemma")
-FAMILIES = {
+_BUILT_IN = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "mixtral": Family("mixtral"),
@@ -67,4 +85,5 @@ FAMILIES = {
     "granitemoehybrid": Family("granite_hybrid"),
     "traced": Family("traced", is_published=False),
 }
-"""By model_type."""
+FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)
+"""By model_type, those of plug-ins too."""

@@ -16,7 +16,7 @@ from autoshard.models.config_fields import Config
 from autoshard.models.families import FAMILIES
 from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
 from autoshard.spec.dropout import Dropout
-from autoshard.spec.model import MODEL_TYPES, ModelSpec
+from autoshard.spec.model import MODEL_TYPES, TRACED, ModelSpec
 
 MAX_CONFIG_BYTES = 1_000_000
 """Published configs have 1 to 50 KB."""
@@ -52,7 +52,7 @@ def from_config(config: object, name: str) -> ModelSpec:
     if not isinstance(config, Mapping):
         raise AutoshardError(f"the config of {name} must be an object with a model_type, not {show(config)}")
     model_type = config.get("model_type")
-    if model_type not in MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES or model_type == TRACED:
         raise AutoshardError(
             f"model_type={show(model_type)} of {name} is not supported; {_nearest(config)}; "
             f"supported: {', '.join(MODEL_TYPES)}"

@@ -7,7 +7,9 @@ from pathlib import Path
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import near, show
 from autoshard.files.json_file import read_json
+from autoshard.models.families import FAMILIES
 from autoshard.models.huggingface import read_config, read_dropout
+from autoshard.plugins.found import installed
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
 
@@ -56,6 +58,9 @@ def _config_file(name_or_path: str) -> Path | str:
     for repository, name in repositories.items():
         if repository.lower() == name_or_path.lower():
             return files[name]
+    files |= _plugin_config_files()
+    if name_or_path in files:
+        return files[name_or_path]
     if name_or_path.endswith(".json") or (os.sep in name_or_path and not REPOSITORY.fullmatch(name_or_path)):
         return name_or_path
     close = near(name_or_path, [*files, *repositories])
@@ -68,6 +73,12 @@ def _config_file(name_or_path: str) -> Path | str:
 
 def _config_files() -> dict[str, Path]:
     return {file.stem: file for file in FOLDER.glob("*/configs/*.json")}
+
+
+def _plugin_config_files() -> dict[str, Path]:
+    """As `_config_files`, of the families of plug-ins. Raises AutoshardError where one does not load."""
+    families = [FAMILIES[name] for name in installed("models") if name not in tuple(FAMILIES)]
+    return {file.stem: file for family in families for file in family.config_files}
 
 
 def _repositories() -> dict[str, str]:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import autoshard
 from autoshard.commands.output import load_plan, page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format
+from autoshard.commands.parser import Parser
+from autoshard.errors import AutoshardError
+from autoshard.explanation.renderers import RENDERERS, STANDARD, rendered
 from autoshard.files.option_values import number, path, text
 from autoshard.interface.limits import TIME_LIMIT_S
+from autoshard.plugins.table import one_of_table
 
 if TYPE_CHECKING:
     from autoshard.explanation.page import Line
@@ -50,11 +53,23 @@ def add_arguments(parser: Parser) -> None:
         metavar="SECONDS",
         help=f"how long to look for what would change the choice (default: {TIME_LIMIT_S:g})",
     )
-    add_format(parser, "text", "json", "markdown")
+    parser.add_argument(
+        "--format",
+        type=one_of_table(RENDERERS, *STANDARD),
+        metavar="|".join(STANDARD),
+        default=STANDARD[0],
+        help=f"what is printed (default: {STANDARD[0]}); or the name of a plug-in that renders plans",
+    )
 
 
 def run(values: Mapping[str, Any]) -> int:
     plan, form = load_plan(values["plan"]), values["format"]
+    if form not in STANDARD:
+        for part in ("why", "schedule", "operators", "measured"):
+            if values[part]:
+                raise AutoshardError(f"--format {form} shows whole plans; --{part} takes {', '.join(STANDARD)}")
+        _write(rendered(plan.describe(), form).removesuffix("\n") + "\n", form)
+        return 0
     if values["why"]:
         _show_why(plan, values["why"], form)
     elif values["schedule"] or values["operators"] or values["measured"]:

@@ -26,7 +26,8 @@ describes; one that --model names must have the file's sizes.
 
 Options say what the file does not, and overrule what it says. The layout must obey the rules and is estimated, not
 searched: `autoshard score` prices one that breaks rules."""
-OVERRULES = tuple(option for option in WHAT if option.name != "operators")
+PLANS_ONLY = ("operators", "search", "cost_model", "evaluations")
+OVERRULES = tuple(option for option in WHAT if option.name not in PLANS_ONLY)
 
 
 def add_arguments(parser: Parser) -> None:

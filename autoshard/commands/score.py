@@ -25,7 +25,10 @@ or does not fit is priced all the same where it can be, and what it breaks is sa
   autoshard score train.toml --nodes 4                          a torchtitan configuration
 
 Options say what the file does not, and overrule what it says."""
-PLANS_ONLY = ("operators", "objective", "price_per_node_hour", "tokens", "days")
+PLANS_ONLY = (
+    *("operators", "objective", "price_per_node_hour", "tokens", "days"),
+    *("search", "cost_model", "evaluations"),
+)
 OVERRULES = tuple(option for option in WHAT if option.name not in PLANS_ONLY)
 
 

@@ -50,6 +50,9 @@ class Options(TypedDict, total=False):
     objective: str | None
     fit_probability: float | None
     time_limit: float | None
+    search: str | None
+    cost_model: str | None
+    evaluations: int | None
     price_per_node_hour: float | None
     tokens: float | None
     days: float | None

@@ -84,7 +84,7 @@ class Strategy:
             if type(value) is not int or value < 1:
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least 1")
         for name, known in (
-            ("schedule", tuple(SCHEDULES)),
+            ("schedule", SCHEDULES.known(self.schedule)),
             ("attention_kernel", ATTENTION_KERNELS),
             ("context_parallel", CONTEXT_PARALLEL),
         ):

@@ -46,7 +46,7 @@ def check_pins(problem: Problem, pins: Pins) -> None:
         if getattr(pins, field) is not None:
             check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))
     for field, known in (
-        ("schedule", tuple(SCHEDULES)),
+        ("schedule", SCHEDULES.known(pins.schedule)),
         ("attention_kernel", ATTENTION_KERNELS),
         ("context_parallel", CONTEXT_PARALLEL),
     ):

@@ -13,7 +13,11 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.files.option_values import WrongValueError, number, one_of, path, share, shortened, text, whole, whole_or
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
-from autoshard.planner.request import GLOBAL_BATCH, INSTANCE, SEARCHED, SEQUENCE_LENGTH, TOP, PlanRequest
+from autoshard.planner.other_search import COST_MODELS
+from autoshard.planner.request import EVALUATIONS, GLOBAL_BATCH, INSTANCE, SEARCHED, SEQUENCE_LENGTH, TOP, PlanRequest
+from autoshard.planner.searchers import SEARCHERS
+from autoshard.plans.search_result import EXACT, OURS
+from autoshard.plugins.table import one_of_table
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
@@ -237,6 +241,27 @@ WHAT = (
         "SECONDS",
         "take the best layout that is known by then, and say how far from the optimum it may be (default: none)",
     ),
+    Option(
+        "search",
+        one_of_table(SEARCHERS, EXACT),
+        "NAME",
+        f"who looks for the layout: {EXACT}, {', '.join(SEARCHERS)}, or a plug-in's (default: {EXACT})",
+        EXACT,
+    ),
+    Option(
+        "cost_model",
+        one_of_table(COST_MODELS, OURS),
+        "NAME",
+        f"by whose seconds and bytes it is chosen: {OURS}, or a plug-in's (default: {OURS})",
+        OURS,
+    ),
+    Option(
+        "evaluations",
+        whole(),
+        "N",
+        f"layouts that a --search other than {EXACT} may price (default: {EVALUATIONS:,})",
+        EVALUATIONS,
+    ),
     Option("price_per_node_hour", number, "USD", "price of a node (default: that of the hardware file)"),
     Option("tokens", number, "N", "tokens of the whole training, such as 15e12: a note says how long it takes"),
     Option("days", number, "N", "days that the training may take, with --objective nodes"),
@@ -252,7 +277,7 @@ PINS = (
     _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
     Option(
         "schedule",
-        one_of(SEARCHED, *SCHEDULES),
+        one_of_table(SCHEDULES, SEARCHED),
         "NAME",
         f"{_either(nxd=True)}; with backend torch {_either(nxd=False)} too",
     ),

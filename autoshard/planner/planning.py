@@ -93,6 +93,8 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
             request.fit_probability,
             result.rejections,
             result.beaten_path,
+            result.searcher,
+            result.cost_model,
         ),
         result.runners_up,
         (*notes, *warnings(problem, result.best.strategy)),
@@ -329,24 +331,34 @@ def search_backends(
 ) -> tuple[Problem, SearchResult, tuple[str, ...]]:
     """(problem, result, notes). With backend auto, the one that runs anywhere steps in where the rules of the usual one
     leave nothing; the cluster of the problem then has the stack that it runs on."""
-    limit_s = inf if request.time_limit is None else request.time_limit
-    how = (request.top, request.exhaustive, request.fit_probability, limit_s)
     backend = request.backend if request.backend != "auto" else usual_backend(cluster).name
     usual = Problem(model, training, cluster, backend)
     try:
-        return usual, search(model, training, cluster, pins, backend, *how), ()
+        return usual, _searched(usual, pins, request), ()
     except AutoshardError as error:
         if request.backend != "auto" or backend == ANYWHERE.name:
             raise
         refused = error
     other = usual._replace(cluster=as_run_by(cluster, ANYWHERE.name), backend=ANYWHERE.name)
     try:
-        result = search(model, training, other.cluster, pins, other.backend, *how)
+        result = _searched(other, pins, request)
     except AutoshardError as error:
         if isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits):
             raise NoLayoutFits(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
     return other, result, (_why_not(usual, result, refused),)
+
+
+def _searched(problem: Problem, pins: Pins, request: PlanRequest) -> SearchResult:
+    """The result of the searcher and the cost model that the request names."""
+    from autoshard.planner.other_search import is_other, other_search
+
+    if is_other(request):
+        return other_search(problem, pins, request)
+    limit_s = inf if request.time_limit is None else request.time_limit
+    model, training, cluster, backend = problem
+    how = (request.top, request.exhaustive, request.fit_probability, limit_s)
+    return search(model, training, cluster, pins, backend, *how)
 
 
 def _why_not(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.plans.search_result import EXACT, OURS
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 
@@ -15,6 +16,8 @@ INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
 GLOBAL_BATCH = 1024
 TOP = 5
+EVALUATIONS = 2_000
+"""Layouts that a searcher other than the exact one prices, unless it is told how many."""
 SEARCHED = "auto"
 """A pin with this value is none."""
 PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
@@ -25,7 +28,7 @@ PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
 class PlanRequest:
     """One problem to plan. model: by a name, or a model. seq_len None: the default for the model. precision: a name,
     several joined by commas, or auto. pins: those that are set, by option name. cluster: in place of instance, lnc,
-    hardware and sdk; `nodes` holds for it."""
+    hardware and sdk; `nodes` holds for it. search, cost_model: who looks for the layout and by whose prices."""
 
     model: str | ModelSpec
     instance: str | None = None
@@ -48,6 +51,9 @@ class PlanRequest:
     objective: str = "time"
     fit_probability: float = FIT_PROBABILITY
     time_limit: float | None = None
+    search: str = EXACT
+    cost_model: str = OURS
+    evaluations: int = EVALUATIONS
     price_per_node_hour: float | None = None
     tokens: float | None = None
     days: float | None = None

@@ -24,7 +24,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.plans.rounding import rounded
-from autoshard.plans.search_result import OPTIMAL, Candidate, PathSummary, Pins, Rejection
+from autoshard.plans.search_result import EXACT, OPTIMAL, OURS, Candidate, PathSummary, Pins, Rejection
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
@@ -74,6 +74,9 @@ class SearchSummary:
     fit_probability: With what probability a layout had to fit into memory to be chosen, as far as any does.
     rejections: Why the others were dropped.
     beaten_path: What of the layout is known to have run; absent where nothing is published for devices and backend.
+    searcher: What looked for the layout, with the package of a plug-in; absent where it was the exact search.
+    cost_model: Whose seconds and bytes it was chosen by, with the package of a plug-in; absent where autoshard's. The
+        estimate is autoshard's either way.
     """
 
     considered: Whole
@@ -82,6 +85,8 @@ class SearchSummary:
     fit_probability: Annotated[float, FIT_FORM] = FIT_PROBABILITY
     rejections: tuple[Rejection, ...] = ()
     beaten_path: Annotated[PathSummary | None, Absence.WRITTEN] = None
+    searcher: Annotated[Text, Absence.WRITTEN] = EXACT
+    cost_model: Annotated[Text, Absence.WRITTEN] = OURS
 
 
 @dataclass(frozen=True)

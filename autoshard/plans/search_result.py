@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from autoshard.backends.registry import BACKENDS
@@ -85,6 +85,8 @@ class PathSummary:
     instead_of: Strategy | None = None
 
 
+EXACT, OURS = "exact", "autoshard"
+"""The searcher and the cost model that a plan is made with unless it asks for others."""
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
 """The claim of a search that ended. It covers every legal layout, with every cut where a rank has one chunk, and with
 every choice of recompute sets by virtual stage."""
@@ -109,7 +111,7 @@ class SearchResult:
 
     considered: whole layouts looked at; fitting: those that broke no rule and fit in memory. The others are counted,
     by reason, in rejections. notes: how the best one was chosen, where it is not simply the fastest that fits.
-    beaten_path: None where nothing is published.
+    beaten_path: None where nothing is published. searcher, cost_model: what chose it, with the package of a plug-in.
     """
 
     best: Candidate
@@ -120,3 +122,5 @@ class SearchResult:
     optimality: str = OPTIMAL
     notes: tuple[str, ...] = ()
     beaten_path: PathSummary | None = None
+    searcher: str = field(default=EXACT, kw_only=True)
+    cost_model: str = field(default=OURS, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from autoshard.errors import AutoshardError
+from autoshard.plugins.table import Table
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import (
     ClosedForm,
@@ -182,7 +183,7 @@ def _interleaved(pp: int, num_microbatches: int, num_virtual_stages: int) -> tup
     return alternate(pp, num_microbatches, num_virtual_stages, _interleaved_warm_up)
 
 
-SCHEDULES: dict[str, Schedule] = {
+_BUILT_IN = {
     "1f1b": Schedule(
         "1F1B: one forward, one backward",
         _1f1b_objection,
@@ -218,6 +219,8 @@ SCHEDULES: dict[str, Schedule] = {
         most_waiting=_zero_bubble_most_waiting,
     ),
 }
+SCHEDULES = Table[Schedule]("schedules", lambda value: isinstance(value, Schedule), "a Schedule", _BUILT_IN)
+"""The schedules by name, those of plug-ins too."""
 NXD_SCHEDULES = tuple(name for name, schedule in SCHEDULES.items() if schedule.nxd)
 """Names of the schedules that NxD has as well."""
 

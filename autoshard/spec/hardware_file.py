@@ -1,5 +1,6 @@
 """Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
 
+import os
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,8 @@ from autoshard.files.codec import from_json
 from autoshard.files.fields import check_integer, check_positive, near, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
+from autoshard.plugins.found import installed
+from autoshard.plugins.table import Table
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.evidence import Evidence
 from autoshard.spec.sdk import NEWEST, release, release_slowdown
@@ -64,12 +67,32 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     found = next((name for name, others in aliases.items() if instance in others), None)
     if found is not None:
         return FOLDER / f"{found}.json"
-    close = near(str(instance), [*known, *(other for others in aliases.values() for other in others)])
+    own = plugin_files()
+    if instance in own:
+        return own[instance]
+    close = near(str(instance), [*known, *own, *(other for others in aliases.values() for other in others)])
     meant = f"did you mean {' or '.join(close)}? " if close else ""
-    listed = (f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items())
+    listed = [f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items()]
+    listed += own
     raise AutoshardError(
         f"instance={show(instance)} is not known; {meant}known: {', '.join(listed)}, or a hardware file of your own"
     )
+
+
+HARDWARE = Table[Path](
+    "hardware",
+    lambda value: isinstance(value, (str, os.PathLike)) and Path(value).exists(),
+    "the path of a hardware file, or of a folder of them",
+    of=Path,
+)
+"""Places of the hardware files of plug-ins."""
+
+
+def plugin_files() -> dict[str, Path]:
+    """Instance -> the hardware file that a plug-in brings. Raises AutoshardError where one does not load."""
+    places = [HARDWARE[name] for name in installed(HARDWARE.group)]
+    files = [file for place in places for file in (sorted(place.glob("*.json")) if place.is_dir() else [place])]
+    return {file.name.removesuffix(".json"): file for file in files}
 
 
 def _aliases(path: Path) -> tuple[str, ...]:

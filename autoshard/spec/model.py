@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
+from autoshard.plugins.table import Table
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
@@ -25,7 +26,7 @@ from autoshard.spec.traced import TracedGraph
 
 TRACED = "traced"
 """model_type, and hidden_act, of a user's own module."""
-ACTIVATIONS = {
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "llama": ("silu",),
     "mistral": ("silu",),
     "mixtral": ("silu",),
@@ -54,6 +55,14 @@ ACTIVATIONS = {
 }
 """Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
 but for Gemma, whose gate is a gelu."""
+ACTIVATIONS = Table[tuple[str, ...]](
+    "models",
+    lambda family: isinstance(getattr(family, "activations", None), tuple),
+    "a Family with its activations",
+    _ACTIVATIONS,
+    of=lambda family: family.activations,
+)
+"""As above, with the families of plug-ins."""
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
@@ -241,7 +250,7 @@ class ModelSpec:
     """
 
     name: str
-    model_type: Annotated[str, Limit(choices=tuple(ACTIVATIONS))]
+    model_type: str
     hidden_size: Count
     intermediate_size: Count
     num_hidden_layers: Count
@@ -438,7 +447,8 @@ def _check_fields(model: ModelSpec) -> None:
     if not isinstance(model.name, str) or not model.name.isprintable() or not 1 <= len(model.name) <= LONGEST_NAME:
         raise AutoshardError(f"name={show(model.name)} of the model must be 1 to {LONGEST_NAME} printable characters")
     of = model.name
-    check_choice(of, "model_type", model.model_type, MODEL_TYPES if model.graph is None else (TRACED,))
+    known = [name for name in ACTIVATIONS.known(model.model_type) if name != TRACED]
+    check_choice(of, "model_type", model.model_type, known if model.graph is None else (TRACED,))
     check_choice(of, "hidden_act", model.hidden_act, ACTIVATIONS[model.model_type])
     for field in ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "max_position_embeddings"):
         check_integer(of, field, getattr(model, field))

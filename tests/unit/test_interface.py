@@ -24,6 +24,8 @@ from autoshard.planner.options import OPTIONS
 
 SIGNATURES = {
     "audit": "(plan, *, stages=None, use_cache=True)",
+    "planbench": "(track=None, *, data='benchmarks/data', out='benchmarks/results', entries=(), evaluations=None, "
+    "seeds=None, problems=None, quiet=True)",
     "builtin_models": "()",
     "calibrate": "(*, device=None, results=None, collectives=None, out=None, instance=None, hardware=None, "
     "processes=None, shapes=8, plot=None)",
@@ -33,6 +35,7 @@ SIGNATURES = {
     "export": "(plan, to)",
     "frontier": "(model, instance=None, *, beaten_path=False, **options)",
     "import_plan": "(file, *, model=None, instance=None, **options)",
+    "installed_plugins": "()",
     "instances": "()",
     "model": "(given, *, seq_len=None)",
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
@@ -89,7 +92,9 @@ def test_options_are_those_of_the_command_line() -> None:
     assert set(Options.__annotations__) == set(OPTIONS) - {"model", "instance"}
 
 
-@pytest.mark.parametrize("module", ["autoshard", "exchange", "named", "planned", "planning", "questions", "running"])
+@pytest.mark.parametrize(
+    "module", ["autoshard", "exchange", "extensions", "named", "planned", "planning", "questions", "running"]
+)
 def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = importlib.import_module(module if module == "autoshard" else f"autoshard.interface.{module}")

@@ -1,0 +1,1 @@
+"""PlanBench: predictors against measured results, searchers against the proven optimum."""

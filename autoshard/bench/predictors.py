@@ -1,0 +1,232 @@
+"""Predictors of step time and memory: autoshard's cost model, a roofline, a regression, published closed forms.
+
+A predictor is a function of a Fold: it learns from `fold.train` and returns a Prediction of each row of `fold.test`, or
+None for one that it has no answer to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+
+from autoshard.bench import peers
+from autoshard.bench.metrics import Prediction
+from autoshard.bench.rows import Fold, Measured
+from autoshard.calibration.results.fitted import Fitted, load
+from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.instance_rows import InstanceCase
+from autoshard.calibration.results.published import left_out_of_published
+from autoshard.calibration.results.regimes import regime
+from autoshard.calibration.results.stack_fit import Values, estimates
+from autoshard.cost.estimate import model_flops_per_step
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
+from autoshard.models.stage import parameter_count
+from autoshard.plugins.table import Table
+from autoshard.spec.model import ModelSpec
+
+Formula = Callable[[Measured], "float | None"]
+"""Seconds or bytes of a row; None where there is no answer."""
+Predictor = Callable[[Fold], Sequence[Prediction | None]]
+TRAINIUM_SPREAD = 0.23
+"""Half width of the 90 % interval of log time on Trainium: releases of the SDK differ by 6 to 27 % on one layout."""
+RIDGE = 1e-2
+
+
+def autoshard_model(fold: Fold) -> list[Prediction | None]:
+    """autoshard's cost model, with constants that were fitted without the row's group, or without its source. By time
+    it has no answer: no constants are fitted without all later results."""
+    if fold.split == "time":
+        return [None] * len(fold.test)
+    fitted = _fitted(fold.data)
+    trainium = [row for row in fold.test if isinstance(row.case, InstanceCase)]
+    seconds: dict[str, float] = {}
+    if fold.split == "group" and trainium:
+        cases = [row.case for row in (*fold.train, *fold.test) if isinstance(row.case, InstanceCase)]
+        own = [row.case for row in trainium if isinstance(row.case, InstanceCase)]
+        seconds = {case.key: one for case, one in zip(own, left_out_of_published(own, cases), strict=True)}
+    return [
+        _of_gpu(row, row.case, fitted, fold.split)
+        if isinstance(row.case, Case)
+        else None
+        if row.key not in seconds
+        else Prediction(
+            seconds[row.key], seconds[row.key] * exp(-TRAINIUM_SPREAD), seconds[row.key] * exp(TRAINIUM_SPREAD)
+        )
+        for row in fold.test
+    ]
+
+
+def _of_gpu(row: Measured, case: Case, fitted: Fitted, split: str) -> Prediction | None:
+    if split == "source":
+        if case.source not in fitted.unseen:
+            return None
+        values: Values = fitted.unseen[case.source]
+        interval = fitted.unseen_interval_for(case)
+    else:
+        values, interval = fitted.values_for(case), fitted.interval_for(case, regime(case))
+    (found,) = estimates([case], values)
+    share = found.fullest.total_bytes / found.memory_capacity_bytes
+    ends = found.step_time_s * exp(interval.low), found.step_time_s * exp(interval.high)
+    return Prediction(found.step_time_s, *ends, share * row.capacity_bytes)
+
+
+@lru_cache(maxsize=2)
+def _fitted(folder: Path) -> Fitted:
+    return load(folder)
+
+
+def roofline(fold: Fold) -> list[Prediction | None]:
+    """The model's own FLOPs, with a forward more under full recompute, at the devices' peak: nothing is learned but
+    the interval."""
+    return with_interval(fold, lambda row: _again(row) * model_flops_per_step(row.model, row.training) / _peak(row))
+
+
+def six_n_d(fold: Fold) -> list[Prediction | None]:
+    """6 FLOPs for each parameter that a token meets and each token (Kaplan et al. 2020) at the middle utilisation of
+    the train rows."""
+    return _scaled(fold, lambda row: 6 * active_parameters(row.model) * row.training.tokens_per_step / _peak(row))
+
+
+def megatron(fold: Fold) -> list[Prediction | None]:
+    """Megatron's closed forms: 96 B s l h^2 (1 + s / 6h + V / 16lh) FLOPs with full recompute, three quarters without,
+    and the bubble (p - 1) / m v (Narayanan et al. 2021), at the middle utilisation of the train rows; memory by
+    Korthikanti et al. 2022."""
+    return _scaled(fold, _megatron_s, _megatron_bytes)
+
+
+def _megatron_s(row: Measured) -> float:
+    model, training, strategy = row.model, row.training, row.strategy
+    hidden, layers, length = model.hidden_size, model.num_hidden_layers, training.sequence_length
+    more = 1 + length / (6 * hidden) + model.vocab_size / (16 * layers * hidden)
+    flops = 72 * training.global_batch_size * length * layers * hidden**2 * more * _again(row)
+    count = strategy.num_microbatches(training.global_batch_size)
+    return flops / _peak(row) * (1 + (strategy.pp - 1) / (count * strategy.num_virtual_stages))
+
+
+def _megatron_bytes(row: Measured) -> float:
+    """18 bytes of state a parameter, 12 of them shared under ZeRO-1; activations s b h (34 + 5 a s / h) a block,
+    without the scores for flash, all over t; 2 s b h under full recompute."""
+    model, strategy = row.model, row.strategy
+    ranks = strategy.dp * strategy.cp
+    share = parameter_count(model) / (strategy.tp * strategy.pp)
+    by_stage = (18.0, 6 + 12 / ranks, 2 + 16 / ranks, 18 / ranks)
+    length, hidden = row.training.sequence_length / strategy.cp, model.hidden_size
+    scores = 0.0 if strategy.attention_kernel == "flash" else 5 * model.num_attention_heads * length / hidden
+    a_block = 2.0 if strategy.recompute[0] == FULL_RECOMPUTE else (34 + scores) / strategy.tp
+    if strategy.recompute[0] not in (FULL_RECOMPUTE, NO_RECOMPUTE):
+        a_block = 34 / strategy.tp
+    held = model.num_hidden_layers * (1 + (strategy.pp - 1) / (strategy.pp * strategy.num_virtual_stages))
+    blocks = held if strategy.pp > 1 else model.num_hidden_layers
+    return share * by_stage[strategy.zero] + length * strategy.microbatch_size * hidden * a_block * blocks
+
+
+def regression(fold: Fold) -> list[Prediction | None]:
+    """A linear regression, with a little ridge, of the logarithms of time and memory on those of sizes and degrees."""
+    timed = [row for row in fold.train if row.time_s is not None]
+    weighed = [row for row in fold.train if row.memory_bytes is not None]
+    time = _fit(timed, [row.time_s or 1.0 for row in timed])
+    memory = _fit(weighed, [row.memory_bytes or 1.0 for row in weighed]) if len(weighed) > len(timed) / 20 else None
+    return with_interval(fold, time, memory)
+
+
+def _fit(rows: Sequence[Measured], values: Sequence[float]) -> Callable[[Measured], float]:
+    features = np.array([_features(row) for row in rows])
+    middle, spread = features.mean(0), features.std(0)
+    spread[spread == 0] = 1.0
+    x = np.column_stack([np.ones(len(rows)), (features - middle) / spread])
+    penalty = RIDGE * len(rows) * np.eye(x.shape[1])
+    penalty[0, 0] = 0.0
+    weights = np.linalg.solve(x.T @ x + penalty, x.T @ np.log(values))
+    return lambda row: exp(min(50.0, float(weights[0] + ((np.array(_features(row)) - middle) / spread) @ weights[1:])))
+
+
+def _features(row: Measured) -> list[float]:
+    model, training, strategy = row.model, row.training, row.strategy
+    sizes = (
+        *(parameter_count(model), active_parameters(model), training.tokens_per_step, training.sequence_length),
+        *(model.hidden_size, model.num_hidden_layers, row.cluster.world_size, _peak(row), row.capacity_bytes),
+        *(strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.ep, strategy.num_virtual_stages),
+        *(strategy.microbatch_size, strategy.num_microbatches(training.global_batch_size)),
+    )
+    flags = (
+        *(strategy.recompute[0] == name for name in (NO_RECOMPUTE, FULL_RECOMPUTE)),
+        *(strategy.zero == stage for stage in (0, 2, 3)),
+        strategy.attention_kernel == "flash",
+        strategy.sequence_parallel,
+        strategy.tp > 8,
+    )
+    return [*(log(max(size, 1e-9)) for size in sizes), *map(float, flags)]
+
+
+def with_interval(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list[Prediction | None]:
+    """Predictions by formulas of a row, with the middle 90 % of the train rows' errors as interval."""
+    low, high = np.quantile(_ratios(fold, seconds), [0.05, 0.95]).tolist()
+    found: list[Prediction | None] = []
+    for row in fold.test:
+        time_s = seconds(row)
+        needed = None if memory is None else memory(row)
+        found.append(None if time_s is None else Prediction(time_s, low * time_s, high * time_s, needed))
+    return found
+
+
+def _ratios(fold: Fold, seconds: Formula) -> list[float]:
+    """Measured over predicted, of the train rows that a formula has an answer to."""
+    pairs = [(row.time_s, seconds(row)) for row in fold.train if row.time_s is not None]
+    return [time_s / said_s for time_s, said_s in pairs if said_s is not None]
+
+
+def _scaled(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list[Prediction | None]:
+    """As `with_interval`, with seconds times the middle ratio of the train rows."""
+    middle = float(np.median(_ratios(fold, seconds)))
+
+    def scaled(row: Measured) -> float | None:
+        time_s = seconds(row)
+        return None if time_s is None else middle * time_s
+
+    return with_interval(fold, scaled, memory)
+
+
+def llm_analysis(fold: Fold) -> list[Prediction | None]:
+    """llm-analysis, at the middle utilisation of the train rows, which it leaves to the user."""
+    known = {row.key: peers.llm_analysis(row) for row in (*fold.train, *fold.test)}
+
+    def part(which: int) -> Formula:
+        return lambda row: None if (one := known[row.key]) is None else one[which]
+
+    return _scaled(fold, part(0), part(1))
+
+
+def _again(row: Measured) -> float:
+    """FLOPs with recompute over those without: full recompute is one more forward."""
+    return 4 / 3 if row.strategy.recompute[0] == FULL_RECOMPUTE else 1.0
+
+
+def _peak(row: Measured) -> float:
+    return row.cluster.world_size * row.cluster.device.peak_flops_per_s(row.training.precision.fastest_dtype)
+
+
+@lru_cache(maxsize=256)
+def active_parameters(model: ModelSpec) -> float:
+    """Parameters that a token meets: all but those of the experts that it is not routed to."""
+    idle = max(0, model.num_local_experts - model.num_experts_per_tok)
+    return parameter_count(model) - 3.0 * idle * model.num_sparse_layers * model.hidden_size * model.intermediate_size
+
+
+PREDICTORS = Table[Predictor](
+    "predictors",
+    callable,
+    "a function of a Fold",
+    {
+        "autoshard": autoshard_model,
+        "regression": regression,
+        "megatron": megatron,
+        "6ND": six_n_d,
+        "roofline": roofline,
+        "llm_analysis": llm_analysis,
+    },
+)
+"""By name, those of plug-ins too; a peer's needs the peer."""

@@ -1,0 +1,127 @@
+"""Runs the tracks and keeps what they found: results that are the same each time, and timings apart from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from autoshard.bench import searchers
+from autoshard.bench.metrics import Prediction, scores
+from autoshard.bench.page import curves_svg, results_page, timings_page
+from autoshard.bench.peers import PEERS
+from autoshard.bench.predictors import PREDICTORS
+from autoshard.bench.problems import read_problems
+from autoshard.bench.rows import SPLITS, Measured, folds, read_measured
+from autoshard.bench.searchers import six
+from autoshard.errors import AutoshardError
+from autoshard.files.atomic_file import write_text
+from autoshard.files.json_file import read_json
+from autoshard.plugins.found import installed
+
+RESULTS, TIMINGS = "planbench.json", "planbench_timings.json"
+PAGE, TIMINGS_PAGE, CURVES = "planbench.md", "planbench_timings.md", "planbench_searchers.svg"
+MOST_BYTES = 50_000_000
+
+Json = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def run(
+    data: Path,
+    out: Path,
+    tracks: Sequence[str],
+    entries: Sequence[str] = (),
+    evaluations: int = searchers.EVALUATIONS,
+    seeds: int = searchers.SEEDS,
+    problems: int | None = None,
+    say: Say = lambda line: None,
+) -> list[Path]:
+    """Runs tracks and writes results, timings and pages; what other tracks found stays. Returns the files.
+
+    data: folder of rows and problems. out: folder of the results. entries: names, of one track alone; else all, those
+    of plug-ins too. problems: how many of them; None for all. Raises AutoshardError for data that is missing or wrong,
+    and for an entry that is none.
+    """
+    if not data.is_dir():
+        raise AutoshardError(f"data={data} is no folder; autoshard's own is benchmarks/data of its repository")
+    results, timings = (_before(out / name) for name in (RESULTS, TIMINGS))
+    for track in tracks:
+        if track == "predictors":
+            results[track], timings[track] = predict(data, entries, say)
+        else:
+            names, missing = searchers.entries(entries)
+            asked = read_problems(data)[:problems]
+            results[track], timings[track] = searchers.compare(asked, names, evaluations, seeds, say)
+            results[track]["missing"] = missing
+    return write(out, results, timings)
+
+
+def write(out: Path, results: Json, timings: Json) -> list[Path]:
+    """Writes the files of these results and timings into a folder; the same values give the same bytes."""
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {
+        RESULTS: _text(results),
+        TIMINGS: _text(timings),
+        PAGE: results_page(results),
+        TIMINGS_PAGE: timings_page(timings),
+    }
+    if "searchers" in results:
+        texts[CURVES] = curves_svg(results["searchers"])
+    for name, text in texts.items():
+        write_text(out / name, text, "results")
+    return [out / name for name in texts]
+
+
+def read(out: Path) -> tuple[Json, Json]:
+    """(results, timings) of a folder; empty where it has none. Raises AutoshardError for files that are none."""
+    return _before(out / RESULTS), _before(out / TIMINGS)
+
+
+def _before(path: Path) -> Json:
+    if not path.exists():
+        return {}
+    found = read_json(path, "results", MOST_BYTES)
+    if not isinstance(found, dict):
+        raise AutoshardError(f"{path} is not what autoshard bench writes")
+    return found
+
+
+def _text(values: Json) -> str:
+    return json.dumps(values, indent=1, sort_keys=True) + "\n"
+
+
+def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
+    """(scores, timings) of predictors on every split. entries: names; else all, those of plug-ins too."""
+    every = [*PREDICTORS, *(name for name in installed("predictors") if name not in tuple(PREDICTORS))]
+    for name in entries:
+        if name not in every:
+            raise AutoshardError(f"entries: {name} is no predictor; known: {', '.join(every)}")
+    missing = [peer.name for peer in PEERS if not peer.is_installed]
+    for name in set(entries) & set(missing):
+        raise AutoshardError(f"entries: {name} needs its package, which is not installed")
+    names = [name for name in entries or every if name not in missing]
+    rows, results, timings = read_measured(data), Json(), Json()
+    for split in SPLITS:
+        parts = folds(rows, split, data)
+        results[split], timings[split] = {}, {}
+        for name in names:
+            begin_s = process_time()
+            said: list[Prediction | None] = []
+            test: list[Measured] = []
+            for part in parts:
+                found = PREDICTORS[name](part)
+                if len(found) != len(part.test):
+                    raise AutoshardError(f"predictor {name} returned {len(found)} predictions of {len(part.test)} rows")
+                said += found
+                test += part.test
+            cpu_s = process_time() - begin_s
+            score = scores(test, said)
+            rounded = {key: six(value) if isinstance(value, float) else value for key, value in score._asdict().items()}
+            results[split][PREDICTORS.said(name)] = rounded
+            timings[split][name] = cpu_s / max(1, len(said))
+            say(f"{split}, {name}: {len(said)} rows in {cpu_s:.1f} CPU s")
+    peers = {peer.label: peer.is_installed for peer in PEERS}
+    return {"rows": len(rows), "splits": results, "peers": peers}, {"cpu_s_a_prediction": timings}

@@ -1,0 +1,58 @@
+"""PlanBench from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import check_choice
+
+TRACKS = ("predictors", "searchers")
+DATA, OUT = "benchmarks/data", "benchmarks/results"
+
+
+def planbench(
+    track: str | None = None,
+    *,
+    data: str | Path = DATA,
+    out: str | Path = OUT,
+    entries: Sequence[str] = (),
+    evaluations: int | None = None,
+    seeds: int | None = None,
+    problems: int | None = None,
+    quiet: bool = True,
+) -> list[Path]:
+    """Runs PlanBench and returns the files that it wrote: planbench.{json,md,svg}, and its timings beside them.
+
+    track: "predictors" or "searchers"; None for both. data: folder with the rows and problems. out: folder of the
+    results; those of the other track stay. entries: names of one track; else all, those of plug-ins too. evaluations:
+    layouts that a searcher prices; seeds: runs of each; problems: so many of them. Raises AutoshardError for data that
+    is missing and for entries that are none.
+
+    >>> import autoshard
+    >>> files = autoshard.planbench("searchers", problems=3)  # doctest: +SKIP
+    """
+    from autoshard.bench import searchers
+    from autoshard.bench.run import run
+
+    if track is not None:
+        check_choice("bench", "track", track, TRACKS)
+    elif entries:
+        raise AutoshardError("entries are of one track; name it: predictors or searchers")
+    return run(
+        Path(data),
+        Path(out),
+        TRACKS if track is None else (track,),
+        entries,
+        searchers.EVALUATIONS if evaluations is None else evaluations,
+        searchers.SEEDS if seeds is None else seeds,
+        problems,
+        (lambda line: None) if quiet else _say,
+    )
+
+
+def _say(line: str) -> None:
+    import sys
+
+    sys.stderr.write(f"{line}\n")

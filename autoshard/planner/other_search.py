@@ -1,0 +1,149 @@
+"""A search by other means than the exact one: another searcher, or by the prices of another cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.planner.collector import uncollected
+from autoshard.planner.rejections import MEMORY
+from autoshard.planner.request import PlanRequest
+from autoshard.planner.searchers import SEARCHERS
+from autoshard.plans.search_result import EXACT, OURS, Candidate, Pins
+from autoshard.plugins.table import Table
+from autoshard.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from autoshard.planner.search import Searched
+    from autoshard.planner.space import CostModel, Price, Space
+
+COST_MODELS: Table[CostModel] = Table("cost_models", callable, "a function of (problem, columns)")
+"""By name, those of plug-ins; autoshard's own is not among them."""
+NOT_PRICED = "not looked at by the searcher"
+SEED = 0
+"""The same request gives the same plan."""
+
+
+def is_other(request: PlanRequest) -> bool:
+    """Whether a request asks for another search than the exact one by autoshard's cost model."""
+    return request.search != EXACT or request.cost_model != OURS
+
+
+@uncollected()
+def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched:
+    """The layout that the request's searcher takes, by the prices of its cost model; the estimate is autoshard's.
+
+    Raises AutoshardError for what the exact search or a plug-in does not do, NoLayoutFits where nothing that was priced
+    fits.
+    """
+    from autoshard.planner.search import PricedLayouts, Searched, search
+    from autoshard.planner.space import Space
+
+    if request.operators != "megatron":
+        what = f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
+        raise AutoshardError(f"operators={request.operators} with {what}: the solver goes with the exact search alone")
+    model = None if request.cost_model == OURS else COST_MODELS[request.cost_model]
+    space = Space(problem, pins, request.fit_probability, model, request.cost_model)
+    if not len(space):
+        return search(*problem[:3], pins, problem.backend)  # which says why there is none
+    limit_s = inf if request.time_limit is None else request.time_limit
+    space.start(request.evaluations if request.search != EXACT else inf, limit_s)
+    layout = space.fastest() if request.search == EXACT else searched(space, request.search)
+    if layout is None or not space.price_of(layout).fits:
+        raise _nothing_fits(space, request)
+    price, strategy = space.price_of(layout), space.strategy(layout)
+    best = Candidate(strategy, estimate(*problem[:3], strategy))
+    _count(space, request)
+    priced = PricedLayouts(problem, space.chunks, inf)
+    return Searched(
+        best,
+        (),
+        space.tally.considered,
+        space.tally.fitting,
+        space.tally.rejections(),
+        _claim(space, request),
+        tuple(_notes(best, price, request)),
+        priced=priced,
+        searcher=EXACT if request.search == EXACT else SEARCHERS.said(request.search),
+        cost_model=OURS if model is None else COST_MODELS.said(request.cost_model),
+    )
+
+
+def searched(space: Space, name: str, seed: int = SEED) -> int | None:
+    """The layout that a searcher takes within the space's budget; None where it priced none.
+
+    name: of SEARCHERS. Raises AutoshardError where it returns what is no layout.
+    """
+    from autoshard.planner.space import BudgetSpent
+
+    try:
+        taken = SEARCHERS[name](space, Random(seed))  # noqa: S311  a seed that gives the same plan again
+    except BudgetSpent:
+        taken = None
+    if taken is None:
+        return space.best
+    if not isinstance(taken, int) or not 0 <= taken < len(space):
+        raise AutoshardError(f"searcher {name} returned {taken!r:.60}, which is no layout: 0 to {len(space) - 1:,}")
+    return taken
+
+
+def _count(space: Space, request: PlanRequest) -> None:
+    """Counts the layouts of the space with those that broke a rule."""
+    if request.search == EXACT:
+        fitting = int((space.memory_bytes <= space.level.memory_bytes).sum())
+        looked_at = len(space)
+    else:
+        fitting = sum(price.fits for price in space.prices.values())
+        looked_at = space.evaluations
+    space.tally.keep(fitting)
+    for reason, count in ((MEMORY, looked_at - fitting), (NOT_PRICED, len(space) - looked_at)):
+        if count:
+            space.tally.drop(reason, f"{count:,} of {len(space):,} in the space", count=count)
+
+
+def _claim(space: Space, request: PlanRequest) -> str:
+    if request.search == EXACT:
+        return f"no layout with one recompute set and an even or balanced cut is faster by {_name(request)}"
+    return (
+        f"found by {SEARCHERS.said(request.search)} with {space.evaluations:,} of {len(space):,} layouts priced by "
+        f"{_name(request)}; nothing is proven"
+    )
+
+
+def _name(request: PlanRequest) -> str:
+    if request.cost_model == OURS:
+        return "autoshard's cost model"
+    return f"the cost model {COST_MODELS.said(request.cost_model)}"
+
+
+def _notes(best: Candidate, price: Price, request: PlanRequest) -> Iterator[str]:
+    if request.cost_model != OURS:
+        yield (
+            f"cost model {COST_MODELS.said(request.cost_model)}: {format_seconds(price.step_time_s)} a step and "
+            f"{format_bytes(price.memory_bytes)}; it chose the layout, the estimate in this plan is autoshard's"
+        )
+        if not best.estimate.fits:
+            needed, capacity = best.estimate.fullest.total_bytes, best.estimate.memory_capacity_bytes
+            yield (
+                f"memory: by autoshard's cost model the layout does not fit, it needs {format_bytes(needed)} of "
+                f"{format_bytes(capacity)}"
+            )
+
+
+def _nothing_fits(space: Space, request: PlanRequest) -> AutoshardError:
+    model, cluster, name = space.problem.model, space.problem.cluster, _name(request)
+    where = f"{cluster.nodes} x {cluster.instance}"
+    if request.search != EXACT and (space.memory_bytes <= space.level.memory_bytes).any():
+        return NoLayoutFits(
+            f"search={request.search} found no layout of {model.name} on {where} that fits among "
+            f"{space.evaluations:,} of {len(space):,}; use more evaluations, or search={EXACT}"
+        )
+    return NoLayoutFits(
+        f"no layout of {model.name} on {where} fits by {name}: the smallest needs "
+        f"{format_bytes(float(space.memory_bytes.min()))} of {format_bytes(space.level.memory_bytes)}; use more nodes"
+    )

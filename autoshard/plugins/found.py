@@ -1,0 +1,80 @@
+"""Finds and loads plug-ins: installed packages with entry points in the groups `autoshard.models`, ..."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autoshard.errors import AutoshardError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUPS = {
+    "models": "a family of models, by its model_type",
+    "hardware": "a hardware file, or a folder of them",
+    "schedules": "a pipeline schedule",
+    "searchers": "how `plan --search` looks for a layout",
+    "cost_models": "what `plan --cost-model` takes for time and memory",
+    "renderers": "a page of `explain --format`",
+    "predictors": "an entry of `bench predictors`",
+}
+"""Group, without `autoshard.` before it -> what a plug-in of it is."""
+
+
+class Plugin(NamedTuple):
+    """A plug-in that is installed. target: what is loaded, 'module:name'. package: its package and version."""
+
+    group: str
+    name: str
+    target: str
+    package: str
+
+
+def installed(group: str) -> Mapping[str, Plugin]:
+    """The plug-ins of a group by name; nothing is loaded.
+
+    Raises AutoshardError where two packages give the same name.
+    """
+    found: dict[str, Plugin] = {}
+    for plugin in every(group):
+        other = found.setdefault(plugin.name, plugin)
+        if other != plugin:
+            raise AutoshardError(
+                f"plug-in {plugin.name} of autoshard.{group} comes from {other.package} and from {plugin.package}; "
+                "uninstall one of them"
+            )
+    return found
+
+
+def every(group: str) -> tuple[Plugin, ...]:
+    """The plug-ins of a group, sorted by name; two may have the same."""
+    return tuple(sorted({_plugin(group, entry) for entry in _entries(tuple(sys.path), group)}))
+
+
+def load(plugin: Plugin) -> Any:
+    """The value that a plug-in gives. Raises AutoshardError, naming its package, where it fails to load."""
+    entry = next(one for one in _entries(tuple(sys.path), plugin.group) if _plugin(plugin.group, one) == plugin)
+    try:
+        return entry.load()
+    except Exception as error:  # other people's code: whatever it raises is said in one line
+        said = " ".join(str(error).split())
+        raise AutoshardError(
+            f"plug-in {plugin.name} of {plugin.package} does not load: {type(error).__name__}"
+            + (f": {said[:200]}" if said else "")
+        ) from error
+
+
+def _plugin(group: str, entry: EntryPoint) -> Plugin:
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
+    return Plugin(group, entry.name, entry.value, package)
+
+
+@lru_cache(maxsize=32)
+def _entries(places: tuple[str, ...], group: str) -> tuple[EntryPoint, ...]:
+    """places: sys.path, so that a folder that joins it is looked at."""
+    from importlib.metadata import entry_points  # not at the top: it takes as long as all else of this folder
+
+    return tuple(entry_points(group=f"autoshard.{group}"))

@@ -1,0 +1,258 @@
+"""Other people's packages: those of examples/plugins installed and used, and what is said of broken ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import autoshard
+from autoshard import AutoshardError, NoLayoutFits
+from autoshard.cli import main
+from autoshard.explanation.renderers import RENDERERS
+from autoshard.models.families import FAMILIES
+from autoshard.plugins.found import GROUPS, _entries
+from autoshard.schedules import SCHEDULES
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
+MOST_LINES = 60
+SMALL = ["--model", "llama3-8b", "--seq-len", "2048", "--global-batch", "64"]
+TINY = {
+    "model_type": "parallel_llama",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the examples, built and installed by pip without a network."""
+    sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("packages")
+    shutil.copytree(EXAMPLES, sources / "plugins", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    command = [sys.executable, "-m", "pip", "install", "-qq", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--target", target, *(sources / "plugins").iterdir()], check=True)
+    return target
+
+
+@pytest.fixture
+def installed(packages: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The examples on sys.path, and an empty folder to work in."""
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(tmp_path)
+    return packages
+
+
+def package(folder: Path, name: str, group: str, entry: str, code: str) -> None:
+    """An installed package with one module and one entry point."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[autoshard.{group}]\n{entry}\n")
+    (folder / f"{name.replace('-', '_')}.py").write_text(code)
+
+
+def test_every_group_has_an_example_of_at_most_sixty_lines() -> None:
+    assert {path.name for path in EXAMPLES.iterdir()} == set(GROUPS)
+    for folder in EXAMPLES.iterdir():
+        lines = [len(path.read_text().splitlines()) for path in folder.rglob("*") if path.suffix in (".py", ".toml")]
+        assert len(lines) == 2 and max(lines) <= MOST_LINES
+
+
+def test_a_new_process_finds_them(packages: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    command = [sys.executable, "-m", "autoshard", "plugins"]
+    found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert [line[0] for line in lines if len(line) == 1] == [f"autoshard.{group}" for group in GROUPS]
+    entries = [line for line in lines if len(line) > 1]
+    expected = ["parallel_llama", "more_adapters", "eager", "tabu", "roofline", "one_line", "nearest"]
+    assert [line[0] for line in entries] == expected
+    assert all(line[-1] == "loads" for line in entries)
+    without = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert without.stdout == "no plug-ins are installed; CONTRIBUTING.md shows how one is made\n"
+
+
+def test_a_family_is_planned(installed: Path) -> None:
+    Path("tiny.json").write_text(json.dumps(TINY))
+    assert main(["plan", "--model", "tiny.json", "--global-batch", "64"]) == 0
+    plan = autoshard.read_plan("plan.json")
+    assert plan.model.model_type == "parallel_llama" and plan.backend == "torch"
+    assert any("parallel_llama" in note for note in plan.notes)  # NxD has no layers for it
+    with pytest.raises(AutoshardError, match=r"^hidden_act='gelu' of m must be one of: silu$"):
+        autoshard.model({**TINY, "hidden_act": "gelu", "_name_or_path": "m"})
+    assert "parallel_llama" not in tuple(FAMILIES)
+
+
+def test_hardware_is_known_by_its_instance(installed: Path) -> None:
+    assert main(["plan", *SMALL, "--instance", "trn1.more", "--nodes", "2"]) == 0
+    plan = autoshard.read_plan("plan.json")
+    assert (plan.cluster.instance, plan.cluster.adapters_per_node) == ("trn1.more", 16)
+    with pytest.raises(AutoshardError, match=r"did you mean trn1\.more\?.* trn1\.more, or a hardware file of"):
+        autoshard.cluster("trn1.mor")
+
+
+def test_a_schedule_is_searched_only_where_it_is_asked_for(installed: Path) -> None:
+    options = [*SMALL, "--backend", "torch", "--pp", "4", "--tp", "8"]
+    assert main(["plan", *options, "--schedule", "eager", "-o", "eager.json"]) == 0
+    assert autoshard.read_plan("eager.json").strategy.schedule == "eager"
+    assert main(["plan", *options, "-o", "usual.json"]) == 0
+    assert autoshard.read_plan("usual.json").strategy.schedule in tuple(SCHEDULES)
+    assert "eager" not in tuple(SCHEDULES) and "eager" in SCHEDULES
+
+
+def test_a_plan_says_who_searched_and_loads_without_it(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as here:
+        here.syspath_prepend(packages)
+        assert main(["plan", *SMALL, "--search", "tabu", "--evaluations", "100"]) == 0
+        page = capsys.readouterr().out
+    assert "found by tabu (autoshard-tabu 1.0) with 100 of" in " ".join(page.split())
+    plan = autoshard.read_plan("plan.json")
+    assert plan.search is not None and plan.search.searcher == "tabu (autoshard-tabu 1.0)"
+    assert json.loads(Path("plan.json").read_text())["search"]["searcher"] == "tabu (autoshard-tabu 1.0)"
+    assert main(["plan", *SMALL, "--search", "tabu"]) == 2
+    assert "--search: tabu must be one of: exact, random," in capsys.readouterr().err
+
+
+def test_a_cost_model_chooses_and_the_estimate_stays_ours(installed: Path) -> None:
+    plan = autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, cost_model="roofline")
+    assert plan.search is not None and plan.search.cost_model == "roofline (autoshard-roofline 1.0)"
+    assert plan.search.searcher == "exact"
+    (note,) = (one for one in plan.notes if one.startswith("cost model roofline (autoshard-roofline 1.0): "))
+    assert note.endswith("it chose the layout, the estimate in this plan is autoshard's")
+    scored = autoshard.score(plan)
+    assert plan.step_time_s == pytest.approx(scored.step_time_s, rel=1e-5)
+
+
+def test_a_renderer_shows_a_plan(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["explain", "plan.json", "--format", "one_line"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("llama3-8b: tp=") and line.count("\n") == 1
+    assert main(["explain", "plan.json", "--format", "one_line", "--schedule"]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: --format one_line shows whole plans; --schedule takes text, json, markdown\n"
+    )
+
+
+def test_a_plan_looks_at_no_entry_points(packages: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from autoshard.cli import main; main(sys.argv[1:]); "
+        "from autoshard.plugins.found import _entries; sys.exit(_entries.cache_info().misses)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    command = [sys.executable, "-c", code, "plan", *SMALL]
+    assert subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False).returncode == 0
+
+
+def test_what_fails_to_load_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package(tmp_path, "broken-one", "searchers", "broken = broken_one:go", "import not_there\n")
+    package(tmp_path, "number-one", "schedules", "number = number_one:FIVE", "FIVE = 5\n")
+    package(tmp_path, "proud", "schedules", "1f1b = proud:MINE", "MINE = None\n")
+    package(tmp_path, "twin-a", "renderers", "twin = twin_a:show", "def show(d): return 5\n")
+    package(tmp_path, "twin-b", "renderers", "twin = twin_b:show", "def show(d): return 5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    problems = {(one.group, one.package): one.problem for one in autoshard.installed_plugins()}
+    assert problems == {
+        (
+            "searchers",
+            "broken-one 1.0",
+        ): "plug-in broken of broken-one 1.0 does not load: ModuleNotFoundError: No module named 'not_there'",
+        (
+            "schedules",
+            "number-one 1.0",
+        ): "plug-in number of number-one 1.0 gives 5; autoshard.schedules wants a Schedule",
+        ("schedules", "proud 1.0"): "1f1b is built in, and what is built in is taken; give it another name",
+        ("renderers", "twin-a 1.0"): "twin-b 1.0 gives the same name; uninstall one of them",
+        ("renderers", "twin-b 1.0"): "twin-a 1.0 gives the same name; uninstall one of them",
+    }
+    assert main(["plugins"]) == 1
+    assert "broken  broken-one 1.0, broken_one:go: plug-in broken" in capsys.readouterr().out
+    assert main(["plugins", "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "1f1b"
+    assert main(["plan", *SMALL, "--search", "broken"]) == 2
+    assert "plug-in broken of broken-one 1.0 does not load: ModuleNotFoundError" in capsys.readouterr().err
+    assert main(["plan", *SMALL, "--schedule", "1f1b"]) == 0  # ours
+    with pytest.raises(AutoshardError, match=r"^plug-in twin of autoshard.renderers comes from twin-a 1.0 and from"):
+        assert "twin" in RENDERERS
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def go(p, c): return c['tp']", "cost model bad must return (step_time_s, memory_bytes), not ndarray"),
+        (
+            "def go(p, c): return 1.0, 2.0",
+            "cost model bad returned step_time_s of shape (); it wants (N,), one for",
+        ),
+        (
+            "def go(p, c): return c['tp'] * 0, c['tp']",
+            "cost model bad returned step_time_s=0 for layout 0; it must be a finite number above 0",
+        ),
+        (
+            "def go(p, c): return c['tp'], c['tp'] * 1e12",
+            "fits by the cost model bad (bad-cost 1.0): the smallest",
+        ),
+    ],
+)
+def test_a_cost_model_that_is_none_is_refused(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, "bad-cost", "cost_models", "bad = bad_cost:go", code + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad_cost", raising=False)
+    _forget()
+    with pytest.raises(AutoshardError) as refused:
+        autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, cost_model="bad")
+    number = str(len(autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random").table()["tp"]))
+    assert said in str(refused.value).replace(f"({number},)", "(N,)")
+    assert isinstance(refused.value, NoLayoutFits) == ("smallest" in said)
+
+
+def test_a_searcher_that_returns_no_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "bad-search", "searchers", "bad = bad_search:go", "def go(space, rng): return len(space)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AutoshardError, match=r"^searcher bad returned \d+, which is no layout: 0 to [\d,]+$"):
+        autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, search="bad")
+
+
+def _forget() -> None:
+    """Forgets what was loaded from a package of the same name in another folder."""
+    from autoshard.planner.other_search import COST_MODELS
+
+    COST_MODELS._loaded.clear()
+    _entries.cache_clear()
+
+
+def test_the_roofline_counts_as_by_hand(installed: Path) -> None:
+    plan = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, cost_model="roofline", tp=8, pp=1).plan
+    columns = {name: np.array([value]) for name, value in _columns(plan).items()}
+    from autoshard_roofline import roofline  # type: ignore[import-not-found]
+
+    seconds, _ = roofline((plan.model, plan.training, plan.cluster, plan.backend), columns)
+    flops = (6 if plan.strategy.recompute[0] == "none" else 8) * 8_030_261_248 * 64 * 2048
+    assert seconds[0] == pytest.approx(flops / (32 * 95e12))
+
+
+def _columns(plan: autoshard.Plan) -> dict[str, object]:
+    strategy = plan.strategy
+    names = ("tp", "pp", "dp", "cp", "num_virtual_stages", "microbatch_size", "zero")
+    own = {name: getattr(strategy, name) for name in names}
+    return {**own, "recompute": strategy.recompute[0], "num_microbatches": plan.num_microbatches}
