@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
-from autoshard.sweeps.table import OK, Outcome
+from autoshard.sweeps.outcome import OK, Outcome
 
 WIDE = 32
 """If the last tick is more than this many times the first, the axis is logarithmic. On a linear axis, linear scaling is

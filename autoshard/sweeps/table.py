@@ -6,43 +6,21 @@ import csv
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.planner.options import OPTIONS
-from autoshard.plans.names import layout_name
-from autoshard.plans.plan import Plan
 from autoshard.sweeps.grid import Point
+from autoshard.sweeps.outcome import OK, RESULTS, RUNS, STATUSES, TEXTS, Outcome
 from autoshard.version import program_version
 
-OK, DOES_NOT_FIT, INVALID = "ok", "does not fit", "invalid"
 FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 """Options that may name a file; a row is reused only while the contents of those files stay the same."""
 
 Key = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of planning one point. Numbers are None unless status is 'ok'; reason says why it is not."""
-
-    status: str
-    reason: str = ""
-    chosen_backend: str | None = None
-    devices: int | None = None
-    layout: str | None = None
-    step_time_s: float | None = None
-    tokens_per_s: float | None = None
-    mfu: float | None = None
-    memory_bytes: float | None = None
-    memory_capacity_bytes: float | None = None
-
-
-RESULTS = tuple(field.name for field in fields(Outcome))
-"""Columns that follow those of the options."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +36,6 @@ class Row:
     @property
     def key(self) -> Key:
         return (*(self.values.get(name, "") for name in OPTIONS), self.files, self.version)
-
-
-def outcome_of(plan: Plan) -> Outcome:
-    estimate = plan.estimate
-    return Outcome(
-        OK,
-        "",
-        plan.backend,
-        plan.cluster.world_size,
-        layout_name(plan.strategy),
-        estimate.step_time_s,
-        estimate.tokens_per_s,
-        estimate.mfu,
-        estimate.fullest.total_bytes,
-        estimate.memory_capacity_bytes,
-    )
 
 
 def row_of(point: Point, outcome: Outcome) -> Row:
@@ -128,7 +90,7 @@ def read_table(path: Path) -> tuple[Row, ...]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
-            if not {*RESULTS, "files", "autoshard_version"} <= set(reader.fieldnames or ()):
+            if not {"status", "layout", "files", "autoshard_version"} <= set(reader.fieldnames or ()):
                 raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
             return tuple(_row(path, reader.line_num, cells) for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -137,21 +99,22 @@ def read_table(path: Path) -> tuple[Row, ...]:
 
 def _row(path: Path, line: int, cells: Mapping[str, str | None]) -> Row:
     try:
-        numbers = {field.name: cells[field.name] or "" for field in fields(Outcome)}
-        outcome = Outcome(
-            numbers["status"],
-            numbers["reason"],
-            numbers["chosen_backend"] or None,
-            int(numbers["devices"]) if numbers["devices"] else None,
-            numbers["layout"] or None,
-            *(float(numbers[f.name]) if numbers[f.name] else None for f in fields(Outcome)[5:]),
-        )
+        outcome = Outcome(**{name: _value(name, cells.get(name) or "") for name in RESULTS})
         values = {name: cells[name] or "" for name in OPTIONS if name in cells}
         row = Row(values, cells["files"] or "", cells["autoshard_version"] or "", outcome)
     except (KeyError, ValueError):
         row = None
-    if row is None or outcome.status not in (OK, DOES_NOT_FIT, INVALID):
+    if row is None or outcome.status not in STATUSES or outcome.run not in RUNS:
         raise AutoshardError(
             f"table {path}, line {line}: not a row of a sweep; choose another --out or remove it"
         ) from None
     return row
+
+
+def _value(name: str, cell: str) -> Any:
+    """The value of one field of an Outcome in a cell. Raises ValueError for a word where a number belongs."""
+    if name in TEXTS:
+        return cell
+    if not cell:
+        return None
+    return cell if name in ("chosen_backend", "layout") else int(cell) if name == "devices" else float(cell)

@@ -18,9 +18,10 @@ from autoshard.planner.options import OPTIONS
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.sweeps.grid import Sweep, read_sweep
+from autoshard.sweeps.outcome import DOES_NOT_FIT, INVALID, OK, Outcome, outcome_of
 from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
 from autoshard.sweeps.run import run_sweep
-from autoshard.sweeps.table import DOES_NOT_FIT, INVALID, OK, Outcome, key_of, outcome_of, read_table, write_table
+from autoshard.sweeps.table import key_of, read_table, write_table
 from tests.unit.plan_examples import plan_70b, strategy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -248,11 +249,11 @@ def test_layouts_of_the_printed_table_do_not_break_within_a_word(
 
 
 def test_wandb_gets_every_point_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoshard.sweeps.run import log_to_wandb
+    from autoshard.sweeps.logs import write_logs
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     outcomes, _ = run(tmp_path, Planner())
-    places = log_to_wandb(SWEEP, outcomes, tmp_path, "autoshard")
+    places = write_logs(SWEEP, outcomes, tmp_path, "autoshard")
     assert places[-1].startswith(f"wandb sync {tmp_path}/wandb/offline-run-")
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [step["fits"] for step in steps] == [0.0, 1.0, 1.0, 1.0]
