@@ -43,7 +43,7 @@ def on_dask(address: str) -> Spread:
             raise AutoshardError(
                 f"scheduler={address} does not answer: {why}; `dask scheduler` prints its address when it starts"
             ) from None
-        with client:
+        with client, client.as_current():
             try:
                 client.wait_for_workers(1, timeout=PATIENCE_S)
             except TimeoutError:
