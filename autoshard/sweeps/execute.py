@@ -26,6 +26,8 @@ from autoshard.runtime.processes import python_command
 from autoshard.sweeps.outcome import DIFFERS, EXECUTED, FAILED, REHEARSED, Outcome, outcome_of
 
 _CHILD = "from autoshard.sweeps.execute import main; main(sys.argv[2], int(sys.argv[3]))"
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID")
+"""Variables that would make a run one rank of the job that started this process, such as a Dask worker under srun."""
 _MOST_BYTES = 10_000_000
 """The largest run.json that is read, bytes: 1,000 times the usual."""
 
@@ -66,7 +68,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _run(folder: Path, group: str | None) -> None:
     """Runs the plan in folder, whose last words are in run.log; ends it when this process is interrupted."""
-    environment = {**os.environ, "WANDB_RUN_GROUP": group} if group else None
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+    if group is not None:
+        environment["WANDB_RUN_GROUP"] = group
     with (folder / "run.log").open("wb") as log:
         child = subprocess.Popen(
             python_command(_CHILD, str(folder), str(os.getpid())),
