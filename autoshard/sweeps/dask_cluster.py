@@ -55,11 +55,11 @@ def on_dask(address: str) -> Spread:
             asked = [client.submit(done_on_worker, text, version, pure=False) for text in texts]
             futures = dict(zip(asked, tasks, strict=True))
             for future in as_completed(futures):
-                task, error = futures.pop(future), future.exception()
-                if isinstance(error, KilledWorker):
+                task, failed = futures.pop(future), future.exception()
+                if isinstance(failed, KilledWorker):
                     yield task, Outcome(LOST, "its workers were killed while they did this point")
-                elif error is not None:
-                    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+                elif failed is not None:
+                    why = str(failed).splitlines()[0] if str(failed) else type(failed).__name__
                     raise AutoshardError(f"a worker of scheduler={address}: {why}") from None
                 else:
                     yield task, outcome_from(future.result())

@@ -123,7 +123,8 @@ def main(folder_name: str, supervisor_pid: int) -> None:
 
     end_with_supervisor(supervisor_pid, threading.Event())
     folder, folders = Path(folder_name), list[Path]()
-    asked = read_json(folder / "asked.json", "options of the run", _MOST_BYTES)
+    asked = _read(folder / "asked.json")
+    assert asked is not None, f"{folder} has no asked.json"
     message = ""
     try:
         options = options_from({**json.loads(asked["options"]), "output": str(folder)})

@@ -40,8 +40,10 @@ def write_logs(sweep: Sweep, outcomes: Outcomes, folder: Path, project: str | No
     if project is None and not any(outcome.run for _, outcome in outcomes):
         return tuple(places)
     config = {**sweep.fixed, "grid": {name: list(values) for name, values in sweep.grid.items()}}
-    how = {"wandb": project is not None, "project": project or "", "group": group_of(sweep)}
-    with MetricsWriter(folder, name=group_of(sweep), config=config, **how) as writer:
+    group = group_of(sweep)
+    with MetricsWriter(
+        folder, wandb=project is not None, project=project or "", name=group, group=group, config=config
+    ) as writer:
         for index, (point, outcome) in enumerate(outcomes):
             writer.write(index, _numbers(sweep, point, outcome))
         rows = [[*(point[name] for name in sweep.grid), *asdict(outcome).values()] for point, outcome in outcomes]
