@@ -110,10 +110,10 @@ INTRODUCTION = """\
 
 Written by `python -m benchmarks.published_recipes`. `faster by` compares two predictions of the same cost model, so it
 shares that model's errors; differences below some 10 % are toss-ups. Our pick was never measured. "Measured" is the
-published step time. The fine-tunes were measured on a stack that a recipe does not name (optimum-neuron, which launches
-each operator by itself), so their predictions are not for what was measured. Recipes in `open` are problems for which no
-layout is published. A pick is the best of the search, whether or not its features have run somewhere; it may use what a
-release of that time lacked, such as the flash kernel beside `attention=plain`.
+published step time. The fine-tunes were measured on a stack that a recipe does not name (optimum-neuron, which
+launches each operator by itself), so their predictions are not for what was measured. Recipes in `open` are problems
+for which no layout is published. A pick is the best of the search, whether or not its features have run somewhere; it
+may use what a release of that time lacked, such as the flash kernel beside `attention=plain`.
 """
 
 

@@ -40,6 +40,7 @@ def pages() -> dict[str, str]:
 def _linked(text: str) -> str:
     """The text with links to files of the repository led to their pages; other files are named as code."""
     page_of = {file: page for page, file in COPIED.items()}
+    page_of |= {f"docs/{page.name}": page.name for page in (ROOT / "docs").glob("*.md")}
 
     def link(found: re.Match[str]) -> str:
         words, target = found.groups()

@@ -65,7 +65,7 @@ def parse(words: list[str]) -> None:
     build_parser(words[0]).parse_args(words)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in an empty folder: commands through `main`, Python in one namespace, YAML as the file in its title."""
     monkeypatch.chdir(tmp_path)

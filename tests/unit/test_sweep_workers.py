@@ -82,6 +82,18 @@ def test_a_sweep_goes_on_after_kill_9(tmp_path: Path) -> None:
     assert {outcome.status for _, outcome in outcomes} == {OK}
 
 
+def test_ctrl_c_ends_the_workers_too(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(f"model: llama3.2-1b\nseq_len: 2048\ntp: 8\ngrid: {{global_batch: {BATCHES}}}\n")
+    command = [sys.executable, "-m", "autoshard", "sweep", str(sweep), "-o", str(tmp_path / "out"), "--workers", "2"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for(tmp_path / "out/results.csv", 2)
+    workers = psutil.Process(parent.pid).children(recursive=True)
+    parent.send_signal(signal.SIGINT)
+    assert parent.communicate(timeout=PATIENCE_S)[1] == b"" and parent.returncode == 130
+    assert len(workers) == 2 and not any(worker.is_running() for worker in workers)
+
+
 def test_a_worker_that_is_killed_loses_no_point(tmp_path: Path) -> None:
     killed: list[int] = []
 
