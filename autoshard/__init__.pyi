@@ -33,5 +33,4 @@ from .spec.cluster import Cluster as Cluster
 from .spec.model import ModelSpec as ModelSpec
 from .spec.training import TrainingSpec as TrainingSpec
 
-__all__: list[str]
 __version__: str

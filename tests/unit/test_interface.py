@@ -193,14 +193,11 @@ def test_values_show_themselves_in_a_notebook() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (
-            lambda: autoshard.plan("llama3-8b", nodess=3),  # type: ignore[call-arg]
-            "'nodess' is not an option; did you mean nodes",
-        ),
+        (lambda: autoshard.plan("llama3-8b", nodess=3), "'nodess' is not an option; did you mean nodes"),
         (lambda: autoshard.plan("llama3-8b", nodes=0), "nodes: 0 must be a whole number of at least 1"),
         (lambda: autoshard.plan("llama3-8b", "trn9"), "instance='trn9' is not known; "),
         (
-            lambda: autoshard.plan(3),  # type: ignore[arg-type]
+            lambda: autoshard.plan(3),
             "model=3 must be a name, the path or the contents of a config.json, or a torch module",
         ),
         (
