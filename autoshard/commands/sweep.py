@@ -18,7 +18,8 @@ SUMMARY = "plan a grid of nodes, sequence lengths, batches, ...: table and plot"
 USAGE = "autoshard sweep SWEEP [options]"
 DESCRIPTION = """\
 Plan every combination of a grid and write results.csv and plot.png. A second run plans only what is missing, also
-after the first was killed. With --run each plan is executed too, and what it took stands beside what was predicted.
+after the first was killed. With --run each plan is executed too, and what it took stands beside what was predicted;
+exit code 1 says that a run failed.
 The sweep file (YAML) has options of `autoshard plan` with underscores, and under `grid` options with lists of values.
 
   autoshard sweep recipes/sweeps/llama3_70b_nodes.yaml

@@ -139,7 +139,7 @@ def sweep(
     """
     from autoshard.planner.planning import plan_for
     from autoshard.sweeps.grid import part, read_sweep, sweep_of, with_run
-    from autoshard.sweeps.logs import group_of, write_logs
+    from autoshard.sweeps.logs import write_logs
     from autoshard.sweeps.run import SHARDS, progress, run_sweep
 
     asked = sweep_of(grid, "sweep") if isinstance(grid, Mapping) else read_sweep(Path(grid))
@@ -149,14 +149,11 @@ def sweep(
     if shard is not None:
         asked, folder = part(asked, shard), folder / SHARDS / shard.replace("/", "-of-")
     spread = _spread(workers, scheduler)
-    options = None
-    if run is not False:
-        options = {**asked.run, **({"wandb": True, "wandb_project": wandb_project} if wandb else {})}
+    options = asked.run if run or isinstance(run, Mapping) else None
+    project = wandb_project if wandb else None
     with progress(len(asked.points), sys.stderr.isatty()) as advance:
-        outcomes, planned = run_sweep(
-            asked, folder, plan_for, advance, spread, options, group_of(asked) if wandb else None
-        )
-    places = write_logs(asked, outcomes, folder, wandb_project if wandb else None)
+        outcomes, planned = run_sweep(asked, folder, plan_for, advance, spread, options, project)
+    places = write_logs(asked, outcomes, folder, project)
     return SweepResult(asked, tuple(outcomes), folder, planned, places)
 
 

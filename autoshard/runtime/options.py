@@ -15,7 +15,7 @@ from autoshard.files.fields import LARGEST_SEED, near, show
 from autoshard.files.option_values import number
 from autoshard.runtime.learning_rate import SCHEDULES
 
-_PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
+PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 
 
@@ -163,7 +163,7 @@ def options_from(values: Mapping[str, Any]) -> RunOptions:
                 + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(known)}")
             )
     given: dict[str, Any] = dict(values)
-    given |= {name: Path(given[name]) for name in _PATHS if given.get(name) is not None}
+    given |= {name: Path(given[name]) for name in PATHS if given.get(name) is not None}
     for name in ("learning_rate", "eval_fraction", "timeout_s"):
         if isinstance(given.get(name), str):  # YAML reads 5e-4 as text
             try:

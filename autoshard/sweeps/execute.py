@@ -32,11 +32,13 @@ _MOST_BYTES = 10_000_000
 """The largest run.json that is read, bytes: 1,000 times the usual."""
 
 
-def executed(plan: Plan, folder: Path, options: Mapping[str, Any], group: str | None) -> Outcome:
+def executed(
+    plan: Plan, folder: Path, options: Mapping[str, Any], project: str | None = None, group: str | None = None
+) -> Outcome:
     """The plan's outcome with what its run measured. A run that fails is an outcome, too.
 
-    folder: of this point. options: fields of RunOptions; output is the folder. group: of Weights & Biases, which reads
-    it from the environment.
+    folder: of this point. options: fields of RunOptions; output is the folder. project, group: of Weights & Biases;
+    without a project nothing is logged there.
     """
     asked = json.dumps(dict(options), sort_keys=True)
     text = plan_to_json(plan)
@@ -51,10 +53,13 @@ def executed(plan: Plan, folder: Path, options: Mapping[str, Any], group: str | 
     if found is None or any(found.get(name) != value for name, value in whole.items()) or found.get("exit_code"):
         done.unlink(missing_ok=True)
         write_text(folder / "plan.json", text, "plan")
-        write_text(folder / "asked.json", json.dumps(whole), "options of the run")
-        _run(folder, group)
+        write_text(folder / "asked.json", json.dumps({**whole, "wandb_project": project}), "options of the run")
+        _run(folder, group if project is not None else None)
         found = _read(done)
-    return _with_measured(planned, folder, found)
+    try:
+        return _with_measured(planned, folder, found)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return replace(planned, run=FAILED, run_reason=f"{folder} holds files that no run wrote; remove it")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -127,7 +132,10 @@ def main(folder_name: str, supervisor_pid: int) -> None:
     assert asked is not None, f"{folder} has no asked.json"
     message = ""
     try:
-        options = options_from({**json.loads(asked["options"]), "output": str(folder)})
+        given = {**json.loads(asked["options"]), "output": str(folder)}
+        if asked["wandb_project"] is not None:
+            given |= {"wandb": True, "wandb_project": asked["wandb_project"]}
+        options = options_from(given)
         code = run_plan(read_plan(folder / "plan.json"), options, folders.append)
     except AutoshardError as error:
         code, message = 2, str(error)

@@ -13,7 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.yaml_file import read_yaml
 from autoshard.planner.options import OPTIONS
-from autoshard.runtime.options import options_from
+from autoshard.runtime.options import PATHS, options_from
 from autoshard.units import MB
 
 MAX_SWEEP_BYTES = int(1 * MB)
@@ -114,7 +114,8 @@ def _run(what: str, given: object) -> Mapping[str, Any]:
         raise AutoshardError(f"run of {what}: {error}") from None
     except TypeError:
         raise AutoshardError(f"run of {what}: a value is of the wrong kind: {show(dict(options))}") from None
-    return options
+    paths = {name: str(Path(options[name]).resolve()) for name in PATHS if options.get(name) is not None}
+    return {**options, **paths}  # whole paths: a point may be done from another folder
 
 
 def _values(what: str, name: object, values: object) -> tuple[Any, ...]:

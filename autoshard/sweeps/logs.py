@@ -10,15 +10,10 @@ from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
 from autoshard.sweeps.outcome import OK, RESULTS, Outcome
 from autoshard.sweeps.plot import write_plot
-from autoshard.sweeps.run import PLOT, TABLE, Outcomes
+from autoshard.sweeps.run import PLOT, TABLE, Outcomes, group_of
 
 NUMBERS = ("devices", "step_time_s", "tokens_per_s", "mfu", "memory_bytes", "measured_step_time_s", "last_loss")
 """Fields of an Outcome that become curves over the points."""
-
-
-def group_of(sweep: Sweep) -> str:
-    """The group of the sweep's runs on Weights & Biases."""
-    return f"sweep {sweep.name}"
 
 
 def write_logs(sweep: Sweep, outcomes: Outcomes, folder: Path, project: str | None) -> tuple[str, ...]:

@@ -20,11 +20,13 @@ PlanFor = Callable[[PlanRequest], Plan]
 @dataclass(frozen=True)
 class Task:
     """A point to do. point: options of `autoshard plan`. folder: where its run writes. run: fields of RunOptions with
-    which its plan is executed; None: it is only planned. group: of Weights & Biases."""
+    which its plan is executed; None: it is only planned. project, group: of the run on Weights & Biases; None: nothing
+    is logged there."""
 
     point: Mapping[str, Any]
     folder: str = ""
     run: Mapping[str, Any] | None = None
+    project: str | None = None
     group: str | None = None
 
 
@@ -45,7 +47,7 @@ def done(task: Task, plan_for: PlanFor) -> Outcome:
         return outcome_of(plan)
     from autoshard.sweeps.execute import executed
 
-    return executed(plan, Path(task.folder), task.run, task.group)
+    return executed(plan, Path(task.folder), task.run, task.project, task.group)
 
 
 def in_turn(plan_for: PlanFor) -> Spread:

@@ -31,12 +31,13 @@ def run_sweep(
     advance: Advance,
     spread: Spread | None = None,
     run: Mapping[str, Any] | None = None,
-    group: str | None = None,
+    project: str | None = None,
 ) -> tuple[Outcomes, int]:
     """(every point with its outcome, in grid order; how many were done now). Rows of other sweeps stay in the table.
 
     spread: does the points; None: this process, one after the other, with plan_for. run: fields of RunOptions with
-    which each plan is executed; None: points are only planned. group: of Weights & Biases, for runs that log there.
+    which each plan is executed; None: points are only planned. project: of Weights & Biases, for runs that log there;
+    runs that were done before are not done again for it.
     Raises AutoshardError where no point could even be planned, where the table cannot be read or written, and where
     another sweep writes to the folder.
     """
@@ -52,7 +53,7 @@ def run_sweep(
             if key in rows and _is_done(rows[key].outcome, run):
                 advance(rows[key].outcome.status)
             else:
-                task = Task(point, str(_folder_of(sweep, folder, point, key)), run, group)
+                task = Task(point, str(_folder_of(sweep, folder, point, key)), run, project, group_of(sweep))
                 tasks[id(task)] = task, key, point
         if len(tables) > 1:  # the shards' rows come together, also where nothing is left to do
             write_table(table, [rows[one] for one in order if one in rows])
@@ -65,6 +66,11 @@ def run_sweep(
     if all(outcome.status == INVALID for _, outcome in outcomes):
         raise AutoshardError(f"no point of the sweep can be planned: {outcomes[0][1].reason}")
     return outcomes, len(tasks)
+
+
+def group_of(sweep: Sweep) -> str:
+    """The group of the sweep's runs on Weights & Biases."""
+    return f"sweep {sweep.name}"
 
 
 def _is_done(outcome: Outcome, run: Mapping[str, Any] | None) -> bool:

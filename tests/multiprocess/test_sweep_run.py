@@ -112,6 +112,11 @@ def test_a_run_that_fails_is_a_row_and_is_done_again(config: Path, machine: str,
     assert autoshard.sweep(grid, tmp_path / "out", run={"steps": 1}).planned == 0
     assert autoshard.sweep(grid, tmp_path / "out", run={"steps": 2}).planned == 1
     assert autoshard.sweep(grid, tmp_path / "out").planned == 0
+    (folder,) = (tmp_path / "out/points").iterdir()
+    (folder / "done.json").write_text('{"exit_code": 0}')
+    (tmp_path / "out/results.csv").unlink()
+    ((_, outcome),) = autoshard.sweep(grid, tmp_path / "out", run={"steps": 1}).outcomes
+    assert outcome.run == EXECUTED, "a file that no run wrote is not believed"
 
 
 def test_a_sweep_of_runs_goes_on_after_kill_9(tmp_path: Path) -> None:
