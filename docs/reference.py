@@ -56,7 +56,12 @@ def python_page() -> str:
     import autoshard
 
     lines = ["# Python", "", str(autoshard.__doc__), ""]
-    lines += ["Errors are `AutoshardError` with one sentence; `NoLayoutFits` is one of them.", ""]
+    lines += [
+        "Errors are `AutoshardError` with one sentence; `NoLayoutFits` is one of them. `**options` are those of",
+        "[`autoshard plan`](commands.md#autoshard-plan), of `run` those of [`autoshard run`](commands.md#autoshard-run),",
+        "with underscores.",
+        "",
+    ]
     found = {name: getattr(autoshard, name) for name in sorted(autoshard.__all__)}
     for title, wanted in (("Functions", inspect.isfunction), ("Values", inspect.isclass)):
         lines += [f"## {title}", ""]

@@ -20,6 +20,7 @@ import yaml
 import autoshard
 from autoshard.cli import main
 from autoshard.sweeps.outcome import EXECUTED, FAILED, OK, REHEARSED
+from tests.unit.test_sweep_dask import cluster as cluster  # a fixture
 
 PATIENCE_S = 300.0
 TINY = {
@@ -144,6 +145,13 @@ def test_a_sweep_of_runs_goes_on_after_kill_9(tmp_path: Path) -> None:
     assert found.planned == 3 - len(before)
     whole = Counter(path.parent.parent.name for path in out.glob("points/*/*/result.json"))
     assert len(whole) == 3 and set(whole.values()) == {1}, "a rehearsal was done twice"
+
+
+def test_a_dask_cluster_runs_the_plans(cluster: str, tmp_path: Path) -> None:
+    grid = {"model": "llama3-8b", "seq_len": 2048, "tp": 8, "pp": 1, "global_batch": [64]}
+    found = autoshard.sweep(grid, tmp_path / "out", run={"steps": 2, "processes": 2}, scheduler=cluster)
+    ((_, outcome),) = found.outcomes
+    assert outcome.run == REHEARSED and Path(outcome.run_folder).is_relative_to(tmp_path / "out/points")
 
 
 def _runs(out: Path) -> list[str]:

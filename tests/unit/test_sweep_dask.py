@@ -3,6 +3,7 @@ said."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +23,6 @@ from autoshard.sweeps.outcome import OK
 from autoshard.sweeps.run import run_sweep
 from tests.unit.test_sweep_workers import BATCHES, POINTS, _never, numbers
 
-pytest.importorskip("distributed")
 PATIENCE_S = 120.0
 
 
@@ -45,8 +45,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             time.sleep(0.05)
         worker = ("--nworkers", "2", "--nthreads", "1", "--host", "127.0.0.1", "--local-directory", str(folder))
         processes.append(started("worker", *common, *worker))
-        import json
-
         yield json.loads(file.read_text())["address"]
     finally:
         for process in reversed(processes):
