@@ -58,8 +58,8 @@ def python_page() -> str:
     lines = ["# Python", "", str(autoshard.__doc__), ""]
     lines += [
         "Errors are `AutoshardError` with one sentence; `NoLayoutFits` is one of them. `**options` are those of",
-        "[`autoshard plan`](commands.md#autoshard-plan), of `run` those of [`autoshard run`](commands.md#autoshard-run),",
-        "with underscores.",
+        "[`autoshard plan`](commands.md#autoshard-plan), with underscores; of `run`, those of",
+        "[`autoshard run`](commands.md#autoshard-run).",
         "",
     ]
     found = {name: getattr(autoshard, name) for name in sorted(autoshard.__all__)}

@@ -6,6 +6,7 @@ runs and for files that options name, a file system that they share with this ma
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ def on_dask(address: str) -> Spread:
         with client, client.as_current():
             try:
                 client.wait_for_workers(1, timeout=PATIENCE_S)
-            except TimeoutError:
+            except (TimeoutError, asyncio.TimeoutError):  # one and the same from Python 3.11 on
                 raise AutoshardError(
                     f"scheduler={address} has no worker: start some with `dask worker {address}`"
                 ) from None

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from autoshard.calibration.results.instance_rows import instance_case
+from autoshard.cli import build_parser
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
 from autoshard.planner.options import OPTIONS, PINS, request_from
@@ -101,6 +102,15 @@ def test_an_open_recipe_fixes_no_choice(path: Path) -> None:
     recipe = read(path)
     assert not set(recipe) & {option.name for option in PINS}
     inputs_of(request_from({option: OPTIONS[option].parse(value) for option, value in recipe.items()}))
+
+
+@pytest.mark.parametrize("path", [*RECIPES, *MEASURED, *OPEN], ids=lambda path: path.stem)
+def test_a_recipe_is_a_config_of_the_command(path: Path) -> None:
+    parsed = build_parser("plan").parse_args(["plan", "--config", str(path)])
+    recipe = read(path)
+    assert {option: parsed["plan"][option] for option in recipe} == {
+        option: OPTIONS[option].parse(value) for option, value in recipe.items()
+    }
 
 
 def test_every_recipe_is_in_the_table_of_results() -> None:

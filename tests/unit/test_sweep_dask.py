@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -31,10 +32,9 @@ def started(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "dask", *command], start_new_session=True)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a scheduler with two workers, in another folder, each in a process that its nanny starts anew."""
-    folder = tmp_path_factory.mktemp("dask")
+@contextmanager
+def scheduler(folder: Path, *workers: str) -> Iterator[str]:
+    """The address of a scheduler, with workers in another folder where options of theirs are given."""
     file = folder / "scheduler.json"
     common = ("--scheduler-file", str(file), "--no-dashboard")
     processes = [started("scheduler", "--host", "127.0.0.1", "--port", "0", *common)]
@@ -43,14 +43,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         while not file.exists():
             assert time.monotonic() < until and processes[0].poll() is None
             time.sleep(0.05)
-        worker = ("--nworkers", "2", "--nthreads", "1", "--host", "127.0.0.1", "--local-directory", str(folder))
-        processes.append(started("worker", *common, *worker))
+        if workers:
+            here = ("--host", "127.0.0.1", "--local-directory", str(folder))
+            processes.append(started("worker", *common, *here, *workers))
         yield json.loads(file.read_text())["address"]
     finally:
         for process in reversed(processes):
             for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
                 one.kill()
             process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a scheduler with two workers, each in a process that its nanny starts anew."""
+    with scheduler(tmp_path_factory.mktemp("dask"), "--nworkers", "2", "--nthreads", "1") as address:
+        yield address
 
 
 def test_a_worker_is_killed_in_the_middle(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +108,13 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         said = str(caught.value)
         assert said.startswith(f"scheduler={address} does not answer: {word}") and "\n" not in said
         assert said.endswith("; `dask scheduler` prints its address when it starts")
+
+
+def test_no_worker_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "PATIENCE_S", 2.0)
+    with scheduler(tmp_path) as address, pytest.raises(AutoshardError) as caught:
+        autoshard.sweep(POINTS, tmp_path / "out", scheduler=address)
+    assert str(caught.value) == f"scheduler={address} has no worker: start some with `dask worker {address}`"
 
 
 def test_without_dask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
