@@ -15,7 +15,7 @@ from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
 from autoshard.sweeps.outcome import FAILED, INVALID, LOST, OK, Outcome
 from autoshard.sweeps.point import PlanFor, Spread, Task, in_turn
-from autoshard.sweeps.table import Key, key_of, read_table, row_of, write_table
+from autoshard.sweeps.table import Key, append_row, key_of, option_columns, read_table, row_of, write_table
 
 TABLE, PLOT, SHARDS = "results.csv", "plot.png", "shards"
 
@@ -55,13 +55,14 @@ def run_sweep(
             else:
                 task = Task(point, str(_folder_of(sweep, folder, point, key)), run, project, group_of(sweep))
                 tasks[id(task)] = task, key, point
-        if len(tables) > 1:  # the shards' rows come together, also where nothing is left to do
-            write_table(table, [rows[one] for one in order if one in rows])
+        columns = option_columns([*rows.values(), *(row_of(point, Outcome(OK)) for _, _, point in tasks.values())])
+        write_table(table, [rows[key] for key in order if key in rows], columns)
         for task, outcome in (spread or in_turn(plan_for))([task for task, _, _ in tasks.values()]):
             _, key, point = tasks[id(task)]
             rows[key] = row_of(point, outcome)
-            write_table(table, [rows[one] for one in order if one in rows])
+            append_row(table, rows[key], columns)
             advance(outcome.status)
+        write_table(table, [rows[key] for key in order], columns)
     outcomes = [(point, rows[key].outcome) for key, point in zip(keys, sweep.points, strict=True)]
     if all(outcome.status == INVALID for _, outcome in outcomes):
         raise AutoshardError(f"no point of the sweep can be planned: {outcomes[0][1].reason}")

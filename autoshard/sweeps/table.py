@@ -1,10 +1,14 @@
-"""The CSV of a sweep, one row a point. After each new row the whole file is replaced, so it is never torn."""
+"""The CSV of a sweep, one row a point. Rows are appended as points end, so that a sweep may be killed at any time.
+
+At its end the whole file is replaced, in order. Of rows with one key the last holds.
+"""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,18 +65,41 @@ def files_digest(point: Point) -> str:
     return digest.hexdigest()[:12] if found else ""
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Writes the rows as CSV: the options that any row names, then the outcome. Raises AutoshardError where it
-    cannot."""
-    used = [name for name in OPTIONS if any(row.values.get(name) for row in rows)]
+def option_columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The options that any of the rows names: the first columns of their table."""
+    return tuple(name for name in OPTIONS if any(row.values.get(name) for row in rows))
+
+
+def write_table(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
+    """Writes the rows as CSV: the options, then the outcome. columns: the options; None: those that any row names.
+    Raises AutoshardError where it cannot."""
+    used = option_columns(rows) if columns is None else columns
+    header = _line([*used, *RESULTS, "files", "autoshard_version"])
+    write_text(path, header + "".join(_row_line(row, used) for row in rows), "table")
+
+
+def append_row(path: Path, row: Row, columns: Sequence[str]) -> None:
+    """Adds a row to a table with these options as its first columns; it is on disk when this returns. Raises
+    AutoshardError where it cannot."""
+    try:
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_row_line(row, columns))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise AutoshardError(f"table {path} cannot be written: {error.strerror or error}") from None
+
+
+def _row_line(row: Row, columns: Sequence[str]) -> str:
+    outcome = asdict(row.outcome)
+    options = (row.values.get(name, "") for name in columns)
+    return _line([*options, *(_cell(outcome[name]) for name in RESULTS), row.files, row.version])
+
+
+def _line(cells: Sequence[str]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*used, *RESULTS, "files", "autoshard_version"])
-    for row in rows:
-        outcome = asdict(row.outcome)
-        cells = [_cell(outcome[name]) for name in RESULTS]
-        writer.writerow([*(row.values.get(name, "") for name in used), *cells, row.files, row.version])
-    write_text(path, text.getvalue(), "table")
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> str:
@@ -88,11 +115,12 @@ def read_table(path: Path) -> tuple[Row, ...]:
     if not path.exists():
         return ()
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            if not {"status", "layout", "files", "autoshard_version"} <= set(reader.fieldnames or ()):
-                raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
-            return tuple(_row(path, reader.line_num, cells) for cells in reader)
+        text = path.read_bytes().decode()
+        whole = text[: text.rfind("\n") + 1]  # a machine that lost power may have torn the last line
+        reader = csv.DictReader(io.StringIO(whole, newline=""), strict=True)
+        if not {"status", "layout", "files", "autoshard_version"} <= set(reader.fieldnames or ()):
+            raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
+        return tuple(_row(path, reader.line_num, cells) for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise AutoshardError(f"table {path} cannot be read: {error}; choose another --out or remove it") from None
 
