@@ -1,6 +1,7 @@
 # make demo    from nothing to a plan, an audit of two of its stages and a rehearsal of it
 # make test    lint, types and every test, as continuous integration runs them
 # make neuron  the torch backend on a twin of native PyTorch for Neuron, which needs no chip
+# make docs    the site of docs/, into site/
 # make benchmark  every recipe, published and as planned, audited: plan against audit
 # make calibrate  the packaged constants, fitted anew to benchmarks/data
 # make clean   remove the environment and what was built
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 INSTALL = $(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable
 
-.PHONY: help demo test neuron benchmark calibrate lint types clean
+.PHONY: help demo test docs neuron benchmark calibrate lint types clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -30,6 +31,9 @@ demo: $(VENV)/.demo
 test: lint types
 	python -m pytest -n 2 --dist loadfile tests/unit tests/golden tests/validation
 	python -m pytest tests/multiprocess
+
+docs: $(VENV)/.test
+	python -m mkdocs build --strict
 
 neuron: $(VENV)/.test
 	python -m pytest tests/neuron
@@ -62,4 +66,4 @@ calibrate: $(VENV)/.test
 	  --collectives benchmarks/data/trainium_collectives.csv -o autoshard --details benchmarks/data
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,9 +16,9 @@ class Family:
     """The modules of a family, each imported when it is first asked for: a plan needs one graph and no weights.
 
     folder: the name of the family's folder. is_published: whether there are Hugging Face configs and checkpoints of
-    it, and the folder has a `config.py` and a `weights.py`. package: where the folder is; of a plug-in its own. Without a
-    folder the package is one module with all that graph and config have, and no weights. activations: of a plug-in, the
-    values of hidden_act that the graph stands for.
+    it, and the folder has a `config.py` and a `weights.py`. package: where the folder is; of a plug-in its own. Without
+    a folder the package is one module with all that graph and config have, and no weights. activations: of a plug-in,
+    the values of hidden_act that the graph stands for.
     """
 
     folder: str

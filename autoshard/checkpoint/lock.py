@@ -27,8 +27,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @contextmanager
-def directory_lock(directory: Path) -> Iterator[None]:
-    """Hold the lock of a folder while the context lasts; the folder is made if need be.
+def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[None]:
+    """Hold the lock of a folder while the context lasts; the folder is made if need be. option: names it in errors.
 
     On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
     machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone; a lock
@@ -40,13 +40,13 @@ def directory_lock(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise AutoshardError(f"checkpoint_dir={directory} cannot be written to: {error.strerror or error}") from None
+        raise AutoshardError(f"{option}={directory} cannot be written to: {error.strerror or error}") from None
     stop = threading.Event()
     try:
-        held_here = _take(descriptor, path)
-        _refuse_living_holder(descriptor, directory, held_here)
+        held_here = _take(descriptor, path, option)
+        _refuse_living_holder(descriptor, directory, option, held_here)
         me = {"pid": os.getpid(), "host": socket.gethostname()}
-        _write(descriptor, json.dumps(me), directory)
+        _write(descriptor, json.dumps(me), directory, option)
         beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="checkpoint-lock")
         beat.start()
         try:
@@ -60,12 +60,12 @@ def directory_lock(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(descriptor: int, path: Path) -> bool:
+def _take(descriptor: int, path: Path, option: str) -> bool:
     """Whether the kernel gave the lock; false where the file system has no locks. Raises if another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise AutoshardError(held_message(path.parent, _holder(descriptor))) from None
+        raise AutoshardError(held_message(path.parent, _holder(descriptor), option)) from None
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise AutoshardError(f"{path} cannot be locked: {error.strerror or error}") from None
@@ -73,7 +73,7 @@ def _take(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _refuse_living_holder(descriptor: int, directory: Path, held_here: bool) -> None:
+def _refuse_living_holder(descriptor: int, directory: Path, option: str, held_here: bool) -> None:
     holder = _holder(descriptor)
     if not holder or (held_here and holder.get("host") == socket.gethostname()):
         return
@@ -83,18 +83,18 @@ def _refuse_living_holder(descriptor: int, directory: Path, held_here: bool) -> 
         age_s = probe.stat().st_mtime - os.fstat(descriptor).st_mtime
         probe.unlink()
     except OSError as error:
-        raise AutoshardError(f"checkpoint_dir={directory} cannot be written to: {error.strerror or error}") from None
+        raise AutoshardError(f"{option}={directory} cannot be written to: {error.strerror or error}") from None
     before = os.fstat(descriptor).st_mtime_ns
     if not 0 <= age_s < STALE_AFTER_S:
         time.sleep(WATCHED_S)
         if os.fstat(descriptor).st_mtime_ns == before:
             return
-    raise AutoshardError(held_message(directory, holder) + f"; if that run is gone, wait {STALE_AFTER_S:.0f} s")
+    raise AutoshardError(held_message(directory, holder, option) + f"; if that run is gone, wait {STALE_AFTER_S:.0f} s")
 
 
-def held_message(directory: object, holder: dict[str, object]) -> str:
+def held_message(directory: object, holder: dict[str, object], option: str = "checkpoint_dir") -> str:
     who = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "another process"
-    return f"checkpoint_dir={directory} is in use by {who}: give each run its own"
+    return f"{option}={directory} is in use by {who}: give each run its own"
 
 
 def _holder(descriptor: int) -> dict[str, object]:
@@ -106,12 +106,12 @@ def _holder(descriptor: int) -> dict[str, object]:
     return {}
 
 
-def _write(descriptor: int, text: str, directory: Path) -> None:
+def _write(descriptor: int, text: str, directory: Path, option: str) -> None:
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
     except OSError as error:
-        raise AutoshardError(f"checkpoint_dir={directory} cannot be written to: {error.strerror or error}") from None
+        raise AutoshardError(f"{option}={directory} cannot be written to: {error.strerror or error}") from None
 
 
 def _beat(descriptor: int, stop: threading.Event) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
-from autoshard.files.option_values import path, text
+from autoshard.files.option_values import path, text, whole
 
 if TYPE_CHECKING:
     from autoshard.plans.plan import Plan
@@ -23,13 +24,20 @@ rendezvous, and the variables of EFA and the Neuron SDK, each with its reason.
 
   autoshard launch plan.json --slurm --out job.sh
   autoshard launch plan.json --slurm --precompile --submit
+  autoshard launch my_sweep.yaml --slurm --array 16 --submit
   autoshard launch plan.json --kubernetes --image REGISTRY/NAME:TAG | kubectl apply -f -"""
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json, at a path that all nodes share")
+    parser.add_argument(
+        "plan", type=path, metavar="PLAN", help="plan.json (of --array: a sweep file) where all nodes see it"
+    )
     parser.add_argument("--slurm", action="store_true", help="an sbatch script")
     parser.add_argument("--kubernetes", action="store_true", help="a PyTorchJob of the Kubeflow training operator")
+    parser.add_argument(
+        "--array", type=whole(), metavar="N", help="PLAN is a sweep file: a job array of N tasks that do its points"
+    )
+    parser.add_argument("--run", action="store_true", help="of --array: execute the plans too, each on its task's node")
     parser.add_argument("--precompile", action="store_true", help="only compile the graphs of a few steps")
     parser.add_argument(
         "--compiled-for", type=path, metavar="PLAN", help="warn of what makes graphs of this plan's cache useless"
@@ -50,13 +58,14 @@ def add_arguments(parser: Parser) -> None:
 def run(values: Mapping[str, Any]) -> int:
     from autoshard.backends.products import check_runs
     from autoshard.backends.registry import BACKENDS
-    from autoshard.files.atomic_file import write_text
     from autoshard.jobs.kubernetes import pytorch_job
     from autoshard.jobs.options import LaunchOptions
     from autoshard.jobs.slurm import sbatch_script
 
     if values["slurm"] == values["kubernetes"]:
         raise AutoshardError("give one of --slurm and --kubernetes")
+    if values["array"] is not None or values["run"]:
+        return _array(values)
     plan = load_plan(values["plan"])
     if values["program"] is None:
         check_runs(BACKENDS[plan.backend], plan.training.precision)
@@ -64,6 +73,29 @@ def run(values: Mapping[str, Any]) -> int:
     options = LaunchOptions(values["plan"], **{name: values[name] for name in names})
     job = sbatch_script(plan, options) if values["slurm"] else pytorch_job(plan, options)
     _warn(plan, options.program, values["precompile"], values["compiled_for"])
+    return _hand_over(job, values)
+
+
+def _array(values: Mapping[str, Any]) -> int:
+    """The job array of a sweep."""
+    from autoshard.jobs.options import LaunchOptions
+    from autoshard.jobs.slurm_array import array_script
+    from autoshard.sweeps.grid import read_sweep
+
+    if values["array"] is None or not values["slurm"]:
+        raise AutoshardError("a sweep is launched with --slurm --array N; --run beside them executes its plans")
+    for name in ("program", "precompile", "compiled_for", "cache", "image", "claim"):
+        if values[name]:
+            raise AutoshardError(f"--{name.replace('_', '-')} is of the job of one plan; leave it out beside --array")
+    sweep = read_sweep(Path(values["plan"]))
+    options = LaunchOptions(values["plan"], partition=values["partition"], time_limit=values["time_limit"])
+    return _hand_over(array_script(sweep.name, len(sweep.points), values["array"], options, values["run"]), values)
+
+
+def _hand_over(job: str, values: Mapping[str, Any]) -> int:
+    """Writes, prints or submits the job, as the options say."""
+    from autoshard.files.atomic_file import write_text
+
     if values["out"] is not None:
         write_text(values["out"], job, "job")
         say(f"wrote {values['out']}")

@@ -10,9 +10,8 @@ import autoshard
 from autoshard.commands.output import load_plan
 from autoshard.commands.parser import Group, Parser
 from autoshard.files.option_values import number, one_of, path, text, whole
-from autoshard.interface.running import run_options
 from autoshard.runtime.learning_rate import SCHEDULES
-from autoshard.runtime.options import DEVICES, RunOptions, backend_names
+from autoshard.runtime.options import DEVICES, RunOptions, backend_names, options_from
 
 SUMMARY = "execute a plan, or rehearse it on this machine"
 USAGE = "autoshard run PLAN [options]"
@@ -189,7 +188,7 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.runtime.environment import cluster_environment
 
     options = {name: values[name] for name in RunOptions.__dataclass_fields__}
-    run_options(options)  # what is wrong with them is said before the plan is read
+    options_from(options)  # what is wrong with them is said before the plan is read
     alone = cluster_environment() is None  # of a cluster's processes, each would say the same
     plan = load_plan(values["plan"]) if alone else read_plan(values["plan"])
     return autoshard.run(plan, **options).exit_code

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import near, show
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
-from autoshard.runtime.options import RunOptions
+from autoshard.runtime.options import options_from
 
 if TYPE_CHECKING:
     from autoshard.sweeps.grid import Point, Sweep
-    from autoshard.sweeps.table import Outcome
-
-_PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
+    from autoshard.sweeps.outcome import Outcome
+    from autoshard.sweeps.point import Spread
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,12 +61,13 @@ class Run:
 @dataclass(frozen=True, repr=False)
 class SweepResult(Shown):
     """Every point of a sweep with its outcome, in grid order. folder: has results.csv. planned: points that were
-    planned now; the others were in the table already."""
+    done now; the others were in the table already. places: where results went, for people."""
 
     sweep: Sweep
     outcomes: tuple[tuple[Point, Outcome], ...]
     folder: Path
     planned: int
+    places: tuple[str, ...] = ()
 
     def table(self) -> dict[str, list[Any]]:
         """Columns: the options of the grid, then status, step_time_s, tokens_per_s, mfu, memory_bytes, layout, ...;
@@ -111,13 +110,27 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     return Audit(plan, tuple(by_rank[role.rank] for role in wanted))
 
 
-def sweep(grid: Mapping[str, Any] | str | Path, out: str | Path | None = None) -> SweepResult:
+def sweep(
+    grid: Mapping[str, Any] | str | Path,
+    out: str | Path | None = None,
+    *,
+    run: bool | Mapping[str, Any] = False,
+    workers: int = 1,
+    scheduler: str | None = None,
+    shard: str | None = None,
+    wandb: bool = False,
+    wandb_project: str = "autoshard",
+) -> SweepResult:
     """Plans every combination of a grid and writes results.csv and plot.png; what is in that table already is not
-    planned again.
+    planned again, also after this process was killed.
 
     grid: options of `plan`, lists of values among them: {"model": "llama3-8b", "nodes": [4, 8, 16]}; or a sweep file
-    (YAML). out: folder of the results; None: sweeps/NAME. Raises AutoshardError for an option that is none, and where
-    no point can be planned.
+    (YAML). out: folder of the results; None: sweeps/NAME. run: execute each plan too, or rehearse it where this machine
+    is smaller; the options of `run` as a dict, or under `run` of the grid. workers: processes of this machine.
+    scheduler: address of a Dask cluster that does the points instead (extra `cluster`). shard: "2/8" does the second of
+    eight parts, into a folder of its own in out; without it their tables are gathered. wandb: one group of runs in
+    wandb_project on Weights & Biases, offline without an account. Raises AutoshardError for an option that is none,
+    where no point can be planned, and where another sweep writes to the folder.
 
     >>> import autoshard
     >>> found = autoshard.sweep({"model": "llama3-8b", "nodes": [2, 4], "seq_len": 4096})
@@ -125,14 +138,40 @@ def sweep(grid: Mapping[str, Any] | str | Path, out: str | Path | None = None) -
     ([2, 4], 'sweep')
     """
     from autoshard.planner.planning import plan_for
-    from autoshard.sweeps.grid import read_sweep, sweep_of
-    from autoshard.sweeps.run import progress, run_sweep
+    from autoshard.sweeps.grid import part, read_sweep, sweep_of, with_run
+    from autoshard.sweeps.logs import write_logs
+    from autoshard.sweeps.run import SHARDS, progress, run_sweep
 
     asked = sweep_of(grid, "sweep") if isinstance(grid, Mapping) else read_sweep(Path(grid))
+    if isinstance(run, Mapping):
+        asked = with_run(asked, run)
     folder = Path(out) if out is not None else Path("sweeps") / asked.name
+    if shard is not None:
+        asked, folder = part(asked, shard), folder / SHARDS / shard.replace("/", "-of-")
+    spread = _spread(workers, scheduler)
+    options = asked.run if run or isinstance(run, Mapping) else None
+    project = wandb_project if wandb else None
     with progress(len(asked.points), sys.stderr.isatty()) as advance:
-        outcomes, planned = run_sweep(asked, folder, plan_for, advance)
-    return SweepResult(asked, tuple(outcomes), folder, planned)
+        outcomes, planned = run_sweep(asked, folder, plan_for, advance, spread, options, project)
+    places = write_logs(asked, outcomes, folder, project)
+    return SweepResult(asked, tuple(outcomes), folder, planned, places)
+
+
+def _spread(workers: int, scheduler: str | None) -> Spread | None:
+    """Where points are done; None: in this process. Raises AutoshardError where both are asked for."""
+    if type(workers) is not int or workers < 1:
+        raise AutoshardError(f"workers={workers!r} must be a whole number of at least 1")
+    if scheduler is not None:
+        from autoshard.sweeps.dask_cluster import on_dask
+
+        if workers > 1:
+            raise AutoshardError(f"workers={workers} beside scheduler={scheduler}, which has its own: leave it out")
+        return on_dask(scheduler)
+    if workers == 1:
+        return None
+    from autoshard.sweeps.workers import on_processes
+
+    return on_processes(workers)
 
 
 def run(plan: plans.Plan, **options: Any) -> Run:
@@ -145,20 +184,5 @@ def run(plan: plans.Plan, **options: Any) -> Run:
     from autoshard.runtime.run import run_plan
 
     folders: list[Path] = []
-    code = run_plan(plan, run_options(options), folders.append)
+    code = run_plan(plan, options_from(options), folders.append)
     return Run(code, folders[0] if folders else None)
-
-
-def run_options(values: Mapping[str, Any]) -> RunOptions:
-    """The RunOptions for these values. Raises AutoshardError for a name that is none, and a value that is wrong."""
-    known = [field.name for field in fields(RunOptions)]
-    for name in values:
-        if name not in known:
-            close = near(name, known)
-            raise AutoshardError(
-                f"{show(name)} is not an option of run"
-                + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(known)}")
-            )
-    given: dict[str, Any] = dict(values)
-    given |= {name: Path(given[name]) for name in _PATHS if given.get(name) is not None}
-    return RunOptions(**given)

@@ -28,17 +28,26 @@ def comment(text: str) -> list[str]:
     return [f"# {line}" for line in wrap(text, WIDTH - 2)]
 
 
+def job_name(name: str) -> str:
+    """The name with no letter that Slurm might not take."""
+    return "".join(letter if letter.isalnum() or letter in ".-_" else "-" for letter in name)
+
+
+def limits(options: LaunchOptions) -> list[str]:
+    """The lines of a job that name its partition and its time, where these are given."""
+    given = {"partition": options.partition, "time": options.time_limit}
+    return [f"#SBATCH --{flag}={value}" for flag, value in given.items() if value is not None]
+
+
 def _header(plan: Plan, options: LaunchOptions) -> list[str]:
-    name = "".join(letter if letter.isalnum() or letter in ".-_" else "-" for letter in plan.model.name)
-    limits = {"partition": options.partition, "time": options.time_limit}
     return [
         "#!/usr/bin/env bash",
-        f"#SBATCH --job-name=autoshard-{name}{'-precompile' if options.precompile else ''}",
+        f"#SBATCH --job-name=autoshard-{job_name(plan.model.name)}{'-precompile' if options.precompile else ''}",
         f"#SBATCH --nodes={plan.cluster.nodes}",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --exclusive",
         "#SBATCH --output=%x-%j.log",
-        *(f"#SBATCH --{flag}={value}" for flag, value in limits.items() if value is not None),
+        *limits(options),
         "",
         *comment(f"{describe(plan)}; written by {plan.made_by}."),
         *comment(compilation(plan)),

@@ -7,7 +7,7 @@ import json
 import math
 import netrc
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,8 @@ _WANDB_INIT_TIMEOUT_S = 30.0
 class MetricsWriter:
     """Writes to metrics.jsonl and tensorboard/ in the run's directory and, when asked, to Weights & Biases.
 
-    directory: made when missing. project, name, config: what W&B shows; the name defaults to the directory's.
+    directory: made when missing. project, name, group, config: what W&B shows; the name defaults to the directory's,
+    the group to WANDB_RUN_GROUP, which wandb reads.
     wandb: without an account (or with WANDB_MODE=offline) the run is kept in directory/wandb, for `wandb sync`.
     Raises AutoshardError when a file cannot be written, and when wandb is asked for and missing or unreachable.
     """
@@ -39,6 +40,7 @@ class MetricsWriter:
         wandb: bool = False,
         project: str = "autoshard",
         name: str | None = None,
+        group: str | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = directory / METRICS_FILE
@@ -52,7 +54,7 @@ class MetricsWriter:
             with _disk_errors(directory / "tensorboard"):
                 self._events = EventFile(directory / "tensorboard")
             if wandb:
-                self._wandb = _WandbRun(directory, project, name or directory.resolve().name, config or {})
+                self._wandb = _WandbRun(directory, project, name or directory.resolve().name, group, config or {})
         except BaseException:
             self.close(exit_code=1)
             raise
@@ -79,6 +81,11 @@ class MetricsWriter:
                 self._events.add_scalars(step, values)
         if self._wandb is not None:
             self._wandb.log(step, values)
+
+    def show(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], image: Path | None) -> None:
+        """Shows a table of these columns and, where there is one, a picture; on W&B alone."""
+        if self._wandb is not None:
+            self._wandb.show(name, columns, rows, image)
 
     def close(self, summary: Mapping[str, Any] | None = None, exit_code: int = 0) -> None:
         """Closes everything; closing again does nothing. summary: numbers of the whole run, shown by W&B beside its
@@ -113,7 +120,7 @@ def has_wandb_key(environment: Mapping[str, str], home: Path, hosts: Collection[
 
 
 class _WandbRun:
-    def __init__(self, directory: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, project: str, name: str, group: str | None, config: Mapping[str, Any]) -> None:
         try:
             self._module = importlib.import_module("wandb")
         except ImportError as error:
@@ -130,6 +137,7 @@ class _WandbRun:
             self._run = self._module.init(
                 project=project,
                 name=name,
+                group=group,
                 dir=str(directory),
                 mode=None if configured else "offline",
                 config=dict(config),
@@ -146,6 +154,16 @@ class _WandbRun:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
+
+    def show(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], image: Path | None) -> None:
+        # A column of a table has one type: what is not a number is text.
+        cells = [
+            [cell if isinstance(cell, (int, float)) or cell is None else str(cell) for cell in row] for row in rows
+        ]
+        shown = {name: self._module.Table(columns=list(columns), data=cells, allow_mixed_types=True)}
+        if image is not None:
+            shown["plot"] = self._module.Image(str(image))
+        self._run.log(shown)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         self._run.summary.update(dict(summary))

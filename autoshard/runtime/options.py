@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import LARGEST_SEED, show
+from autoshard.files.fields import LARGEST_SEED, near, show
+from autoshard.files.option_values import number
 from autoshard.runtime.learning_rate import SCHEDULES
 
+PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 
 
@@ -146,3 +150,24 @@ class RunOptions:
         known = self.resume in ("auto", "never") or is_remote(self.resume)
         if not known and not Path(self.resume).is_dir():
             raise AutoshardError(f"resume={self.resume} is not auto, never or a folder with a checkpoint")
+
+
+def options_from(values: Mapping[str, Any]) -> RunOptions:
+    """The RunOptions for these values. Raises AutoshardError for a name that is none, and a value that is wrong."""
+    known = [field.name for field in fields(RunOptions)]
+    for name in values:
+        if name not in known:
+            close = near(name, known)
+            raise AutoshardError(
+                f"{show(name)} is not an option of run"
+                + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(known)}")
+            )
+    given: dict[str, Any] = dict(values)
+    given |= {name: Path(given[name]) for name in PATHS if given.get(name) is not None}
+    for name in ("learning_rate", "eval_fraction", "timeout_s"):
+        if isinstance(given.get(name), str):  # YAML reads 5e-4 as text
+            try:
+                given[name] = number(given[name])
+            except ValueError as error:
+                raise AutoshardError(f"{name}: {error}") from None
+    return RunOptions(**given)

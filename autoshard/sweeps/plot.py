@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
-from autoshard.sweeps.table import OK, Outcome
+from autoshard.sweeps.outcome import EXECUTED, OK, Outcome
 
 WIDE = 32
 """If the last tick is more than this many times the first, the axis is logarithmic. On a linear axis, linear scaling is
@@ -39,6 +39,11 @@ def _readable(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def has_runs(found: Mapping[str, Sequence[tuple[float, Outcome]]]) -> bool:
+    """Whether any point of the lines was executed as planned; rehearsals are of other models and are not drawn."""
+    return any(outcome.run == EXECUTED for points in found.values() for _, outcome in points)
+
+
 def efficiencies(points: Sequence[tuple[float, Outcome]]) -> list[float]:
     """Tokens/s of each device over that of the line's first point."""
     per_device = [(outcome.tokens_per_s or 0.0) / (outcome.devices or 1) for _, outcome in points]
@@ -65,12 +70,21 @@ def write_plot(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], path: Pa
     for label, points in found.items():
         xs = [place for place, _ in points]
         throughput.plot(xs, [outcome.tokens_per_s for _, outcome in points], marker="o", label=label)
+        measured = [(place, outcome) for place, outcome in points if outcome.run == EXECUTED]
+        if measured:
+            xs_run, ys_run = zip(*[(place, outcome.measured_tokens_per_s) for place, outcome in measured], strict=True)
+            throughput.plot(xs_run, ys_run, marker="x", linestyle="--", label=f"{label}, measured")
         ys = efficiencies(points) if scaling else [outcome.mfu or 0.0 for _, outcome in points]
         efficiency.plot(xs, [100 * y for y in ys], marker="o", label=label)
     throughput.set_ylim(bottom=0)
     efficiency.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     efficiency.margins(y=0.2)
-    _decorate(throughput, sweep, x, "tokens/s (predicted)")
+    _decorate(
+        throughput,
+        sweep,
+        x,
+        "tokens/s (predicted; measured where it says so)" if has_runs(found) else "tokens/s (predicted)",
+    )
     _decorate(efficiency, sweep, x, "tokens/s per device, % of the first point" if scaling else "MFU, % (predicted)")
     throughput.legend(fontsize="small", frameon=False)
     figure.suptitle(_title(sweep))

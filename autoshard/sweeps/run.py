@@ -1,30 +1,23 @@
-"""Runs a sweep: plans the points that are missing, keeps the table up to date, then shows, plots and logs all of it."""
+"""Runs a sweep: does the points that are missing, here or elsewhere, and keeps the table up to date."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
-from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.planner.options import request_from
-from autoshard.planner.request import PlanRequest
-from autoshard.plans.plan import Plan
+from autoshard.checkpoint.lock import directory_lock
+from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
-from autoshard.sweeps.table import (
-    DOES_NOT_FIT,
-    INVALID,
-    OK,
-    Outcome,
-    Row,
-    key_of,
-    outcome_of,
-    read_table,
-    row_of,
-    write_table,
-)
+from autoshard.sweeps.outcome import FAILED, INVALID, LOST, OK, Outcome
+from autoshard.sweeps.point import PlanFor, Spread, Task, in_turn
+from autoshard.sweeps.table import Key, append_row, key_of, option_columns, read_table, row_of, write_table
 
-TABLE, PLOT = "results.csv", "plot.png"
+TABLE, PLOT, SHARDS = "results.csv", "plot.png", "shards"
 
 Outcomes = Sequence[tuple[Point, Outcome]]
 Advance = Callable[[str], None]
@@ -32,59 +25,68 @@ Advance = Callable[[str], None]
 
 
 def run_sweep(
-    sweep: Sweep, folder: Path, plan_for: Callable[[PlanRequest], Plan], advance: Advance
+    sweep: Sweep,
+    folder: Path,
+    plan_for: PlanFor,
+    advance: Advance,
+    spread: Spread | None = None,
+    run: Mapping[str, Any] | None = None,
+    project: str | None = None,
 ) -> tuple[Outcomes, int]:
-    """(every point with its outcome, in grid order; how many were planned now). Rows of other sweeps stay in the table.
+    """(every point with its outcome, in grid order; how many were done now). Rows of other sweeps stay in the table.
 
-    Raises AutoshardError where no point could even be planned, and where the table cannot be read or written.
+    spread: does the points; None: this process, one after the other, with plan_for. run: fields of RunOptions with
+    which each plan is executed; None: points are only planned. project: of Weights & Biases, for runs that log there;
+    runs that were done before are not done again for it.
+    Raises AutoshardError where no point could even be planned, where the table cannot be read or written, and where
+    another sweep writes to the folder.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AutoshardError(f"folder {folder} cannot be made: {error.strerror}") from None
     table = folder / TABLE
-    rows: dict[tuple[str, ...], Row] = {row.key: row for row in read_table(table)}
-    planned = 0
-    for point in sweep.points:
-        key = key_of(point)
-        if key not in rows:
-            rows[key] = row_of(point, plan_point(point, plan_for))
-            planned += 1
-            write_table(table, tuple(rows.values()))
-        advance(rows[key].outcome.status)
-    outcomes = [(point, rows[key_of(point)].outcome) for point in sweep.points]
+    with directory_lock(folder, "out"):
+        tables = (*sorted(folder.glob(f"{SHARDS}/*/{TABLE}")), table)
+        rows = {row.key: row for path in tables for row in read_table(path)}
+        keys = [key_of(point) for point in sweep.points]
+        wanted = set(keys)
+        order = [*(key for key in rows if key not in wanted), *keys]
+        tasks: dict[int, tuple[Task, Key, Point]] = {}
+        for key, point in zip(keys, sweep.points, strict=True):
+            if key in rows and _is_done(rows[key].outcome, run):
+                advance(rows[key].outcome.status)
+            else:
+                task = Task(point, str(_folder_of(sweep, folder, point, key)), run, project, group_of(sweep))
+                tasks[id(task)] = task, key, point
+        columns = option_columns([*rows.values(), *(row_of(point, Outcome(OK)) for _, _, point in tasks.values())])
+        write_table(table, [rows[key] for key in order if key in rows], columns)
+        for task, outcome in (spread or in_turn(plan_for))([task for task, _, _ in tasks.values()]):
+            _, key, point = tasks[id(task)]
+            rows[key] = row_of(point, outcome)
+            append_row(table, rows[key], columns)
+            advance(outcome.status)
+        write_table(table, [rows[key] for key in order], columns)
+    outcomes = [(point, rows[key].outcome) for key, point in zip(keys, sweep.points, strict=True)]
     if all(outcome.status == INVALID for _, outcome in outcomes):
         raise AutoshardError(f"no point of the sweep can be planned: {outcomes[0][1].reason}")
-    return outcomes, planned
+    return outcomes, len(tasks)
 
 
-def plan_point(point: Point, plan_for: Callable[[PlanRequest], Plan]) -> Outcome:
-    """The outcome of planning one point. A point that does not fit or asks for something impossible is an outcome, too;
-    it does not end the sweep."""
-    try:
-        return outcome_of(plan_for(request_from(point, top=0)))
-    except NoLayoutFits as error:
-        return Outcome(DOES_NOT_FIT, str(error))
-    except AutoshardError as error:
-        return Outcome(INVALID, str(error))
+def group_of(sweep: Sweep) -> str:
+    """The group of the sweep's runs on Weights & Biases."""
+    return f"sweep {sweep.name}"
 
 
-def log_to_wandb(sweep: Sweep, outcomes: Outcomes, folder: Path, project: str) -> tuple[str, ...]:
-    """Logs the sweep as one W&B run with a step for each point; returns lines that say where the numbers went."""
-    from autoshard.runtime.metrics import MetricsWriter
-
-    config = {**sweep.fixed, "grid": {name: list(values) for name, values in sweep.grid.items()}}
-    with MetricsWriter(folder, wandb=True, project=project, name=f"sweep {sweep.name}", config=config) as writer:
-        for index, (point, outcome) in enumerate(outcomes):
-            writer.write(index, _numbers(sweep, point, outcome))
-        return writer.locations
+def _is_done(outcome: Outcome, run: Mapping[str, Any] | None) -> bool:
+    """Whether a row of the table is what is asked for. Points whose worker was killed, and runs that failed, are done
+    again."""
+    if outcome.status != OK or run is None:
+        return outcome.status != LOST
+    return outcome.run not in ("", FAILED) and outcome.run_options == json.dumps(dict(run), sort_keys=True)
 
 
-def _numbers(sweep: Sweep, point: Point, outcome: Outcome) -> dict[str, float]:
-    options = {name: float(point[name]) for name in sweep.grid if isinstance(point[name], (int, float))}
-    names = ("devices", "step_time_s", "tokens_per_s", "mfu", "memory_bytes")
-    found = {name: float(getattr(outcome, name)) for name in names if getattr(outcome, name) is not None}
-    return {**options, "fits": float(outcome.status == OK), **found}
+def _folder_of(sweep: Sweep, folder: Path, point: Point, key: Key) -> Path:
+    """A folder for the point's run: its place in the grid, for people, and a digest of all of it."""
+    words = ",".join(f"{name}={point[name]}" for name in sweep.grid)
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
+    return folder.resolve() / "points" / f"{re.sub(r'[^A-Za-z0-9=,._-]+', '-', words)[:100]}-{digest}"
 
 
 @contextmanager

@@ -1,48 +1,30 @@
-"""The CSV of a sweep, one row a point. After each new row the whole file is replaced, so it is never torn."""
+"""The CSV of a sweep, one row a point. Rows are appended as points end, so that a sweep may be killed at any time.
+
+At its end the whole file is replaced, in order. Of rows with one key the last holds.
+"""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.planner.options import OPTIONS
-from autoshard.plans.names import layout_name
-from autoshard.plans.plan import Plan
 from autoshard.sweeps.grid import Point
+from autoshard.sweeps.outcome import OK, RESULTS, RUNS, STATUSES, TEXTS, Outcome
 from autoshard.version import program_version
 
-OK, DOES_NOT_FIT, INVALID = "ok", "does not fit", "invalid"
 FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 """Options that may name a file; a row is reused only while the contents of those files stay the same."""
 
 Key = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of planning one point. Numbers are None unless status is 'ok'; reason says why it is not."""
-
-    status: str
-    reason: str = ""
-    chosen_backend: str | None = None
-    devices: int | None = None
-    layout: str | None = None
-    step_time_s: float | None = None
-    tokens_per_s: float | None = None
-    mfu: float | None = None
-    memory_bytes: float | None = None
-    memory_capacity_bytes: float | None = None
-
-
-RESULTS = tuple(field.name for field in fields(Outcome))
-"""Columns that follow those of the options."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +40,6 @@ class Row:
     @property
     def key(self) -> Key:
         return (*(self.values.get(name, "") for name in OPTIONS), self.files, self.version)
-
-
-def outcome_of(plan: Plan) -> Outcome:
-    estimate = plan.estimate
-    return Outcome(
-        OK,
-        "",
-        plan.backend,
-        plan.cluster.world_size,
-        layout_name(plan.strategy),
-        estimate.step_time_s,
-        estimate.tokens_per_s,
-        estimate.mfu,
-        estimate.fullest.total_bytes,
-        estimate.memory_capacity_bytes,
-    )
 
 
 def row_of(point: Point, outcome: Outcome) -> Row:
@@ -99,18 +65,41 @@ def files_digest(point: Point) -> str:
     return digest.hexdigest()[:12] if found else ""
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Writes the rows as CSV: the options that any row names, then the outcome. Raises AutoshardError where it
-    cannot."""
-    used = [name for name in OPTIONS if any(row.values.get(name) for row in rows)]
+def option_columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The options that any of the rows names: the first columns of their table."""
+    return tuple(name for name in OPTIONS if any(row.values.get(name) for row in rows))
+
+
+def write_table(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
+    """Writes the rows as CSV: the options, then the outcome. columns: the options; None: those that any row names.
+    Raises AutoshardError where it cannot."""
+    used = option_columns(rows) if columns is None else columns
+    header = _line([*used, *RESULTS, "files", "autoshard_version"])
+    write_text(path, header + "".join(_row_line(row, used) for row in rows), "table")
+
+
+def append_row(path: Path, row: Row, columns: Sequence[str]) -> None:
+    """Adds a row to a table with these options as its first columns; it is on disk when this returns. Raises
+    AutoshardError where it cannot."""
+    try:
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_row_line(row, columns))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise AutoshardError(f"table {path} cannot be written: {error.strerror or error}") from None
+
+
+def _row_line(row: Row, columns: Sequence[str]) -> str:
+    outcome = asdict(row.outcome)
+    options = (row.values.get(name, "") for name in columns)
+    return _line([*options, *(_cell(outcome[name]) for name in RESULTS), row.files, row.version])
+
+
+def _line(cells: Sequence[str]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*used, *RESULTS, "files", "autoshard_version"])
-    for row in rows:
-        outcome = asdict(row.outcome)
-        cells = [_cell(outcome[name]) for name in RESULTS]
-        writer.writerow([*(row.values.get(name, "") for name in used), *cells, row.files, row.version])
-    write_text(path, text.getvalue(), "table")
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> str:
@@ -126,32 +115,34 @@ def read_table(path: Path) -> tuple[Row, ...]:
     if not path.exists():
         return ()
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            if not {*RESULTS, "files", "autoshard_version"} <= set(reader.fieldnames or ()):
-                raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
-            return tuple(_row(path, reader.line_num, cells) for cells in reader)
+        text = path.read_bytes().decode()
+        whole = text[: text.rfind("\n") + 1]  # a machine that lost power may have torn the last line
+        reader = csv.DictReader(io.StringIO(whole, newline=""), strict=True)
+        if not {"status", "layout", "files", "autoshard_version"} <= set(reader.fieldnames or ()):
+            raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
+        return tuple(_row(path, reader.line_num, cells) for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise AutoshardError(f"table {path} cannot be read: {error}; choose another --out or remove it") from None
 
 
 def _row(path: Path, line: int, cells: Mapping[str, str | None]) -> Row:
     try:
-        numbers = {field.name: cells[field.name] or "" for field in fields(Outcome)}
-        outcome = Outcome(
-            numbers["status"],
-            numbers["reason"],
-            numbers["chosen_backend"] or None,
-            int(numbers["devices"]) if numbers["devices"] else None,
-            numbers["layout"] or None,
-            *(float(numbers[f.name]) if numbers[f.name] else None for f in fields(Outcome)[5:]),
-        )
+        outcome = Outcome(**{name: _value(name, cells.get(name) or "") for name in RESULTS})
         values = {name: cells[name] or "" for name in OPTIONS if name in cells}
         row = Row(values, cells["files"] or "", cells["autoshard_version"] or "", outcome)
     except (KeyError, ValueError):
         row = None
-    if row is None or outcome.status not in (OK, DOES_NOT_FIT, INVALID):
+    if row is None or outcome.status not in STATUSES or outcome.run not in RUNS:
         raise AutoshardError(
             f"table {path}, line {line}: not a row of a sweep; choose another --out or remove it"
         ) from None
     return row
+
+
+def _value(name: str, cell: str) -> Any:
+    """The value of one field of an Outcome in a cell. Raises ValueError for a word where a number belongs."""
+    if name in TEXTS:
+        return cell
+    if not cell:
+        return None
+    return cell if name in ("chosen_backend", "layout") else int(cell) if name == "devices" else float(cell)

@@ -44,7 +44,8 @@ SIGNATURES = {
     "run": "(plan, **options)",
     "score": "(layout, model=None, instance=None, **options)",
     "search": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
-    "sweep": "(grid, out=None)",
+    "sweep": "(grid, out=None, *, run=False, workers=1, scheduler=None, shard=None, wandb=False, "
+    "wandb_project='autoshard')",
     "trace": "(plan, out=None, *, measured=None)",
     "why_not": "(plan, layout)",
 }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+import autoshard
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.jobs.graphs import StageGraphs, graph_changes, num_distinct_graphs, stage_graphs
@@ -271,3 +272,47 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     sbatch.write_text("#!/bin/sh\necho 'invalid partition' >&2\nexit 1\n")
     assert main(["launch", "plan.json", "--slurm", "--submit", "--program", "train.py"]) == 2
     assert capsys.readouterr().err == "autoshard: error: sbatch refused the job: invalid partition\n"
+
+
+def test_a_sweep_as_a_job_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each task's command, as the script has it, does a part; the last command of the script's comment gathers them."""
+    monkeypatch.chdir(tmp_path)
+    Path("my sweep.yaml").write_text("model: llama3.2-1b\nseq_len: 2048\ngrid: {global_batch: [64, 128, 192]}\n")
+    assert main(["launch", "my sweep.yaml", "--slurm", "--array", "2", "--partition", "cpu", "--out", "sweep.sh"]) == 0
+    script = Path("sweep.sh").read_text()
+    shellcheck(script)
+    assert "#SBATCH --job-name=autoshard-sweep-my-sweep\n#SBATCH --array=1-2\n" in script
+    assert "#SBATCH --partition=cpu\n" in script and "--run" not in script
+    for task in ("1", "2"):
+        environment = {
+            **os.environ,
+            "SLURM_ARRAY_TASK_ID": task,
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        }
+        subprocess.run(["bash", "sweep.sh"], env=environment, check=True, capture_output=True, timeout=120)
+    tables = sorted(str(path) for path in Path("sweeps").rglob("results.csv"))
+    assert tables == [f"sweeps/my sweep/shards/{number}-of-2/results.csv" for number in (1, 2)]
+    assert autoshard.sweep("my sweep.yaml").planned == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--array", "3"], "give one of --slurm and --kubernetes"),
+        (
+            ["--kubernetes", "--array", "3"],
+            "a sweep is launched with --slurm --array N; --run beside them executes its ",
+        ),
+        (["--slurm", "--run"], "a sweep is launched with --slurm --array N; --run beside them executes its plans"),
+        (["--slurm", "--array", "4"], "array=4: sweep sweep has 3 points; at most 3 tasks have work"),
+        (["--slurm", "--array", "2", "--precompile"], "--precompile is of the job of one plan; leave it out beside "),
+        (["--slurm", "--array", "2", "--image", "x"], "--image is of the job of one plan; leave it out beside --array"),
+    ],
+)
+def test_a_wrong_array(
+    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text("model: llama3.2-1b\ngrid: {global_batch: [64, 128, 192]}\n")
+    assert main(["launch", "sweep.yaml", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"autoshard: error: {words}")

@@ -1,20 +1,28 @@
 """Each published layout is a recipe, and each recipe says the same as the table it came from."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from autoshard.calibration.results.instance_rows import instance_case
+from autoshard.cli import build_parser
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
+from autoshard.planner.options import OPTIONS, PINS, request_from
+from autoshard.planner.planning import inputs_of
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.training import PRECISIONS
+from benchmarks.published_recipes import measured_id
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
+MEASURED = sorted((REPOSITORY / "recipes" / "measured").glob("*.yaml"))
+OPEN = sorted((REPOSITORY / "recipes" / "open").glob("*.yaml"))
 SWEEPS = sorted((REPOSITORY / "recipes" / "sweeps").glob("*.yaml"))
 RECOMPUTE = {
     "selective[CoreAttention]": "core_attention",
@@ -22,6 +30,13 @@ RECOMPUTE = {
     "full": "full",
 }
 SAME = ("tp", "pp", "cp", "ep", "vpp", "micro_batch", "nodes", "lnc", "seq_len", "global_batch")
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, str]]:
+    """Published results on Trainium, by their names."""
+    with (REPOSITORY / "benchmarks" / "data" / "measured_trainium.csv").open() as stream:
+        return {row["id"]: row for row in csv.DictReader(stream)}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -53,6 +68,56 @@ def test_the_recipes_are_the_published_layouts() -> None:
         assert [recipe[name] for name in SAME] == [int(row[name]) for name in SAME]
         assert (recipe["instance"], recipe["precision"]) == (row["instance"], row["precision"])
         assert recipe["recompute"] == RECOMPUTE[row["recompute"]]
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_a_measured_recipe_is_the_row_that_it_names(
+    path: Path, rows: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    name = measured_id(path)
+    assert name is not None
+    case, recipe = instance_case(rows[name]), read(path)
+    assert f", {float(rows[name]['step_time_s']):g} s a step" in path.read_text().splitlines()[0]
+    request = request_from({option: OPTIONS[option].parse(value) for option, value in recipe.items()})
+    model, training, cluster, _ = inputs_of(request)
+    for field in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        assert getattr(model, field) == getattr(case.model, field), field
+    assert 0 <= case.model.vocab_size - model.vocab_size <= 16  # AWS's 13B has 32,016 words, Meta's 32,000
+    assert (training.sequence_length, training.global_batch_size) == (
+        case.training.sequence_length,
+        case.training.global_batch_size,
+    )
+    assert training.precision == case.training.precision
+    assert (cluster.instance, cluster.nodes) == (case.cluster.instance, case.cluster.nodes)
+    strategy = case.strategy
+    names = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
+    for option in ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "schedule", "attention_kernel", "zero"):
+        assert recipe[option] == getattr(strategy, names.get(option, option)), option
+    assert {recipe["recompute"]} == set(strategy.recompute)
+
+
+@pytest.mark.parametrize("path", OPEN, ids=lambda path: path.stem)
+def test_an_open_recipe_fixes_no_choice(path: Path) -> None:
+    recipe = read(path)
+    assert not set(recipe) & {option.name for option in PINS}
+    inputs_of(request_from({option: OPTIONS[option].parse(value) for option, value in recipe.items()}))
+
+
+@pytest.mark.parametrize("path", [*RECIPES, *MEASURED, *OPEN], ids=lambda path: path.stem)
+def test_a_recipe_is_a_config_of_the_command(path: Path) -> None:
+    parsed = build_parser("plan").parse_args(["plan", "--config", str(path)])
+    recipe = read(path)
+    assert {option: parsed["plan"][option] for option in recipe} == {
+        option: OPTIONS[option].parse(value) for option, value in recipe.items()
+    }
+
+
+def test_every_recipe_is_in_the_table_of_results() -> None:
+    table = (REPOSITORY / "benchmarks" / "results" / "published_recipes.md").read_text()
+    listed = re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
+    recipes = REPOSITORY / "recipes"
+    assert listed == [path.relative_to(recipes).with_suffix("").as_posix() for path in (*RECIPES, *MEASURED, *OPEN)]
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)

@@ -18,9 +18,10 @@ from autoshard.planner.options import OPTIONS
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.sweeps.grid import Sweep, read_sweep
+from autoshard.sweeps.outcome import DOES_NOT_FIT, EXECUTED, INVALID, OK, REHEARSED, Outcome, outcome_of
 from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
 from autoshard.sweeps.run import run_sweep
-from autoshard.sweeps.table import DOES_NOT_FIT, INVALID, OK, Outcome, key_of, outcome_of, read_table, write_table
+from autoshard.sweeps.table import key_of, read_table, write_table
 from tests.unit.plan_examples import plan_70b, strategy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -104,6 +105,27 @@ def test_the_table_reads_back(tmp_path: Path) -> None:
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "results.csv").read_text()
     assert rows[3].outcome == outcome_of(plan_70b())
     assert not set(OPTIONS) & {field.name for field in fields(Outcome)}, "columns must not share a name"
+
+
+def test_a_torn_last_line_is_planned_again(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, Planner())
+    table = tmp_path / "results.csv"
+    whole = table.read_text()
+    table.write_text(whole[:-5])
+    again = Planner()
+    assert run(tmp_path, again) == (first, 1) and again.asked == [(16, 1024)]
+    assert table.read_text() == whole
+
+
+def test_the_time_of_a_row_does_not_grow_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole table is written twice: at the beginning and at the end."""
+    written: list[int] = []
+    whole = write_table
+    monkeypatch.setattr(
+        "autoshard.sweeps.run.write_table", lambda *given: (written.append(len(given[1])), whole(*given))
+    )
+    run(tmp_path, Planner())
+    assert written == [0, 4]
 
 
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "status\nfine\n", "\x00\n", '"open'])
@@ -203,6 +225,21 @@ def test_plot_is_a_png(tmp_path: Path) -> None:
     assert not write_plot(replace(SWEEP, grid={"recompute": ("full",)}), outcomes, tmp_path / "none.png")
 
 
+def test_what_was_executed_is_drawn_beside_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    drawn: list[tuple[str, list[float]]] = []
+    plotted = Axes.plot
+    monkeypatch.setattr(
+        Axes, "plot", lambda self, xs, ys, **how: (drawn.append((how["label"], list(ys))), plotted(self, xs, ys, **how))
+    )
+    sweep = replace(SWEEP, grid={"nodes": (8, 16)})
+    ran = replace(outcome(512, 190.0), run=EXECUTED, measured_tokens_per_s=170.0)
+    rehearsed = replace(outcome(256, 100.0), run=REHEARSED, measured_tokens_per_s=7.0)
+    assert write_plot(sweep, list(zip(sweep.points, (rehearsed, ran), strict=True)), tmp_path / "plot.png")
+    assert drawn[:2] == [("llama3-70b", [100.0, 190.0]), ("llama3-70b, measured", [170.0])]
+
+
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The table is there without matplotlib, and one line says what to install."""
     monkeypatch.chdir(tmp_path)
@@ -248,11 +285,11 @@ def test_layouts_of_the_printed_table_do_not_break_within_a_word(
 
 
 def test_wandb_gets_every_point_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoshard.sweeps.run import log_to_wandb
+    from autoshard.sweeps.logs import write_logs
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     outcomes, _ = run(tmp_path, Planner())
-    places = log_to_wandb(SWEEP, outcomes, tmp_path, "autoshard")
+    places = write_logs(SWEEP, outcomes, tmp_path, "autoshard")
     assert places[-1].startswith(f"wandb sync {tmp_path}/wandb/offline-run-")
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [step["fits"] for step in steps] == [0.0, 1.0, 1.0, 1.0]

@@ -15,12 +15,13 @@ import pytest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGED = (".py", ".json", ".yaml", ".typed")
+PACKAGED = (".py", ".pyi", ".json", ".yaml", ".typed")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is left behind in the working tree and nothing stale gets in."""
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel, built from a copy, so that nothing is left behind in the working tree and
+    nothing stale gets in."""
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in ("autoshard", "models", "recipes"):
         ignore = shutil.ignore_patterns("__pycache__")
@@ -28,7 +29,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(REPOSITORY / name, source / name)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", output, source, cwd=output)
-    (built,) = output.glob("*.whl")
+    return output
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions: Path) -> Path:
+    """The wheel, which `build` made from the sdist."""
+    (built,) = distributions.glob("*.whl")
     return built
 
 
@@ -36,15 +43,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and, linked from this one, what its metadata asks for; nothing else."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, symlinks=True, with_pip=False)
-    python = folder / "bin" / "python"
+    python, site_packages = empty_environment(folder)
     run(sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps", "--no-index", wheel, cwd=folder)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
     (installed,) = metadata.distributions(name="autoshard", path=[str(site_packages)])
-    for distribution in dependencies(installed):
+    link(dependencies(installed), site_packages)
+    return folder
+
+
+def empty_environment(folder: Path) -> tuple[Path, Path]:
+    """(the interpreter, the folder of packages) of a new virtual environment without any."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    return folder / "bin" / "python", site_packages
+
+
+def link(wanted: list[metadata.Distribution], site_packages: Path) -> None:
+    """Makes these distributions of this environment seen in another."""
+    for distribution in wanted:
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             (site_packages / top).symlink_to(str(distribution.locate_file(top)))
-    return folder
 
 
 def dependencies(root: metadata.Distribution) -> list[metadata.Distribution]:
@@ -64,8 +81,8 @@ def dependencies(root: metadata.Distribution) -> list[metadata.Distribution]:
     return list(found.values())
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=clean, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -121,3 +138,18 @@ def test_models_hardware_and_recipes_are_read_from_another_folder(environment: P
         "torch": False,
     }
     assert (environment / "bin" / "autoshard").is_file()
+
+
+def test_wheel_and_sdist_install_without_a_compiler(distributions: Path, wheel: Path, tmp_path: Path) -> None:
+    """The wheel is for any machine; the sdist becomes one where every compiler fails."""
+    assert wheel.name.endswith("-py3-none-any.whl")
+    (sdist,) = distributions.glob("*.tar.gz")
+    python, site_packages = empty_environment(tmp_path / "environment")
+    link([metadata.distribution("setuptools")], site_packages)
+    options = ("-qq", "--no-deps", "--no-index", "--no-build-isolation", sdist)
+    pip = (sys.executable, "-m", "pip", "--python", python, "install")
+    run(*pip, *options, cwd=tmp_path, CC="false", CXX="false")
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if name.startswith("autoshard/")}
+    installed = {str(path.relative_to(site_packages)) for path in (site_packages / "autoshard").rglob("*")}
+    assert files <= installed

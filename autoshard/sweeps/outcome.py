@@ -1,0 +1,67 @@
+"""The outcome of one point of a sweep: its plan in numbers and, where the plan was executed, what that took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from autoshard.plans.names import layout_name
+from autoshard.plans.plan import Plan
+
+OK, DOES_NOT_FIT, INVALID, LOST = "ok", "does not fit", "invalid", "lost"
+STATUSES = (OK, DOES_NOT_FIT, INVALID, LOST)
+EXECUTED, REHEARSED, DIFFERS, FAILED = "executed", "rehearsed", "rehearsal differs", "failed"
+RUNS = ("", EXECUTED, REHEARSED, DIFFERS, FAILED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one point. Numbers are None unless status is 'ok'; reason says why it is not.
+
+    status 'lost': the worker ended while it did this point; the next sweep tries again. run: '' where the plan was not
+    executed, else how that ended. run_options: JSON of the options that it was executed with.
+    run_predicted_step_time_s: the prediction for what ran, which a rehearsal has shrunk. measured_memory_bytes: peak of
+    the fullest rank.
+    """
+
+    status: str
+    reason: str = ""
+    chosen_backend: str | None = None
+    devices: int | None = None
+    layout: str | None = None
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: float | None = None
+    memory_capacity_bytes: float | None = None
+    run: str = ""
+    run_reason: str = ""
+    run_options: str = ""
+    run_folder: str = ""
+    run_predicted_step_time_s: float | None = None
+    measured_step_time_s: float | None = None
+    measured_tokens_per_s: float | None = None
+    measured_memory_bytes: float | None = None
+    last_loss: float | None = None
+
+
+RESULTS = tuple(field.name for field in fields(Outcome))
+"""Columns that follow those of the options."""
+TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder")
+"""Fields of text that is never None."""
+
+
+def outcome_of(plan: Plan) -> Outcome:
+    """The plan in numbers; it was not executed."""
+    estimate = plan.estimate
+    return Outcome(
+        OK,
+        "",
+        plan.backend,
+        plan.cluster.world_size,
+        layout_name(plan.strategy),
+        estimate.step_time_s,
+        estimate.tokens_per_s,
+        estimate.mfu,
+        estimate.fullest.total_bytes,
+        estimate.memory_capacity_bytes,
+    )

@@ -1,0 +1,160 @@
+"""The documentation works: each command and code block is executed, or at least parsed, and the site builds."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import autoshard
+from autoshard.cli import COMMANDS, build_parser, command_module, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PARSED = "<!-- parsed only: "
+"""Before a block that is too heavy for a test or needs what a test has not; the rest of the line says why."""
+BLOCK = re.compile(r"(?P<before>[^\n]*)\n(?P<fence>```+)(?P<info>[^\n]*)\n(?P<text>.*?)\n(?P=fence)", re.DOTALL)
+LANGUAGES = {"console", "python", "yaml", "text"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page. executed: whether it is more than parsed."""
+
+    language: str
+    title: str | None
+    text: str
+    executed: bool
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words after `autoshard` of its commands, without what a shell does after them."""
+        lines = [line[2:].partition(" || ")[0] for line in self.text.splitlines() if line.startswith("$ ")]
+        return [shlex.split(line)[1:] for line in lines]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page."""
+    found = []
+    for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        language, _, rest = match["info"].partition(" ")
+        title = re.search(r'title="([^"]+)"', rest)
+        assert language in LANGUAGES, f"{page.name}: a block is of {language or 'no language'}"
+        found.append(Block(language, title and title[1], match["text"], not match["before"].startswith(PARSED)))
+    return found
+
+
+def shell_lines(text: str) -> list[str]:
+    """The indented lines of a text that are commands of autoshard; a backslash joins lines."""
+    whole = re.sub(r"\\\n\s*", "", text)
+    return re.findall(r"^ {2,4}(autoshard [a-z][^\n]*)$", whole, flags=re.MULTILINE)
+
+
+def parse(words: list[str]) -> None:
+    """Parses a command as the command line would. Raises AutoshardError where it would not be taken."""
+    build_parser(words[0]).parse_args(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in an empty folder: commands through `main`, Python in one namespace, YAML as the file in its title."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        if block.language == "yaml":
+            assert yaml.safe_load(block.text)
+            if block.title is not None:
+                (tmp_path / block.title).write_text(block.text)
+        elif block.language == "python":
+            code = compile(block.text, page.name, "exec")
+            if block.executed:
+                exec(code, names)
+        for words in block.commands if block.language == "console" else []:
+            parse(words)
+            if block.executed:
+                code_of_doctor = words[0] == "doctor"  # it says what this machine lacks
+                assert main(words) == 0 or code_of_doctor, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_is_parsed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = shell_lines(page.read_text(encoding="utf-8"))
+    for block in blocks(page):
+        found += [shlex.join(["autoshard", *words]) for words in block.commands if block.language == "console"]
+    for line in found:
+        parse(shlex.split(line)[1:])
+    assert found or page.name not in ("README.md", "tutorial.md")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_example_of_help_is_parsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for line in shell_lines(command_module(name).DESCRIPTION):
+        parse(shlex.split(re.split(r" \| | {2,}", line)[0])[1:])
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"`?\bmake ([a-z-]+)`", page.read_text(encoding="utf-8"))) <= targets
+
+
+def modules_with_examples() -> list[str]:
+    """Modules of the package with an example in a docstring."""
+    files = [path for path in sorted((ROOT / "autoshard").rglob("*.py")) if "/models/" not in str(path)]
+    found = [path for path in files if re.search(r"^\s*>>> ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+@pytest.mark.parametrize("module", [name for name in modules_with_examples() if ".interface." not in name])
+def test_every_example_of_a_docstring_works(module: str) -> None:
+    """Those of autoshard.interface are run by test_interface.py."""
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted and not result.failed
+
+
+def test_examples_of_the_interface_are_run_by_its_test() -> None:
+    text = (Path(__file__).parent / "test_interface.py").read_text()
+    for name in modules_with_examples():
+        if ".interface." in name:
+            assert f'"{name.rpartition(".")[2]}"' in text, name
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """Of the package, the citation and the newest entry of the changes; on a tag also the tag's."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (newest, *_) = re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert cited["version"] == newest == autoshard.__version__
+    git = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    for tag in re.findall(r"^v(\d.*)$", git.stdout, flags=re.MULTILINE):
+        assert tag == autoshard.__version__
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert built.returncode == 0, built.stdout + built.stderr
+    html = {path.relative_to(tmp_path / "site").as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
+    assert {"index.html", "reference/python/index.html", "reference/plan/index.html"} <= set(html)
+    for name in vars(autoshard)["__all__"]:
+        assert f"autoshard.{name}" in html["reference/python/index.html"]
+    for name in COMMANDS:
+        assert f'id="autoshard-{name}"' in html["reference/commands/index.html"]
+    assert "strategy" in html["reference/plan/index.html"]
+    for page, text in html.items():
+        outside = re.findall(r'(?:src|rel="stylesheet" href)="(https?://[^"]+)"', text)
+        assert not outside, f"{page} loads {outside}"
