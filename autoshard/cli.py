@@ -31,6 +31,7 @@ COMMANDS = (
     "compare",
     "validate",
     "audit",
+    "report",
     "trace",
     "run",
     "replan",

@@ -35,6 +35,7 @@ SIGNATURES = {
     "model": "(given, *, seq_len=None)",
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
     "read_plan": "(path)",
+    "report": "(plan, out=None, *, measured=None, quick=False, time_limit=60.0)",
     "run": "(plan, **options)",
     "score": "(layout, model=None, instance=None, **options)",
     "search": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
