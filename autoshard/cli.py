@@ -36,6 +36,7 @@ COMMANDS = (
     "run",
     "replan",
     "sweep",
+    "serve",
     "export",
     "import",
     "convert",

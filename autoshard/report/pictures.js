@@ -74,7 +74,7 @@
     });
     for (const one of Object.values(choices)) one.addEventListener("change", () => { host.mark = null; told.textContent = ""; if (self.changed) self.changed(); soon(); });
     new ResizeObserver(soon).observe(canvas);  // draws it for the first time too
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
+    canvas.addEventListener("palette", soon);
   }
 
   /* Calls start once the canvas is about to be seen: a page is there before its pictures are drawn. */
@@ -83,6 +83,7 @@
       if (entries.some((one) => one.isIntersecting)) { observer.disconnect(); start(); }
     }, { rootMargin: "600px" });
     observer.observe(canvas);
+    addEventListener("beforeprint", () => { if (canvas.isConnected && !canvas.dataset.drawn) { observer.disconnect(); start(); } }, { once: true });
   }
 
   /* Devices: chips of squares in nodes. A rank's place along each axis follows from the order of axes. */
@@ -404,6 +405,9 @@
       });
     }
   }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const canvas of document.querySelectorAll("canvas")) canvas.dispatchEvent(new Event("palette"));
+  });
   window.autoshard = { draw };
   const data = document.getElementById("data");
   if (data) draw(document, JSON.parse(data.textContent));

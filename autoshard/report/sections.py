@@ -449,8 +449,8 @@ def term_pairs(pairs: Sequence[Pair], shown: Callable[[float], str], caption: st
     rows = [
         (
             pair.name,
-            f"~{shown(pair.one)}",
-            f"~{shown(pair.other)}",
+            f"~{shown(pair.one)}" if pair.one else "-",
+            f"~{shown(pair.other)}" if pair.other else "-",
             f"{'-' if pair.difference < 0 else '+'}{shown(abs(pair.difference))}",
             Html(bar(pair.one / whole) + bar(pair.other / whole, 1)),
         )
