@@ -45,7 +45,7 @@ def run(values: Mapping[str, Any]) -> int:
     port = listening.getsockname()[1]
     import uvicorn
 
-    from autoshard.serve.app import make_app
+    from autoshard.server.app import make_app
 
     hosts = ("localhost", "127.0.0.1", "[::1]") if host in ("127.0.0.1", "localhost", "::1") else ("*",)
     shown = f"[{host}]" if ":" in host else host

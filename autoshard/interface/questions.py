@@ -96,7 +96,7 @@ class Comparison(Shown):
         """Writes both plans with their pictures as one HTML file, which needs no network, and returns its path. Raises
         AutoshardError where it cannot be written."""
         from autoshard.files.atomic_file import write_text
-        from autoshard.report.comparison import comparison_report
+        from autoshard.reports.comparison import comparison_report
 
         write_text(path, comparison_report(*self.plans, self.names), "page")
         return Path(path)

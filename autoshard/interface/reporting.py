@@ -31,8 +31,8 @@ def report(
     >>> page.startswith("<!doctype html>"), len(page) < 2_000_000
     (True, True)
     """
-    from autoshard.report.page import report_page
-    from autoshard.report.view import view_of
+    from autoshard.reports.page import report_page
+    from autoshard.reports.view import view_of
 
     file = None if measured is None else str(measured)
     page = report_page(view_of(plan, measured=file, quick=quick, time_limit_s=time_limit))

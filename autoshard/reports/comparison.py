@@ -9,11 +9,11 @@ from typing import Any
 from autoshard.explanation.compare import compare
 from autoshard.explanation.doubt_text import verdict
 from autoshard.plans.plan import Plan
-from autoshard.report.html import Html, element, table
-from autoshard.report.page import document
-from autoshard.report.pipeline import packed
-from autoshard.report.sections import capital, machine, memory, pictures, pipeline, section, term_pairs
-from autoshard.report.view import View, view_of
+from autoshard.reports.html import Html, element, table
+from autoshard.reports.page import document
+from autoshard.reports.pipeline import packed
+from autoshard.reports.sections import capital, machine, memory, pictures, pipeline, section, term_pairs
+from autoshard.reports.view import View, view_of
 from autoshard.units import format_bytes, format_seconds
 
 

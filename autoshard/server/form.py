@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from autoshard.models.registry import builtin_models
 from autoshard.planner.options import OPTIONS, PINS
 from autoshard.planner.request import GLOBAL_BATCH, INSTANCE, SEQUENCE_LENGTH
-from autoshard.report.html import Html, element
-from autoshard.serve.state import OTHER
+from autoshard.reports.html import Html, element
+from autoshard.server.state import OTHER
 from autoshard.spec.hardware_file import packaged_instances
 
 LABELS = {
@@ -19,7 +19,12 @@ LABELS = {
 }  # fmt: skip
 MAIN = ("model", "instance", "nodes", "seq_len", "global_batch", "price_per_node_hour")
 MORE = ("precision", "backend", "fit_probability", "lnc", "sdk", "keep_bf16", "expert_imbalance", "dropout", "stack")
-DEFAULTS = {"nodes": "1", "seq_len": f"{SEQUENCE_LENGTH}", "global_batch": f"{GLOBAL_BATCH}", "instance": INSTANCE}
+DEFAULTS = {
+    "nodes": "1",
+    "seq_len": f"{SEQUENCE_LENGTH}",
+    "global_batch": f"{GLOBAL_BATCH}",
+    "price_per_node_hour": "its own",
+}
 
 
 def page() -> str:
@@ -81,7 +86,11 @@ def _field(prefix: str, name: str, label: str, hint: str) -> Html:
     known = _known(name)
     if known:
         options = [element("option", one, value=one) for one in known]
-        blank = [] if name == "model" else [element("option", "default" if name == "instance" else "any", value="")]
+        blank = (
+            []
+            if name == "model"
+            else [element("option", f"default: {INSTANCE}" if name == "instance" else "any", value="")]
+        )
         field = element("select", [*blank, *options], name=f"{prefix}{name}", title=hint)
     else:
         field = element("input", name=f"{prefix}{name}", placeholder=DEFAULTS.get(name, "any"), title=hint, size=8)

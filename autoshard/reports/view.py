@@ -11,8 +11,8 @@ from autoshard.explanation.sensitivity import answers_so_far
 from autoshard.explanation.trace import measured_events
 from autoshard.planner.search import Clock
 from autoshard.plans.plan import Plan
-from autoshard.report.candidates import Candidates, candidates
-from autoshard.report.pipeline import Span, measured_rows, predicted_rows
+from autoshard.reports.candidates import Candidates, candidates
+from autoshard.reports.pipeline import Span, measured_rows, predicted_rows
 
 Rows = Sequence[tuple[str, Sequence[Span]]]
 NO_ROWS: Rows = ()

@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from autoshard.report.html import Html, element
-from autoshard.report.sections import body
-from autoshard.report.view import View
+from autoshard.reports.html import Html, element
+from autoshard.reports.sections import body
+from autoshard.reports.view import View
 
 FOLDER = Path(__file__).parent
 MOST_BYTES = 2_000_000

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.serve.isolated import Limits, Work
-from autoshard.serve.work import work
+from autoshard.server.isolated import Limits, Work
+from autoshard.server.work import work
 
 MOST_WAITING, MOST_KEPT, MOST_KEPT_LETTERS = 200, 64, 50_000_000
 

@@ -21,11 +21,11 @@ from autoshard.explanation.sensitivity_text import (
     size_rows,
     unanswered_line,
 )
-from autoshard.report.html import Html, bar, bullets, element, table
-from autoshard.report.machine import axes, drawn
-from autoshard.report.pipeline import bubble_table, packed
-from autoshard.report.view import View
-from autoshard.report.words import in_words
+from autoshard.reports.html import Html, bar, bullets, element, table
+from autoshard.reports.machine import axes, drawn
+from autoshard.reports.pipeline import bubble_table, packed
+from autoshard.reports.view import View
+from autoshard.reports.words import in_words
 from autoshard.units import GB, format_bytes, format_count, format_seconds
 
 COLORS = 10

@@ -22,12 +22,12 @@ from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.validate import plan_from_dict
-from autoshard.report.candidates import Candidates, thinned
-from autoshard.report.comparison import comparison_body, comparison_report
-from autoshard.report.html import Html, element
-from autoshard.report.page import report_page
-from autoshard.report.sections import body, section, term_pairs
-from autoshard.report.view import View, view_of
+from autoshard.reports.candidates import Candidates, thinned
+from autoshard.reports.comparison import comparison_body, comparison_report
+from autoshard.reports.html import Html, element
+from autoshard.reports.page import report_page
+from autoshard.reports.sections import body, section, term_pairs
+from autoshard.reports.view import View, view_of
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
 

@@ -44,7 +44,7 @@ class Work:
 
     def __init__(self, function: Callable[[Any], Mapping[str, Any]], job: Mapping[str, Any], limits: Limits):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["autoshard.serve.work"])
+        context.set_forkserver_preload(["autoshard.server.work"])
         self._limits = limits
         self._ours, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=_run, args=(function, job, limits, theirs), daemon=True)

@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from autoshard.errors import AutoshardError
-from autoshard.report.page import asset
-from autoshard.serve.desk import BusyError, Desk
-from autoshard.serve.form import page
-from autoshard.serve.isolated import Limits, TookTooMuchError
-from autoshard.serve.state import State, read_states
-from autoshard.serve.uploads import MOST_BYTES, Uploads, name_of
+from autoshard.reports.page import asset
+from autoshard.server.desk import BusyError, Desk
+from autoshard.server.form import page
+from autoshard.server.isolated import Limits, TookTooMuchError
+from autoshard.server.state import State, read_states
+from autoshard.server.uploads import MOST_BYTES, Uploads, name_of
 
 COOKIE = "autoshard_client"
 HEADERS = {

@@ -44,6 +44,7 @@
     asked = new AbortController();
     const mine = asked, begin = performance.now();
     say("planning ...");
+    document.querySelector("[download='compare.html']").hidden = second.hidden;
     answer.dataset.old = "";
     try {
       const response = await fetch(`answer?${parameters}`, { signal: mine.signal });
@@ -53,7 +54,7 @@
       answer.innerHTML = found.html;  // made by the server, which escapes every text; its policy lets no script in
       delete answer.dataset.old;
       window.autoshard.draw(answer, found.data);
-      say(`planned in ${((performance.now() - begin) / 1000).toFixed(2)} s: ${found.title}`);
+      say(`answered in ${((performance.now() - begin) / 1000).toFixed(2)} s: ${found.title}`);
     } catch (error) {
       if (error.name !== "AbortError") say("the server does not answer; is it still running?", true);
     }
