@@ -194,7 +194,7 @@ def test_rounding_to_ticks_does_not_add_up(pairs: list[tuple[float, float]]) -> 
 
 
 def test_a_timeline_ends_when_the_step_does() -> None:
-    plan = plan_70b()
+    plan = autoshard.plan("llama3-8b", nodes=2, pp=4)
     rows = predicted_rows(plan)
     assert len(rows) == plan.strategy.pp
     assert max(span.end_s for _, row in rows for span in row) == pytest.approx(plan.estimate.step_time_s, rel=1e-3)
@@ -301,7 +301,7 @@ def test_commands_write_pages_and_say_so(capsys: pytest.CaptureFixture[str]) -> 
         ("report plan.json --measured nope.json", "nope.json does not exist"),
         ("report plan.json -o no/x.html", "report no/x.html cannot be written: no is not a folder"),
         ("report plan.json --quick -o .", "report . is a directory; name a file in it"),
-        ("report broken.json", "broken.json, line 1, column 1: the JSON ends too early; the file was cut off"),
+        ("report broken.json", "plan broken.json, line 1, column 2: the JSON ends too early; the file was cut off"),
         (
             "compare plan.json plan.json --html -o no/x.html",
             "page no/x.html cannot be written: No such file or directory",
@@ -309,7 +309,7 @@ def test_commands_write_pages_and_say_so(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write_plan(plan_one_device(), "plan.json")
+    autoshard.plan("llama3-8b").save("plan.json")
     Path("broken.json").write_text("{")
     assert main(arguments.split()) == 2
     assert capsys.readouterr().err == f"autoshard: error: {error}\n"
