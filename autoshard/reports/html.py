@@ -55,7 +55,10 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Child]], 
     def kind(index: int) -> str | None:
         return "number" if index in right else None
 
-    head = [element("th", name, scope="col", class_=kind(index)) for index, name in enumerate(header)]
+    head = [
+        element("th", name, scope="col", class_=kind(index)) if name else element("td")
+        for index, name in enumerate(header)
+    ]
     body = [
         element(
             "tr",
@@ -70,7 +73,7 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Child]], 
     copy = element("button", "Copy table", type="button", class_="copy", data_copy=True, aria_label=f"Copy: {caption}")
     return element(
         "div",
-        element("div", whole, class_="scroll", role="region", aria_label=caption, tabindex=0),
+        element("div", whole, class_="scroll", role="region", aria_label=f"Table: {caption}", tabindex=0),
         copy,
         class_="table",
     )

@@ -174,7 +174,7 @@ def test_errors_are_one_sentence_in_json(client: httpx.Client) -> None:
         (client.get("/nope"), 404, "Not Found"),
         (client.post("/answer"), 405, "Method Not Allowed"),
         (client.post("/upload", content=b"{}"), 400, "an upload must be JSON, with Content-Type: application/json"),
-        (client.post("/upload", content=b"\x80\x04.", headers=kind), 400, "the uploaded config"),
+        (client.post("/upload", content=b"\x80\x04.", headers=kind), 400, "the upload, line 1: byte 0x80"),
         (
             client.post("/upload", content=b" " * (MOST_BYTES + 1), headers=kind),
             400,
@@ -338,8 +338,8 @@ def test_a_port_in_use_and_an_address_that_is_none(url: str, capsys: pytest.Capt
     port = url.rpartition(":")[2]
     assert main(["serve", "--port", port]) == 2
     assert capsys.readouterr().err == (
-        f"autoshard: error: port={port} of host=127.0.0.1 cannot be listened at: Address already in use; another --port "
-        "may be free\n"
+        f"autoshard: error: port={port} of host=127.0.0.1 cannot be listened at: Address already in use; another "
+        "--port may be free\n"
     )
     assert main(["serve", "--host", "256.1.1.1"]) == 2
     assert capsys.readouterr().err.startswith("autoshard: error: port=8421 of host=256.1.1.1 cannot be listened at: ")
