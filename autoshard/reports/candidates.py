@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.planner.priced_columns import priced_columns
 from autoshard.planner.search import search
@@ -53,10 +54,10 @@ class Candidates:
 def candidates(plan: Plan, limit_s: float) -> Candidates | None:
     """The layouts that a search on the plan's inputs prices; None where it finds none, as may be with a plan that was
     written for other rules. limit_s: seconds that the search may take."""
-    sure = {} if plan.search is None else {"fit_probability": plan.search.fit_probability}
+    sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
     problem = plan.model, plan.training, plan.cluster, plan.pins, plan.backend
     try:
-        found = search(*problem, top=0, time_limit_s=limit_s, **sure)
+        found = search(*problem, top=0, time_limit_s=limit_s, fit_probability=sure)
     except AutoshardError:
         return None
     assert found.priced is not None

@@ -61,7 +61,7 @@ def _numbered(html: str, place: int) -> str:
 
 def _pictures(views: tuple[View, View]) -> dict[str, Any]:
     longest_s = max(view.description.step_time_s for view in views)
-    found = {}
+    found = dict[str, Any]()
     for place, view in enumerate(views):
         drawn = {**pictures(view), "timeline": packed("predicted", view.rows, longest_s)}
         found |= {f"{name}_{place}": value for name, value in drawn.items()}

@@ -97,12 +97,10 @@ def _run(function: Callable[[Any], Mapping[str, Any]], job: Any, limits: Limits,
 def _roots() -> tuple[str, ...]:
     """Folders with installed code and the package's own data."""
     package = Path(__file__).resolve().parents[1]
-    found = (package, *(child.resolve() for child in package.iterdir() if child.is_symlink()))
-    return tuple(f"{Path(root).resolve()}{os.sep}" for root in (*found, sys.prefix, sys.base_prefix, *_installed()))
-
-
-def _installed() -> list[str]:
-    return [path for path in sys.path if path.endswith("site-packages")]
+    linked = [child for child in package.iterdir() if child.is_symlink()]
+    installed = [Path(path) for path in sys.path if path.endswith("site-packages")]
+    roots = (package, *linked, *installed, Path(sys.prefix), Path(sys.base_prefix))
+    return tuple(f"{root.resolve()}{os.sep}" for root in roots)
 
 
 def _guard(roots: tuple[str, ...]) -> Callable[[str, tuple[Any, ...]], None]:
