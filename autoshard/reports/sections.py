@@ -42,7 +42,7 @@ def body(view: View) -> tuple[Html, dict[str, Any]]:
 
 
 def pictures(view: View) -> dict[str, Any]:
-    """What pictures.js draws, by the `data-picture` of its canvas."""
+    """The values that pictures.js draws, by the `data-picture` of its canvas."""
     values: dict[str, Any] = {"machine": drawn(view.plan), "timeline": packed("predicted", view.rows)}
     if view.measured_rows:
         values["measured"] = packed("measured", view.measured_rows)

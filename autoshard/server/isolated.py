@@ -28,7 +28,7 @@ FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one piece of work may take. memory_bytes: of address space."""
+    """The most that one piece of work may take. memory_bytes: of address space."""
 
     wall_s: float = 20.0
     cpu_s: int = 20

@@ -1,4 +1,4 @@
-"""What a page is asked for: the values in its address, checked against a list of what may be asked."""
+"""The state that a page is asked for: values in its address, checked against a list of what may be asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done in a process of its own: plans, reports and comparisons from checked values, as JSON values."""
+"""Work for a process of its own: plans, reports and comparisons from checked values, as JSON values."""
 
 from __future__ import annotations
 
