@@ -205,7 +205,7 @@
           const y = TOP + row * high_row;
           ctx.fillStyle = colors.dim;
           ctx.textAlign = "left";
-          if (high_row > 14 || row % 2 === 0) ctx.fillText(data.rows[row].name.replace(/^pipeline /, "").slice(0, 8), 4, y + high_row / 2);
+          if (high_row > 14 || row % 2 === 0) ctx.fillText(data.rows[row].name.match(/(rank \d+)?/g).join("") || data.rows[row].name.slice(0, 8), 4, y + high_row / 2);
           ctx.save();
           ctx.beginPath();
           ctx.rect(left, y, wide, high_row);

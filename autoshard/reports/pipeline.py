@@ -16,6 +16,8 @@ MOST_SPANS = 24_000
 """Of a timeline; each takes some 15 bytes of the page. Of longer ones the middle, where ranks repeat the same actions,
 is one span."""
 KINDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+SHOWN = ("action", "optimizer", "measured")
+"""Categories of a measured trace that are drawn: not whole steps, and not collectives, which are inside of actions."""
 STEADY = "steady state, not drawn one by one"
 
 
@@ -57,18 +59,27 @@ def _actions(order: Sequence[Action], spans: Sequence[tuple[float, float]], each
 
 
 def measured_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Span]]]:
-    """(name, spans) of each measured rank. events: of `measured_events`; spans inside another one are left out, and all
-    that come after the first MOST_SPANS."""
+    """(name, spans) of each measured rank: its actions, and what comes after them.
+
+    events: of `measured_events`. Spans inside another one are left out, and all that come after the first MOST_SPANS.
+    """
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     rows: dict[int, list[Span]] = {pid: [] for pid in names}
-    timed = [event for event in events if event["ph"] == "X"][:MOST_SPANS]
+    timed = [event for event in events if event["ph"] == "X" and event["cat"] in SHOWN][:MOST_SPANS]
     first = min((event["ts"] for event in timed), default=0)
     for event in timed:
-        row = rows[event["pid"]]
-        start_s, end_s = (event["ts"] - first) / 1e6, (event["ts"] - first + event["dur"]) / 1e6
+        row, start_s = rows[event["pid"]], (event["ts"] - first) / 1e6
         if not row or start_s >= row[-1].end_s - 1e-9:
-            row.append(Span(event["name"], start_s, end_s))
+            row.append(_measured(event, start_s))
     return [(names[pid], row) for pid, row in rows.items()]
+
+
+def _measured(event: Mapping[str, Any], start_s: float) -> Span:
+    end_s = start_s + event["dur"] / 1e6
+    if event["cat"] != "action":
+        return Span(event["name"], start_s, end_s)
+    action = Action.parse(event["name"])
+    return Span(KINDS[action.kind], start_s, end_s, action.microbatch, action.chunk)
 
 
 def packed(title: str, rows: Sequence[tuple[str, Sequence[Span]]], at_least_s: float = 0.0) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from autoshard.explanation.sensitivity_text import (
 from autoshard.reports.html import Html, bar, bullets, element, table
 from autoshard.reports.machine import axes, drawn
 from autoshard.reports.pipeline import bubble_table, packed
-from autoshard.reports.view import View
+from autoshard.reports.view import Rows, View
 from autoshard.reports.words import in_words
 from autoshard.units import GB, format_bytes, format_count, format_seconds
 
@@ -131,8 +131,8 @@ def _measured(view: View) -> Html:
     where = "within" if run.within else "outside"
     lead = (
         f"{run.steps:,} steps were run; 80 % of them took {format_seconds(run.step_p10_s)} to "
-        f"{format_seconds(run.step_p90_s)}; the median is {where} the predicted 90 % interval. A longer bar than its "
-        "neighbour's: the run took more than predicted."
+        f"{format_seconds(run.step_p90_s)}; the median is {where} the predicted 90 % interval. Of two bars the "
+        "upper one is predicted."
     )
     rows = []
     for one in run.rows:
@@ -212,12 +212,21 @@ def pipeline(view: View) -> Html:
         "for another one. After the pipeline come sums of gradients and the optimizer."
     )
     header = ("", "work", "waits at the start", "waits in all", "of the step", "")
-    shown = [picture("timeline", f"Timeline of {len(view.rows)} pipeline ranks over {format_seconds(total_s)}", ZOOM)]
+    label = f"Timeline of {len(view.rows)} pipeline ranks over {format_seconds(total_s)}"
+    shown = [picture("timeline", label, ZOOM), _legend(view.rows)]
     if view.measured_rows:
-        shown += [element("h3", "As it was measured"), picture("measured", "Timeline of the measured ranks", ZOOM)]
+        shown.append(element("h3", "As it was measured"))
+        shown += [picture("measured", "Timeline of the measured ranks", ZOOM), _legend(view.measured_rows)]
     return section(
         "The pipeline on a clock", lead, *shown, table("Work and bubbles by rank", header, rows, (1, 2, 3, 4))
     )
+
+
+def _legend(rows: Rows) -> Html:
+    """The colours of a timeline's spans, as packed() numbers what they are."""
+    kinds = packed("", rows)["kinds"]
+    keys = [element("li", element("span", class_=f"key c{i % COLORS}"), kind) for i, kind in enumerate(kinds)]
+    return element("ul", [*keys, element("li", element("span", class_="key bubble"), "bubble")], class_="legend")
 
 
 def _waited(seconds: float) -> str:

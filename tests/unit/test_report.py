@@ -213,14 +213,21 @@ def test_of_a_long_timeline_the_middle_is_one_span(monkeypatch: pytest.MonkeyPat
     assert MOST_SPANS > 10_000
 
 
-def test_measured_spans_inside_others_are_left_out() -> None:
-    def event(name: str, ts: int, dur: int) -> dict[str, Any]:
-        return {"pid": 7, "ph": "X", "name": name, "ts": ts, "dur": dur}
+def test_measured_actions_and_what_comes_after_them() -> None:
+    def event(category: str, name: str, ts: int, dur: int) -> dict[str, Any]:
+        return {"pid": 7, "ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur}
 
-    title = {"pid": 7, "ph": "M", "name": "process_name", "args": {"name": "rank 0, measured"}}
-    inside = [event("F0.0", 1_000_000, 500_000), event("all_reduce", 1_100_000, 100_000)]
-    rows = measured_rows([title, *inside, event("B0.0", 1_500_000, 250_000)])
-    assert rows == [("rank 0, measured", [Span("F0.0", 0.0, 0.5), Span("B0.0", 0.5, 0.75)])]
+    events = [
+        {"pid": 7, "ph": "M", "name": "process_name", "args": {"name": "rank 0, measured"}},
+        event("step", "profiled step 1", 900_000, 2_000_000),
+        event("action", "F3.1", 1_000_000, 500_000),
+        event("collective", "all_reduce", 1_100_000, 100_000),
+        event("action", "B3.1", 1_500_000, 250_000),
+        event("optimizer", "optimizer step", 1_750_000, 200_000),
+        event("optimizer", "gradient sync", 1_750_000, 100_000),
+    ]
+    forward, backward = Span("forward", 0.0, 0.5, 3, 1), Span("backward", 0.5, 0.75, 3, 1)
+    assert measured_rows(events) == [("rank 0, measured", [forward, backward, Span("optimizer step", 0.75, 0.95)])]
 
 
 # The machine
