@@ -28,6 +28,7 @@ from .interface.questions import explain as explain
 from .interface.questions import score as score
 from .interface.questions import trace as trace
 from .interface.questions import why_not as why_not
+from .interface.reporting import report as report
 from .interface.running import Audit as Audit
 from .interface.running import Run as Run
 from .interface.running import SweepResult as SweepResult

@@ -28,3 +28,10 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory of the test, so that files have short names in errors."""
     monkeypatch.chdir(tmp_path)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says in one line which tests had no browser."""
+    without = [one for one in terminalreporter.stats.get("skipped", ()) if "test_browser.py" in one.nodeid]
+    if without:
+        terminalreporter.write_line(f"no Chromium here: {len(without)} tests of tests/unit/test_browser.py did not run")

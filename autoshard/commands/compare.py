@@ -12,24 +12,38 @@ from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.files.option_values import path
 
+OUT = "compare.html"
 SUMMARY = "two plans side by side, differences first"
-USAGE = "autoshard compare PLAN PLAN [--format text|json]"
+USAGE = "autoshard compare PLAN PLAN [--format text|json | --html [-o FILE]]"
 DESCRIPTION = """\
 Print two plans side by side: what differs, then every term of time and memory with its difference, then what is alike.
 
-  autoshard compare plan.json other.json"""
+  autoshard compare plan.json other.json
+  autoshard compare plan.json other.json --html -o compare.html"""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("one", type=path, metavar="PLAN", help="plan.json")
     parser.add_argument("other", type=path, metavar="PLAN", help="another plan.json")
+    parser.add_argument("--html", action="store_true", help="write a page with the pictures of both; no text is shown")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=path,
+        metavar="FILE",
+        default=OUT,
+        help=f"where the page goes, with --html (default: {OUT})",
+    )
     add_format(parser, "text", "json")
 
 
 def run(values: Mapping[str, Any]) -> int:
     names = values["one"], values["other"]
     found = autoshard.compare(*map(load_plan, names), names=names)
-    if values["format"] == "json":
+    if values["html"]:
+        found.save_html(values["out"])
+        say(f"wrote {values['out']}; open it in a browser")
+    elif values["format"] == "json":
         say(json.dumps(found.to_dict(), indent=1))
     else:
         sys.stdout.write(found.page(page_width(), wants_color()))

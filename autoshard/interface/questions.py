@@ -76,10 +76,11 @@ class Why(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """Two plans side by side, differences first. names: what the two are called."""
+    """Two plans side by side, differences first. names: what the two are called. plans: the two."""
 
     found: Compared
     names: tuple[str, str]
+    plans: tuple[plans.Plan, plans.Plan]
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON values."""
@@ -90,6 +91,15 @@ class Comparison(Shown):
 
     def markdown(self) -> str:
         return comparison_markdown(self.found, self.names)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Writes both plans with their pictures as one HTML file, which needs no network, and returns its path. Raises
+        AutoshardError where it cannot be written."""
+        from autoshard.files.atomic_file import write_text
+        from autoshard.reports.comparison import comparison_report
+
+        write_text(path, comparison_report(*self.plans, self.names), "page")
+        return Path(path)
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,7 +200,7 @@ def compare(one: plans.Plan, other: plans.Plan, *, names: tuple[str, str] = ("fi
     >>> "layout" in [label for label, *_ in autoshard.compare(one, other).found.different]
     True
     """
-    return Comparison(compared(one, other), names)
+    return Comparison(compared(one, other), names, (one, other))
 
 
 def score(layout: Layout, model: Model | None = None, instance: Instance = None, **options: Unpack[Options]) -> Score:

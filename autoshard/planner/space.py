@@ -48,9 +48,9 @@ class BudgetSpent(Exception):
 
 
 class Price(NamedTuple):
-    """The price of a layout. step_time_s: seconds of a step. memory_bytes: of the fullest device. fits: whether there is
-    room for it, as surely as is wanted. cost: what a searcher makes small: seconds, and where it does not fit more than
-    any layout that does, by how much room it lacks."""
+    """The price of a layout. step_time_s: seconds of a step. memory_bytes: of the fullest device. fits: whether there
+    is room for it, as surely as is wanted. cost: what a searcher makes small: seconds, and where it does not fit more
+    than any layout that does, by how much room it lacks."""
 
     step_time_s: float
     memory_bytes: float

@@ -41,6 +41,7 @@ SIGNATURES = {
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
     "read_plan": "(path)",
     "replan": "(plan, nodes)",
+    "report": "(plan, out=None, *, measured=None, quick=False, time_limit=60.0)",
     "run": "(plan, **options)",
     "score": "(layout, model=None, instance=None, **options)",
     "search": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",

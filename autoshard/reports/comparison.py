@@ -1,0 +1,68 @@
+"""Two plans on one page: what differs, their terms, and their pictures side by side on one scale of time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from autoshard.explanation.compare import compare
+from autoshard.explanation.doubt_text import verdict
+from autoshard.plans.plan import Plan
+from autoshard.reports.html import Html, element, table
+from autoshard.reports.page import document
+from autoshard.reports.pipeline import packed
+from autoshard.reports.sections import capital, machine, memory, pictures, pipeline, section, term_pairs
+from autoshard.reports.view import View, view_of
+from autoshard.units import format_bytes, format_seconds
+
+
+def comparison_report(one: Plan, other: Plan, names: tuple[str, str]) -> str:
+    """The comparison of two plans as an HTML file. names: what the two are called."""
+    html, data = comparison_body((view_of(one, quick=True), view_of(other, quick=True)), names)
+    return document(f"{names[0]} beside {names[1]}", html, data, one.made_by)
+
+
+def comparison_body(views: tuple[View, View], names: tuple[str, str]) -> tuple[Html, dict[str, Any]]:
+    """(the sections of a comparison, what pictures.js draws in them)."""
+    found = compare(views[0].plan, views[1].plan)
+    different = [(what, a, b) for what, a, b in found.different]
+    html = [
+        element("h1", f"{names[0]} beside {names[1]}"),
+        element("p", f"First: {names[0]}. Second: {names[1]}. {capital(verdict(found))}."),
+        section("What differs", "", table("What differs", ("", "first", "second"), different) if different else _EQUAL),
+        section("Time", "", term_pairs(found.time, format_seconds, "Terms of a step")),
+        section("Memory", "", term_pairs(found.memory, format_bytes, "Memory of each plan's fullest device")),
+        _sides(views, names),
+        section("What is the same", "", table("What is the same", ("", "both"), found.same) if found.same else _NONE),
+    ]
+    return Html("".join(html)), _pictures(views)
+
+
+_EQUAL, _NONE = element("p", "Nothing: the two plans choose the same."), element("p", "Nothing.")
+
+
+def _sides(views: tuple[View, View], names: tuple[str, str]) -> Html:
+    sides = [
+        element("div", element("h2", f"{'First' if place == 0 else 'Second'}: {names[place]}"), *map(Html, parts))
+        for place, parts in enumerate(zip(*_rows(views), strict=True))
+    ]
+    return element("div", sides, class_="pair")
+
+
+def _rows(views: Sequence[View]) -> list[list[str]]:
+    return [[_numbered(part(view), place) for place, view in enumerate(views)] for part in (pipeline, memory, machine)]
+
+
+def _numbered(html: str, place: int) -> str:
+    """Ids and names of pictures with a number behind, so that a page may have them twice; texts have no bare quote."""
+    return re.sub(r'\b(id|aria-labelledby|data-picture)="([^"]*)"', rf'\1="\2_{place}"', html)
+
+
+def _pictures(views: tuple[View, View]) -> dict[str, Any]:
+    longest_s = max(view.description.step_time_s for view in views)
+    found = dict[str, Any]()
+    for place, view in enumerate(views):
+        drawn = {**pictures(view), "timeline": packed("predicted", view.rows, longest_s)}
+        found |= {f"{name}_{place}": value for name, value in drawn.items()}
+    return found

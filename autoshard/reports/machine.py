@@ -1,0 +1,75 @@
+"""The mesh on the machine: which rank is which device, who is in its groups, and over which links these talk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.cost.collectives import GroupShape, group_shape
+from autoshard.cost.stage import mesh_order
+from autoshard.plans.plan import Plan
+from autoshard.spec.cluster import Cluster, Link
+
+MOST_DEVICES = 2_048
+"""Devices that are drawn: whole nodes from the first on; the others repeat their pattern."""
+WHAT = {
+    "pp": "activations of neighbouring stages",
+    "dp": "gradients and updated weights of replicas",
+    "cp": "keys and values of parts of a sequence",
+    "ep": "tokens of experts",
+    "tp": "parts of every matrix product",
+    "tp0": "parts of every matrix product",
+    "tp1": "parts of every matrix product",
+}
+
+
+@dataclass(frozen=True)
+class AxisLinks:
+    """One axis of the mesh on the machine.
+
+    size: ranks of a group. stride: ranks from one member to the next. nodes: over how many a group spreads. link: the
+    slowest that it crosses, with its bandwidth in bytes per second; what: is sent.
+    """
+
+    name: str
+    size: int
+    stride: int
+    nodes: int
+    link: str
+    bandwidth_bytes_per_s: float
+    what: str
+
+
+def axes(plan: Plan) -> tuple[AxisLinks, ...]:
+    """The axes with more than one rank, outermost first."""
+    order, found, stride = mesh_order(plan.mesh), list[AxisLinks](), 1
+    for name, size in reversed(order):
+        if size > 1:
+            shape = group_shape(order, (name,), plan.cluster)
+            link = _link(shape, plan.cluster)
+            found.append(AxisLinks(name, size, stride, shape.nodes, link.name, link.bandwidth_bytes_per_s, WHAT[name]))
+        stride *= size
+    return tuple(reversed(found))
+
+
+def _link(shape: GroupShape, cluster: Cluster) -> Link:
+    if shape.nodes == 1:
+        return next(link for devices, link in cluster.intra_node if shape.span <= devices)
+    near = shape.nodes_per_domain == shape.nodes and cluster.intra_domain is not None
+    return cluster.intra_domain if near and cluster.intra_domain is not None else cluster.inter_node
+
+
+def drawn(plan: Plan) -> dict[str, Any]:
+    """The machine as JSON values. order: (axis, size) of all axes, outermost first; a rank's place along each follows
+    from it. fold: the order of a node's rows, or null."""
+    cluster, fold = plan.cluster, plan.mesh.fold
+    shown = max(1, min(cluster.nodes, MOST_DEVICES // cluster.devices_per_node))
+    return {
+        "nodes": cluster.nodes,
+        "shown": shown,
+        "per_node": cluster.devices_per_node,
+        "per_chip": cluster.devices_per_chip,
+        "order": mesh_order(plan.mesh),
+        "fold": None if fold is None else {"per_node": fold.devices_per_node, "rows": fold.row_order},
+        "links": {axis.name: axis.link for axis in axes(plan)},
+    }

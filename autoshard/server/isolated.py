@@ -1,0 +1,118 @@
+"""One piece of work in a process of its own, with limits of time, memory and reach.
+
+The process is forked from a server that has imported the planner and nothing else, so it starts in milliseconds. It
+gets values and gives back JSON: nothing that it says is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import AutoshardError
+
+FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "pickle.",
+             "socket.", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.symlink",
+             "ctypes.", "webbrowser.", "urllib.", "ftplib.", "shutil.")  # fmt: skip
+"""Prefixes of audit events (PEP 578) that planning never causes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one piece of work may take. memory_bytes: of address space."""
+
+    wall_s: float = 20.0
+    cpu_s: int = 20
+    memory_bytes: int = 4 * 2**30
+
+
+class TookTooMuchError(AutoshardError):
+    """The work ran into a limit."""
+
+
+class Work:
+    """A piece of work that runs. Mutable: it ends, or is stopped."""
+
+    def __init__(self, function: Callable[[Any], Mapping[str, Any]], job: Mapping[str, Any], limits: Limits):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["autoshard.server.work"])
+        self._limits = limits
+        self._ours, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(function, job, limits, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def result(self) -> Any:
+        """The JSON value that the function returned. Blocks. Raises AutoshardError as the function did, and
+        TookTooMuchError at a limit and where it was stopped."""
+        try:
+            if not self._ours.poll(self._limits.wall_s):
+                raise TookTooMuchError(f"this takes more than {self._limits.wall_s:g} s; pin more, or ask for less")
+            value = json.loads(self._ours.recv_bytes())
+        except EOFError:
+            gigabytes = self._limits.memory_bytes / 2**30
+            raise TookTooMuchError(f"this takes more than {gigabytes:g} GiB or {self._limits.cpu_s} s") from None
+        finally:
+            self.stop()
+        if "error" in value:
+            raise AutoshardError(value["error"])
+        return value["result"]
+
+    def stop(self) -> None:
+        """Ends the process, whatever it does."""
+        with contextlib.suppress(OSError, ValueError):
+            self._process.kill()
+            self._process.join()
+
+
+def _run(function: Callable[[Any], Mapping[str, Any]], job: Any, limits: Limits, pipe: Connection) -> None:
+    """The process: limits first, then the work, then its result as JSON."""
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.chdir("/")
+    sys.path[:] = [path for path in sys.path if path]
+    sys.addaudithook(_guard(_roots()))
+    try:
+        value: Mapping[str, Any] = {"result": function(job)}
+    except AutoshardError as error:
+        value = {"error": str(error)}
+    except MemoryError:
+        return
+    except Exception as error:  # a mistake of ours must not tell about this machine
+        value = {"error": f"this cannot be planned here ({type(error).__name__})"}
+    pipe.send_bytes(json.dumps(value).encode())
+
+
+def _roots() -> tuple[str, ...]:
+    """Folders with installed code and the package's own data."""
+    package = Path(__file__).resolve().parents[1]
+    linked = [child for child in package.iterdir() if child.is_symlink()]
+    installed = [Path(path) for path in sys.path if path.endswith("site-packages")]
+    roots = (package, *linked, *installed, Path(sys.prefix), Path(sys.base_prefix))
+    return tuple(f"{root.resolve()}{os.sep}" for root in roots)
+
+
+def _guard(roots: tuple[str, ...]) -> Callable[[str, tuple[Any, ...]], None]:
+    def guard(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            if isinstance(path, int):
+                return
+            writes = (isinstance(mode, str) and set(mode) & set("wax+")) or flags & (os.O_WRONLY | os.O_RDWR)
+            if writes or not os.path.realpath(path).startswith(roots):
+                raise PermissionError(f"{event} is not allowed here")
+        elif event.startswith(FORBIDDEN):
+            raise PermissionError(f"{event} is not allowed here")
+
+    return guard

@@ -1,0 +1,106 @@
+"use strict";
+/* The address holds what is asked; the answer follows it. */
+(() => {
+  const form = document.getElementById("asked"), second = document.getElementById("second"), two = document.getElementById("two");
+  const status = document.getElementById("status"), answer = document.getElementById("answer"), upload = document.getElementById("upload");
+  const fields = [...form.querySelectorAll("[name]")], extra = new Map();
+  let timer = 0, asked = null;
+
+  const say = (text, wrong) => { status.textContent = text; status.className = wrong ? "error" : ""; };
+  const field = (name) => fields.find((one) => one.name === name);
+
+  function query() {
+    const found = new URLSearchParams();
+    for (const one of fields) if (one.value.trim() && (!one.name.startsWith("b.") || !second.hidden)) found.set(one.name, one.value.trim());
+    for (const [name, value] of extra) {
+      if (name === "plan") for (const one of [...found.keys()]) if (!one.startsWith("b.")) found.delete(one);
+      found.set(name, value);
+    }
+    return found;
+  }
+
+  function fill(parameters) {
+    extra.clear();
+    second.hidden = ![...parameters.keys()].some((name) => name.startsWith("b."));
+    two.textContent = second.hidden ? "Compare with another" : "Only one plan";
+    for (const one of fields) {
+      const value = parameters.get(one.name) || "";
+      if (one.tagName === "SELECT" && value && ![...one.options].some((option) => option.value === value)) one.add(new Option(value.startsWith("upload:") ? "uploaded config" : value, value));
+      if (value || one.name.replace("b.", "") !== "model") one.value = value;
+    }
+    for (const name of ["plan", "why", "b.plan", "b.why"]) if (parameters.get(name)) extra.set(name, parameters.get(name));
+    slide();
+  }
+
+  function slide() {
+    for (const range of form.querySelectorAll("[data-for]")) range.value = Math.log2(Number(field(range.dataset.for).value) || 1);
+  }
+
+  async function ask() {
+    const parameters = query().toString();
+    history.replaceState(null, "", `?${parameters}`);
+    for (const link of document.querySelectorAll("[data-download]")) link.href = `${link.getAttribute("href").split("?")[0]}?${parameters}`;
+    if (asked) asked.abort();
+    asked = new AbortController();
+    const mine = asked, begin = performance.now();
+    say("planning ...");
+    document.querySelector("[download='compare.html']").hidden = second.hidden;
+    answer.dataset.old = "";
+    try {
+      const response = await fetch(`answer?${parameters}`, { signal: mine.signal });
+      const found = await response.json();
+      if (mine !== asked) return;
+      if (!response.ok) { say(found.error, true); return; }
+      answer.innerHTML = found.html;  // made by the server, which escapes every text; its policy lets no script in
+      delete answer.dataset.old;
+      window.autoshard.draw(answer, found.data);
+      say(`answered in ${((performance.now() - begin) / 1000).toFixed(2)} s: ${found.title}`);
+    } catch (error) {
+      if (error.name !== "AbortError") say("the server does not answer; is it still running?", true);
+    }
+  }
+
+  const soon = (wait) => { clearTimeout(timer); timer = setTimeout(ask, wait); };
+
+  form.addEventListener("submit", (event) => { event.preventDefault(); soon(0); });
+  form.addEventListener("input", (event) => {
+    if (event.target === upload) return;
+    if (event.target.dataset.for) field(event.target.dataset.for).value = 2 ** Number(event.target.value);
+    else slide();
+    for (const name of event.target.name && event.target.name.startsWith("b.") ? ["b.plan", "b.why"] : ["plan", "why"]) extra.delete(name);
+    soon(200);
+  });
+  two.addEventListener("click", () => {
+    const parameters = query();
+    if (second.hidden) for (const [name, value] of [...parameters]) parameters.set(`b.${name}`, value);
+    else for (const name of [...parameters.keys()]) if (name.startsWith("b.")) parameters.delete(name);
+    fill(parameters);
+    soon(0);
+  });
+  answer.addEventListener("click", (event) => {
+    const link = event.target.closest("[data-why]");
+    if (!link) return;
+    event.preventDefault();
+    extra.set("why", link.dataset.why);
+    soon(0);
+  });
+  upload.addEventListener("change", async () => {
+    const [file] = upload.files;
+    if (!file) return;
+    say("uploading ...");
+    try {
+      const response = await fetch("upload", { method: "POST", body: file, headers: { "Content-Type": "application/json" } });
+      const found = await response.json();
+      if (!response.ok) { say(found.error, true); return; }
+      const parameters = query();
+      for (const name of ["plan", "why"]) parameters.delete(name);
+      parameters.set(found.kind, found.id);
+      fill(parameters);
+      soon(0);
+    } catch { say("the upload failed; is the server still running?", true); }
+    upload.value = "";
+  });
+  addEventListener("popstate", () => { fill(new URLSearchParams(location.search)); soon(0); });
+  fill(new URLSearchParams(location.search));
+  ask();
+})();

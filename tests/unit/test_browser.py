@@ -1,0 +1,222 @@
+"""Reports and the page of `autoshard serve` in a real browser: they load, draw, answer to mouse and keys, and can be
+read by everybody. Needs Chromium; conftest.py says in one line where there is none.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+
+import autoshard
+from tests.unit.browsers import CHROMIUM
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+WIDTHS = (360, 1024, 1920)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report with everything in it."""
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    autoshard.report(autoshard.plan("llama3-8b", nodes=4, tp=8, pp=4), file)
+    return file.as_uri()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    command = [sys.executable, "-m", "autoshard", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[0]
+        process.terminate()
+
+
+def opened(browser: Any, address: str, width: int = 1024, scheme: str = "light") -> Any:
+    """A page with lists of what it complained about and asked for, as `complaints` and `asked`."""
+    page = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+    page.complaints, page.asked = [], []
+    page.on("console", lambda message: page.complaints.append(message.text))
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.goto(address)
+    return page
+
+
+def drawn(page: Any, name: str) -> Any:
+    """The canvas of this name, once it is drawn."""
+    canvas = page.locator(f"canvas[data-picture={name}]")
+    canvas.scroll_into_view_if_needed()
+    canvas.and_(page.locator("[data-drawn]")).wait_for(timeout=30_000)
+    return canvas
+
+
+def told(page: Any, name: str) -> str:
+    """What is said of the mark that is pointed at."""
+    return str(page.locator(f"figure:has(canvas[data-picture={name}]) .told").inner_text())
+
+
+OVERLAPS = """() => {
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), boxes = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    const hidden = "script, style, option, details:not([open]) > :not(summary)";
+    if (!node.textContent.trim() || parent.closest(hidden)) continue;
+    const scroll = parent.closest(".scroll"), frame = scroll && scroll.getBoundingClientRect();
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) {
+      if (box.width < 2 || frame && (box.bottom > frame.bottom || box.right > frame.right)) continue;
+      boxes.push([box, node.textContent.trim().slice(0, 40)]);
+    }
+  }
+  boxes.sort((a, b) => a[0].top - b[0].top);
+  for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+    const [a, b] = [boxes[i][0], boxes[j][0]];
+    if (b.top >= a.bottom - 3) break;
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 && Math.min(a.bottom, b.bottom) - b.top > 4)
+      found.push(`${boxes[i][1]} | ${boxes[j][1]}`);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_loads_alone_and_no_text_overlaps(browser: Any, report: str, width: int, scheme: str) -> None:
+    page = opened(browser, report, width, scheme)
+    for name in ("machine", "timeline", "candidates"):
+        drawn(page, name)
+    assert page.complaints == []
+    assert page.asked == [report]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(OVERLAPS) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_passes_axe(browser: Any, report: str, scheme: str) -> None:
+    assert violations(opened(browser, report, 1024, scheme)) == []
+
+
+def violations(page: Any) -> list[str]:
+    """What axe objects to, contrast among it."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
+def test_pointing_and_keys_tell_what_is_there(browser: Any, report: str) -> None:
+    page = opened(browser, report)
+    canvas = drawn(page, "machine")
+    canvas.hover(position={"x": 20, "y": 32})
+    assert told(page, "machine").startswith(
+        "Rank 0: node 0, chip 0, device 0; pp 0 of 4, dp 0 of 4, tp 0 of 8. Groups: "
+    )
+    assert "tp with 0, 1, 2, 3, 4, 5, 6, 7" in told(page, "machine")
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    assert told(page, "machine").startswith("Rank 1: ")
+    page.keyboard.press("Escape")
+    assert told(page, "machine") == ""
+
+
+def test_the_timeline_zooms(browser: Any, report: str) -> None:
+    page = opened(browser, report)
+    canvas = drawn(page, "timeline")
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    assert re.fullmatch(
+        r"pipeline rank 0: forward of microbatch 0, chunk 0, .+, from 0 s to .+", told(page, "timeline")
+    )
+    box = canvas.bounding_box()
+    canvas.hover(position={"x": box["width"] / 2, "y": 30})
+    before, picture = told(page, "timeline"), canvas.screenshot()
+    for _ in range(8):
+        page.keyboard.press("+")
+    page.wait_for_timeout(200)
+    assert canvas.screenshot() != picture
+    canvas.hover(position={"x": box["width"] * 0.9, "y": 30})
+    assert told(page, "timeline") != before
+    page.keyboard.press("0")
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(200)
+    canvas.hover(position={"x": box["width"] / 2, "y": 30})
+    page.wait_for_timeout(200)
+    assert told(page, "timeline") == before
+    assert canvas.screenshot() == picture
+
+
+def test_candidates_are_filtered(browser: Any, report: str) -> None:
+    page = opened(browser, report)
+    canvas = drawn(page, "candidates")
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    assert told(page, "candidates").startswith("The plan: tp=8 pp=4")
+    figure = page.locator("figure:has(canvas[data-picture=candidates])")
+    figure.locator("select[data-choice=recompute]").select_option("full")
+    canvas.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert "recompute=full" in told(page, "candidates")
+
+
+def test_tables_are_copied_with_tabs(browser: Any, report: str) -> None:
+    page = opened(browser, report)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("button[aria-label='Copy: Terms of a step']").click()
+    page.get_by_text("Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.splitlines()[0] == "term\ttime\tshare\t"
+    assert re.fullmatch(r"matrix products and vector operators\t~[\d.]+ m?s\t[\d.]+%\t", copied.splitlines()[1])
+
+
+def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server: str) -> None:
+    from playwright.sync_api import expect
+
+    page = opened(browser, f"{server}?model=llama3-8b&nodes=1")
+    status = page.locator("#status")
+    expect(status).to_contain_text("answered in", timeout=60_000)
+    drawn(page, "timeline")
+    page.locator("summary", has_text="Pins: fix a choice").first.click()
+    page.locator("input[name=tp]").fill("32")
+    expect(status).to_contain_text(": tp=32 ", timeout=60_000)
+    assert parse_qs(urlparse(page.url).query) == {"model": ["llama3-8b"], "nodes": ["1"], "tp": ["32"]}
+    other = opened(browser, page.url)
+    expect(other.locator("#status")).to_contain_text(": tp=32 ", timeout=60_000)
+    assert other.locator("input[name=tp]").input_value() == "32"
+    page.locator("a[data-why='pp=2']").click()
+    page.get_by_role("heading", name="Why not pp=2?").wait_for(timeout=60_000)
+    page.locator("#two").click()
+    page.get_by_role("heading", name="left beside right").wait_for(timeout=60_000)
+    assert "b.tp=32" in page.url
+    assert page.complaints == [] == other.complaints
+    assert {urlparse(address).netloc for address in page.asked} == {urlparse(server).netloc}
+    page.locator("input[name=tp]").fill("3")
+    expect(status).to_contain_text("tp=3", timeout=60_000)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_served_page_passes_axe_and_no_text_overlaps(browser: Any, server: str, width: int) -> None:
+    from playwright.sync_api import expect
+
+    page = opened(browser, f"{server}?model=llama3-8b&nodes=1", width)
+    expect(page.locator("#status")).to_contain_text("answered in", timeout=60_000)
+    assert page.evaluate(OVERLAPS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert violations(page) == []

@@ -1,0 +1,323 @@
+"""The report: its numbers are the plan's, it asks for nothing from anywhere, and no text in it becomes HTML."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autoshard
+from autoshard.cli import main
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import write_plan
+from autoshard.reports.candidates import FILTERS, MOST_POINTS, pareto, thinned
+from autoshard.reports.comparison import comparison_report
+from autoshard.reports.html import Html, element, table
+from autoshard.reports.machine import axes, drawn
+from autoshard.reports.page import MOST_BYTES, report_page
+from autoshard.reports.pipeline import (
+    MOST_SPANS,
+    STEADY,
+    TICKS,
+    Span,
+    bubble_table,
+    measured_rows,
+    packed,
+    predicted_rows,
+)
+from autoshard.reports.view import view_of
+from autoshard.units import format_bytes, format_seconds
+from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
+from tests.unit.test_explain_trace import run_json
+
+SECTIONS = (
+    "What was chosen",
+    "The mesh on the machine",
+    "The pipeline on a clock",
+    "Memory of each stage",
+    "Where the time goes",
+    "All candidates",
+    "A block, operator by operator",
+)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, the texts outside of scripts, and what the scripts hold."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.found and self.found[-1][0] == "script" and self.cdata_elem else self.texts).append(data)
+
+
+@pytest.mark.parametrize("plan", [plan_70b(), plan_interleaved(), plan_mixtral(), plan_one_device()])
+def test_every_plan_has_a_page_with_its_numbers(plan: Plan) -> None:
+    page = report_page(view_of(plan, quick=True))
+    text = " ".join(Elements(page).texts)
+    assert [name for name in SECTIONS if name not in text] == []
+    for term in plan.estimate.time_terms:
+        assert term.value == 0 or f"~{format_seconds(term.value)}" in text, term
+    assert format_bytes(plan.estimate.fullest.total_bytes) in text
+    for stage in plan.estimate.memory:
+        assert f"{stage.total_bytes / 1e9:.2f}" in text
+    assert len(page.encode()) < MOST_BYTES
+
+
+def test_the_whole_page_has_candidates_reasons_and_what_would_change_the_choice() -> None:
+    plan = autoshard.plan("llama3-8b", nodes=4, tp=8)
+    page = autoshard.report(plan, "report.html", time_limit=60)
+    assert Path("report.html").read_text(encoding="utf-8") == page
+    found = Elements(page)
+    text = " ".join(found.texts)
+    for name in (*SECTIONS, "Runners-up", "What would change the choice", "What was dropped"):
+        assert name in text
+    assert plan.search is not None
+    for rejection in plan.search.rejections:
+        assert rejection.example in text
+    data = json.loads(next(one for one in found.scripts if one.startswith("{")))
+    assert set(data) == {"machine", "timeline", "candidates"}
+    assert set(data["candidates"]["tp"]) == {8}  # the plan's pins hold
+    assert len(page.encode()) < MOST_BYTES
+
+
+def test_a_page_asks_for_nothing_and_its_policy_allows_its_own_script_alone() -> None:
+    page = report_page(view_of(plan_70b(), quick=True))
+    found = Elements(page)
+    for tag, attributes in found.found:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base", "form"), tag
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+        assert not [name for name in attributes if name.startswith("on")]
+    assert "url(" not in page and "@import" not in page and "http://" not in page and "https://" not in page
+    script = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    assert len(script) == 1
+    allowed = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    policy = next(a["content"] for tag, a in found.found if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'"
+
+
+def test_no_text_becomes_html() -> None:
+    plan, bad = plan_70b(), '</script><script>alert(1)</script><b onclick=x>"'
+    plan = replace(plan, model=replace(plan.model, name=bad), notes=(bad,), made_by=bad)
+    for page in (report_page(view_of(plan, quick=True)), comparison_report(plan, plan_70b(), (bad, "b"))):
+        assert "<script>alert" not in page
+        assert "<b onclick" not in page
+        assert len([tag for tag, _ in Elements(page).found if tag == "script"]) == 2
+
+
+def test_elements_escape_texts_and_attributes() -> None:
+    assert element("p", "a < b", title='"', data_x=True, hidden=False) == '<p title="&quot;" data-x>a &lt; b</p>'
+    assert element("p", Html("<br>"), None, [Html("<i></i>")]) == "<p><br><i></i></p>"
+    made = table("c & d", ("x", "n"), [("<", "1")], right=(1,))
+    assert "<caption>c &amp; d</caption>" in made
+    assert '<th scope="row">&lt;</th><td class="number">1</td>' in made
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_ids_are_unique_and_every_picture_is_named_and_reached_by_keys(quick: bool) -> None:
+    one, other = autoshard.plan("llama3-8b", nodes=1, tp=8), autoshard.plan("llama3-8b", nodes=1, tp=32)
+    pages = (report_page(view_of(one, quick=quick)), comparison_report(one, other, ("a", "b")))
+    for page in pages:
+        found = Elements(page)
+        ids = [attributes["id"] for _, attributes in found.found if "id" in attributes]
+        assert len(ids) == len(set(ids))
+        data = json.loads(next(one for one in found.scripts if one.startswith("{")))
+        for tag, attributes in found.found:
+            if tag == "canvas":
+                assert attributes["data-picture"] in data
+                assert attributes["tabindex"] == "0"
+                assert attributes["role"] == "application"
+                assert attributes["aria-label"]
+            if "aria-labelledby" in attributes:
+                assert attributes["aria-labelledby"] in ids
+
+
+# The pipeline
+
+
+def unpacked(flat: Sequence[int]) -> list[tuple[int, int, int, int, int]]:
+    found, at = [], 0
+    for gap, length, kind, microbatch, chunk in zip(*[iter(flat)] * 5, strict=True):
+        found.append((at + gap, at + gap + length, kind, microbatch, chunk))
+        at += gap + length
+    return found
+
+
+def test_packed_spans_by_hand() -> None:
+    rows = [("r", [Span("forward", 0.0, 1.0, 0, 0), Span("backward", 2.0, 4.0, 0, 0)])]
+    assert packed("t", rows) == {
+        "title": "t",
+        "total_s": 4.0,
+        "ticks": TICKS,
+        "kinds": ["forward", "backward"],
+        "rows": [{"name": "r", "spans": [0, 250_000, 0, 0, 0, 250_000, 500_000, 1, 0, 0]}],
+    }
+    assert packed("t", rows, 8.0)["rows"][0]["spans"][1] == 125_000
+    assert bubble_table(rows) == [("r", 3.0, 0.0, 1.0)]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=50))
+def test_rounding_to_ticks_does_not_add_up(pairs: list[tuple[float, float]]) -> None:
+    at, row = 0.0, []
+    for gap, length in pairs:
+        row.append(Span("forward", at + gap, at + gap + length))
+        at += gap + length
+    flat = packed("t", [("r", row)])
+    scale = TICKS / at if at else 0.0
+    for span, (start, end, *_) in zip(row, unpacked(flat["rows"][0]["spans"]), strict=True):
+        assert abs(start - span.start_s * scale) <= 0.5001
+        assert abs(end - span.end_s * scale) <= 0.5001
+
+
+def test_a_timeline_ends_when_the_step_does() -> None:
+    plan = autoshard.plan("llama3-8b", nodes=2, pp=4)
+    rows = predicted_rows(plan)
+    assert len(rows) == plan.strategy.pp
+    assert max(span.end_s for _, row in rows for span in row) == pytest.approx(plan.estimate.step_time_s, rel=1e-3)
+    assert {span.what for _, row in rows for span in row} >= {"forward", "backward"}
+
+
+def test_of_a_long_timeline_the_middle_is_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = predicted_rows(plan_70b())
+    monkeypatch.setattr("autoshard.reports.pipeline.MOST_SPANS", 8 * len(whole))
+    for (_, all_of_it), (_, some) in zip(whole, predicted_rows(plan_70b()), strict=True):
+        actions = [span for span in all_of_it if span.microbatch >= 0]
+        middle = [span for span in some if span.what == STEADY]
+        assert some[:4] == actions[:4]
+        assert [span for span in some if span.microbatch >= 0][4:] == actions[-4:]
+        assert middle == [Span(STEADY, actions[4].start_s, actions[-5].end_s)]
+    assert MOST_SPANS > 10_000
+
+
+def test_measured_actions_and_what_comes_after_them() -> None:
+    def event(category: str, name: str, ts: int, dur: int) -> dict[str, Any]:
+        return {"pid": 7, "ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur}
+
+    events = [
+        {"pid": 7, "ph": "M", "name": "process_name", "args": {"name": "rank 0, measured"}},
+        event("step", "profiled step 1", 900_000, 2_000_000),
+        event("action", "F3.1", 1_000_000, 500_000),
+        event("collective", "all_reduce", 1_100_000, 100_000),
+        event("action", "B3.1", 1_500_000, 250_000),
+        event("optimizer", "optimizer step", 1_750_000, 200_000),
+        event("optimizer", "gradient sync", 1_750_000, 100_000),
+    ]
+    forward, backward = Span("forward", 0.0, 0.5, 3, 1), Span("backward", 0.5, 0.75, 3, 1)
+    assert measured_rows(events) == [("rank 0, measured", [forward, backward, Span("optimizer step", 0.75, 0.95)])]
+
+
+# The machine
+
+
+def test_axes_on_the_machine_by_hand() -> None:
+    """tp 32 fills a trn1 node, so dp and pp leave it: dp 2 at 32 ranks, pp 8 at 64, over 2 and 8 nodes."""
+    plan = plan_70b()
+    assert (plan.strategy.tp, plan.strategy.pp, plan.strategy.dp, plan.cluster.devices_per_node) == (32, 8, 2, 32)
+    found = [(one.name, one.size, one.stride, one.nodes, one.link) for one in axes(plan)]
+    network = plan.cluster.inter_node.name
+    assert found[:2] == [("pp", 8, 64, 8, network), ("dp", 2, 32, 2, network)]
+    assert all(one[3] == 1 and one[4] != network for one in found[2:])
+    assert drawn(plan)["shown"] == plan.cluster.nodes == 16
+
+
+# Candidates
+
+points = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=30)
+
+
+@given(points)
+def test_the_front_is_that_of_brute_force(found: list[tuple[int, int, bool]]) -> None:
+    seconds, size, fits = (np.array([one[i] for one in found], dtype) for i, dtype in enumerate((float, float, bool)))
+    places = pareto(seconds, size, fits).tolist()
+    ours = {(seconds[i], size[i]) for i in places}
+    fit = {(s, m) for s, m, f in found if f}
+    better = {one for one in fit if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in fit)}
+    assert ours == better
+    assert len(places) == len(ours)
+    assert sorted(seconds[places].tolist()) == seconds[places].tolist()
+
+
+def test_thinning_keeps_the_front_and_the_fastest_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = autoshard.search("llama3-8b", nodes=2).table()
+    monkeypatch.setattr("autoshard.reports.candidates.MOST_POINTS", 200)
+    found = thinned(columns)
+    assert (found.total, len(found.columns["tp"])) == (len(columns["tp"]), 200)
+    front = pareto(columns["step_time_s"], columns["memory_bytes"], columns["fits"])
+    assert found.columns["step_time_s"][list(found.front)].tolist() == columns["step_time_s"][front].tolist()
+    fastest: dict[tuple[Any, ...], float] = {}
+    for i in np.flatnonzero(columns["fits"]):
+        kind = tuple(columns[name][i] for name in FILTERS)
+        fastest[kind] = min(fastest.get(kind, np.inf), columns["step_time_s"][i])
+    shown = {(*(found.columns[name][i] for name in FILTERS), found.columns["step_time_s"][i]) for i in range(200)}
+    assert len(fastest) < 150
+    assert {(*kind, seconds) for kind, seconds in fastest.items()} <= shown
+    assert MOST_POINTS >= 1000
+
+
+# The commands
+
+
+def test_measured_and_predicted_are_on_one_page() -> None:
+    plan = plan_interleaved()
+    page = autoshard.report(plan, measured=run_json(plan), quick=True)
+    text = " ".join(Elements(page).texts)
+    for words in ("What was measured", "step time, median", "measured peak"):
+        assert words in text
+
+
+def test_commands_write_pages_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(plan_70b(), "plan.json")
+    write_plan(plan_one_device(), "other.json")
+    assert main(["report", "plan.json", "--quick"]) == 0
+    assert re.fullmatch(r"wrote report.html, \d+ KB; open it in a browser\n", capsys.readouterr().out)
+    assert main(["compare", "plan.json", "other.json", "--html"]) == 0
+    assert capsys.readouterr().out == "wrote compare.html; open it in a browser\n"
+    text = " ".join(Elements(Path("compare.html").read_text(encoding="utf-8")).texts)
+    assert "plan.json beside other.json" in text
+    assert "First: plan.json" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("report nope.json", "plan nope.json does not exist"),
+        ("report plan.json --measured nope.json", "nope.json does not exist"),
+        ("report plan.json -o no/x.html", "report no/x.html cannot be written: no is not a folder"),
+        ("report plan.json --quick -o .", "report . is a directory; name a file in it"),
+        ("report broken.json", "plan broken.json, line 1, column 2: the JSON ends too early; the file was cut off"),
+        (
+            "compare plan.json plan.json --html -o no/x.html",
+            "page no/x.html cannot be written: No such file or directory",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    autoshard.plan("llama3-8b").save("plan.json")
+    Path("broken.json").write_text("{")
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {error}\n"
+    assert sorted(file.name for file in Path().iterdir()) == ["broken.json", "plan.json"]

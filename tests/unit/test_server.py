@@ -1,0 +1,345 @@
+"""`autoshard serve`: it plans, shares its state by address, refuses what it should, and cannot be made to run code."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import autoshard
+from autoshard.cli import main
+from autoshard.errors import AutoshardError
+from autoshard.server.isolated import Limits, TookTooMuchError, Work
+from autoshard.server.state import State, read_states
+from autoshard.server.uploads import MOST_BYTES, MOST_IN_ALL, Uploads
+from tests.unit import server_jobs
+
+SMALL = {"model": "llama3-8b", "nodes": "1", "tp": "8"}
+CONFIG = Path(__file__).parents[2] / "models/llama/configs/llama3-8b.json"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The address of a server that runs while this module is tested. Its folder has a Python file that nobody may
+    run."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "autoshard", "serve", "--port", "0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/", process.stdout.readline())
+        assert found is not None
+        yield found[1]
+        process.terminate()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as found:
+        yield found
+
+
+# It plans
+
+
+def test_the_answer_is_the_plan_of_the_interface(client: httpx.Client) -> None:
+    plan = autoshard.plan("llama3-8b", nodes=1, tp=8)
+    found = client.get("/answer", params=SMALL).json()
+    assert found["title"] == plan.describe().layout
+    assert "How sure that is" in found["html"]
+    assert set(found["data"]) == {"machine", "timeline", "candidates"}
+    served = client.get("/plan.json", params=SMALL)
+    assert served.headers["content-disposition"] == 'attachment; filename="plan.json"'
+    assert served.json()["strategy"] == json.loads(plan_text(plan))["strategy"]
+    assert served.json()["estimate"] == json.loads(plan_text(plan))["estimate"]
+
+
+def plan_text(plan: Any) -> str:
+    from autoshard.plans.plan_json import plan_to_json
+
+    return plan_to_json(plan)
+
+
+def test_why_not_and_two_side_by_side(client: httpx.Client) -> None:
+    why = client.get("/answer", params={**SMALL, "why": "tp=32"}).json()["html"]
+    assert "Why not tp=32?" in why
+    assert "The plan first, what was asked second" in why
+    illegal = client.get("/answer", params={**SMALL, "why": "tp=4"}).json()["html"]
+    assert "tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32" in illegal
+    both = client.get("/answer", params={**SMALL, "b.model": "llama3-8b", "b.tp": "32"}).json()
+    assert "left beside right" in both["html"]
+    assert {"timeline_0", "timeline_1", "machine_0", "machine_1"} <= set(both["data"])
+
+
+def test_downloads(client: httpx.Client) -> None:
+    report = client.get("/report.html", params=SMALL).text
+    assert report.startswith("<!doctype html>")
+    assert "What was chosen" in report
+    both = {**SMALL, "b.model": "llama3-8b", "b.tp": "32"}
+    assert "What differs" in client.get("/compare.html", params=both).text
+    assert client.get("/compare.html", params=SMALL).json() == {"error": "a comparison needs two states"}
+    assert client.get("/commands.txt", params=SMALL).text == (
+        "autoshard plan --model llama3-8b --nodes 1 --tp 8 -o plan.json\nautoshard report plan.json -o report.html\n"
+    )
+
+
+def test_uploads_of_configs_and_plans(client: httpx.Client, tmp_path: Path) -> None:
+    kind = {"Content-Type": "application/json"}
+    config = client.post("/upload", content=CONFIG.read_bytes(), headers=kind).json()
+    assert (config["kind"], config["name"]) == ("model", "uploaded")
+    uploaded = client.get("/plan.json", params={**SMALL, "model": config["id"]}).json()
+    assert uploaded["strategy"] == client.get("/plan.json", params=SMALL).json()["strategy"]
+    plan = autoshard.plan("llama3-8b", nodes=1, tp=8).save(tmp_path / "plan.json").read_bytes()
+    sent = client.post("/upload", content=plan, headers=kind).json()
+    assert (sent["kind"], sent["name"]) == ("plan", "llama3-8b")
+    assert client.get("/plan.json", params={"plan": sent["id"]}).text == plan.decode()
+
+
+def test_the_page_has_a_field_for_whatever_may_be_asked(client: httpx.Client) -> None:
+    from autoshard.server.state import NAMES
+
+    page = client.get("/")
+    assert [name for name in NAMES if f'name="{name}"' not in page.text or f'name="b.{name}"' not in page.text] == []
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert re.search(r"autoshard_client=[0-9a-f]{32}; HttpOnly; Path=/; SameSite=strict", page.headers["set-cookie"])
+    for name in re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', page.text):
+        assert client.get(f"/{name}").status_code == 200
+
+
+# It refuses
+
+
+NO_FILES = " must be a built-in model or an upload; this server reads no files and runs no code"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error"),
+    [
+        ({"model": "my_file.py:MyModel"}, "model='my_file.py:MyModel'" + NO_FILES),
+        ({"model": "/etc/passwd"}, "model='/etc/passwd'" + NO_FILES),
+        ({"model": "../config.json"}, "model='../config.json'" + NO_FILES),
+        ({"model": "llama3-8b", "hardware": "x.json"}, "'hardware' cannot be asked for here; "),
+        ({"model": "llama3-8b", "time_limit": "1e9"}, "'time_limit' cannot be asked for here; "),
+        ({"model": "llama3-8b", "operators": "solver"}, "'operators' cannot be asked for here; "),
+        ({"model": "llama3-8b", "expert_imbalance": "/x"}, "expert_imbalance: /x must be a number above 0"),
+        ({"model": "llama3-8b", "instance": "../x"}, "instance='../x' must be one of: "),
+        ({"model": "llama3-8b", "nodes": "1e3"}, "nodes: 1e3 must be a whole number of at least 1"),
+        ({"model": "llama3-8b", "nodes": "9" * 400}, "'nodes' must be at most 300 printable letters"),
+        ({"model": "llama3-8b", "tp": "1\n2"}, "'tp' must be at most 300 printable letters"),
+        ({"plan": "plan.json"}, "plan='plan.json' must be an upload of this server; it reads no files"),
+        ({"model": "llama3-8b", "b.model": "x.py:M"}, "model='x.py:M' must be a built-in model"),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_asked(pairs: dict[str, str], error: str) -> None:
+    with pytest.raises(AutoshardError, match=f"^{re.escape(error)}"):
+        read_states(list(pairs.items()))
+
+
+def test_a_name_twice_and_too_many_values() -> None:
+    with pytest.raises(AutoshardError, match=r"^the address has a name twice$"):
+        read_states([("tp", "1"), ("tp", "2")])
+    with pytest.raises(AutoshardError, match=r"^the address has 101 values; at most 100 work$"):
+        read_states([("tp", "1")] * 101)
+
+
+def test_states_and_their_commands() -> None:
+    [one] = read_states([("model", "llama3-8b"), ("nodes", "4"), ("vpp", ""), ("why", "tp=4")])
+    assert one == State({"model": "llama3-8b", "nodes": 4}, "", "tp=4")
+    assert one.command == "autoshard plan --model llama3-8b --nodes 4 -o plan.json"
+    upload = f"upload:{'0' * 32}"
+    [one] = read_states([("model", upload), ("recompute", "full")])
+    assert one.uploads == (upload,)
+    assert one.command == (
+        "autoshard plan --model config.json --recompute full -o plan.json  # the config that was uploaded"
+    )
+
+
+def test_errors_are_one_sentence_in_json(client: httpx.Client) -> None:
+    gone = f"upload:{'0' * 32}"
+    kind = {"Content-Type": "application/json"}
+    for response, status, words in (
+        (client.get("/answer"), 400, "model is missing"),
+        (client.get("/answer", params={**SMALL, "tp": "3"}), 400, "tp=3"),
+        (client.get("/answer", params={"model": gone}), 400, f"{gone} is not known here, or not any more"),
+        (client.get("/nope"), 404, "Not Found"),
+        (client.post("/answer"), 405, "Method Not Allowed"),
+        (client.post("/upload", content=b"{}"), 400, "an upload must be JSON, with Content-Type: application/json"),
+        (client.post("/upload", content=b"\x80\x04.", headers=kind), 400, "the upload, line 1: byte 0x80"),
+        (
+            client.post("/upload", content=b" " * (MOST_BYTES + 1), headers=kind),
+            400,
+            "an upload may have at most 4,000,",
+        ),
+        (client.post("/upload", content=b"[" * 100_000, headers=kind), 400, "the upload"),
+        (client.post("/upload", content=b'{"format_version": 1}', headers=kind), 400, "inputs"),
+    ):
+        assert response.status_code == status, response.text
+        assert words in response.json()["error"]
+        assert "\n" not in response.json()["error"]
+
+
+def test_a_page_of_another_site_cannot_ask_under_its_own_name(client: httpx.Client) -> None:
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
+    assert client.get("/", headers={"Host": "localhost"}).status_code == 200
+
+
+def test_uploads_forget_the_oldest() -> None:
+    uploads = Uploads()
+    names = [uploads.add(bytes([i]) * MOST_BYTES) for i in range(MOST_IN_ALL // MOST_BYTES + 1)]
+    with pytest.raises(AutoshardError, match="is not known here, or not any more: upload the file again"):
+        uploads.get(names[0])
+    assert uploads.get(names[1]) == bytes([1]) * MOST_BYTES
+    with pytest.raises(AutoshardError, match=r"^an upload may have at most 4,000,000 bytes$"):
+        uploads.add(bytes(MOST_BYTES + 1))
+
+
+# It cannot be made to run code
+
+ATTEMPTS = (
+    "read",
+    "read bytes by number",
+    "write",
+    "delete",
+    "shell",
+    "process",
+    "fork",
+    "connect",
+    "unpickle",
+    "trace",
+)
+
+
+@pytest.mark.parametrize("do", ATTEMPTS)
+def test_a_process_of_the_server_reaches_nothing(do: str, tmp_path: Path) -> None:
+    file = tmp_path / "theirs.py"
+    file.write_text(f"open({str(tmp_path / 'made')!r}, 'w')\n")
+    found = Work(server_jobs.attempt, {"do": do, "path": str(file)}, Limits()).result()
+    assert found["refused"] is not None
+    assert found["refused"].endswith(" is not allowed here")
+    assert [one.name for one in tmp_path.iterdir()] == ["theirs.py"]
+
+
+def test_the_same_attempts_succeed_outside(tmp_path: Path) -> None:
+    """Else the test above would show nothing."""
+    file = tmp_path / "theirs.py"
+    for do in ("write", "read", "read bytes by number", "shell", "process", "unpickle", "trace", "delete"):
+        if do == "trace":
+            file.write_text("")
+        assert server_jobs.attempt({"do": do, "path": str(file)}) == {"refused": None}
+    assert [one.name for one in tmp_path.iterdir()] == ["theirs.py.made"]
+
+
+def test_limits_of_memory_and_time() -> None:
+    small = Limits(wall_s=30.0, cpu_s=1, memory_bytes=2 * 2**30)
+    with pytest.raises(TookTooMuchError, match=r"^this takes more than 2 GiB or 1 s$"):
+        Work(server_jobs.take_memory, {}, small).result()
+    with pytest.raises(TookTooMuchError, match=r"^this takes more than 2 GiB or 1 s$"):
+        Work(server_jobs.take_time, {"sleeps": False}, small).result()
+    with pytest.raises(TookTooMuchError, match=r"^this takes more than 0.5 s; pin more, or ask for less$"):
+        Work(server_jobs.take_time, {"sleeps": True}, Limits(wall_s=0.5)).result()
+
+
+def test_a_mistake_of_ours_tells_nothing_of_the_machine() -> None:
+    with pytest.raises(AutoshardError, match=r"^this cannot be planned here \(RuntimeError\)$"):
+        Work(server_jobs.crash, {}, Limits()).result()
+
+
+def test_configs_that_name_code_run_none(client: httpx.Client, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    config = json.loads(CONFIG.read_text())
+    config["auto_map"] = {"AutoModel": "theirs.Model"}
+    config["_name_or_path"] = f"__import__('os').system('touch {made}')"
+    headers = {"Content-Type": "application/json"}
+    found = client.post("/upload", content=json.dumps(config).encode(), headers=headers).json()
+    if "id" in found:
+        client.get("/answer", params={"model": found["id"]})
+    client.get("/answer", params={**SMALL, "why": f"__import__('os').system('touch {made}')"})
+    assert not made.exists()
+
+
+# It survives
+
+
+def test_a_thousand_malformed_requests(url: str, client: httpx.Client) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    dice = random.Random(1)
+    post = b"POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n"
+    starts = [b"GET /answer?model=", b"GET / HTTP/1.1\r\nHost: localhost\r\n", post, b"", b"\x16\x03\x01"]
+    for _ in range(1000):
+        raw = (
+            dice.choice(starts) + dice.randbytes(dice.randrange(200)) + dice.choice([b"", b"\r\n\r\n", b"\n\n", b"\0"])
+        )
+        with socket.create_connection((host, int(port)), timeout=10) as sent:
+            sent.sendall(raw)
+    words = [
+        "model",
+        "tp",
+        "nodes",
+        "why",
+        "b.model",
+        "plan",
+        "llama3-8b",
+        "-1",
+        "%00",
+        "1e999",
+        "..",
+        "'",
+        "<b>",
+        "\U0001f600",
+    ]
+    for _ in range(300):
+        query = "&".join(f"{dice.choice(words)}={dice.choice(words)}" for _ in range(dice.randrange(6)))
+        assert client.get(f"/commands.txt?{query}").status_code in (200, 400)
+    assert client.get("/answer", params=SMALL).status_code == 200
+
+
+def test_fifty_clients_at_once(url: str) -> None:
+    def ask(number: int) -> tuple[int, str]:
+        with httpx.Client(base_url=url, timeout=120) as client:
+            client.get("/")  # each is a client of its own, with a cookie
+            response = client.get("/answer", params={**SMALL, "global_batch": str(64 * (1 + number % 5))})
+            return response.status_code, response.json().get("error", "")
+
+    with ThreadPoolExecutor(50) as threads:
+        assert set(threads.map(ask, range(50))) == {(200, "")}
+
+
+def test_of_one_client_the_latest_question_wins(url: str) -> None:
+    with httpx.Client(base_url=url, timeout=120) as client:
+        client.get("/")
+        slow: list[httpx.Response] = []
+        question = {"model": "llama3-70b", "nodes": "64", "backend": "torch"}
+        waiting = threading.Thread(target=lambda: slow.append(client.get("/answer", params=question)))
+        waiting.start()
+        while not slow:  # until the first one is at work, and has lost
+            newer = client.get("/answer", params={**SMALL, "seq_len": str(1024 * random.randrange(1, 64))})
+            assert newer.status_code == 200
+            if not waiting.is_alive():
+                break
+        waiting.join()
+    assert slow[0].status_code == 409
+    assert slow[0].json() == {"error": "a later question took its place"}
+
+
+# The command
+
+
+def test_a_port_in_use_and_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    port = url.rpartition(":")[2]
+    assert main(["serve", "--port", port]) == 2
+    assert capsys.readouterr().err == (
+        f"autoshard: error: port={port} of host=127.0.0.1 cannot be listened at: Address already in use; another "
+        "--port may be free\n"
+    )
+    assert main(["serve", "--host", "256.1.1.1"]) == 2
+    assert capsys.readouterr().err.startswith("autoshard: error: port=8421 of host=256.1.1.1 cannot be listened at: ")
