@@ -3,6 +3,9 @@ from .errors import NoLayoutFits as NoLayoutFits
 from .interface.calibrating import Calibration as Calibration
 from .interface.calibrating import calibrate as calibrate
 from .interface.frontier import Frontier as Frontier
+from .interface.holding import Memory as Memory
+from .interface.holding import MemoryDiagnosis as MemoryDiagnosis
+from .interface.holding import memory as memory
 from .interface.named import builtin_models as builtin_models
 from .interface.named import cluster as cluster
 from .interface.named import instances as instances

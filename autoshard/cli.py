@@ -31,6 +31,7 @@ COMMANDS = (
     "compare",
     "validate",
     "audit",
+    "memory",
     "trace",
     "run",
     "replan",

@@ -32,6 +32,7 @@ SIGNATURES = {
     "explain": "(plan, *, quick=False, time_limit=60.0)",
     "frontier": "(model, instance=None, *, beaten_path=False, **options)",
     "instances": "()",
+    "memory": "(plan, *, rank=None)",
     "model": "(given, *, seq_len=None)",
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
     "read_plan": "(path)",
@@ -51,6 +52,8 @@ CLASSES = {
     "Comparison",
     "Explanation",
     "Frontier",
+    "Memory",
+    "MemoryDiagnosis",
     "ModelSpec",
     "NoLayoutFits",
     "Plan",
@@ -74,7 +77,7 @@ def test_the_public_names_and_signatures_stay() -> None:
 
 
 def test_every_public_function_is_documented_with_an_example_or_needs_torch() -> None:
-    needs_torch_or_files = {"audit", "calibrate", "run", "read_plan"}
+    needs_torch_or_files = {"audit", "calibrate", "memory", "run", "read_plan"}
     for name in set(SIGNATURES) - needs_torch_or_files:
         assert ">>> " in (getattr(autoshard, name).__doc__ or ""), name
 
