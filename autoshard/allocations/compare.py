@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from autoshard.allocations.blocks import AGAIN, KINDS, STATE, TOKENS, WEIGHTS, Block, RankMemory, held_levels
 from autoshard.allocations.dump import Dump, DumpedBlock
@@ -62,32 +62,36 @@ class Diagnosis:
 
 def diagnose(memory: RankMemory, dump: Dump, capacity_bytes: float) -> Diagnosis:
     """memory: of the same rank as planned. capacity_bytes: of the device, where the dump does not tell it."""
-    event, held_bytes = _moment(dump)
+    start = _first_step(memory, dump)
+    levels = held_levels(dump.blocks, dump.events)
+    event = max(range(start, dump.events + 1), key=levels.__getitem__) if dump.failed is None else dump.failed
     there = [one for one in dump.blocks if one.birth <= event and (one.death is None or one.death > event)]
-    asked = dump.asked_bytes if dump.failed == event and dump.asked_bytes else 0
+    asked = dump.asked_bytes or 0
     if asked:
         there.append(DumpedBlock(asked, event, None, ""))
-    counts = Counter(rounded(one.size_bytes) for one in there)
-    like = _most_like(memory, counts)
-    if dump.failed == event and dump.free_bytes is not None:
-        room = dump.reserved_bytes + dump.free_bytes
-    else:
-        room = round(capacity_bytes)
+    like = _most_like(memory, Counter(rounded(one.size_bytes) for one in there))
+    room = capacity_bytes if dump.free_bytes is None else dump.reserved_bytes + dump.free_bytes
     return Diagnosis(
-        held_bytes + asked,
+        levels[event] + asked,
         memory.action_at(like),
-        _present(memory.at(like), counts),
-        _findings(memory, dump, there, event),
-        max(0, held_bytes + asked - room),
+        _present(memory.at(like), there),
+        _findings(memory, dump, there, start),
+        max(0, round(levels[event] + asked - room)),
         memory.peak()[1],
     )
 
 
-def _moment(dump: Dump) -> tuple[int, int]:
-    """(entry of the trace, bytes held after it): the allocation that failed, else the fullest moment."""
-    levels = held_levels(dump.blocks, dump.events)
-    event = dump.failed if dump.failed is not None else max(range(len(levels)), key=levels.__getitem__)
-    return event, levels[event]
+def _first_step(memory: RankMemory, dump: Dump) -> int:
+    """The entry of the dump's trace with which steps begin; 0 where it does not show that. Before it a run makes its
+    weights and its training state; so the first block that has the size of an activation, and of nothing that is made
+    of weights, is of a step."""
+    made_early = {
+        rounded(one.size_bytes) for one in memory.blocks if one.kind == STATE or one.tensor.endswith(".weight")
+    }
+    made_early |= {rounded(size * factor) for size in made_early for factor in (2, 4)}
+    activations = {rounded(one.size_bytes) for one in memory.blocks if one.phase == "forward" and one.operator}
+    telling = activations - made_early
+    return min((one.birth for one in dump.blocks if rounded(one.size_bytes) in telling), default=0)
 
 
 def _changes(blocks: Iterable[Kind]) -> list[tuple[int, int, int]]:
@@ -97,14 +101,11 @@ def _changes(blocks: Iterable[Kind]) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-def _most(blocks: Iterable[Kind], start: int = 0) -> Counter[int]:
-    """Of each size, how many are held at once at most, from the event `start` on."""
+def _most(blocks: Iterable[Kind]) -> Counter[int]:
+    """Of each size, how many are held at once at most."""
     held: Counter[int] = Counter()
     most: Counter[int] = Counter()
-    begun = start == 0
-    for event, change, size in _changes([*blocks]):
-        if not begun and event >= start:
-            begun, most = True, Counter(held)
+    for _, change, size in _changes([*blocks]):
         held[size] += change
         most[size] = max(most[size], held[size])
     return most
@@ -126,8 +127,8 @@ def _most_like(memory: RankMemory, counts: Mapping[int, int]) -> int:
     return best
 
 
-def _present(planned: list[Block], counts: Mapping[int, int]) -> tuple[Present, ...]:
-    left, found, wanted = Counter(counts), Counter[str](), Counter[str]()
+def _present(planned: list[Block], there: list[DumpedBlock]) -> tuple[Present, ...]:
+    left, found, wanted = Counter(rounded(one.size_bytes) for one in there), Counter[str](), Counter[str]()
     for one in sorted(planned, key=lambda block: KINDS.index(block.kind)):
         wanted[one.kind] += one.size_bytes
         size = rounded(one.size_bytes)
@@ -137,50 +138,57 @@ def _present(planned: list[Block], counts: Mapping[int, int]) -> tuple[Present, 
     return tuple(Present(kind, wanted[kind], found[kind]) for kind in KINDS if wanted[kind])
 
 
-def _findings(memory: RankMemory, dump: Dump, there: list[DumpedBlock], event: int) -> tuple[Finding, ...]:
-    planned = _most(memory.blocks)
-    now = Counter(rounded(one.size_bytes) for one in there)
-    ran = _most(dump.blocks, _first_step(memory, there))
-    over = {size: max(now[size], ran[size]) - planned[size] for size in now | ran}
-    by_size: dict[int, list[Block]] = defaultdict(list)
+def _findings(memory: RankMemory, dump: Dump, there: list[DumpedBlock], start: int) -> tuple[Finding, ...]:
+    end = max((one.birth for one in there), default=0)
+    of_steps = [one for one in dump.blocks if one.birth >= start or one.death is None or one.death > end]
+    planned, ran = _most(memory.blocks), _most(of_steps)
+    planned_of: dict[int, list[Block]] = defaultdict(list)
     for one in memory.blocks:
-        by_size[rounded(one.size_bytes)].append(one)
-    lines = {rounded(one.size_bytes): one.where for one in dump.blocks if one.where}
-    groups: dict[tuple[str, str], list[tuple[int, int, tuple[str, ...]]]] = defaultdict(list)
-    for size, count in over.items():
+        planned_of[rounded(one.size_bytes)].append(one)
+    there_of: dict[int, list[DumpedBlock]] = defaultdict(list)
+    for one in sorted(there, key=lambda block: block.birth):
+        there_of[rounded(one.size_bytes)].append(one)
+    groups: dict[tuple[str, str], list[_Excess]] = defaultdict(list)
+    for size in there_of.keys() | ran.keys():
+        count = max(len(there_of[size]), ran[size]) - planned[size]
         if count > 0:
-            what, tensors = _cause(by_size.get(size, []))
+            early = sum(one.birth < start for one in there_of[size])
+            what, tensors = _cause(planned_of[size], count, early)
+            where = there_of[size][-1].where if there_of[size] else ""
             joined = what in (RECOMPUTE_LOST, NOT_FREED)
-            groups[what, "" if joined else f"{size}"].append((size, count, tensors))
+            groups[what, "" if joined else f"{size}"].append(_Excess(size, count, tensors, where))
     least = LEAST_SHARE * sum(one.size_bytes for one in there)
-    found = [_finding(what, sizes, lines) for (what, _), sizes in groups.items()]
+    found = [_finding(what, sizes) for (what, _), sizes in groups.items()]
     return tuple(sorted((one for one in found if one.size_bytes >= least), key=lambda one: -one.size_bytes))
 
 
-def _finding(what: str, sizes: list[tuple[int, int, tuple[str, ...]]], lines: Mapping[int, str]) -> Finding:
-    sizes = sorted(sizes, key=lambda one: -one[0] * one[1])
-    tensors = dict.fromkeys(name for _, _, names in sizes for name in names)
-    count, total = sum(count for _, count, _ in sizes), sum(size * count for size, count, _ in sizes)
-    return Finding(what, tuple(tensors), count, total, lines.get(sizes[0][0], ""))
+class _Excess(NamedTuple):
+    """Too many blocks of a size."""
+
+    size: int
+    count: int
+    tensors: tuple[str, ...]
+    where: str
 
 
-def _first_step(memory: RankMemory, there: list[DumpedBlock]) -> int:
-    """The entry of the dump's trace with which steps begin: training state that is still there is made before. While a
-    run starts it copies weights; that is no step."""
-    state = {rounded(one.size_bytes) for one in memory.blocks if one.kind == STATE}
-    large = max(state, default=0)
-    return max(
-        (one.birth for one in there if rounded(one.size_bytes) in state and one.size_bytes > large / 100), default=0
-    )
+def _finding(what: str, sizes: list[_Excess]) -> Finding:
+    sizes = sorted(sizes, key=lambda one: -one.size * one.count)
+    tensors = dict.fromkeys(name for one in sizes for name in one.tensors)
+    total = sum(one.size * one.count for one in sizes)
+    return Finding(what, tuple(tensors), sum(one.count for one in sizes), total, sizes[0].where)
 
 
-def _cause(alike: list[Block]) -> tuple[str, tuple[str, ...]]:
-    """(cause, tensors) of too many blocks of a size, from those that the plan has of it."""
-    for kind, what in ((STATE, TWICE), (WEIGHTS, NOT_FREED), (AGAIN, RECOMPUTE_LOST)):
-        names = _names(one for one in alike if one.kind == kind and one.tensor)
+def _cause(planned: list[Block], count: int, early: int) -> tuple[str, tuple[str, ...]]:
+    """(cause, tensors) of `count` blocks too many of a size. planned: all that the plan has of it. early: how many of
+    those that are there were made before the first step."""
+    state = _names(one for one in planned if one.kind == STATE)
+    if state and early - sum(one.kind == STATE for one in planned) >= count:
+        return TWICE, state
+    for kind, what in ((WEIGHTS, NOT_FREED), (AGAIN, RECOMPUTE_LOST)):
+        names = _names(one for one in planned if one.kind == kind and one.tensor)
         if names:
             return what, names
-    names = _names(one for one in alike if one.kind != TOKENS)
+    names = _names(one for one in planned if one.kind != TOKENS)
     return (MORE, names) if names else (UNKNOWN, ())
 
 

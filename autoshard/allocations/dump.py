@@ -17,12 +17,11 @@ from autoshard.files.text_file import printable
 MAX_FRAMES = 64
 """Frames of a stack that are looked at, the innermost first."""
 _ACTIVE = ("active_allocated", "active_awaiting_free")
-_OURS = "autoshard"
 
 
 @dataclass(frozen=True)
 class DumpedBlock:
-    """An allocation of a run, held after the entries birth <= e < death of its trace. where: the innermost lines of
+    """An allocation of a run, held after the entries birth <= e < death of its trace. where: the line of
     code that asked for it; '' where the dump does not say."""
 
     size_bytes: int
@@ -112,16 +111,15 @@ def _active(segments: list[Any]) -> Iterator[tuple[int, DumpedBlock]]:
 
 
 def _where(frames: Any) -> str:
-    """The innermost line of Python, and the innermost one of this project behind it."""
+    """The innermost line of Python outside of torch, if there is one."""
     frames = [_expect(one, dict) for one in islice(_expect(frames, list), MAX_FRAMES)]
     python = [one for one in frames if str(one.get("filename")).endswith(".py")]
-    ours = [one for one in python if f"/{_OURS}/" in str(one["filename"])]
-    lines = [_line(one) for one in (*python[:1], *ours[:1])]
-    return " from ".join(printable(text[:200]) for text in dict.fromkeys(lines))
+    outside = [one for one in python if "/torch/" not in str(one["filename"])]
+    return _line((outside or python)[0]) if python else ""
 
 
 def _line(frame: dict[str, Any]) -> str:
-    return f"{Path(str(frame['filename'])).name}:{frame.get('line')}:{frame.get('name')}"
+    return printable(f"{Path(str(frame['filename'])).name}:{frame.get('line')}:{frame.get('name')}"[:200])
 
 
 def _expect(value: Any, kind: type) -> Any:
