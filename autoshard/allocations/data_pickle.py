@@ -78,7 +78,7 @@ def _value(data: bytes, what: str) -> Any:
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
         elif name == "STOP":
-            (value,) = stack
+            (value,) = _popped(stack, len(stack))
             return value
         elif name not in ("PROTO", "FRAME"):
             raise AutoshardError(
