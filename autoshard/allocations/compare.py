@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median_high
 from typing import NamedTuple, TypeVar
 
 from autoshard.allocations.blocks import AGAIN, KINDS, STATE, TOKENS, WEIGHTS, Block, RankMemory, held_levels
@@ -21,6 +22,8 @@ LEAST_SHARE = 1e-3
 """Of the dump's fullest moment: findings that are smaller are not told. Libraries keep small buffers of their own."""
 RECOMPUTE_LOST, NOT_FREED, TWICE = "recompute lost", "gathered weights not freed", "training state twice"
 MORE, UNKNOWN = "more than planned", "never planned"
+_WIDTHS = ((1, 2, 4), (1, 2), (1,))
+"""Multiples of a weight's size that a run may make before its first step: it draws numbers in FP32 or FP64."""
 Kind = TypeVar("Kind", Block, DumpedBlock)
 
 
@@ -82,16 +85,20 @@ def diagnose(memory: RankMemory, dump: Dump, capacity_bytes: float) -> Diagnosis
 
 
 def _first_step(memory: RankMemory, dump: Dump) -> int:
-    """The entry of the dump's trace with which steps begin; 0 where it does not show that. Before it a run makes its
-    weights and its training state; so the first block that has the size of an activation, and of nothing that is made
-    of weights, is of a step."""
-    made_early = {
-        rounded(one.size_bytes) for one in memory.blocks if one.kind == STATE or one.tensor.endswith(".weight")
-    }
-    made_early |= {rounded(size * factor) for size in made_early for factor in (2, 4)}
+    """An entry of the dump's trace in the first forward; 0 where it does not show one. Before that a run makes its
+    weights and its training state. Sizes that activations have, and nothing that is made of weights, come with the
+    first forward; of a few of them a run may happen to have something before, not of most of them."""
+    weights = {one.size_bytes for one in memory.blocks if one.kind == STATE or one.tensor.endswith(".weight")}
     activations = {rounded(one.size_bytes) for one in memory.blocks if one.phase == "forward" and one.operator}
-    telling = activations - made_early
-    return min((one.birth for one in dump.blocks if rounded(one.size_bytes) in telling), default=0)
+    wider = (activations - {rounded(size * factor) for size in weights for factor in factors} for factors in _WIDTHS)
+    telling = next(filter(None, wider), set[int]())
+    first: dict[int, int] = {}
+    for one in dump.blocks:
+        size = rounded(one.size_bytes)
+        if size in telling:
+            first[size] = min(one.birth, first.get(size, one.birth))
+    end = dump.events if dump.failed is None else dump.failed
+    return min(median_high(first.values()), end) if first else 0
 
 
 def _changes(blocks: Iterable[Kind]) -> list[tuple[int, int, int]]:
@@ -182,7 +189,7 @@ def _cause(planned: list[Block], count: int, early: int) -> tuple[str, tuple[str
     """(cause, tensors) of `count` blocks too many of a size. planned: all that the plan has of it. early: how many of
     those that are there were made before the first step."""
     state = _names(one for one in planned if one.kind == STATE)
-    if state and early - sum(one.kind == STATE for one in planned) >= count:
+    if state and early - sum(one.kind == STATE for one in planned) >= count / 2:
         return TWICE, state
     for kind, what in ((WEIGHTS, NOT_FREED), (AGAIN, RECOMPUTE_LOST)):
         names = _names(one for one in planned if one.kind == kind and one.tensor)
