@@ -52,7 +52,8 @@ class Present:
 @dataclass(frozen=True)
 class Diagnosis:
     """A dump against a plan. held_bytes: at the dump's fullest moment, or when an allocation failed, with it. moment:
-    the planned action that is most like it. short_bytes: that were missing; 0 where all fitted. planned_peak_bytes: of
+    the planned action that is most like it. short_bytes: that were missing; 0 where all fitted. unused_bytes: that the
+    allocator had from the device, in pieces that did not do, when an allocation failed. planned_peak_bytes: of
     the plan's program."""
 
     held_bytes: int
@@ -60,6 +61,7 @@ class Diagnosis:
     present: tuple[Present, ...]
     findings: tuple[Finding, ...]
     short_bytes: int
+    unused_bytes: int
     planned_peak_bytes: int
 
 
@@ -73,13 +75,14 @@ def diagnose(memory: RankMemory, dump: Dump, capacity_bytes: float) -> Diagnosis
     if asked:
         there.append(DumpedBlock(asked, event, None, ""))
     like = _most_like(memory, Counter(rounded(one.size_bytes) for one in there))
-    room = capacity_bytes if dump.free_bytes is None else dump.reserved_bytes + dump.free_bytes
+    short = levels[event] - capacity_bytes if dump.free_bytes is None else asked - dump.free_bytes
     return Diagnosis(
         levels[event] + asked,
         memory.action_at(like),
         _present(memory.at(like), there),
         _findings(memory, dump, there, start),
-        max(0, round(levels[event] + asked - room)),
+        max(0, round(short)),
+        max(0, dump.reserved_bytes - levels[event]) if asked else 0,
         memory.peak()[1],
     )
 
@@ -189,7 +192,8 @@ def _cause(planned: list[Block], count: int, early: int) -> tuple[str, tuple[str
     """(cause, tensors) of `count` blocks too many of a size. planned: all that the plan has of it. early: how many of
     those that are there were made before the first step."""
     state = _names(one for one in planned if one.kind == STATE)
-    if state and early - sum(one.kind == STATE for one in planned) >= count / 2:
+    buffers = sum(one.kind == STATE for one in planned)
+    if state and (buffers == len(planned) or early - buffers >= count / 2):
         return TWICE, state
     for kind, what in ((WEIGHTS, NOT_FREED), (AGAIN, RECOMPUTE_LOST)):
         names = _names(one for one in planned if one.kind == kind and one.tensor)

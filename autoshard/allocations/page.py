@@ -132,6 +132,12 @@ def _would_fit(found: Diagnosis, fitting: Sequence[Change], smaller: int, width:
     if unplanned >= found.short_bytes:
         text = f"no change is needed without what was never planned: that is {format_bytes(unplanned)}"
         lines += wrapped(text, width, "  ")
+    if found.unused_bytes >= found.short_bytes:
+        text = (
+            f"no change may be needed either: the allocator has {format_bytes(found.unused_bytes)} in pieces that did "
+            "not do; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them"
+        )
+        lines += wrapped(text, width, "  ")
     if not fitting:
         tried = f"; {smaller} save less" if smaller else ""
         return lines + wrapped(f"no single change saves {format_bytes(found.short_bytes)}{tried}", width, "  ")
