@@ -156,13 +156,13 @@ def _findings(memory: RankMemory, dump: Dump, there: list[DumpedBlock], start: i
     for one in memory.blocks:
         planned_of[rounded(one.size_bytes)].append(one)
     there_of: dict[int, list[DumpedBlock]] = defaultdict(list)
-    for one in sorted(there, key=lambda block: block.birth):
-        there_of[rounded(one.size_bytes)].append(one)
+    for held in sorted(there, key=lambda block: block.birth):
+        there_of[rounded(held.size_bytes)].append(held)
     groups: dict[tuple[str, str], list[_Excess]] = defaultdict(list)
     for size in there_of.keys() | ran.keys():
         count = max(len(there_of[size]), ran[size]) - planned[size]
         if count > 0:
-            early = sum(one.birth < start for one in there_of[size])
+            early = sum(held.birth < start for held in there_of[size])
             what, tensors = _cause(planned_of[size], count, early)
             where = there_of[size][-1].where if there_of[size] else ""
             joined = what in (RECOMPUTE_LOST, NOT_FREED)
@@ -176,16 +176,16 @@ class _Excess(NamedTuple):
     """Too many blocks of a size."""
 
     size: int
-    count: int
+    blocks: int
     tensors: tuple[str, ...]
     where: str
 
 
 def _finding(what: str, sizes: list[_Excess]) -> Finding:
-    sizes = sorted(sizes, key=lambda one: -one.size * one.count)
+    sizes = sorted(sizes, key=lambda one: -one.size * one.blocks)
     tensors = dict.fromkeys(name for one in sizes for name in one.tensors)
-    total = sum(one.size * one.count for one in sizes)
-    return Finding(what, tuple(tensors), sum(one.count for one in sizes), total, sizes[0].where)
+    total = sum(one.size * one.blocks for one in sizes)
+    return Finding(what, tuple(tensors), sum(one.blocks for one in sizes), total, sizes[0].where)
 
 
 def _cause(planned: list[Block], count: int, early: int) -> tuple[str, tuple[str, ...]]:

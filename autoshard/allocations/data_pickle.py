@@ -7,7 +7,7 @@ texts, numbers, truth values and None. Every other opcode is an error before any
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -45,7 +45,8 @@ def read_data(data: bytes, what: str) -> Any:
 def _value(data: bytes, what: str) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    for number, (opcode, argument, place) in enumerate(pickletools.genops(BytesIO(data))):
+    opcodes: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]] = pickletools.genops(BytesIO(data))
+    for number, (opcode, argument, place) in enumerate(opcodes):
         name = opcode.name
         if number > MAX_OPCODES:
             raise AutoshardError(f"{what} has more than {MAX_OPCODES:,} opcodes")

@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.plans.names import layout_name
+    from autoshard.plans.names import short_name
     from autoshard.plans.plan_json import write_plan
 
     given = {option.name: values[option.name] for option in OVERRULES if values[option.name] is not None}
@@ -55,5 +55,5 @@ def run(values: Mapping[str, Any]) -> int:
     for note in plan.notes:
         sys.stderr.write(f"{'' if note in warned(written) else 'note: '}{note}\n")
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
-    say(f"wrote {values['out']}: {where}, {layout_name(plan.strategy)}", f"next: autoshard explain {values['out']}")
+    say(f"wrote {values['out']}: {where}, {short_name(plan.strategy)}", f"next: autoshard explain {values['out']}")
     return 0
