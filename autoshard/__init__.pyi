@@ -9,6 +9,9 @@ from .interface.exchange import import_plan as import_plan
 from .interface.exchange import replan as replan
 from .interface.extensions import installed_plugins as installed_plugins
 from .interface.frontier import Frontier as Frontier
+from .interface.holding import Memory as Memory
+from .interface.holding import MemoryDiagnosis as MemoryDiagnosis
+from .interface.holding import memory as memory
 from .interface.named import builtin_models as builtin_models
 from .interface.named import cluster as cluster
 from .interface.named import instances as instances

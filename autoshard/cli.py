@@ -31,6 +31,7 @@ COMMANDS = (
     "compare",
     "validate",
     "audit",
+    "memory",
     "report",
     "trace",
     "run",

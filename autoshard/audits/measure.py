@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,12 @@ from autoshard.audits.recorder import SYNC, Recorder, Running
 from autoshard.audits.steady import irregular
 from autoshard.audits.values import Flops, Measurement, Role
 from autoshard.graph.count import Collective, operator_steps
-from autoshard.graph.partition import Step
+from autoshard.graph.partition import GatherEinsumStep, RedistributeStep, Step
 from autoshard.layout.mesh import Mesh
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Probe
 from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
+from autoshard.runtime.torch_backend.probe import SessionProbe
 from autoshard.runtime.torch_backend.session import Session
 
 LEARNING_RATE = 1e-3
@@ -38,8 +39,31 @@ _ACTION = re.compile(r"[FBIW]\d+\.\d+")
 _SPELLED = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
+@dataclass
+class Recording:
+    """One step of a rank as it ran. short: the plan with the microbatches that ran. ready: the last event before the
+    step. counter: of graphs; None where nothing is compiled."""
+
+    short: Plan
+    recorder: Recorder
+    probe: SessionProbe
+    ready: int
+    counter: GraphCounter | None
+
+
 def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Measurement:
     """Run one step of the role's rank. num_microbatches: as many as tell all, unless given."""
+    with recorded(plan, role, num_microbatches) as one:
+        measurement = _measurement(plan, one.short, one.probe, one.recorder, one.ready)
+        if one.counter is None:
+            return measurement
+        graphs = one.counter.found(one.probe.functions, role.rank, measurement)
+        return replace(measurement, graphs=graphs)
+
+
+@contextmanager
+def recorded(plan: Plan, role: Role, num_microbatches: int | None = None) -> Iterator[Recording]:
+    """One step of the role's rank, still held. num_microbatches: as many as tell all, unless given."""
     number = num_microbatches or telling_microbatches(plan, role.pipeline_rank)
     short = shortened(plan, number)
     _, index = plan.mesh.coordinates(role.rank)
@@ -48,7 +72,9 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
     with fake_world(role.rank, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
         with recorder:
             session = _session(short, role.rank, recorder.begin, counter)
-            _watch(session.probe(), recorder)
+            probe = session.probe()
+            _watch(probe, recorder)
+            recorder.state |= {id(recorder.memory.see(one, -1, "")): name for name, one in probe.named_state.items()}
             session.optimizer.step(0.0)  # the moments exist from the first step on
             ready = recorder.memory.events
             recorder.actions.clear()
@@ -57,12 +83,8 @@ def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Meas
             tokens = np.zeros(shape, dtype=np.int64)
             session.step(tokens, tokens, LEARNING_RATE)
             gc.collect()
-            measurement = _measurement(plan, short, session.probe(), recorder, ready)
-            if counter is not None:
-                graphs = counter.found(session.probe().functions, role.rank, measurement)
-                measurement = replace(measurement, graphs=graphs)
-        del session
-    return measurement
+            yield Recording(short, recorder, probe, ready, counter)
+        del session, probe
 
 
 @contextmanager
@@ -110,9 +132,24 @@ def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
         )
 
 
-def _watch(probe: Probe, recorder: Recorder) -> None:
+def _watch(probe: SessionProbe, recorder: Recorder) -> None:
     """Let the recorder know which operator each step of the session's programs is."""
-    probe.watch(lambda step, run: recorder.running(Running(*label(step), _reach(step)), run))
+    probe.watch(lambda step, run: recorder.running(Running(*label(step), _reach(step), *_names(step)), run))
+    for name, shard in probe.weight_shards.items():
+        recorder.weight_shards[id(recorder.memory.see(shard, -1, ""))] = name
+
+
+def _names(step: Step) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """(operator, inputs, outputs) of a step, each with the number of its block."""
+    if isinstance(step, RedistributeStep):
+        return f"redistribute {step.source}", (step.source,), (step.target,)
+    steps = operator_steps(step)
+    if isinstance(step, GatherEinsumStep):
+        inputs = (step.gather.source, *(one.inputs[1] for one in steps))
+    else:
+        inputs = steps[0].inputs
+    name = " + ".join([steps[0].operator.name, *(one.operator.name.rpartition(".")[2] for one in steps[1:])])
+    return name, inputs, tuple(one.operator.output for one in steps)
 
 
 def _reach(step: Step) -> Reach:

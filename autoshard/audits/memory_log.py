@@ -12,7 +12,8 @@ import torch
 @dataclass
 class Allocation:
     """birth, death: places in the log's order of events; death None while it lives. action: index of the action.
-    received: a buffer that another rank wrote; read_at: event at which an operator first read it."""
+    received: a buffer that another rank wrote; read_at: event at which an operator first read it. phase: of the work
+    that made it. place: its operator with the number of its block. tensor: the name of what it holds. '' is unknown."""
 
     size: int
     birth: int
@@ -21,6 +22,9 @@ class Allocation:
     death: int | None = None
     received: bool = False
     read_at: int | None = None
+    phase: str = ""
+    place: str = ""
+    tensor: str = ""
 
     def lives(self, event: int) -> bool:
         return self.birth <= event and (self.death is None or self.death > event)
@@ -53,11 +57,16 @@ class MemoryLog:
         self._known[key] = (allocation, weakref.ref(storage, released))
         return allocation
 
+    def known(self, tensor: torch.Tensor) -> Allocation | None:
+        """The allocation behind a tensor; None where the log has not seen it."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        return None if known is None else known[0]
+
     def read(self, tensor: torch.Tensor) -> None:
         """An operator reads it."""
-        known = self._known.get(tensor.untyped_storage()._cdata)
-        if known is not None and known[0].read_at is None:
-            known[0].read_at = self.events
+        known = self.known(tensor)
+        if known is not None and known.read_at is None:
+            known.read_at = self.events
 
     def peak(self, start: int, stop: int) -> tuple[int, int]:
         """(event, bytes) of the fullest moment among the events [start, stop)."""

@@ -18,11 +18,16 @@ from autoshard.audits.memory_log import MemoryLog
 from autoshard.audits.values import Flops, Transfer
 from autoshard.graph.count import Collective
 from autoshard.graph.operators import RECURRENCES
+from autoshard.graph.recompute import block_of
 
 TAG = "autoshard"
 """Key under which an autograd node knows the operator whose forward made it."""
 SYNC = "sync"
 """Text of the log after the last action: gradients are summed, parameters updated."""
+GATHERED = "gathered weights of"
+"""Before the unit of a bucket: the name of weights that are whole while they are read."""
+MADE_OF = "made of"
+"""Before the name of a buffer that the optimizer copies or reduces at the end of a step."""
 UNCOUNTED = ("combine", *RECURRENCES)
 """Kinds of operators whose products inside are not compared: a plan counts those of einsum and attention."""
 _FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
@@ -37,11 +42,18 @@ _MATMULS: dict[Any, Callable[..., float]] = {
 
 
 class Running(NamedTuple):
-    """An operator at work: its name and kind; of attention, the keys that it reaches."""
+    """An operator at work: its name and kind; of attention, the keys that it reaches.
+
+    name: its name in its own block. inputs, outputs: names of its tensors. sizes: elements of each input, once it ran.
+    """
 
     operator: str
     kind: str
     reach: Reach = Reach()
+    name: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 NOTHING = Running("", "")
@@ -74,6 +86,12 @@ class Recorder(TorchDispatchMode):
         self._axes = cache(axes_of_group)
         self.actions: list[ActionLog] = []
         self.transfers: Counter[Transfer] = Counter()
+        self.state: dict[int, str] = {}
+        """By identity of the allocation, what the optimizer keeps in it."""
+        self.weight_shards: dict[int, str] = {}
+        """The same of shards of parameters that are gathered to be read: whose weights they are."""
+        self.gathered_elements: set[int] = set()
+        """Elements of those weights when they are whole."""
         self._attention = attention
         self._running: Running | None = None
         self._backward = (-1, NOTHING)
@@ -86,15 +104,16 @@ class Recorder(TorchDispatchMode):
         """`run` with everything that it does, and its backward, known to be this operator's."""
 
         def watched(*values: torch.Tensor) -> Any:
-            self._running = one
+            self._running = now = one._replace(sizes=tuple(value.numel() for value in values))
             for value in values:
                 self.memory.read(value)
             try:
                 result = run(*values)
             finally:  # a replay stops in the middle of its last operator
                 self._running = None
+            self._name_outputs(one, result)
             if torch._C._current_graph_task_id() == -1:
-                _tag(result, one)
+                _tag(result, now)
             return result
 
         return watched
@@ -112,8 +131,39 @@ class Recorder(TorchDispatchMode):
         running = self._current()
         self._count(func, args, kwargs or {}, out, running)
         for tensor in _tensors(out):
-            self.memory.see(tensor, len(self.actions) - 1, running.operator)
+            made = self.memory.see(tensor, len(self.actions) - 1, running.operator)
+            if not made.phase:
+                made.phase, made.place = self._phase(), running.name
+                made.tensor = self._name(made.phase, running, tensor, args)
         return out
+
+    def _name(self, phase: str, running: Running, made: torch.Tensor, args: Any) -> str:
+        """What a new tensor holds, as far as that follows from who made it; outputs of operators are named later."""
+        if phase == "backward":
+            sizes = dict(zip(running.sizes, running.inputs, strict=False))
+            if made.numel() in sizes:
+                return f"gradient of {sizes[made.numel()]}"
+            if made.numel() in self.gathered_elements:
+                return f"gradients of {block_of(running.name)}, on their way"
+        if phase == SYNC and args and isinstance(args[0], torch.Tensor):
+            source = self.memory.known(args[0])
+            name = "" if source is None else self.state.get(id(source)) or source.tensor
+            return f"{MADE_OF} {name.removeprefix(MADE_OF).strip()}" if name else ""
+        return ""
+
+    def _name_outputs(self, one: Running, result: Any) -> None:
+        """What an operator returns is called as in its graph, unless it is what it was given."""
+        for name, tensor in zip(one.outputs, result if isinstance(result, tuple) else (result,), strict=False):
+            made = self.memory.known(tensor)
+            if made is not None and not made.tensor:
+                made.tensor = name
+
+    def _name_gathered(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """Weights that were gathered from this rank's shard and others."""
+        shard, whole = self.memory.known(source), self.memory.known(out)
+        if shard is not None and whole is not None and id(shard) in self.weight_shards:
+            whole.tensor = f"{GATHERED} {self.weight_shards[id(shard)]}"
+            self.gathered_elements.add(out.numel())
 
     def _current(self) -> Running:
         """The operator at work."""
@@ -142,13 +192,15 @@ class Recorder(TorchDispatchMode):
         return "recompute" if replays else "backward"
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any, running: Running) -> None:
-        operator, kind, reach = running
+        operator, kind, reach = running[:3]
         if func.namespace == _FUNCTIONAL:
             name = func._schema.name.partition("::")[2]
             collective = re.sub("_into_tensor|_tensor|_single|_out", "", name)
             if collective == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source: a ring's
                 collective = "send_recv"
             self._collective(collective, args[-1], max(_bytes(args[0]), _bytes(out)))
+            if collective == "all_gather":
+                self._name_gathered(out, args[0])
         elif func.namespace == _C10D:
             self._c10d(func._schema.name.partition("::")[2], args)
         elif kind in UNCOUNTED:

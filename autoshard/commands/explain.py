@@ -30,11 +30,13 @@ answers follow as they are found, which takes some seconds, and minutes for torc
   autoshard explain plan.json
   autoshard explain plan.json --why "tp=8 pp=16"
   autoshard explain plan.json --schedule --operators
+  autoshard explain --glossary                       every term in a sentence
   autoshard explain plan.json --format json | jq .step_time_s"""
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("plan", type=path, metavar="PLAN", help="plan.json")
+    parser.add_argument("plan", type=path, nargs="?", metavar="PLAN", help="plan.json")
+    parser.add_argument("--glossary", action="store_true", help="only what the terms of plans and pages mean; no PLAN")
     parser.add_argument(
         "--why", type=text, metavar="LAYOUT", help="why not this layout, named in part: 'tp=8 pp=16'; term by term"
     )
@@ -63,6 +65,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
+    if values["glossary"]:
+        from autoshard.explanation.glossary import glossary
+
+        sys.stdout.write(glossary(page_width(), wants_color()))
+        return 0
+    if values["plan"] is None:
+        raise AutoshardError("PLAN is missing: autoshard explain plan.json, or autoshard explain --glossary")
     plan, form = load_plan(values["plan"]), values["format"]
     if form not in STANDARD:
         for part in ("why", "schedule", "operators", "measured"):

@@ -42,6 +42,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
+    from autoshard.plans.names import short_name
+
     found = autoshard.import_plan(values["layout"], **{option.name: values[option.name] for option in OVERRULES})
     plan = found.plan
     plan.save(values["out"])
@@ -51,5 +53,5 @@ def run(values: Mapping[str, Any]) -> int:
     for note in plan.notes:
         sys.stderr.write(f"{'' if note in found.warnings else 'note: '}{note}\n")
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
-    say(f"wrote {values['out']}: {where}, {plan.layout}", f"next: autoshard explain {values['out']}")
+    say(f"wrote {values['out']}: {where}, {short_name(plan.strategy)}", f"next: autoshard explain {values['out']}")
     return 0

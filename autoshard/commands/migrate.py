@@ -59,7 +59,7 @@ def run(values: Mapping[str, Any]) -> int:
     from autoshard.migration.migrate import Target, migrate
     from autoshard.migration.page import JOB, PAGE
     from autoshard.migration.write import write_migration
-    from autoshard.plans.names import layout_name
+    from autoshard.plans.names import short_name
 
     folder = Path(values["out"])
     checkpoint = None if values["checkpoint"] is None else Path(values["checkpoint"])
@@ -72,6 +72,6 @@ def run(values: Mapping[str, Any]) -> int:
     position = write_migration(found, folder, checkpoint, values["weights_only"])
     after, ratio = found.after, found.after.estimate.step_time_s / found.before.estimate.step_time_s
     where = f"{after.model.name} on {after.cluster.nodes} x {after.cluster.instance}"
-    say(f"wrote {folder}: {where}, {layout_name(after.strategy)}, {ratio:.2f} times the step time")
+    say(f"wrote {folder}: {where}, {short_name(after.strategy)}, {ratio:.2f} times the step time")
     say(*([position] if position else []), f"next: read {folder / PAGE}, then sbatch {folder / JOB}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def add_arguments(parser: Parser) -> None:
     output.add_argument(
         "-o", "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
     )
+    output.add_argument("--verbose", action="store_true", help="print the whole page, as `autoshard explain` does")
     add_format(output, "text", "json")
 
 
@@ -79,9 +81,16 @@ def run(values: Mapping[str, Any]) -> int:
         **asked, top=values["top"], exhaustive=values["exhaustive"], beaten_path=values["beaten_path"]
     )
     plan.save(values["out"])
-    show_plan(plan, values["format"])
+    if values["format"] == "text" and not values["verbose"]:
+        sys.stdout.write(plan.summary(page_width(), wants_color()))
+    else:
+        show_plan(plan, values["format"])
     if values["format"] == "text":
-        say("", f"wrote {values['out']}; next: autoshard run {values['out']}")
+        out = values["out"]
+        say("", f"wrote {out}; next: autoshard run {out}")
+        if not values["verbose"]:
+            say(f"why, and what else: autoshard explain {out}")
+            say("the terms in plain words: autoshard explain --glossary")
     return 0
 
 

@@ -28,12 +28,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.plans.names import layout_name
+    from autoshard.plans.names import short_name
 
     plan = load_plan(values["plan"])
     where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
     expressed = _expressed(plan)
-    say(f"{values['plan']} is valid: {where}, {layout_name(plan.strategy)}", *expressed)
+    say(f"{values['plan']} is valid: {where}, {short_name(plan.strategy)}", *expressed)
     return 0
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from autoshard.cost.values import Estimate, Term
 from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, table, wrapped
 from autoshard.files.codec import to_json
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.score import Score
 from autoshard.planner.written import Written
-from autoshard.plans.names import layout_name
+from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.plans.rounding import rounded
 from autoshard.plans.search_result import Candidate
 from autoshard.units import format_bytes, format_seconds
@@ -22,13 +23,13 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
     problem = written.problem
     where = f"{problem.model.name} on {problem.cluster.nodes} x {problem.cluster.instance}, {written.form}"
     lines: list[Line] = [((where, "bold"),), ()]
-    lines += heading("Layout", layout_name(score.strategy), width)
+    lines += _layout("Layout", score.strategy, width)
     for wrong in score.broken:
         lines += hanging("  breaks  ", wrong, width, "red")
     if not score.broken:
         lines += wrapped(f"obeys every rule of backend {problem.backend}", width, "  ")
     if best is not None:
-        lines += heading("Best", layout_name(best.strategy), width)
+        lines += _layout("Best", best.strategy, width)
     lines.append(())
     if score.estimate is None:
         lines += wrapped(
@@ -43,6 +44,13 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
     if written.not_priced:
         lines += hanging("note    ", f"not in the price: {', '.join(written.not_priced)}", width)
     return paint(lines, width, color)
+
+
+def _layout(name: str, strategy: Strategy, width: int) -> list[Line]:
+    lines = heading(name, short_name(strategy), width)
+    if strategy.uniform_recompute is None:
+        lines += hanging("  recompute by stage: ", recompute_by_stage(strategy), width, indent=4)
+    return lines
 
 
 def _compared(own: Estimate, best: Estimate | None, width: int) -> list[Line]:

@@ -13,8 +13,12 @@ def write_text(path: str | Path, text: str, what: str) -> None:
     pipe) is written to directly.
     Raises AutoshardError, naming the path, for a directory, a missing or unwritable folder and a full disk.
     """
+    write_bytes(path, text.encode(), what)
+
+
+def write_bytes(path: str | Path, data: bytes, what: str) -> None:
+    """`write_text` for a file that is not text."""
     target = Path(os.path.realpath(path))
-    data = text.encode()
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_bytes(data)

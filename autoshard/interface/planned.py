@@ -86,6 +86,13 @@ class Plan(Shown, plans.Plan):
 
         return render(self.describe(), width, color)
 
+    def summary(self, width: int = WIDTH, color: bool = False) -> str:
+        """The first screen of its page: what was chosen, how fast, whether it fits and how sure that is. width:
+        columns."""
+        from autoshard.explanation.summary import summary
+
+        return summary(self.describe(), width, color)
+
     def markdown(self) -> str:
         from autoshard.explanation.markdown import render_markdown
 

@@ -8,7 +8,7 @@ from math import inf, isfinite
 from typing import Any
 
 from autoshard.layout.strategy import Strategy
-from autoshard.plans.names import layout_name
+from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.plans.plan import Plan
 from autoshard.runtime.rehearse import Rehearsal
 from autoshard.units import format_bytes, format_count, format_seconds
@@ -225,11 +225,11 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
         return name, str(of(plan)), str(of(small))
 
     return [
-        row("layout", lambda p: layout_name(p.strategy)),
+        row("layout", lambda p: short_name(p.strategy)),
         row("mesh", lambda p: " ".join(f"{a.name} {a.size}" for a in p.mesh.rank_axes)),
         row("schedule", lambda p: _schedule(p.strategy, p.num_microbatches)),
         row("blocks of each stage", lambda p: _run_lengths(p.strategy.stage_layers)),
-        row("recompute", lambda p: p.strategy.recompute_name),
+        row("recompute", lambda p: p.strategy.uniform_recompute or recompute_by_stage(p.strategy)),
         row("blocks", lambda p: p.model.num_hidden_layers),
         row("hidden, FFN", lambda p: f"{p.model.hidden_size}, {p.model.intermediate_size}"),
         row("query, key-value heads", lambda p: f"{p.model.num_attention_heads}, {p.model.num_key_value_heads}"),

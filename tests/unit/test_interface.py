@@ -37,6 +37,7 @@ SIGNATURES = {
     "import_plan": "(file, *, model=None, instance=None, **options)",
     "installed_plugins": "()",
     "instances": "()",
+    "memory": "(plan, *, rank=None)",
     "model": "(given, *, seq_len=None)",
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
     "read_plan": "(path)",
@@ -60,6 +61,8 @@ CLASSES = {
     "Explanation",
     "Frontier",
     "Imported",
+    "Memory",
+    "MemoryDiagnosis",
     "ModelSpec",
     "NoLayoutFits",
     "Plan",
@@ -85,7 +88,7 @@ def test_the_public_names_and_signatures_stay() -> None:
 
 
 def test_every_public_function_is_documented_with_an_example_or_needs_torch() -> None:
-    needs_torch_or_files = {"audit", "calibrate", "run", "read_plan", "import_plan"}
+    needs_torch_or_files = {"audit", "calibrate", "memory", "run", "read_plan", "import_plan"}
     for name in set(SIGNATURES) - needs_torch_or_files:
         assert ">>> " in (getattr(autoshard, name).__doc__ or ""), name
 

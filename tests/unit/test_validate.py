@@ -346,6 +346,7 @@ def test_no_mutation_that_means_something_is_read(name: str) -> None:
     [
         ["run"],
         ["audit"],
+        ["memory"],
         ["explain"],
         ["validate"],
         ["trace", "-o", "trace.json"],

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.session import Session
 
 
+STATE_PARTS = ("parameters", "gradients", "master weights", "first moments", "second moments")
+
+
 class SessionProbe:
     """Looks at one session as it is when asked: the optimizer has its moments from the first step on."""
 
@@ -55,6 +58,27 @@ class SessionProbe:
         return len(norms) + len({piece.kind for bucket in buckets for piece in bucket.pieces(shapes)})
 
     @property
+    def named_state(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that the optimizer keeps from step to step, by what they hold: 'gradients of ...'.
+
+        Masters may share their storage with parameters.
+        """
+        optimizer, named = self._session.optimizer, dict[str, torch.Tensor]()
+        for bucket, (master, first, second) in zip(optimizer.buckets, optimizer.state(), strict=True):
+            name = _bucket_name(bucket.key.unit, bucket.names)
+            parts = (bucket.parameters, bucket.gradients, master, first, second)
+            named |= {f"{part} of {name}": tensor for part, tensor in zip(STATE_PARTS, parts, strict=True)}
+        return named
+
+    @property
+    def weight_shards(self) -> Mapping[str, torch.Tensor]:
+        """Of ZeRO-3: this rank's shards of the parameters, by the names of what is gathered from them."""
+        buckets = self._session.optimizer.buckets
+        return {
+            _bucket_name(one.key.unit, one.names): one.parameters for one in buckets if getattr(one, "gathers", False)
+        }
+
+    @property
     def orders(self) -> Sequence[Sequence[str]]:
         """Actions that the runtime holds for a step, by pipeline rank, as torch spells them: '8F0', '8SEND_F0'.
 
@@ -79,6 +103,12 @@ class SessionProbe:
                 )
                 for section in module._sections
             )
+
+
+def _bucket_name(unit: str, names: Sequence[str]) -> str:
+    """A bucket's unit, its only parameter, or the first one and how many more."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 and not unit else ""
+    return unit or names[0] + more
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

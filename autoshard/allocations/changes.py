@@ -1,0 +1,68 @@
+"""Single changes of a plan that need less memory, and whether a run that was short of memory would have fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autoshard.backends.rules import Problem
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.planner.score import score
+from autoshard.planner.sets import recompute_sets
+from autoshard.plans.names import changed_words
+from autoshard.plans.plan import Plan
+from autoshard.plans.search_result import Pins
+from autoshard.schedules import usual_schedule
+
+
+@dataclass(frozen=True)
+class Change:
+    """One choice made otherwise. words: which. saved_bytes: on the fullest rank, against the plan's rank that was
+    short. step_time_s: predicted."""
+
+    words: str
+    saved_bytes: float
+    step_time_s: float
+
+
+def changes(plan: Plan, pipeline_rank: int) -> tuple[Change, ...]:
+    """Every legal single change that saves memory, the fastest first. pipeline_rank: that was short of memory."""
+    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    before = plan.estimate.memory[pipeline_rank].total_bytes
+    found = []
+    for strategy in _variants(plan, problem):
+        priced = score(problem, strategy)
+        if priced.estimate is not None and not priced.broken:
+            saved = before - priced.estimate.fullest.total_bytes
+            if saved > 0:
+                found.append(Change(changed_words(plan.strategy, strategy), saved, priced.estimate.step_time_s))
+    return tuple(sorted(found, key=lambda one: one.step_time_s))
+
+
+def _variants(plan: Plan, problem: Problem) -> Iterator[Strategy]:
+    one = plan.strategy
+    for name in recompute_sets(problem, Pins()):
+        if name != one.uniform_recompute:
+            yield replace(one, recompute=(name,))
+    for size in range(1, one.microbatch_size):
+        if one.microbatch_size % size == 0:
+            yield replace(one, microbatch_size=size)
+    for zero in range(one.zero + 1, 4):
+        yield replace(one, zero=zero)
+    if one.num_virtual_stages > 1:
+        layers = even_stage_layers(sum(one.stage_layers), one.pp)
+        alone = {"schedule": usual_schedule(1), "num_virtual_stages": 1, "stage_layers": layers}
+        yield replace(one, recompute=(_heaviest(one),), **alone)
+    for factor in (2, 4, 8):
+        if one.dp % factor == 0 and (one.dp // factor) % one.ep == 0:
+            fewer = {"dp": one.dp // factor}
+            yield replace(one, tp=one.tp * factor, sequence_parallel=one.sequence_parallel or one.tp == 1, **fewer)
+            pp = one.pp * factor
+            if pp * one.num_virtual_stages <= sum(one.stage_layers):
+                layers = even_stage_layers(sum(one.stage_layers), pp * one.num_virtual_stages)
+                yield replace(one, pp=pp, stage_layers=layers, recompute=(_heaviest(one),), **fewer)
+
+
+def _heaviest(one: Strategy) -> str:
+    """The recompute set of the stage that keeps least."""
+    return max(one.recompute, key=lambda name: (name == "full", name.count("+") + (name != "none")))

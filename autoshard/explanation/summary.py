@@ -1,0 +1,68 @@
+"""The first screen of a plan: what was chosen, how fast, whether it fits and how sure that is."""
+
+from __future__ import annotations
+
+from autoshard.explanation.describe import Description, Share
+from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, percent, span
+from autoshard.units import format_bytes, format_seconds
+
+SURE_TO_FIT = 0.9
+MOST_FACT = 90
+"""Characters of a fact; a longer one is cut at a word, and the whole page has it."""
+FACTS = ("mesh", "recompute")
+
+
+def summary(d: Description, width: int, color: bool) -> str:
+    """The page, at most 20 lines on 80 columns. width: columns of the terminal."""
+    width = max(NARROWEST, min(width, WIDEST))
+    lines: list[Line] = [((f"{d.model} on {d.cluster}: {d.num_devices:,} x {d.device}, backend {d.backend}", "bold"),)]
+    lines += [(), *_part("Chosen", d.layout, width)]
+    facts = dict(d.facts)
+    for name in FACTS:
+        lines += hanging(" " * 10, f"{name}: {_cut(facts[name])}", width)
+    lines += _part("Fast?", _fast(d), width)
+    lines += hanging(" " * 10, f"most of it: {_largest(d.time_terms)}", width)
+    lines += _part("Fits?", _fits(d), width)
+    lines += _part("Sure?", _sure(d), width)
+    return paint(lines, width, color)
+
+
+def _part(name: str, text: str, width: int) -> list[Line]:
+    (_, first), *rest = hanging(f"  {name:<8}", text, width)
+    return [((f"  {name:<8}", "bold cyan"), first), *rest]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_FACT else text[: MOST_FACT - 4].rpartition(" ")[0].rstrip(",;") + " ..."
+
+
+def _fast(d: Description) -> str:
+    seconds = span(d.step_time_low_s, d.step_time_high_s, format_seconds)
+    rate = f"{d.tokens_per_s:,.0f}" if d.tokens_per_s >= 100 else f"{d.tokens_per_s:.3g}"
+    return (
+        f"~{format_seconds(d.step_time_s)} a step (90 %: {seconds}), ~{rate} tokens/s, {d.mfu:.1%} of the devices' "
+        "peak (MFU)"
+    )
+
+
+def _largest(terms: tuple[Share, ...]) -> str:
+    top = sorted(terms, key=lambda term: -term.share)[:3]
+    return ", ".join(f"{term.name} {term.share:.0%}" for term in top)
+
+
+def _fits(d: Description) -> str:
+    answer = "yes" if d.fits_probability >= SURE_TO_FIT else "likely" if d.fits_probability >= 0.5 else "hardly"
+    memory = f"~{format_bytes(d.memory_bytes)} of {format_bytes(d.memory_capacity_bytes)} on the fullest {d.device}"
+    return f"{answer}, with {percent(d.fits_probability)} probability: {memory}"
+
+
+def _sure(d: Description) -> str:
+    """What the search says of the choice, and how many layouts may be as fast."""
+    if d.considered is None:
+        return "this layout was given, not searched"
+    said = f"the best of {d.considered:,} layouts as far as the cost model knows: {_cut(d.optimality or '')}"
+    ties = sum(one.toss_up for one in d.runners_up)
+    if ties:
+        said += f"; {ties} of the next {len(d.runners_up)} may be as fast"
+    warnings = len(d.notes)
+    return said + (f"; {warnings} note{'s' if warnings > 1 else ''} in the whole page" if warnings else "")

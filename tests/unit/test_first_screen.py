@@ -1,0 +1,82 @@
+"""The first screen of `plan`: at most 20 lines on 80 columns, every term plain or in the glossary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.cost.memory import MEMORY_TERMS
+from autoshard.cost.step import TIME_TERMS
+from autoshard.explanation.describe import describe
+from autoshard.explanation.glossary import SECTIONS, glossary
+from autoshard.explanation.summary import summary
+from autoshard.plans.layout_syntax import CHOICES, DEGREES
+from autoshard.plans.plan import Plan
+from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
+
+FOOTER = 4
+"""Lines that the command adds: an empty one, where the plan is, what comes next, where the terms are."""
+KNOWN = {term for terms in SECTIONS.values() for term in terms}
+
+
+@pytest.mark.parametrize("make", [plan_70b, plan_interleaved, plan_mixtral, plan_one_device])
+def test_it_answers_within_20_lines(make: Callable[[], Plan]) -> None:
+    page = summary(describe(make()), 80, color=False)
+    assert len(page.splitlines()) + FOOTER <= 20
+    assert max(map(len, page.splitlines())) <= 80
+    assert [line[2:9].strip() for line in page.splitlines() if line[2:3].strip()][1:] == [
+        "Chosen", "Fast?", "Fits?", "Sure?"
+    ]  # fmt: skip
+
+
+def test_what_it_says_by_hand() -> None:
+    plan = plan_70b()
+    page = " ".join(summary(describe(plan), 80, color=False).split())
+    assert f"Chosen {describe(plan).layout} mesh: " in page
+    assert f"~{plan.estimate.mfu:.1%} of the devices' peak (MFU)" in page.replace("tokens/s, ", "tokens/s, ~")
+    assert "the best of" in page
+    given = " ".join(summary(describe(replace(plan, search=None, runners_up=())), 80, color=False).split())
+    assert given.endswith("Sure? this layout was given, not searched")
+
+
+def test_layouts_stay_readable_where_stages_differ() -> None:
+    plan = plan_70b()
+    sets = ("attention_norm+attention+mlp_norm+mlp", *("mlp",) * (len(plan.strategy.recompute) - 1))
+    page = summary(describe(replace(plan, strategy=replace(plan.strategy, recompute=sets))), 80, color=False)
+    assert "recompute=by-stage" in page and "attention_norm+" not in page
+    assert "recompute: run again in backward, by stage: 0 both norms" in " ".join(page.split())
+
+
+def test_every_term_is_in_the_glossary() -> None:
+    assert {*TIME_TERMS, *MEMORY_TERMS, *DEGREES, *CHOICES, "sp"} <= KNOWN
+    text = glossary(80, color=False)
+    assert max(map(len, text.splitlines())) <= 80
+    for term in KNOWN:
+        assert f"  {term}" in text
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = ["plan", "--model", "llama3-8b", "--nodes", "1"]
+    assert main(asked) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 20 and max(map(len, short.splitlines())) <= 80
+    assert short.endswith(
+        "\nwrote plan.json; next: autoshard run plan.json\nwhy, and what else: autoshard explain plan.json\n"
+        "the terms in plain words: autoshard explain --glossary\n"
+    )
+    assert main([*asked, "--verbose"]) == 0
+    whole = capsys.readouterr().out
+    assert "\nRunners-up" in whole and "\nHow sure" in whole
+    assert main(["explain", "plan.json", "--quick"]) == 0
+    assert whole == capsys.readouterr().out + "\nwrote plan.json; next: autoshard run plan.json\n"
+    assert main(["explain", "--glossary"]) == 0
+    assert capsys.readouterr().out == glossary(80, color=False)
+    assert main(["explain"]) == 2
+    said = "autoshard: error: PLAN is missing: autoshard explain plan.json, or autoshard explain --glossary\n"
+    assert capsys.readouterr().err == said
