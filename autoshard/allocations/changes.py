@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autoshard.backends.rules import Problem
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -51,11 +52,11 @@ def _variants(plan: Plan, problem: Problem) -> Iterator[Strategy]:
         yield replace(one, zero=zero)
     if one.num_virtual_stages > 1:
         layers = even_stage_layers(sum(one.stage_layers), one.pp)
-        alone = {"schedule": usual_schedule(1), "num_virtual_stages": 1, "stage_layers": layers}
+        alone: dict[str, Any] = {"schedule": usual_schedule(1), "num_virtual_stages": 1, "stage_layers": layers}
         yield replace(one, recompute=(_heaviest(one),), **alone)
     for factor in (2, 4, 8):
         if one.dp % factor == 0 and (one.dp // factor) % one.ep == 0:
-            fewer = {"dp": one.dp // factor}
+            fewer: dict[str, Any] = {"dp": one.dp // factor}
             yield replace(one, tp=one.tp * factor, sequence_parallel=one.sequence_parallel or one.tp == 1, **fewer)
             pp = one.pp * factor
             if pp * one.num_virtual_stages <= sum(one.stage_layers):

@@ -134,7 +134,12 @@ def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 def _watch(probe: SessionProbe, recorder: Recorder) -> None:
     """Let the recorder know which operator each step of the session's programs is."""
-    probe.watch(lambda step, run: recorder.running(Running(*label(step), _reach(step), *_names(step)), run))
+
+    def running(step: Step) -> Running:
+        name, inputs, outputs = _names(step)
+        return Running(*label(step), _reach(step), name, inputs, outputs)
+
+    probe.watch(lambda step, run: recorder.running(running(step), run))
     for name, shard in probe.weight_shards.items():
         recorder.weight_shards[id(recorder.memory.see(shard, -1, ""))] = name
 

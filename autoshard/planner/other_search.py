@@ -41,7 +41,8 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     Raises AutoshardError for what the exact search or a plug-in does not do, NoLayoutFits where nothing that was priced
     fits.
     """
-    from autoshard.planner.search import PricedLayouts, Searched, search
+    from autoshard.planner.priced import PricedLayouts
+    from autoshard.planner.search import Searched, search
     from autoshard.planner.space import Space
 
     if request.operators != "megatron":
@@ -59,7 +60,7 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     price, strategy = space.price_of(layout), space.strategy(layout)
     best = Candidate(strategy, estimate(*problem[:3], strategy))
     _count(space, request)
-    priced = PricedLayouts(problem, space.chunks, inf)
+    priced = PricedLayouts(problem, space.chunks)
     return Searched(
         best,
         (),

@@ -20,10 +20,10 @@ from autoshard.planner.candidates import check_pins
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.table import Priced, Table
 from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.priced import PricedLayouts
 from autoshard.planner.priced_columns import priced_columns
 from autoshard.planner.ranking import degrees_of
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import PricedLayouts
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 
@@ -193,7 +193,7 @@ class Space:
 
     def columns(self) -> dict[str, Array]:
         """All layouts as columns with an entry for each: the choices, and autoshard's prices; see priced_columns."""
-        return priced_columns(PricedLayouts(self.problem, self.chunks, inf))
+        return priced_columns(PricedLayouts(self.problem, self.chunks))
 
     def strategy(self, layout: int) -> Strategy:
         """All choices of a layout, by name."""

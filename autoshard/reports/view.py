@@ -9,7 +9,7 @@ from autoshard.explanation.describe import Description, describe
 from autoshard.explanation.measured import Run, measured_run, read_run
 from autoshard.explanation.sensitivity import answers_so_far
 from autoshard.explanation.trace import measured_events
-from autoshard.planner.search import Clock
+from autoshard.planner.priced import Clock
 from autoshard.plans.plan import Plan
 from autoshard.reports.candidates import Candidates, candidates
 from autoshard.reports.pipeline import Span, measured_rows, predicted_rows

@@ -149,7 +149,7 @@ def _without_recompute(run: Callable[..., Any], *inputs: Any, **options: Any) ->
 def _kept_by(kept: list[Any], right: Callable[..., Any]) -> Callable[..., Any]:
     def take(self: Any) -> torch.Tensor:
         kept.append(right(self))
-        return kept[-1]  # type: ignore[no-any-return]
+        return kept[-1]
 
     return take
 

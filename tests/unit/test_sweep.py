@@ -122,7 +122,8 @@ def test_the_time_of_a_row_does_not_grow_with_the_table(tmp_path: Path, monkeypa
     written: list[int] = []
     whole = write_table
     monkeypatch.setattr(
-        "autoshard.sweeps.run.write_table", lambda *given: (written.append(len(given[1])), whole(*given))
+        "autoshard.sweeps.run.write_table",
+        lambda *given: (written.append(len(given[1])), whole(*given)),  # type: ignore[func-returns-value]
     )
     run(tmp_path, Planner())
     assert written == [0, 4]
@@ -231,7 +232,9 @@ def test_what_was_executed_is_drawn_beside_the_prediction(tmp_path: Path, monkey
     drawn: list[tuple[str, list[float]]] = []
     plotted = Axes.plot
     monkeypatch.setattr(
-        Axes, "plot", lambda self, xs, ys, **how: (drawn.append((how["label"], list(ys))), plotted(self, xs, ys, **how))
+        Axes,
+        "plot",
+        lambda self, xs, ys, **how: (drawn.append((how["label"], list(ys))), plotted(self, xs, ys, **how)),  # type: ignore[func-returns-value]
     )
     sweep = replace(SWEEP, grid={"nodes": (8, 16)})
     ran = replace(outcome(512, 190.0), run=EXECUTED, measured_tokens_per_s=170.0)

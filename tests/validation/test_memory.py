@@ -26,6 +26,9 @@ from autoshard.cli import main
 from autoshard.plans.plan_json import write_plan
 from tests.validation.audit_plans import plan
 
+VIEWER: Any = _memory_viz
+"""Functions without types."""
+
 
 @pytest.mark.parametrize("name", ["1f1b", "ZeRO-3", "one device"])
 def test_the_peak_is_the_audits(name: str) -> None:
@@ -69,13 +72,13 @@ def memory(small: Any) -> Any:
 def test_the_snapshot_is_what_pytorchs_own_functions_read(memory: Any, tmp_path: Path) -> None:
     file = memory.save(tmp_path / "memory.pickle")
     values = pickle.loads(file.read_bytes())
-    text = _memory_viz.trace(values)
+    text = VIEWER.trace(values)
     assert "raise" not in text and "TOTAL MEM" in text
-    assert "gradients of model." in _memory_viz.memory(values, lambda lines: lines)
+    assert "gradients of model." in VIEWER.memory(values, lambda lines: lines)
     held = sum(one.size_bytes for one in memory.blocks.blocks if one.death is None)
-    shown = re.search(r"total_allocated: ([\d.]+)([MG])iB", _memory_viz.segsum(values))
+    shown = re.search(r"total_allocated: ([\d.]+)([MG])iB", VIEWER.segsum(values))
     assert shown and float(shown[1]) * {"M": 2**20, "G": 2**30}[shown[2]] == pytest.approx(held, rel=0.05)
-    assert "<html>" in _memory_viz.trace_plot(values) and "<html>" in _memory_viz.segment_plot(values)
+    assert "<html>" in VIEWER.trace_plot(values) and "<html>" in VIEWER.segment_plot(values)
     frames = {frame["name"] for entry in values["device_traces"][0] for frame in entry["frames"]}
     rank = memory.blocks.pipeline_rank
     first = memory.plan.stages[rank].first_layer
