@@ -14,8 +14,9 @@ V = TypeVar("V")
 
 
 class Table(dict[str, V], Generic[V]):
-    """Values that are built in, by name. A name that is not among them is looked for among the plug-ins, when it is asked for;
-    going through the table gives what is built in alone, so that an installed plug-in changes no plan by itself."""
+    """Values that are built in, by name. A name that is not among them is looked for among the plug-ins, when it is
+    asked for; going through the table gives what is built in alone, so that an installed plug-in changes no plan by
+    itself."""
 
     def __init__(
         self,
