@@ -254,8 +254,8 @@ def test_options_of_plan() -> None:
     assert [option.flag for option in OPTIONS.values()] == [
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--sdk", "--seq-len", "--global-batch",
         "--precision", "--keep-bf16", "--expert-imbalance", "--dropout", "--backend", "--device", "--stack",
-        "--operators", "--objective", "--fit-probability", "--time-limit", "--price-per-node-hour", "--tokens",
-        "--days",
+        "--operators", "--objective", "--fit-probability", "--time-limit", "--search", "--cost-model", "--evaluations",
+        "--price-per-node-hour", "--tokens", "--days",
         "--tp", "--pp", "--dp", "--cp", "--ep", "--vpp", "--micro-batch", "--schedule",
         "--recompute", "--attention-kernel", "--context-parallel", "--zero", "--axis-order",
     ]  # fmt: skip
