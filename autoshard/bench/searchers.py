@@ -18,7 +18,7 @@ from autoshard.planner.searchers import SEARCHERS
 from autoshard.planner.space import Space
 from autoshard.plugins.found import installed
 
-EVALUATIONS, SEEDS = 1_000, 2
+EVALUATIONS, SEEDS = 300, 2
 BUDGETS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 """Layouts priced at which a search is looked at."""
 CPU_BUDGETS_S = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

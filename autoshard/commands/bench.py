@@ -16,7 +16,7 @@ USAGE = "autoshard bench [predictors|searchers] [options]"
 DESCRIPTION = """\
 Run PlanBench and write its results: how well cost models predict published step times and memory, and how near
 searchers come to the proven optimum after so many layouts. Entries of plug-ins take part. The rows and problems are in
-benchmarks/data of autoshard's repository. Two minutes of a core for the predictors, ten for the searchers.
+benchmarks/data of autoshard's repository. A minute of a core for the predictors, three for the searchers.
 
   autoshard bench
   autoshard bench searchers --problems 3 --evaluations 100
@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
         type=whole(),
         metavar="N",
         default=None,
-        help="layouts that a searcher may price (default: 1,000)",
+        help="layouts that a searcher may price (default: 300)",
     )
     parser.add_argument("--seeds", type=whole(), metavar="N", default=None, help="runs of each searcher (default: 2)")
     parser.add_argument("--problems", type=whole(), metavar="N", default=None, help="only the first N (default: all)")

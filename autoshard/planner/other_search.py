@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from random import Random
 from typing import TYPE_CHECKING
 
 from autoshard.backends.rules import Problem
@@ -80,6 +79,8 @@ def searched(space: Space, name: str, seed: int = SEED) -> int | None:
 
     name: of SEARCHERS. Raises AutoshardError where it returns what is no layout.
     """
+    from random import Random
+
     from autoshard.planner.space import BudgetSpent
 
     try:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import exp, log
-from random import Random
 from typing import TYPE_CHECKING
 
 from autoshard.errors import AutoshardError
 from autoshard.plugins.table import Table
 
 if TYPE_CHECKING:
+    from random import Random
+
     from autoshard.planner.space import Space
 
-Searcher = Callable[["Space", Random], "int | None"]
+Searcher = Callable[["Space", "Random"], "int | None"]
 HOT, COLD = 0.3, 0.003
 """Temperatures of annealing at its begin and end: differences of the logarithm of the cost."""
 POPULATION, TOURNAMENT, WIDTH = 24, 3, 8

@@ -247,7 +247,7 @@ class Space:
 
     def _next_meshes(self, mesh: int) -> list[int]:
         degrees = self.meshes[mesh]
-        places = {known: place for place, known in enumerate(self.meshes)}
+        places = self._mesh_places
         found = []
         for give in range(5):
             for factor in _primes(degrees[give]):
@@ -290,6 +290,10 @@ class Space:
             cut = _places_among_equals(chunk.draft * len(chunk.whole.sets) + chunk.recompute)
             parts.append(np.column_stack([own, chunk.recompute.astype(np.int32), cut.astype(np.int32)]))
         return np.concatenate(parts), list(meshes)
+
+    @cached_property
+    def _mesh_places(self) -> dict[tuple[int, ...], int]:
+        return {known: place for place, known in enumerate(self.meshes)}
 
     @cached_property
     def _members(self) -> list[Array]:

@@ -190,7 +190,7 @@ def test_two_runs_are_equal_but_for_timings(small: Path, tmp_path: Path, capsys:
     assert found["budgets"] == [10, 30] and [one["name"] for one in found["problems"]] == ["one", "two"]
     assert list(found["problems"][0]["regret"]) == sorted(entries()[0])
     page = (tmp_path / "a" / "planbench.md").read_text()
-    assert "| exact (autoshard) | 0.0 %, proven |" in page and "## Predictors" not in page
+    assert "| exact (autoshard) | - | 0.0 %, proven, all bounded |" in page and "## Predictors" not in page
 
 
 def test_plugins_enter_with_one_command(

@@ -255,8 +255,8 @@ def test_options_of_plan() -> None:
         "--model", "--instance", "--nodes", "--lnc", "--hardware", "--sdk", "--seq-len", "--global-batch",
         "--precision", "--keep-bf16", "--expert-imbalance", "--mtp-num-layers",
         "--mtp-loss-scaling-factor", "--dropout", "--backend", "--device", "--stack",
-        "--operators", "--objective", "--fit-probability", "--time-limit", "--price-per-node-hour", "--tokens",
-        "--days",
+        "--operators", "--objective", "--fit-probability", "--time-limit", "--search", "--cost-model", "--evaluations",
+        "--price-per-node-hour", "--tokens", "--days",
         "--tp", "--pp", "--dp", "--cp", "--ep", "--etp", "--vpp", "--micro-batch", "--schedule",
         "--recompute", "--attention-kernel", "--context-parallel", "--zero", "--axis-order",
     ]  # fmt: skip

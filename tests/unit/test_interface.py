@@ -223,7 +223,7 @@ def test_values_show_themselves_in_a_notebook() -> None:
         (lambda: autoshard.score("tp=8"), "score of a layout in words needs a model: score('tp=8 pp=4', "),
         (
             lambda: autoshard.score("tq=8", "llama3-8b"),
-            "the layout has 'tq'; a layout has: tp, pp, dp, cp, ep, vpp, mbs",
+            "the layout has 'tq'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs",
         ),
         (lambda: autoshard.score("tp=8", "llama3-8b", tp=4), "tp beside a layout, which has it; say it there"),
         (lambda: autoshard.score({"tpp": 8}, "llama3-8b"), "the layout has 'tpp'; a strategy has: attention_kernel"),
