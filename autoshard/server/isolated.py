@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn"
              "socket.", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.symlink",
              "ctypes.", "webbrowser.", "urllib.", "ftplib.", "shutil.")  # fmt: skip
 """Prefixes of audit events (PEP 578) that planning never causes."""
+
+
+PRELOADED = ["autoshard.server.work"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,18 @@ class TookTooMuchError(AutoshardError):
     """The work ran into a limit."""
 
 
+def start() -> None:
+    """Starts the process that pieces of work are forked from; else the first one would wait for it."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+
+
 class Work:
     """A piece of work that runs. Mutable: it ends, or is stopped."""
 
     def __init__(self, function: Callable[[Any], Mapping[str, Any]], job: Mapping[str, Any], limits: Limits):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["autoshard.server.work"])
+        context.set_forkserver_preload(PRELOADED)
         self._limits = limits
         self._ours, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=_run, args=(function, job, limits, theirs), daemon=True)
