@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -134,6 +135,29 @@ def test_pointing_and_keys_tell_what_is_there(browser: Any, report: str) -> None
     assert told(page, "machine").startswith("Rank 1: ")
     page.keyboard.press("Escape")
     assert told(page, "machine") == ""
+
+
+def test_the_picture_of_a_folded_mesh_has_the_places_of_its_ranks(browser: Any, tmp_path: Path) -> None:
+    """pictures.js works out places and groups from the order of axes; here they are the mesh's own."""
+    plan = autoshard.plan("llama3-8b", "trn2.48xlarge", nodes=2, lnc=2, tp=32)
+    assert plan.mesh.fold is not None
+    autoshard.report(plan, tmp_path / "report.html", quick=True)
+    page = opened(browser, (tmp_path / "report.html").as_uri())
+    drawn(page, "machine").focus()
+    page.keyboard.press("ArrowRight")
+    for rank in range(plan.mesh.world_size):
+        pipeline_rank, index = plan.mesh.coordinates(rank)
+        sizes = {axis.name: axis.size for axis in plan.mesh.rank_axes if axis.size > 1}
+        places = {"pp": pipeline_rank, **index}
+        words = ", ".join(f"{name} {places[name]} of {size}" for name, size in sizes.items())
+        said = told(page, "machine")
+        assert f"Rank {rank}: node {rank // 64}, " in said
+        assert f"; {words}. Groups: " in said
+        for name in sizes:
+            group = next(sorted(group) for group in plan.mesh.groups([name]) if rank in group)
+            shown = group if len(group) <= 8 else [*group[:6], "...", group[-1]]
+            assert f"{name} with {', '.join(map(str, shown)).replace(', ..., ', ' ... ')} (" in said
+        page.keyboard.press("ArrowRight")
 
 
 def test_the_timeline_zooms(browser: Any, report: str) -> None:
