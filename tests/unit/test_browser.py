@@ -19,6 +19,7 @@ from tests.unit.browsers import CHROMIUM
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 WIDTHS = (360, 1024, 1920)
+CONFIG = Path(__file__).parents[2] / "models/llama/configs/llama3-8b.json"
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +245,20 @@ def test_the_served_page_passes_axe_and_no_text_overlaps(browser: Any, server: s
     assert page.evaluate(OVERLAPS) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert violations(page) == []
+
+
+def test_an_uploaded_plan_and_config_are_shown(browser: Any, server: str, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    page = opened(browser, f"{server}?model=llama3-8b&nodes=1")
+    expect(page.locator("#status")).to_contain_text("answered in", timeout=60_000)
+    file = autoshard.plan("llama3-8b", nodes=2, tp=32).save(tmp_path / "plan.json")
+    page.locator("#upload").set_input_files(file)
+    page.get_by_role("heading", name="llama3-8b on 2 x trn1.32xlarge").wait_for(timeout=60_000)
+    assert re.search(r"\?plan=upload%3A[0-9a-f]{32}$", page.url)
+    page.locator("#upload").set_input_files(CONFIG)
+    page.get_by_role("heading", name="uploaded on 1 x trn1.32xlarge").wait_for(timeout=60_000)
+    assert re.search(r"model=upload%3A[0-9a-f]{32}", page.url)
+    assert page.complaints == []
+    page.locator("#upload").set_input_files({"name": "x.json", "mimeType": "application/json", "buffer": b"{"})
+    expect(page.locator("#status")).to_contain_text("the upload, line 1, column 2: the JSON ends too early")
