@@ -310,6 +310,11 @@ def test_commands_write_pages_and_say_so(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        ("compare plan.json plan.json -o x.html", "-o x.html is where a page goes; add --html"),
+        (
+            "compare plan.json plan.json --html --format json",
+            "--html writes a page and --format json prints; leave one out",
+        ),
         ("report nope.json", "plan nope.json does not exist"),
         ("report plan.json --measured nope.json", "nope.json does not exist"),
         ("report plan.json -o no/x.html", "report no/x.html cannot be written: no is not a folder"),
