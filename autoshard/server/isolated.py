@@ -75,6 +75,7 @@ class Work:
             raise TookTooMuchError(f"this takes more than {gigabytes:g} GiB or {self._limits.cpu_s} s") from None
         finally:
             self.stop()
+            self._ours.close()
         if "error" in value:
             raise AutoshardError(value["error"])
         return value["result"]

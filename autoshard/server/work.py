@@ -75,9 +75,10 @@ def _find(state: Mapping[str, Any], uploads: Mapping[str, bytes], limit_s: float
     request = replace(request_from(values), time_limit=limit_s)
     if values["model"] in uploads:
         request = replace(request, model=_model(uploads[values["model"]]))
-    if request.precision == "auto" or "," in request.precision or not request.objective_is_plain:
-        return Found(plan_for(request))
     begin_s = perf_counter()
+    if request.precision == "auto" or "," in request.precision or not request.objective_is_plain:
+        plan = plan_for(request)
+        return Found(plan, None, perf_counter() - begin_s < limit_s)
     found = answer(request)
     ended = perf_counter() - begin_s < limit_s
     priced = getattr(found.result, "priced", None)
