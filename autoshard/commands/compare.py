@@ -10,6 +10,7 @@ from typing import Any
 import autoshard
 from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format
+from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path
 
 OUT = "compare.html"
@@ -31,18 +32,21 @@ def add_arguments(parser: Parser) -> None:
         "--out",
         type=path,
         metavar="FILE",
-        default=OUT,
         help=f"where the page goes, with --html (default: {OUT})",
     )
     add_format(parser, "text", "json")
 
 
 def run(values: Mapping[str, Any]) -> int:
-    names = values["one"], values["other"]
+    if values["out"] is not None and not values["html"]:
+        raise AutoshardError(f"-o {values['out']} is where a page goes; add --html")
+    if values["html"] and values["format"] != "text":
+        raise AutoshardError(f"--html writes a page and --format {values['format']} prints; leave one out")
+    names, out = (values["one"], values["other"]), values["out"] or OUT
     found = autoshard.compare(*map(load_plan, names), names=names)
     if values["html"]:
-        found.save_html(values["out"])
-        say(f"wrote {values['out']}; open it in a browser")
+        found.save_html(out)
+        say(f"wrote {out}; open it in a browser")
     elif values["format"] == "json":
         say(json.dumps(found.to_dict(), indent=1))
     else:

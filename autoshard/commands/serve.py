@@ -46,7 +46,9 @@ def run(values: Mapping[str, Any]) -> int:
     import uvicorn
 
     from autoshard.server.app import make_app
+    from autoshard.server.isolated import start
 
+    start()
     hosts = ("localhost", "127.0.0.1", "[::1]") if host in ("127.0.0.1", "localhost", "::1") else ("*",)
     shown = f"[{host}]" if ":" in host else host
     say(f"http://{shown}:{port}/  Ctrl-C ends it")

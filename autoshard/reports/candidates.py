@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,19 +10,22 @@ import numpy as np
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.planner.priced_columns import priced_columns
-from autoshard.planner.search import search
+from autoshard.planner.search import PricedLayouts, search
 from autoshard.plans.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from autoshard.planner.grid.arrays import Array
+    from autoshard.planner.grid.table import Priced
 
 MOST_POINTS = 4_000
 CELLS = 120
 """Of the scatter's width and height, in which layouts look alike."""
 NUMBERS = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size")
 WORDS = ("recompute", "schedule")
+Range = tuple[float, float]
+"""The logarithms of the least and the most."""
 FILTERS = ("tp", "pp", "cp", "ep", "recompute")
 
 
@@ -60,26 +63,58 @@ def candidates(plan: Plan, limit_s: float) -> Candidates | None:
         found = search(*problem, top=0, time_limit_s=limit_s, fit_probability=sure)
     except AutoshardError:
         return None
-    assert found.priced is not None
-    columns = priced_columns(found.priced)
-    return thinned(columns) if len(columns["tp"]) else None
+    return None if found.priced is None else thinned(found.priced)
 
 
-def thinned(columns: Mapping[str, Array]) -> Candidates:
-    """At most MOST_POINTS of the layouts. The Pareto front stays, then the fastest of each combination of FILTERS, then
-    one for each cell of the picture, then the fastest."""
-    seconds, size, fits = columns["step_time_s"], columns["memory_bytes"], columns["fits"]
-    by_time = np.lexsort((size, seconds, ~fits))
-    front = pareto(seconds, size, fits)
+def thinned(priced: PricedLayouts) -> Candidates | None:
+    """At most MOST_POINTS of the layouts; None of none. The Pareto front stays, then the fastest of each combination of
+    FILTERS, then one for each cell of the picture, then the fastest."""
+    chunks = [chunk for chunk in priced.chunks if len(chunk.draft)]
+    if not chunks:
+        return None
+    capacity_bytes = priced.problem.cluster.device.memory_bytes
+    seconds, size = _range([one.step_time_s for one in chunks]), _range([one.memory_bytes for one in chunks])
+    fewer = [_fewer(chunk, capacity_bytes, seconds, size) for chunk in chunks]
+    columns = priced_columns(priced._replace(chunks=fewer))
     words = np.array([np.unique(columns[name], return_inverse=True)[1].ravel() for name in FILTERS])
     _, kinds = np.unique(words, axis=1, return_inverse=True)
-    cells = _cell(seconds) * CELLS + _cell(size)
-    order = np.concatenate([front, _first_of(kinds, by_time), _first_of(cells, by_time), by_time])
-    _, first = np.unique(order, return_index=True)
-    kept = order[np.sort(first)][:MOST_POINTS]
-    return Candidates(
-        {name: column[kept] for name, column in columns.items()}, len(seconds), tuple(range(min(len(front), len(kept))))
+    cells = _cell(columns["step_time_s"], seconds) * CELLS + _cell(columns["memory_bytes"], size)
+    order, front = _first(columns["step_time_s"], columns["memory_bytes"], columns["fits"], kinds, cells)
+    kept = order[:MOST_POINTS]
+    shown = {name: column[kept] for name, column in columns.items()}
+    return Candidates(shown, sum(len(one.draft) for one in chunks), tuple(range(min(front, len(kept)))))
+
+
+def _fewer(chunk: Priced, capacity_bytes: float, seconds: Range, size: Range) -> Priced:
+    """The rows of a chunk that may be shown: columns of words cost more than all of this, so they come after it."""
+    drafts = chunk.whole.drafts.drafts
+    names = list(dict.fromkeys((draft.tp, draft.cp, draft.ep) for draft in drafts))
+    degrees = np.array([names.index((draft.tp, draft.cp, draft.ep)) for draft in drafts])
+    kinds = degrees[chunk.draft] * len(chunk.whole.sets) + chunk.recompute
+    cells = _cell(chunk.step_time_s, seconds) * CELLS + _cell(chunk.memory_bytes, size)
+    fits = chunk.memory_bytes <= capacity_bytes
+    order, _ = _first(chunk.step_time_s, chunk.memory_bytes, fits, kinds, cells, all_of_them=False)
+    return replace(
+        chunk,
+        draft=chunk.draft[order],
+        recompute=chunk.recompute[order],
+        cuts=chunk.cuts.take(order),
+        step_time_s=chunk.step_time_s[order],
+        memory_bytes=chunk.memory_bytes[order],
     )
+
+
+def _first(
+    seconds: Array, size: Array, fits: Array, kinds: Array, cells: Array, all_of_them: bool = True
+) -> tuple[Array, int]:
+    """(places of layouts: the front, then the fastest of each kind, of each cell, then all others, how many are the
+    front)."""
+    by_time = np.lexsort((size, seconds, ~fits))
+    front = pareto(seconds, size, fits)
+    rest = (by_time,) if all_of_them else ()
+    order = np.concatenate([front, _first_of(kinds, by_time), _first_of(cells, by_time), *rest])
+    _, first = np.unique(order, return_index=True)
+    return order[np.sort(first)], len(front)
 
 
 def pareto(seconds: Array, size: Array, fits: Array) -> Array:
@@ -98,7 +133,10 @@ def _first_of(groups: Array, order: Array) -> Array:
     return order[np.sort(first)]
 
 
-def _cell(values: Array) -> Array:
-    scaled = np.log(values)
-    spread = float(np.ptp(scaled)) or 1.0
-    return ((scaled - scaled.min()) / spread * (CELLS - 1)).astype(int)
+def _range(values: Sequence[Array]) -> Range:
+    return float(np.log(min(one.min() for one in values))), float(np.log(max(one.max() for one in values)))
+
+
+def _cell(values: Array, within: Range) -> Array:
+    low, high = within
+    return ((np.log(values) - low) / ((high - low) or 1.0) * (CELLS - 1)).astype(int)

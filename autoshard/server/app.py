@@ -24,6 +24,8 @@ from autoshard.server.isolated import Limits, TookTooMuchError
 from autoshard.server.state import State, read_states
 from autoshard.server.uploads import MOST_BYTES, Uploads, name_of
 
+FAST = "fast"
+"""In an address: the best answer that is known in a moment; its `open` says whether there is more."""
 COOKIE = "autoshard_client"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src "
@@ -82,8 +84,10 @@ async def _asset(request: Request) -> Response:
 
 
 async def _answer(request: Request) -> Response:
-    states = read_states(request.query_params.multi_items())
-    return JSONResponse(await _ask(request, "answer", states), headers=HEADERS)
+    pairs = request.query_params.multi_items()
+    fast = (FAST, "1") in pairs
+    states = read_states([pair for pair in pairs if pair != (FAST, "1")])
+    return JSONResponse(await _ask(request, "answer", states, fast), headers=HEADERS)
 
 
 async def _download(request: Request) -> Response:
@@ -117,9 +121,10 @@ async def _upload(request: Request) -> Response:
     return JSONResponse({**found, "id": request.app.state.uploads.add(data)}, headers=HEADERS)
 
 
-async def _ask(request: Request, do: str, states: tuple[State, ...]) -> Any:
+async def _ask(request: Request, do: str, states: tuple[State, ...], fast: bool = False) -> Any:
     uploads = {name: request.app.state.uploads.get(name) for state in states for name in state.uploads}
-    return await _run(request, {"do": do, "states": [asdict(state) for state in states], "uploads": uploads})
+    given = [asdict(state) for state in states]
+    return await _run(request, {"do": do, "states": given, "uploads": uploads, "fast": fast})
 
 
 async def _run(request: Request, job: dict[str, Any]) -> Any:

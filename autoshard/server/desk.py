@@ -14,7 +14,7 @@ from autoshard.errors import AutoshardError
 from autoshard.server.isolated import Limits, Work
 from autoshard.server.work import work
 
-MOST_WAITING, MOST_KEPT, MOST_KEPT_LETTERS = 200, 64, 50_000_000
+MOST_WAITING, MOST_KEPT = 200, 24
 
 
 class BusyError(AutoshardError):
@@ -82,9 +82,5 @@ class Desk:
 
     def _keep(self, key: str, result: Any) -> None:
         self._kept[key] = result
-        while len(self._kept) > MOST_KEPT or sum(map(_letters, self._kept.values())) > MOST_KEPT_LETTERS:
+        while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
-
-
-def _letters(result: Mapping[str, Any]) -> int:
-    return 10 * sum(len(value) for value in result.values() if isinstance(value, str))

@@ -1,7 +1,9 @@
 """One piece of work in a process of its own, with limits of time, memory and reach.
 
 The process is forked from a server that has imported the planner and nothing else, so it starts in milliseconds. It
-gets values and gives back JSON: nothing that it says is unpickled.
+gets checked values and gives back JSON: nothing that it says is unpickled. Limits of the system bound its time and
+memory and let it write no file. An audit hook refuses what planning never does, so that a mistake elsewhere (a path
+that was taken for a name) ends in an error; it is no wall against code that already runs.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,9 @@ FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn"
              "socket.", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.symlink",
              "ctypes.", "webbrowser.", "urllib.", "ftplib.", "shutil.")  # fmt: skip
 """Prefixes of audit events (PEP 578) that planning never causes."""
+
+
+PRELOADED = ["autoshard.server.work"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,18 @@ class TookTooMuchError(AutoshardError):
     """The work ran into a limit."""
 
 
+def start() -> None:
+    """Starts the process that pieces of work are forked from; else the first one would wait for it."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+
+
 class Work:
     """A piece of work that runs. Mutable: it ends, or is stopped."""
 
     def __init__(self, function: Callable[[Any], Mapping[str, Any]], job: Mapping[str, Any], limits: Limits):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["autoshard.server.work"])
+        context.set_forkserver_preload(PRELOADED)
         self._limits = limits
         self._ours, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=_run, args=(function, job, limits, theirs), daemon=True)
@@ -63,6 +75,7 @@ class Work:
             raise TookTooMuchError(f"this takes more than {gigabytes:g} GiB or {self._limits.cpu_s} s") from None
         finally:
             self.stop()
+            self._ours.close()
         if "error" in value:
             raise AutoshardError(value["error"])
         return value["result"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
@@ -16,7 +17,6 @@ from autoshard.files.json_file import parse_json
 from autoshard.models.huggingface import from_config
 from autoshard.planner.options import request_from
 from autoshard.planner.planning import answer, plan_for, plan_of
-from autoshard.planner.priced_columns import priced_columns
 from autoshard.plans.layout_syntax import read_partial
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
@@ -27,17 +27,19 @@ from autoshard.reports.comparison import comparison_body, comparison_report
 from autoshard.reports.html import Html, element
 from autoshard.reports.page import report_page
 from autoshard.reports.sections import body, section, term_pairs
-from autoshard.reports.view import View, view_of
+from autoshard.reports.view import view_of
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
 
-SEARCH_LIMIT_S, REPORT_LIMIT_S = 8.0, 5.0
+FAST_LIMIT_S, SEARCH_LIMIT_S, REPORT_LIMIT_S = 0.5, 8.0, 5.0
+"""Seconds that a search may take for the first answer, for the second where the first came too early, for a report."""
 NAMES = ("left", "right")
 TRIED = {"tp": (1, 2, 4, 8, 16, 32, 64), "pp": (1, 2, 4, 8, 16, 32), "cp": (1, 2, 4, 8)}
 
 
 def work(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer to one request. job: {do, states: [{values, plan, why}], uploads: {name: bytes}}."""
+    """The answer to one request. job: {do, states: [{values, plan, why}], uploads: {name: bytes}, fast}.
+    fast: the best that is known in half a second."""
     do = {"answer": _answer, "plan": _plan_file, "report": _report_file, "compare": _compare_file, "look": _look}
     return do[job["do"]](job)
 
@@ -55,38 +57,48 @@ def _model(content: bytes) -> ModelSpec:
     return from_config(parse_json(content, "the uploaded config"), "uploaded")
 
 
-def _plan(state: Mapping[str, Any], uploads: Mapping[str, bytes]) -> tuple[Plan, Candidates | None]:
+class Found(NamedTuple):
+    """A plan, with the layouts that were priced on the way where there are any. ended: whether the search came to its
+    own end."""
+
+    plan: Plan
+    priced: Candidates | None = None
+    ended: bool = True
+
+
+def _find(state: Mapping[str, Any], uploads: Mapping[str, bytes], limit_s: float = SEARCH_LIMIT_S) -> Found:
     if state["plan"]:
-        return plan_from_dict(parse_json(uploads[state["plan"]], "the uploaded plan")), None
+        return Found(plan_from_dict(parse_json(uploads[state["plan"]], "the uploaded plan")))
     values = state["values"]
     if "model" not in values:
         raise AutoshardError("model is missing")
-    request = replace(request_from(values), time_limit=SEARCH_LIMIT_S)
+    request = replace(request_from(values), time_limit=limit_s)
     if values["model"] in uploads:
         request = replace(request, model=_model(uploads[values["model"]]))
+    begin_s = perf_counter()
     if request.precision == "auto" or "," in request.precision or not request.objective_is_plain:
-        return plan_for(request), None
+        plan = plan_for(request)
+        return Found(plan, None, perf_counter() - begin_s < limit_s)
     found = answer(request)
+    ended = perf_counter() - begin_s < limit_s
     priced = getattr(found.result, "priced", None)
-    return plan_of(request, found), None if priced is None else thinned(priced_columns(priced))
-
-
-def _view(job: Mapping[str, Any], place: int) -> View:
-    plan, found = _plan(job["states"][place], job["uploads"])
-    return replace(view_of(plan, quick=True), found=found)
+    return Found(plan_of(request, found), None if priced is None else thinned(priced), ended)
 
 
 def _answer(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """{html, data, title}: a plan, or two side by side."""
-    states = job["states"]
-    views = [_view(job, place) for place in range(len(states))]
-    asked = [_why(view.plan, state["why"]) for view, state in zip(views, states, strict=True) if state["why"]]
+    """{html, data, title, open}: a plan, or two side by side. open: whether more time finds more to say."""
+    states, fast = job["states"], job["fast"]
+    limit_s = FAST_LIMIT_S / len(states) if fast else SEARCH_LIMIT_S
+    found = [_find(state, job["uploads"], limit_s) for state in states]
+    views = [replace(view_of(one.plan, quick=True), found=one.priced) for one in found]
+    more_to_say = fast and (not all(one.ended for one in found) or any(state["why"] for state in states))
+    asked = [] if more_to_say else [_why(one.plan, state["why"]) for one, state in zip(found, states, strict=True)]
     if len(views) == 2:
         html, data = comparison_body((views[0], views[1]), NAMES)
-        return {"html": Html("".join(asked)) + html, "data": data, "title": "two plans"}
+        return {"html": "".join([*asked, html]), "data": data, "title": "two plans", "open": more_to_say}
     html, data = body(views[0])
     parts = [_questions(views[0].plan), *asked, html]
-    return {"html": "".join(parts), "data": data, "title": f"{describe(views[0].plan).layout}"}
+    return {"html": "".join(parts), "data": data, "title": views[0].description.layout, "open": more_to_say}
 
 
 def _questions(plan: Plan) -> Html:
@@ -102,6 +114,8 @@ def _questions(plan: Plan) -> Html:
 
 
 def _why(plan: Plan, asked: str) -> Html:
+    if not asked:
+        return Html("")
     found = why(plan, asked, read_partial(asked, "why"))
     parts = []
     if found.is_the_choice:
@@ -124,17 +138,17 @@ def _why(plan: Plan, asked: str) -> Html:
 
 
 def _plan_file(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"text": plan_to_json(_plan(job["states"][0], job["uploads"])[0])}
+    return {"text": plan_to_json(_find(job["states"][0], job["uploads"]).plan)}
 
 
 def _report_file(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    plan, found = _plan(job["states"][0], job["uploads"])
-    view = view_of(plan, quick=found is not None, time_limit_s=REPORT_LIMIT_S)
-    return {"text": report_page(view if found is None else replace(view, found=found))}
+    plan, priced, _ = _find(job["states"][0], job["uploads"])
+    view = view_of(plan, quick=priced is not None, time_limit_s=REPORT_LIMIT_S)
+    return {"text": report_page(view if priced is None else replace(view, found=priced))}
 
 
 def _compare_file(job: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(job["states"]) < 2:
         raise AutoshardError("a comparison needs two states")
-    one, other = (_plan(state, job["uploads"])[0] for state in job["states"])
+    one, other = (_find(state, job["uploads"]).plan for state in job["states"])
     return {"text": comparison_report(one, other, NAMES)}

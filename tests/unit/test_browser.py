@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -18,6 +19,7 @@ from tests.unit.browsers import CHROMIUM
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 WIDTHS = (360, 1024, 1920)
+CONFIG = Path(__file__).parents[2] / "models/llama/configs/llama3-8b.json"
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,29 @@ def test_pointing_and_keys_tell_what_is_there(browser: Any, report: str) -> None
     assert told(page, "machine") == ""
 
 
+def test_the_picture_of_a_folded_mesh_has_the_places_of_its_ranks(browser: Any, tmp_path: Path) -> None:
+    """pictures.js works out places and groups from the order of axes; here they are the mesh's own."""
+    plan = autoshard.plan("llama3-8b", "trn2.48xlarge", nodes=2, lnc=2, tp=32)
+    assert plan.mesh.fold is not None
+    autoshard.report(plan, tmp_path / "report.html", quick=True)
+    page = opened(browser, (tmp_path / "report.html").as_uri())
+    drawn(page, "machine").focus()
+    page.keyboard.press("ArrowRight")
+    for rank in range(plan.mesh.world_size):
+        pipeline_rank, index = plan.mesh.coordinates(rank)
+        sizes = {axis.name: axis.size for axis in plan.mesh.rank_axes if axis.size > 1}
+        places = {"pp": pipeline_rank, **index}
+        words = ", ".join(f"{name} {places[name]} of {size}" for name, size in sizes.items())
+        said = told(page, "machine")
+        assert f"Rank {rank}: node {rank // 64}, " in said
+        assert f"; {words}. Groups: " in said
+        for name in sizes:
+            group = next(sorted(group) for group in plan.mesh.groups([name]) if rank in group)
+            shown = group if len(group) <= 8 else [*group[:6], "...", group[-1]]
+            assert f"{name} with {', '.join(map(str, shown)).replace(', ..., ', ' ... ')} (" in said
+        page.keyboard.press("ArrowRight")
+
+
 def test_the_timeline_zooms(browser: Any, report: str) -> None:
     page = opened(browser, report)
     canvas = drawn(page, "timeline")
@@ -220,3 +245,20 @@ def test_the_served_page_passes_axe_and_no_text_overlaps(browser: Any, server: s
     assert page.evaluate(OVERLAPS) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert violations(page) == []
+
+
+def test_an_uploaded_plan_and_config_are_shown(browser: Any, server: str, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    page = opened(browser, f"{server}?model=llama3-8b&nodes=1")
+    expect(page.locator("#status")).to_contain_text("answered in", timeout=60_000)
+    file = autoshard.plan("llama3-8b", nodes=2, tp=32).save(tmp_path / "plan.json")
+    page.locator("#upload").set_input_files(file)
+    page.get_by_role("heading", name="llama3-8b on 2 x trn1.32xlarge").wait_for(timeout=60_000)
+    assert re.search(r"\?plan=upload%3A[0-9a-f]{32}$", page.url)
+    page.locator("#upload").set_input_files(CONFIG)
+    page.get_by_role("heading", name="uploaded on 1 x trn1.32xlarge").wait_for(timeout=60_000)
+    assert re.search(r"model=upload%3A[0-9a-f]{32}", page.url)
+    assert page.complaints == []
+    page.locator("#upload").set_input_files({"name": "x.json", "mimeType": "application/json", "buffer": b"{"})
+    expect(page.locator("#status")).to_contain_text("the upload, line 1, column 2: the JSON ends too early")

@@ -180,7 +180,10 @@ def test_packed_spans_by_hand() -> None:
     assert bubble_table(rows) == [("r", 3.0, 0.0, 1.0)]
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=50))
+seconds = st.just(0.0) | st.floats(1e-6, 1)
+
+
+@given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=50))
 def test_rounding_to_ticks_does_not_add_up(pairs: list[tuple[float, float]]) -> None:
     at, row = 0.0, []
     for gap, length in pairs:
@@ -262,9 +265,12 @@ def test_the_front_is_that_of_brute_force(found: list[tuple[int, int, bool]]) ->
 
 
 def test_thinning_keeps_the_front_and_the_fastest_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = autoshard.search("llama3-8b", nodes=2).table()
+    result = autoshard.search("llama3-8b", nodes=2)
+    columns, priced = result.table(), getattr(result.answer.result, "priced", None)
     monkeypatch.setattr("autoshard.reports.candidates.MOST_POINTS", 200)
-    found = thinned(columns)
+    assert priced is not None
+    found = thinned(priced)
+    assert found is not None
     assert (found.total, len(found.columns["tp"])) == (len(columns["tp"]), 200)
     front = pareto(columns["step_time_s"], columns["memory_bytes"], columns["fits"])
     assert found.columns["step_time_s"][list(found.front)].tolist() == columns["step_time_s"][front].tolist()
@@ -304,6 +310,11 @@ def test_commands_write_pages_and_say_so(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        ("compare plan.json plan.json -o x.html", "-o x.html is where a page goes; add --html"),
+        (
+            "compare plan.json plan.json --html --format json",
+            "--html writes a page and --format json prints; leave one out",
+        ),
         ("report nope.json", "plan nope.json does not exist"),
         ("report plan.json --measured nope.json", "nope.json does not exist"),
         ("report plan.json -o no/x.html", "report no/x.html cannot be written: no is not a folder"),
