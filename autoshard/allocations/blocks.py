@@ -37,7 +37,7 @@ class Block:
 
     @property
     def label(self) -> str:
-        """What it holds, in words."""
+        """Its contents in words."""
         return self.tensor or (f"scratch of {self.operator}" if self.operator else "buffers between operators")
 
     def lives(self, event: int) -> bool:

@@ -120,7 +120,7 @@ def _stack() -> Iterator[Frame]:
         if "/torch/" not in frame.f_code.co_filename:
             code = frame.f_code
             yield {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name}
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 @contextmanager
