@@ -34,7 +34,8 @@ class DumpedBlock:
 class Dump:
     """The memory of one device of a run. events: entries of its trace; 0 where there was none.
 
-    asked_bytes, free_bytes: of the allocation that failed last; None where none did. failed: its place in the trace.
+    asked_bytes, free_bytes: of the allocation that failed last; None where none did. failed: its place in the trace. failed_where: the line
+    of code that asked for it.
     reserved_bytes: that the allocator had from the device.
     """
 
@@ -44,6 +45,7 @@ class Dump:
     asked_bytes: int | None = None
     free_bytes: int | None = None
     failed: int | None = None
+    failed_where: str = ""
 
 
 def read_dump(path: Path) -> Dump:
@@ -79,10 +81,12 @@ def _device(trace: list[Any], segments: list[Any]) -> Dump:
     open_at: dict[int, tuple[int, int, str]] = {}
     blocks: list[DumpedBlock] = []
     asked = free = failed = None
+    failed_where = ""
     for event, entry in enumerate(trace, start=1):
         action = _expect(entry, dict)["action"]
         if action == "oom":
             asked, free, failed = _whole(entry["size"]), _whole(entry["device_free"]), event
+            failed_where = _where(entry.get("frames", []))
         elif action == "alloc":
             open_at[_whole(entry["addr"])] = (_whole(entry["size"]), event, _where(entry.get("frames", [])))
         elif action in ("free_requested", "free_completed"):
@@ -94,7 +98,7 @@ def _device(trace: list[Any], segments: list[Any]) -> Dump:
     blocks += [DumpedBlock(size, birth, None, where) for size, birth, where in open_at.values()]
     blocks += [one for address, one in _active(segments) if address not in open_at]
     reserved = sum(_whole(one["total_size"]) for one in segments)
-    return Dump(tuple(blocks), len(trace), reserved, asked, free, failed)
+    return Dump(tuple(blocks), len(trace), reserved, asked, free, failed, failed_where)
 
 
 def _active(segments: list[Any]) -> Iterator[tuple[int, DumpedBlock]]:

@@ -218,3 +218,17 @@ def test_the_page_says_what_is_alive_at_the_peak(memory: Any) -> None:
 @pytest.fixture(autouse=True)
 def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_the_allocation_that_failed_is_among_the_blocks(tmp_path: Path) -> None:
+    planned = RankMemory("m", 0, 0, 1, 1, (), 1, (block("parameters of a", STATE, 1024, 0, None),))
+    values = snapshot([Held(1024, 0, None, [])], [0, 1], {"size": 4096, "device_free": 512})
+    (file := tmp_path / "dump.pickle").write_bytes(to_bytes(values))
+    found = diagnose(planned, read_dump(file), 1e9)
+    assert [(one.what, one.size_bytes, one.where) for one in found.findings] == [
+        (UNKNOWN, 4096, "the call that failed")
+    ]
+    assert (found.held_bytes, found.short_bytes) == (5120, 3584)
+    values["device_traces"][0][-1]["frames"] = [{"filename": "/a/model.py", "line": 3, "name": "forward"}]
+    file.write_bytes(to_bytes(values))
+    assert diagnose(planned, read_dump(file), 1e9).findings[0].where == "model.py:3:forward"
