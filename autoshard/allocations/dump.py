@@ -34,9 +34,8 @@ class DumpedBlock:
 class Dump:
     """The memory of one device of a run. events: entries of its trace; 0 where there was none.
 
-    asked_bytes, free_bytes: of the allocation that failed last; None where none did. failed: its place in the trace. failed_where: the line
-    of code that asked for it.
-    reserved_bytes: that the allocator had from the device.
+    asked_bytes, free_bytes: of the allocation that failed last; None where none did. failed: its place in the trace.
+    failed_where: the line of code that asked for it. reserved_bytes: that the allocator had from the device.
     """
 
     blocks: tuple[DumpedBlock, ...]
