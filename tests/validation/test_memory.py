@@ -14,7 +14,7 @@ import pytest
 from torch.cuda import _memory_viz
 
 import autoshard
-from autoshard.allocations.blocks import AGAIN, KEPT, STATE, WEIGHTS, Block, RankMemory, held_levels
+from autoshard.allocations.blocks import AGAIN, KEPT, RECEIVED, STATE, TOKENS, WEIGHTS, Block, RankMemory, held_levels
 from autoshard.allocations.clock import event_times_s
 from autoshard.allocations.compare import MORE, TWICE, UNKNOWN, diagnose
 from autoshard.allocations.dump import read_dump
@@ -54,6 +54,19 @@ def test_blocks_are_named_by_tensor_operator_stage_and_microbatch() -> None:
     assert {"gradient of model.layers.2.self_attn.q_rope", "gradients of model.layers.2, on their way"} <= gradients
     unnamed = sum(one.size_bytes for one in found.at(found.peak()[0]) if not one.tensor and not one.operator)
     assert unnamed < 0.05 * found.peak()[1]
+
+
+def test_a_rank_in_the_middle_has_no_token_ids_and_receives_from_both_sides() -> None:
+    p = plan("1f1b")
+    found = rank_memory(p, p.mesh.rank(1, {}))
+    assert sum(one.size_bytes for one in found.blocks if one.kind == TOKENS) < 1000  # torch's own token of a microbatch
+    hidden = 4096 // 2 * 4096 * 2  # a half of the sequence, in BF16
+    received = [one for one in found.blocks if one.kind == RECEIVED]
+    assert {one.size_bytes for one in received} == {hidden}
+    assert {one.label for one in received} == {"activation or gradient from another stage"}
+    first = rank_memory(p, p.mesh.rank(0, {}))
+    ids = [one for one in first.blocks if one.kind == TOKENS and one.size_bytes == 4096 * 8]
+    assert len(ids) == p.num_microbatches == 12
 
 
 @pytest.fixture(scope="module")
