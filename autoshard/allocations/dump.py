@@ -116,13 +116,20 @@ def _active(segments: list[Any]) -> Iterator[tuple[int, DumpedBlock]]:
 def _where(frames: Any) -> str:
     """The innermost line of Python outside of torch, if there is one."""
     frames = [_expect(one, dict) for one in islice(_expect(frames, list), MAX_FRAMES)]
-    python = [one for one in frames if str(one.get("filename")).endswith(".py")]
-    outside = [one for one in python if "/torch/" not in str(one["filename"])]
+    python = [one for one in frames if _text(one.get("filename")).endswith(".py")]
+    outside = [one for one in python if "/torch/" not in one["filename"]]
     return _line((outside or python)[0]) if python else ""
 
 
 def _line(frame: dict[str, Any]) -> str:
-    return printable(f"{Path(str(frame['filename'])).name}:{frame.get('line')}:{frame.get('name')}"[:200])
+    line = frame.get("line")
+    shown = f":{line}" if type(line) is int and 0 <= line < 1 << 32 else ""
+    return printable(f"{frame['filename'].rpartition('/')[2]}{shown}:{_text(frame.get('name'))}"[:200])
+
+
+def _text(value: Any) -> str:
+    """A text; '' for anything else, which may be too deep to be written."""
+    return value if type(value) is str else ""
 
 
 def _expect(value: Any, kind: type) -> Any:

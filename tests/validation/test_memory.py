@@ -23,6 +23,7 @@ from autoshard.allocations.snapshot import Held, rank_snapshot, snapshot, to_byt
 from autoshard.audits.measure import measure
 from autoshard.audits.roles import roles
 from autoshard.cli import main
+from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
 from tests.validation.audit_plans import plan
 
@@ -245,3 +246,33 @@ def test_the_allocation_that_failed_is_among_the_blocks(tmp_path: Path) -> None:
     values["device_traces"][0][-1]["frames"] = [{"filename": "/a/model.py", "line": 3, "name": "forward"}]
     file.write_bytes(to_bytes(values))
     assert diagnose(planned, read_dump(file), 1e9).findings[0].where == "model.py:3:forward"
+
+
+@pytest.mark.parametrize("field", ["filename", "line", "name"])
+def test_a_frame_that_is_too_deep_to_write_is_not_written(field: str, tmp_path: Path) -> None:
+    deep: Any = ()
+    for _ in range(60):
+        deep = (deep, deep)  # written out it has 2^60 pairs of brackets
+    values = snapshot([Held(1024, 0, None, [{"filename": "/a/b.py", "line": 3, "name": "f", field: deep}])], [0, 1])
+    (file := tmp_path / "dump.pickle").write_bytes(to_bytes(values))
+    (only,) = read_dump(file).blocks
+    assert only.where == {"filename": "", "line": "b.py:f", "name": "b.py:3:"}[field]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"segments": None},
+        {"segments": [{"device": "0"}]},
+        {"segments": [{"device": 0, "total_size": -1}]},
+        {"device_traces": [[{"action": "alloc", "addr": 1}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1.5}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1, "frames": 3}]]},
+        {"device_traces": [[7]]},
+        {"device_traces": 7},
+    ],
+)
+def test_other_forms_are_one_sentence(change: dict[str, Any], tmp_path: Path) -> None:
+    (file := tmp_path / "dump.pickle").write_bytes(to_bytes({**snapshot([], [0]), **change}))
+    with pytest.raises(AutoshardError, match=r"dump\.pickle is no snapshot of memory: torch\.cuda\.memory\._dump_snap"):
+        read_dump(file)
