@@ -37,7 +37,9 @@ class Block:
 
     @property
     def label(self) -> str:
-        """What it holds, in words."""
+        """Its contents in words."""
+        if self.kind == RECEIVED and not self.tensor:
+            return "activation or gradient from another stage"
         return self.tensor or (f"scratch of {self.operator}" if self.operator else "buffers between operators")
 
     def lives(self, event: int) -> bool:

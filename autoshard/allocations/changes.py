@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autoshard.backends.rules import Problem
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -50,18 +49,22 @@ def _variants(plan: Plan, problem: Problem) -> Iterator[Strategy]:
             yield replace(one, microbatch_size=size)
     for zero in range(one.zero + 1, 4):
         yield replace(one, zero=zero)
-    if one.num_virtual_stages > 1:
-        layers = even_stage_layers(sum(one.stage_layers), one.pp)
-        alone: dict[str, Any] = {"schedule": usual_schedule(1), "num_virtual_stages": 1, "stage_layers": layers}
-        yield replace(one, recompute=(_heaviest(one),), **alone)
+    blocks, vpp = sum(one.stage_layers), one.num_virtual_stages
+    if vpp > 1:
+        yield replace(
+            one,
+            num_virtual_stages=1,
+            schedule=usual_schedule(1),
+            stage_layers=even_stage_layers(blocks, one.pp),
+            recompute=(_heaviest(one),),
+        )
     for factor in (2, 4, 8):
-        if one.dp % factor == 0 and (one.dp // factor) % one.ep == 0:
-            fewer: dict[str, Any] = {"dp": one.dp // factor}
-            yield replace(one, tp=one.tp * factor, sequence_parallel=one.sequence_parallel or one.tp == 1, **fewer)
-            pp = one.pp * factor
-            if pp * one.num_virtual_stages <= sum(one.stage_layers):
-                layers = even_stage_layers(sum(one.stage_layers), pp * one.num_virtual_stages)
-                yield replace(one, pp=pp, stage_layers=layers, recompute=(_heaviest(one),), **fewer)
+        if one.dp % (factor * one.ep) == 0:
+            dp, pp = one.dp // factor, one.pp * factor
+            yield replace(one, tp=one.tp * factor, dp=dp, sequence_parallel=one.sequence_parallel or one.tp == 1)
+            if pp * vpp <= blocks:
+                layers = even_stage_layers(blocks, pp * vpp)
+                yield replace(one, pp=pp, dp=dp, stage_layers=layers, recompute=(_heaviest(one),))
 
 
 def _heaviest(one: Strategy) -> str:

@@ -73,7 +73,7 @@ def diagnose(memory: RankMemory, dump: Dump, capacity_bytes: float) -> Diagnosis
     there = [one for one in dump.blocks if one.birth <= event and (one.death is None or one.death > event)]
     asked = dump.asked_bytes or 0
     if asked:
-        there.append(DumpedBlock(asked, event, None, ""))
+        there.append(DumpedBlock(asked, event, None, dump.failed_where or "the call that failed"))
     like = _most_like(memory, Counter(rounded(one.size_bytes) for one in there))
     short = levels[event] - capacity_bytes if dump.free_bytes is None else asked - dump.free_bytes
     return Diagnosis(

@@ -14,8 +14,9 @@ from typing import Any
 from autoshard.errors import AutoshardError
 
 MAX_BYTES = 512_000_000
-MAX_OPCODES = 60_000_000
-"""A guess: a dump of 100,000 allocations with their stacks has some 5 million."""
+MAX_OPCODES = 20_000_000
+"""A guess: a dump of 100,000 allocations with stacks of 40 frames has some 5 million. An empty dict, the largest value
+that an opcode makes beside texts, takes 64 bytes: at most some 1.3 GB, and 15 s."""
 _VALUES = {
     "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
     "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",

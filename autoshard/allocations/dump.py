@@ -35,7 +35,7 @@ class Dump:
     """The memory of one device of a run. events: entries of its trace; 0 where there was none.
 
     asked_bytes, free_bytes: of the allocation that failed last; None where none did. failed: its place in the trace.
-    reserved_bytes: that the allocator had from the device.
+    failed_where: the line of code that asked for it. reserved_bytes: that the allocator had from the device.
     """
 
     blocks: tuple[DumpedBlock, ...]
@@ -44,6 +44,7 @@ class Dump:
     asked_bytes: int | None = None
     free_bytes: int | None = None
     failed: int | None = None
+    failed_where: str = ""
 
 
 def read_dump(path: Path) -> Dump:
@@ -79,10 +80,12 @@ def _device(trace: list[Any], segments: list[Any]) -> Dump:
     open_at: dict[int, tuple[int, int, str]] = {}
     blocks: list[DumpedBlock] = []
     asked = free = failed = None
+    failed_where = ""
     for event, entry in enumerate(trace, start=1):
         action = _expect(entry, dict)["action"]
         if action == "oom":
             asked, free, failed = _whole(entry["size"]), _whole(entry["device_free"]), event
+            failed_where = _where(entry.get("frames", []))
         elif action == "alloc":
             open_at[_whole(entry["addr"])] = (_whole(entry["size"]), event, _where(entry.get("frames", [])))
         elif action in ("free_requested", "free_completed"):
@@ -94,7 +97,7 @@ def _device(trace: list[Any], segments: list[Any]) -> Dump:
     blocks += [DumpedBlock(size, birth, None, where) for size, birth, where in open_at.values()]
     blocks += [one for address, one in _active(segments) if address not in open_at]
     reserved = sum(_whole(one["total_size"]) for one in segments)
-    return Dump(tuple(blocks), len(trace), reserved, asked, free, failed)
+    return Dump(tuple(blocks), len(trace), reserved, asked, free, failed, failed_where)
 
 
 def _active(segments: list[Any]) -> Iterator[tuple[int, DumpedBlock]]:
@@ -113,13 +116,20 @@ def _active(segments: list[Any]) -> Iterator[tuple[int, DumpedBlock]]:
 def _where(frames: Any) -> str:
     """The innermost line of Python outside of torch, if there is one."""
     frames = [_expect(one, dict) for one in islice(_expect(frames, list), MAX_FRAMES)]
-    python = [one for one in frames if str(one.get("filename")).endswith(".py")]
-    outside = [one for one in python if "/torch/" not in str(one["filename"])]
+    python = [one for one in frames if _text(one.get("filename")).endswith(".py")]
+    outside = [one for one in python if "/torch/" not in one["filename"]]
     return _line((outside or python)[0]) if python else ""
 
 
 def _line(frame: dict[str, Any]) -> str:
-    return printable(f"{Path(str(frame['filename'])).name}:{frame.get('line')}:{frame.get('name')}"[:200])
+    line = frame.get("line")
+    shown = f":{line}" if type(line) is int and 0 <= line < 1 << 32 else ""
+    return printable(f"{frame['filename'].rpartition('/')[2]}{shown}:{_text(frame.get('name'))}"[:200])
+
+
+def _text(value: Any) -> str:
+    """A text; '' for anything else, which may be too deep to be written."""
+    return value if type(value) is str else ""
 
 
 def _expect(value: Any, kind: type) -> Any:

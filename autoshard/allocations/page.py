@@ -23,7 +23,7 @@ SENTENCES = {
 
 
 def memory_page(memory: RankMemory, capacity_bytes: float, width: int, color: bool) -> str:
-    """What is alive at the peak of a planned step. capacity_bytes: of the device."""
+    """The page of a planned step: its blocks at the peak. capacity_bytes: of the device."""
     width = max(NARROWEST, min(width, WIDEST))
     event, size = memory.peak()
     alive = memory.at(event)

@@ -97,7 +97,8 @@ def _kind(one: Allocation, actions: list[ActionLog], ready: int) -> str:
     if one.received:
         return RECEIVED
     if one.action < 0:
-        return TOKENS
+        begun = bool(actions) and (one.death is None or one.death >= actions[0].first_event)
+        return TOKENS if begun else WORKING
     if one.phase == "recompute":
         return AGAIN
     end = actions[one.action + 1].first_event if one.action + 1 < len(actions) else None

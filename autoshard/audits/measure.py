@@ -134,14 +134,14 @@ def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 def _watch(probe: SessionProbe, recorder: Recorder) -> None:
     """Let the recorder know which operator each step of the session's programs is."""
-
-    def running(step: Step) -> Running:
-        name, inputs, outputs = _names(step)
-        return Running(*label(step), _reach(step), name, inputs, outputs)
-
-    probe.watch(lambda step, run: recorder.running(running(step), run))
+    probe.watch(lambda step, run: recorder.running(_running(step), run))
     for name, shard in probe.weight_shards.items():
         recorder.weight_shards[id(recorder.memory.see(shard, -1, ""))] = name
+
+
+def _running(step: Step) -> Running:
+    (operator, kind), (name, inputs, outputs) = label(step), _names(step)
+    return Running(operator, kind, _reach(step), name, inputs, outputs)
 
 
 def _names(step: Step) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

@@ -9,6 +9,8 @@ from autoshard.units import format_bytes, format_seconds
 SURE_TO_FIT = 0.9
 MOST_FACT = 90
 """Characters of a fact; a longer one is cut at a word, and the whole page has it."""
+UNTRIED = "beaten path: nobody"
+"""Begins the note on a layout with something that nobody is known to have run."""
 FACTS = ("mesh", "recompute")
 
 
@@ -40,7 +42,7 @@ def _fast(d: Description) -> str:
     seconds = span(d.step_time_low_s, d.step_time_high_s, format_seconds)
     rate = f"{d.tokens_per_s:,.0f}" if d.tokens_per_s >= 100 else f"{d.tokens_per_s:.3g}"
     return (
-        f"~{format_seconds(d.step_time_s)} a step (90 %: {seconds}), ~{rate} tokens/s, {d.mfu:.1%} of the devices' "
+        f"~{format_seconds(d.step_time_s)} a step (90 %: {seconds}), ~{rate} tokens/s, ~{d.mfu:.1%} of the devices' "
         "peak (MFU)"
     )
 
@@ -60,9 +62,11 @@ def _sure(d: Description) -> str:
     """What the search says of the choice, and how many layouts may be as fast."""
     if d.considered is None:
         return "this layout was given, not searched"
-    said = f"the best of {d.considered:,} layouts as far as the cost model knows: {_cut(d.optimality or '')}"
+    said = f"chosen from {d.considered:,} layouts: {_cut(d.optimality or '')}"
     ties = sum(one.toss_up for one in d.runners_up)
     if ties:
         said += f"; {ties} of the next {len(d.runners_up)} may be as fast"
-    warnings = len(d.notes)
-    return said + (f"; {warnings} note{'s' if warnings > 1 else ''} in the whole page" if warnings else "")
+    if any(note.startswith(UNTRIED) for note in d.notes):
+        said += "; nobody is known to have run all of it, so it may not compile"
+    count = len(d.notes)
+    return said + (f" ({count} note{'s' if count > 1 else ''} on the whole page)" if count else "")

@@ -42,7 +42,7 @@ class MemoryDiagnosis(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Memory(Shown):
-    """What one rank allocates over a step: every block with its tensor, operator, stage and microbatch."""
+    """The allocations of one rank over a step: every block with its tensor, operator, stage and microbatch."""
 
     plan: plans.Plan
     blocks: RankMemory
@@ -133,8 +133,8 @@ def _picture(one: Memory, form: str) -> bytes:
 
 
 def memory(plan: plans.Plan, *, rank: int | None = None) -> Memory:
-    """What one rank allocates over a step, from the torch runtime's own program at full size on fake tensors. Needs
-    torch.
+    """The allocations of one rank over a step, from the torch runtime's own program at full size on fake tensors.
+    Needs torch.
 
     rank: 0 to the world size - 1; None: the first rank of the fullest pipeline rank. Raises AutoshardError for a rank
     that the plan does not have.

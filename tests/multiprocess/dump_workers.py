@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -115,12 +116,12 @@ class Watching(TorchDispatchMode):
 
 
 def _stack() -> Iterator[Frame]:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if "/torch/" not in frame.f_code.co_filename:
             code = frame.f_code
             yield {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name}
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 @contextmanager
@@ -149,7 +150,8 @@ def _without_recompute(run: Callable[..., Any], *inputs: Any, **options: Any) ->
 def _kept_by(kept: list[Any], right: Callable[..., Any]) -> Callable[..., Any]:
     def take(self: Any) -> torch.Tensor:
         kept.append(right(self))
-        return kept[-1]
+        whole: torch.Tensor = kept[-1]
+        return whole
 
     return take
 

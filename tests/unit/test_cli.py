@@ -138,7 +138,7 @@ def test_null_in_a_recipe_is_the_default(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_plan_explain_validate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--out", "my.json"]) == 0
+    assert main([*SMALL, "--out", "my.json", "--verbose"]) == 0
     planned = capsys.readouterr().out
     assert planned.startswith("llama3-8b on 1 x trn1.32xlarge\n  8.03 B parameters, 32 NeuronCores;")
     assert planned.endswith("\nwrote my.json; next: autoshard run my.json\n")

@@ -35,12 +35,19 @@ def test_it_answers_within_20_lines(make: Callable[[], Plan]) -> None:
 
 def test_what_it_says_by_hand() -> None:
     plan = plan_70b()
+    assert plan.search is not None
     page = " ".join(summary(describe(plan), 80, color=False).split())
     assert f"Chosen {describe(plan).layout} mesh: " in page
-    assert f"~{plan.estimate.mfu:.1%} of the devices' peak (MFU)" in page.replace("tokens/s, ", "tokens/s, ~")
-    assert "the best of" in page
+    assert f"~{plan.estimate.mfu:.1%} of the devices' peak (MFU)" in page
+    assert f"Sure? chosen from {plan.search.considered:,} layouts: {plan.search.optimality}" in page
     given = " ".join(summary(describe(replace(plan, search=None, runners_up=())), 80, color=False).split())
     assert given.endswith("Sure? this layout was given, not searched")
+
+
+def test_a_layout_that_nobody_ran_says_so() -> None:
+    note = "beaten path: nobody is known to have run recompute=mlp on trn1 with backend nxd: it may not compile"
+    page = " ".join(summary(describe(replace(plan_70b(), notes=(note,))), 80, color=False).split())
+    assert page.endswith("; nobody is known to have run all of it, so it may not compile (1 note on the whole page)")
 
 
 def test_layouts_stay_readable_where_stages_differ() -> None:

@@ -14,7 +14,7 @@ import pytest
 from torch.cuda import _memory_viz
 
 import autoshard
-from autoshard.allocations.blocks import AGAIN, KEPT, STATE, WEIGHTS, Block, RankMemory, held_levels
+from autoshard.allocations.blocks import AGAIN, KEPT, RECEIVED, STATE, TOKENS, WEIGHTS, Block, RankMemory, held_levels
 from autoshard.allocations.clock import event_times_s
 from autoshard.allocations.compare import MORE, TWICE, UNKNOWN, diagnose
 from autoshard.allocations.dump import read_dump
@@ -23,6 +23,7 @@ from autoshard.allocations.snapshot import Held, rank_snapshot, snapshot, to_byt
 from autoshard.audits.measure import measure
 from autoshard.audits.roles import roles
 from autoshard.cli import main
+from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
 from tests.validation.audit_plans import plan
 
@@ -57,6 +58,19 @@ def test_blocks_are_named_by_tensor_operator_stage_and_microbatch() -> None:
     assert {"gradient of model.layers.2.self_attn.q_rope", "gradients of model.layers.2, on their way"} <= gradients
     unnamed = sum(one.size_bytes for one in found.at(found.peak()[0]) if not one.tensor and not one.operator)
     assert unnamed < 0.05 * found.peak()[1]
+
+
+def test_a_rank_in_the_middle_has_no_token_ids_and_receives_from_both_sides() -> None:
+    p = plan("1f1b")
+    found = rank_memory(p, p.mesh.rank(1, {}))
+    assert sum(one.size_bytes for one in found.blocks if one.kind == TOKENS) < 1000  # torch's own token of a microbatch
+    hidden = 4096 // 2 * 4096 * 2  # a half of the sequence, in BF16
+    received = [one for one in found.blocks if one.kind == RECEIVED]
+    assert {one.size_bytes for one in received} == {hidden}
+    assert {one.label for one in received} == {"activation or gradient from another stage"}
+    first = rank_memory(p, p.mesh.rank(0, {}))
+    ids = [one for one in first.blocks if one.kind == TOKENS and one.size_bytes == 4096 * 8]
+    assert len(ids) == p.num_microbatches == 12
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +235,47 @@ def test_the_page_says_what_is_alive_at_the_peak(memory: Any) -> None:
 @pytest.fixture(autouse=True)
 def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_the_allocation_that_failed_is_among_the_blocks(tmp_path: Path) -> None:
+    planned = RankMemory("m", 0, 0, 1, 1, (), 1, (block("parameters of a", STATE, 1024, 0, None),))
+    values = snapshot([Held(1024, 0, None, [])], [0, 1], {"size": 4096, "device_free": 512})
+    (file := tmp_path / "dump.pickle").write_bytes(to_bytes(values))
+    found = diagnose(planned, read_dump(file), 1e9)
+    assert [(one.what, one.size_bytes, one.where) for one in found.findings] == [
+        (UNKNOWN, 4096, "the call that failed")
+    ]
+    assert (found.held_bytes, found.short_bytes) == (5120, 3584)
+    values["device_traces"][0][-1]["frames"] = [{"filename": "/a/model.py", "line": 3, "name": "forward"}]
+    file.write_bytes(to_bytes(values))
+    assert diagnose(planned, read_dump(file), 1e9).findings[0].where == "model.py:3:forward"
+
+
+@pytest.mark.parametrize("field", ["filename", "line", "name"])
+def test_a_frame_that_is_too_deep_to_write_is_not_written(field: str, tmp_path: Path) -> None:
+    deep: Any = ()
+    for _ in range(60):
+        deep = (deep, deep)  # written out it has 2^60 pairs of brackets
+    values = snapshot([Held(1024, 0, None, [{"filename": "/a/b.py", "line": 3, "name": "f", field: deep}])], [0, 1])
+    (file := tmp_path / "dump.pickle").write_bytes(to_bytes(values))
+    (only,) = read_dump(file).blocks
+    assert only.where == {"filename": "", "line": "b.py:f", "name": "b.py:3:"}[field]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"segments": None},
+        {"segments": [{"device": "0"}]},
+        {"segments": [{"device": 0, "total_size": -1}]},
+        {"device_traces": [[{"action": "alloc", "addr": 1}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1.5}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1, "frames": 3}]]},
+        {"device_traces": [[7]]},
+        {"device_traces": 7},
+    ],
+)
+def test_other_forms_are_one_sentence(change: dict[str, Any], tmp_path: Path) -> None:
+    (file := tmp_path / "dump.pickle").write_bytes(to_bytes({**snapshot([], [0]), **change}))
+    with pytest.raises(AutoshardError, match=r"dump\.pickle is no snapshot of memory: torch\.cuda\.memory\._dump_snap"):
+        read_dump(file)

@@ -72,7 +72,7 @@ class SessionProbe:
 
     @property
     def weight_shards(self) -> Mapping[str, torch.Tensor]:
-        """Of ZeRO-3: this rank's shards of the parameters, by the names of what is gathered from them."""
+        """This rank's shards of the parameters under ZeRO-3, by the names of what is gathered from them."""
         buckets = self._session.optimizer.buckets
         return {
             _bucket_name(one.key.unit, one.names): one.parameters for one in buckets if getattr(one, "gathers", False)
