@@ -41,9 +41,9 @@ PREDICTORS = (
 SEARCHERS = (
     "All search the same space (one recompute set, even or balanced cuts) by the same cost model. Regret: how much "
     "slower the best layout is that was priced than the optimum of the space, which is proven: every layout has a "
-    "lower bound, and all whose bound is below the optimum were simulated. The exact search bounds every layout at once, so a "
-    "budget of layouts says nothing of it: the page of timings compares it by CPU seconds. Cells: median regret, and "
-    "the share of runs that had a layout that fits."
+    "lower bound, and all whose bound is below the optimum were simulated. The exact search bounds every layout at "
+    "once, so a budget of layouts says nothing of it: the page of timings compares it by CPU seconds. Cells: median "
+    "regret, and the share of runs that had a layout that fits."
 )
 REACHED = (
     "Runs that reach the optimum (within 0.1 %), by problem; the last column is the whole search of `autoshard plan`, "

@@ -9,8 +9,9 @@ import numpy as np
 
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
+from autoshard.planner.priced import PricedLayouts
 from autoshard.planner.priced_columns import priced_columns
-from autoshard.planner.search import PricedLayouts, search
+from autoshard.planner.search import search
 from autoshard.plans.plan import Plan
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def thinned(priced: PricedLayouts) -> Candidates | None:
     capacity_bytes = priced.problem.cluster.device.memory_bytes
     seconds, size = _range([one.step_time_s for one in chunks]), _range([one.memory_bytes for one in chunks])
     fewer = [_fewer(chunk, capacity_bytes, seconds, size) for chunk in chunks]
-    columns = priced_columns(priced._replace(chunks=fewer))
+    columns = priced_columns(PricedLayouts(priced.problem, fewer))
     words = np.array([np.unique(columns[name], return_inverse=True)[1].ravel() for name in FILTERS])
     _, kinds = np.unique(words, axis=1, return_inverse=True)
     cells = _cell(columns["step_time_s"], seconds) * CELLS + _cell(columns["memory_bytes"], size)
