@@ -248,6 +248,17 @@ def test_a_mistake_is_one_sentence(call: Any, words: str) -> None:
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_memory_says_that_it_needs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "autoshard.allocations.record", raising=False)
+    for name in [name for name in sys.modules if name.startswith("autoshard.audits.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        AutoshardError, match=r"^memory needs torch: pip install 'autoshard\[torch\]' \(torch is missing\)$"
+    ):
+        autoshard.memory(autoshard.plan("llama3-8b", **SMALL))
+
+
 def test_what_does_not_fit_is_an_error_of_its_own() -> None:
     with pytest.raises(NoLayoutFits):
         autoshard.plan("llama3.1-405b", "trn1.2xlarge", nodes=1)
