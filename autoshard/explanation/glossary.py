@@ -8,12 +8,16 @@ from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, heading
 
 Terms = Mapping[str, str]
 LAYOUT: Terms = {
+    "device": "what one rank drives: a NeuronCore, a GPU, or a process on a CPU",
+    "rank": "one process of the training, with one device",
+    "step": "one pass over the global batch, with one update of the weights",
     "layout": "every choice of how a model is cut over devices: tp=8 pp=4 dp=2 ...",
     "tp": "tensor parallelism: so many devices share each matrix, and exchange results within every layer",
     "pp": "pipeline parallelism: the layers are cut into so many groups, one behind the other",
     "dp": "data parallelism: so many replicas of the model, each with its own part of the batch",
     "cp": "context parallelism: so many devices share one sequence",
     "ep": "expert parallelism: the experts of a mixture are spread over so many devices, a part of dp and cp",
+    "etp": "1: each device of tp holds experts of its own, in place of a part of every expert",
     "vpp": "stages on each pipeline rank: more of them wait less and send more",
     "mbs": "sequences in a microbatch",
     "microbatch": "the part of the batch that goes through the model at once",
@@ -70,6 +74,7 @@ NUMBERS: Terms = {
     "MFU": "model FLOPs utilisation: the model's own arithmetic over what the devices could do at their peak",
     "fits": "every device has room for all that it holds at once",
     "toss-up": "two layouts whose order the model cannot tell: either may be the faster one",
+    "Pareto front": "layouts for which none is both faster and smaller",
     "runner-up": "one of the next fastest layouts, one of each kind",
     "optimal": "no layout is faster, as far as the cost model says",
     "beaten path": "only choices that are known to have run on these devices",

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from autoshard.explanation.describe import Description
+from autoshard.explanation.glossary import SECTIONS
 from autoshard.explanation.page import percent, span
 from autoshard.plans.plan import Plan
 from autoshard.units import format_bytes, format_count, format_seconds
 
-WORDS = (
-    ("device", "what one rank drives: a NeuronCore, a GPU, or a process on a CPU"),
-    ("rank", "one process of the training, with one device"),
-    ("step", "one pass over the global batch with one update of the weights"),
-    ("tp", "tensor parallelism: each matrix is split over so many ranks, which talk in every layer"),
-    ("pp", "pipeline parallelism: the model's blocks are split over so many ranks in a row"),
-    ("dp", "data parallelism: so many copies of the model, each with its own part of the batch"),
-    ("cp", "context parallelism: each sequence is split over so many ranks"),
-    ("ep", "expert parallelism: the experts of a mixture are split over so many ranks"),
-    ("vpp", "virtual stages: how many separate parts of the model a pipeline rank holds"),
-    ("microbatch, mbs", "the sequences that a rank works on at a time"),
-    ("recompute", "activations that are not kept but computed again in backward: less memory, more time"),
-    ("ZeRO", "replicas share optimizer state (1), gradients (2) and weights (3) instead of each holding all"),
-    ("collective", "a way in which a group of ranks exchanges or sums data"),
-    ("bubble", "time in which a pipeline rank waits for others"),
-    ("MFU", "model FLOPs utilisation: the model's own arithmetic over what all devices could do at their peak"),
-    ("90 %", "in nine of ten cases the value lies in this interval, judged by published results left out of the fit"),
-    ("Pareto front", "layouts for which none is both faster and smaller"),
+SHOWN = (
+    *("device", "rank", "step", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute", "zero", "collective"),
+    *("pipeline bubble", "MFU", "90 %", "Pareto front"),
 )
+"""Terms of the glossary that the page of a report explains."""
 
 
 def in_words(plan: Plan, d: Description) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -50,7 +37,8 @@ def in_words(plan: Plan, d: Description) -> tuple[tuple[str, ...], tuple[tuple[s
         f"{times}. The fullest device needs {format_bytes(d.memory_bytes)} of its "
         f"{format_bytes(d.memory_capacity_bytes)}; the plan fits with {percent(d.fits_probability)} probability."
     )
-    return (first, second, _choice(d)), WORDS
+    meaning = {term: text for terms in SECTIONS.values() for term, text in terms.items()}
+    return (first, second, _choice(d)), tuple((term, meaning[term]) for term in SHOWN)
 
 
 def _choice(d: Description) -> str:
