@@ -41,9 +41,10 @@ PREDICTORS = (
 SEARCHERS = (
     "All search the same space (one recompute set, even or balanced cuts) by the same cost model. Regret: how much "
     "slower the best layout is that was priced than the optimum of the space, which is proven: every layout has a "
-    "lower bound, and all whose bound is below the optimum were simulated. The exact search bounds every layout at "
-    "once, so a budget of layouts says nothing of it: the page of timings compares it by CPU seconds. Cells: median "
-    "regret, and the share of runs that had a layout that fits."
+    "lower bound, and all whose bound is below the optimum were simulated. "
+    "The exact search bounds every layout at once, so a budget of layouts says nothing of it; "
+    "the page of timings compares it by CPU seconds. "
+    "Cells: median regret, and the share of runs that had a layout that fits."
 )
 REACHED = (
     "Runs that reach the optimum (within 0.1 %), by problem; the last column is the whole search of `autoshard plan`, "
@@ -84,6 +85,17 @@ def _predictors(found: Json) -> Iterator[str]:
         yield from markdown_table((*head, "coverage", "width"), [_score_cells(name, one) for name, one in ranked])
         yield ""
         yield from _ahead(entries)
+    yield ""
+    yield "### By group, a source at a time: mean error / regret of the pick"
+    yield ""
+    sources = found["by_source"]
+    names = list(next(iter(sources.values()), {}))
+    rows = [
+        (source, f"{rows_of:,}", *(f"{_percent(of[name][0])} / {_percent(of[name][1])}" for name in names))
+        for source, of in sources.items()
+        for rows_of in [max(one[2] for one in of.values())]
+    ]
+    yield from markdown_table(("source", "rows", *names), rows)
     missing = [peer for peer, there in found["peers"].items() if not there]
     there = [peer for peer, is_there in found["peers"].items() if is_there]
     yield ""

@@ -24,6 +24,8 @@ from autoshard.plugins.found import installed
 RESULTS, TIMINGS = "planbench.json", "planbench_timings.json"
 PAGE, TIMINGS_PAGE, CURVES = "planbench.md", "planbench_timings.md", "planbench_searchers.svg"
 MOST_BYTES = 50_000_000
+BY_SOURCE = "group"
+"""The split whose scores are also told a source at a time."""
 
 Json = dict[str, Any]
 Say = Callable[[str], None]
@@ -62,6 +64,7 @@ def run(
 def write(out: Path, results: Json, timings: Json) -> list[Path]:
     """Writes the files of these results and timings into a folder; the same values give the same bytes."""
     out.mkdir(parents=True, exist_ok=True)
+    results, timings = json.loads(_text(results)), json.loads(_text(timings))  # in the order of the files
     texts = {
         RESULTS: _text(results),
         TIMINGS: _text(timings),
@@ -103,7 +106,7 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
     for name in set(entries) & set(missing):
         raise AutoshardError(f"entries: {name} needs its package, which is not installed")
     names = [name for name in entries or every if name not in missing]
-    rows, results, timings = read_measured(data), Json(), Json()
+    rows, results, timings, by_source = read_measured(data), Json(), Json(), Json()
     for split in SPLITS:
         parts = folds(rows, split, data)
         results[split], timings[split] = {}, {}
@@ -119,9 +122,26 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
                 test += part.test
             cpu_s = process_time() - begin_s
             score = scores(test, said)
+            if split == BY_SOURCE:
+                for source, one in _of_sources(test, said).items():
+                    by_source.setdefault(source, {})[PREDICTORS.said(name)] = one
             rounded = {key: six(value) if isinstance(value, float) else value for key, value in score._asdict().items()}
             results[split][PREDICTORS.said(name)] = rounded
             timings[split][name] = cpu_s / max(1, len(said))
             say(f"{split}, {name}: {len(said)} rows in {cpu_s:.1f} CPU s")
     peers = {peer.label: peer.is_installed for peer in PEERS}
-    return {"rows": len(rows), "splits": results, "peers": peers}, {"cpu_s_a_prediction": timings}
+    found = {"rows": len(rows), "splits": results, "by_source": by_source, "peers": peers}
+    return found, {"cpu_s_a_prediction": timings}
+
+
+def _of_sources(
+    test: Sequence[Measured], said: Sequence[Prediction | None]
+) -> dict[str, tuple[float | None, float | None, int]]:
+    """Source -> (mean error, regret of the pick, rows)."""
+    found = {}
+    for source in sorted({row.source for row in test}):
+        pairs = [(row, one) for row, one in zip(test, said, strict=True) if row.source == source]
+        score = scores([row for row, _ in pairs], [one for _, one in pairs])
+        error, regret = (None if value is None else six(value) for value in (score.mean_error, score.regret))
+        found[source] = (error, regret, score.rows)
+    return found
