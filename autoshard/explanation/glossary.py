@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, heading, paint
+from autoshard.schedules import SCHEDULES
 
 Terms = Mapping[str, str]
 LAYOUT: Terms = {
@@ -26,10 +27,7 @@ LAYOUT: Terms = {
     "replica": "devices that together hold the model once",
     "mesh": "the devices in the order in which they are numbered; groups of the last axis are closest",
     "schedule": "the order of forwards and backwards on each pipeline rank; usual is 1F1B",
-    "1F1B": "one forward, one backward: a schedule that keeps few microbatches in memory",
-    "GPipe": "all forwards, then all backwards: a schedule that keeps every microbatch in memory",
-    "interleaved": "1F1B with several stages on each pipeline rank",
-    "zero bubble": "a schedule that computes gradients of weights where it would wait",
+    **{name: f"a schedule: {one.label.format(vpp='several')}" for name, one in SCHEDULES.items()},
     "recompute": "what backward computes again in place of keeping it: less memory, more time. by-stage: stages differ",
     "core attention": "scores and weighted sum of attention, without the projections around it",
     "context": "how devices that share a sequence attend to all of it: a ring, or keys and values gathered",

@@ -344,13 +344,13 @@ def test_the_option_plans_on_the_path_and_a_recipe_may_hold_it(
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "plan.json"
     recipe.write_text("model: llama2-7b\nnodes: 1\nbeaten_path: true\n", encoding="utf-8")
     for given in (["--model", "llama2-7b", "--beaten-path"], ["--config", str(recipe)]):
-        assert main(["plan", *given, "--out", str(out)]) == 0
+        assert main(["plan", *given, "--verbose", "--out", str(out)]) == 0
         assert json.loads(out.read_text(encoding="utf-8"))["search"]["beaten_path"]["unknown"] == []
         assert "off the beaten path" in capsys.readouterr().out
 
 
 def test_the_page_shows_the_chosen_layout_and_the_other_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "llama2-7b", "--out", str(tmp_path / "plan.json")]) == 0
+    assert main(["plan", "--model", "llama2-7b", "--verbose", "--out", str(tmp_path / "plan.json")]) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert "Layout tp=8 pp=1 dp=4 mbs=1" in page
     assert "beaten path: the chosen layout has only features of" in page

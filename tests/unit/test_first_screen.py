@@ -16,6 +16,7 @@ from autoshard.explanation.glossary import SECTIONS, glossary
 from autoshard.explanation.summary import summary
 from autoshard.plans.layout_syntax import CHOICES, DEGREES
 from autoshard.plans.plan import Plan
+from autoshard.schedules import SCHEDULES
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 
 FOOTER = 4
@@ -59,7 +60,7 @@ def test_layouts_stay_readable_where_stages_differ() -> None:
 
 
 def test_every_term_is_in_the_glossary() -> None:
-    assert {*TIME_TERMS, *MEMORY_TERMS, *DEGREES, *CHOICES, "sp"} <= KNOWN
+    assert {*TIME_TERMS, *MEMORY_TERMS, *DEGREES, *CHOICES, *SCHEDULES, "sp"} <= KNOWN
     text = glossary(80, color=False)
     assert max(map(len, text.splitlines())) <= 80
     for term in KNOWN:

@@ -234,6 +234,7 @@ def test_the_page_says_what_is_alive_at_the_peak(memory: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
 
 
@@ -279,3 +280,18 @@ def test_other_forms_are_one_sentence(change: dict[str, Any], tmp_path: Path) ->
     (file := tmp_path / "dump.pickle").write_bytes(to_bytes({**snapshot([], [0]), **change}))
     with pytest.raises(AutoshardError, match=r"dump\.pickle is no snapshot of memory: torch\.cuda\.memory\._dump_snap"):
         read_dump(file)
+
+
+def test_the_command_prints_json_and_writes_beside_it(
+    small: Any, memory: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_plan(replace(small), "plan.json")
+    assert main(["memory", "plan.json", "--format", "json", "-o", "memory.pickle"]) == 0
+    printed = capsys.readouterr()
+    values = json.loads(printed.out)
+    assert len(values["blocks"]) == len(memory.blocks.blocks) and values["rank"] == memory.blocks.rank
+    assert printed.err == "wrote memory.pickle\n"
+    assert main(["memory", "plan.json", "--snapshot", "memory.pickle", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+    assert main(["memory", "plan.json"]) == 0
+    assert capsys.readouterr().out == memory.page(100)
