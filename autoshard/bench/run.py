@@ -130,8 +130,8 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             timings[split][name] = cpu_s / max(1, len(said))
             say(f"{split}, {name}: {len(said)} rows in {cpu_s:.1f} CPU s")
     peers = {peer.label: peer.is_installed for peer in PEERS}
-    found = {"rows": len(rows), "splits": results, "by_source": by_source, "peers": peers}
-    return found, {"cpu_s_a_prediction": timings}
+    scored = {"rows": len(rows), "splits": results, "by_source": by_source, "peers": peers}
+    return scored, {"cpu_s_a_prediction": timings}
 
 
 def _of_sources(
