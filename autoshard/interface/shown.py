@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 WIDTH = 100
 """Columns of a page in print()."""
 
 
-class Shown:
+class Shown(ABC):
     """A value with a page of text; where it has Markdown, a notebook shows that."""
 
+    @abstractmethod
     def page(self, width: int = WIDTH, color: bool = False) -> str:
         """Itself as text, which ends with a newline. width: columns."""
-        raise NotImplementedError
 
     def markdown(self) -> str:
         """Itself as Markdown."""
