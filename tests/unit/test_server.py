@@ -327,7 +327,7 @@ def test_of_one_client_the_latest_question_wins(url: str) -> None:
     with httpx.Client(base_url=url, timeout=120) as client:
         client.get("/")
         slow: list[httpx.Response] = []
-        question = {"model": "llama3-70b", "nodes": "64", "backend": "torch"}
+        question = {"model": "deepseek-v3", "instance": "trn2.48xlarge", "nodes": "64", "backend": "torch"}
         waiting = threading.Thread(target=lambda: slow.append(client.get("/answer", params=question)))
         waiting.start()
         for number in range(1, 100):  # until the first one has lost; it may not have come yet when the second one does

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGED = (".py", ".pyi", ".json", ".yaml", ".typed")
+PACKAGED = (".py", ".pyi", ".json", ".yaml", ".typed", ".css", ".js")
 
 
 @pytest.fixture(scope="module")
