@@ -133,7 +133,9 @@ def test_a_file_of_such_a_plan_is_read_and_priced_alike_but_not_run(tmp_path: Pa
     for refused in (
         lambda: validate.run({"plan": str(file)}),
         lambda: audit.run({"plan": str(file), "stages": None, "no_cache": True, "format": "text"}),
-        lambda: launch.run({"plan": str(file), "program": None, "slurm": True, "kubernetes": False, "array": None, "run": False}),
+        lambda: launch.run(
+            {"plan": str(file), "program": None, "slurm": True, "kubernetes": False, "array": None, "run": False}
+        ),
         lambda: run_plan(plan, RunOptions(output=tmp_path)),
         lambda: check_runs(BACKENDS["torch"], plan.training.precision),
     ):
