@@ -19,6 +19,8 @@ LABELS = {
 }  # fmt: skip
 MAIN = ("model", "instance", "nodes", "seq_len", "global_batch", "price_per_node_hour")
 MORE = ("precision", "backend", "fit_probability", "lnc", "sdk", "keep_bf16", "expert_imbalance", "dropout", "stack")
+FIRST_MODEL = "llama3-8b"
+"""The model of a page that was opened without any: one that fits on a node of the default instance."""
 DEFAULTS = {
     "nodes": "1",
     "seq_len": f"{SEQUENCE_LENGTH}",
@@ -85,7 +87,7 @@ def _fields(prefix: str) -> list[Html]:
 def _field(prefix: str, name: str, label: str, hint: str) -> Html:
     known = _known(name)
     if known:
-        options = [element("option", one, value=one) for one in known]
+        options = [element("option", one, value=one, selected=one == FIRST_MODEL) for one in known]
         blank = (
             []
             if name == "model"
