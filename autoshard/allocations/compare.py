@@ -112,7 +112,7 @@ def _changes(blocks: Iterable[Kind]) -> list[tuple[int, int, int]]:
 
 
 def _most(blocks: Iterable[Kind]) -> Counter[int]:
-    """Of each size, how many are held at once at most."""
+    """The most blocks of each size that are held at once."""
     held: Counter[int] = Counter()
     most: Counter[int] = Counter()
     for _, change, size in _changes([*blocks]):

@@ -116,7 +116,7 @@ def _entry(action: str, address: int, one: Held, at_us: int) -> Frame:
 
 
 def _frames(one: Block, memory: RankMemory) -> list[Frame]:
-    """What the visualiser shows of a block: its tensor, its operator, and where in the step it was made."""
+    """The frames that the visualiser shows of a block: its tensor, its operator, and where in the step it was made."""
     where = memory.action_at(one.birth) if one.birth else "before the step"
     if one.microbatch is not None:
         where = f"{where}: {one.phase}, stage {one.stage}, microbatch {one.microbatch}"

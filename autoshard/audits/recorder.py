@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _name(self, phase: str, running: Running, made: torch.Tensor, args: Any) -> str:
-        """What a new tensor holds, as far as that follows from who made it; outputs of operators are named later."""
+        """Words on what a new tensor holds, as far as that follows from who made it; outputs of operators are named later."""
         if phase == "backward":
             sizes = dict(zip(running.sizes, running.inputs, strict=False))
             if made.numel() in sizes:
@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):
         return ""
 
     def _name_outputs(self, one: Running, result: Any) -> None:
-        """What an operator returns is called as in its graph, unless it is what it was given."""
+        """Call what an operator returns as in its graph, unless it is what it was given."""
         for name, tensor in zip(one.outputs, result if isinstance(result, tuple) else (result,), strict=False):
             made = self.memory.known(tensor)
             if made is not None and not made.tensor:

@@ -180,7 +180,7 @@ def _ratios(fold: Fold, seconds: Formula) -> list[float]:
 
 
 def _scaled(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list[Prediction | None]:
-    """As `with_interval`, with seconds times the middle ratio of the train rows."""
+    """Predictions as `with_interval` makes them, with seconds times the middle ratio of the train rows."""
     middle = float(np.median(_ratios(fold, seconds)))
 
     def scaled(row: Measured) -> float | None:

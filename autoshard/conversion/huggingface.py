@@ -208,7 +208,7 @@ def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
 def _packed_region(
     part: Part, dims: tuple[str, ...], sizes: dict[str, int], tensors: Mapping[str, Any], folder: Path
 ) -> Region:
-    """Where a parameter lies in MXFP4. dims: of the parameter."""
+    """The place of a parameter that lies in MXFP4. dims: of the parameter."""
     stored = stored_part(part)
     places: list[tuple[Path, str, int]] = []
     headers: list[StoredTensor] = []
