@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _name(self, phase: str, running: Running, made: torch.Tensor, args: Any) -> str:
-        """Words on what a new tensor holds, as far as that follows from who made it; outputs of operators are named later."""
+        """Words on what a new tensor holds, as far as its maker tells; outputs of operators are named later."""
         if phase == "backward":
             sizes = dict(zip(running.sizes, running.inputs, strict=False))
             if made.numel() in sizes:
