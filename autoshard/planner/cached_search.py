@@ -9,17 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from autoshard.backends.rules import Draft, Problem
+from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.collector import uncollected
-from autoshard.planner.layouts import legal_layouts
-from autoshard.planner.priced import Clock, PricedLayouts
+from autoshard.planner.layouts import MeshDrafts, legal_layouts
+from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import choose, search
-from autoshard.planner.sets import recompute_sets, sets_by_stage
 from autoshard.plans.search_result import Candidate, Pins
 
 
@@ -37,7 +36,7 @@ class Searches:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or Clock(inf)
-        self._drafts: dict[tuple[object, ...], list[Draft]] = {}
+        self._legal: dict[tuple[object, ...], list[MeshDrafts]] = {}
         self._priced: dict[tuple[Problem, Pins], PricedLayouts] = {}
 
     @uncollected()
@@ -59,7 +58,7 @@ class Searches:
         return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
 
     def layouts(self, problem: Problem, pins: Pins) -> PricedLayouts:
-        """The prices of every legal layout that fits into memory, and of some that do not. Raises OutOfTime."""
+        """The prices of every legal layout, each as soon as it may matter."""
         device = problem.cluster.device
         any_memory = replace(device, memory_bytes=1 + device.reserved_memory_bytes)
         key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins)
@@ -72,23 +71,13 @@ class Searches:
         return layouts
 
     def _price(self, problem: Problem, pins: Pins) -> PricedLayouts:
-        from autoshard.planner.grid.table import Table
-
         model, training, cluster, backend = problem
         degrees = (cluster.nodes, cluster.devices_per_node, cluster.devices_per_chip, cluster.lnc)
-        memory = (cluster.device.memory_bytes, cluster.device.reserved_memory_bytes)
-        key = (model, training, backend, pins, cluster.instance, cluster.layout_rules, *degrees, *memory)
-        table = Table(problem, recompute_sets(problem, pins), sets_by_stage(pins))
-        if key not in self._drafts:
-            legal = [one for one in legal_layouts(problem, pins, Tally()) if one.state_bytes <= memory[0]]
-            self._drafts[key] = [draft for mesh in legal for draft in mesh.drafts if table.has_room(draft)]
-        for draft in self._drafts[key]:
-            table.add(draft)
-        chunks = []
-        for chunk in table.price():
-            chunks.append(chunk)
-            self._check_clock()
-        return PricedLayouts(problem, chunks)
+        reserved_bytes = cluster.device.reserved_memory_bytes
+        key = (model, training, backend, pins, cluster.instance, cluster.layout_rules, *degrees, reserved_bytes)
+        if key not in self._legal:
+            self._legal[key] = legal_layouts(problem, pins, Tally())
+        return price_layouts(problem, pins, Tally(), self._clock, legal=self._legal[key])
 
     def _check_clock(self) -> None:
         if not self._clock.in_time():

@@ -249,15 +249,23 @@ class PricedLayouts:
                 return
 
 
-def price_layouts(problem: Problem, pins: Pins, tally: Tally, clock: Clock, exhaustive: bool = False) -> PricedLayouts:
+def price_layouts(
+    problem: Problem,
+    pins: Pins,
+    tally: Tally,
+    clock: Clock,
+    exhaustive: bool = False,
+    legal: Sequence[MeshDrafts] | None = None,
+) -> PricedLayouts:
     """The prices of every layout that breaks no rule, as far as there is time; of many, when they are asked for.
     tally: counts what is priced; `count_rest` adds what never was.
 
-    exhaustive: price all, at once.
+    exhaustive: price all, at once. legal: `legal_layouts` of a problem of the same rules, where they are known.
     """
     from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
 
-    legal, capacity = legal_layouts(problem, pins, tally), problem.cluster.device.memory_bytes
+    legal = legal_layouts(problem, pins, tally) if legal is None else legal
+    capacity = problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
     large = [Bounded(inf, inf, way.state_bytes, way) for way in legal if not exhaustive and way.state_bytes > capacity]
     few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
