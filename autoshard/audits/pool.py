@@ -37,20 +37,22 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         # multiprocessing starts its tracker with the first process and unblocks SIGINT then: start it before.
         resource_tracker.ensure_running()
-        # They never hear of Ctrl-C: a terminal tells all of its processes, and each would have its say.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # A signal waits until all are started: one that is being started would read half of what it is told. They never
+        # hear of Ctrl-C: a terminal tells all of its processes, and each would have its say.
         try:
-            for _ in range(self._processes):
-                ours, theirs = context.Pipe()
-                worker = context.Process(target=_answer, args=(theirs,), daemon=True)
-                self._workers[ours] = worker
-                worker.start()
-                theirs.close()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *STOP_SIGNALS})
+            try:
+                for _ in range(self._processes):
+                    ours, theirs = context.Pipe()
+                    worker = context.Process(target=_answer, args=(theirs,), daemon=True)
+                    self._workers[ours] = worker
+                    worker.start()
+                    theirs.close()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except BaseException:
             self._end()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
     def __exit__(
@@ -92,6 +94,7 @@ class Pool:
 
 def _answer(calls: Connection) -> None:
     """Run a process of the pool: each call that comes through the pipe is answered, until the pipe is closed."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, ConnectionError):
         while True:

@@ -247,7 +247,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def audit_under_way(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """The command and the processes that work for it, in a session of their own."""
+    """The command and the processes that work for it, in a session of their own; each has begun."""
     write_plan(plan("1f1b"), folder / "plan.json")
     command = [sys.executable, "-m", "autoshard", "audit", "plan.json", "--no-cache"]
     with by_default(signal.SIGINT):
@@ -258,7 +258,7 @@ def audit_under_way(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Pr
         time.sleep(0.05)
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(process.pid).children()
-            workers = [one for one in children if "spawn_main" in " ".join(one.cmdline())]
+            workers = [one for one in children if "spawn_main" in " ".join(one.cmdline()) and one.num_threads() > 1]
     return process, workers
 
 
