@@ -34,8 +34,8 @@ from autoshard.spec.training import DTYPE_BYTES
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
-FEWER_BYTES = 1e-9
-"""Share of memory by which a bound may be off for rounding."""
+FEWER_BYTES = 2e-3
+"""Share of memory by which a bound may be above: with context parallelism biases of experts are shared by more."""
 LONG_S = 1e9
 """Longer than any microbatch takes."""
 PRICES = 8
@@ -452,7 +452,6 @@ Held = tuple[list[list[float]], list[list[float]]]
 
 def _held(problem: Problem, shape: LocalShape) -> Held:
     """(parameters, matrices) of a block of each kind and of the ends on a rank: each (but for experts, of experts).
-    Biases of experts are left out: with context parallelism a rank may have fewer of them.
 
     Where one rank has both ends they may share a table: then only the larger one counts.
     """
@@ -464,7 +463,6 @@ def _held(problem: Problem, shape: LocalShape) -> Held:
         return [float(shared), float(sum(counts.values()) - shared)]
 
     parameters, matrices = ([split(getattr(one, name)) for one in several] for name in ("parameters", "matrices"))
-    parameters = [[shared, of_matrices[1]] for (shared, _), of_matrices in zip(parameters, matrices, strict=True)]
     if units.tied is not None:
         for counts in (parameters, matrices):
             counts[-2:] = [max(counts[-2:]), [0.0, 0.0]]
