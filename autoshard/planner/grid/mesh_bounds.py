@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Problem, chunks_are_alike
+from autoshard.cost.memory import BOUNDARY_BUFFERS
 from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS
@@ -183,6 +184,8 @@ class _Parts:
         def by_set(column: Array) -> Array:
             return column.reshape(len(shapes), len(sets))
 
+        self._hidden_bytes = by_set(columns.hidden_bytes)[:, 0]
+
         block = mean_columns(columns.blocks, [np.full(1, count) for count in self._counts])
         self._forward_s, self._backward_s = by_set(block.forward_s)[:, 0], by_set(block.backward_s)
         back_s = np.stack([by_set(one.backward_s) for one in columns.blocks])
@@ -282,7 +285,8 @@ class _Parts:
                 for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
             )
             state = state[:, None] + waiting * (self._waiting_bytes[:, rows.shape] / rows.cp)[:, None]
-            ends = np.zeros_like(held)
+            leaving = np.stack([np.broadcast_to(one.in_flight - one.heads, rows.m.shape) for one in holds])
+            ends = (BOUNDARY_BUFFERS + leaving) * (self._hidden_bytes[rows.shape] / rows.cp)
             ends[0] += first
             ends[-1] += last + at_end
             if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
@@ -290,8 +294,11 @@ class _Parts:
             if family.num_virtual_stages > 1 and len(counts) == 1:
                 blocks = counts[0] / family.pp
                 needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
+                ends[-1] -= at_end  # what blocks replay comes when the loss is over
+                of_block = (held[..., None] * kept[0] + replayed[0] / blocks).min(2)  # some chunk replays so much
+                needed = np.maximum(needed, base + (blocks * (state[0] + of_block) + ends).max(0))
                 may = needed <= limit_bytes
-                room = (limit_bytes - base - first)[may] / blocks - state[0, 0, may]
+                room = (limit_bytes - base - ends[0])[may] / blocks - state[0, 0, may]
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = blocks * self._mixed_s(family, rows.m[may], room, block_s[may], kept[0][may])
                 slowest_s += work.ends_s[0]
@@ -308,9 +315,10 @@ class _Parts:
                 first_s, last_s = (end_s[may] for end_s in work.ends_s)
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = self._slowest_s(family.pp, np.maximum(fit, 0.0), block_s[may], (first_s, last_s))
-        seconds = self._by_work_s(family, rows, work, block_s.min(1), np.minimum(slowest_s, LONG_S))
+        slowest_s = np.minimum(slowest_s, LONG_S)
+        seconds = self._by_work_s(family, rows, work, block_s.min(1), slowest_s)
         needed = needed * (1 - FEWER_BYTES)
-        return np.where(needed <= limit_bytes, seconds, np.inf), needed
+        return np.where((needed <= limit_bytes) & (slowest_s < LONG_S), seconds, np.inf), needed
 
     def _working(self, rows: _Rows) -> Array:
         """Bytes that a block works with, at least, by row. Experts that only ranks of one sequence share exchange no
@@ -407,12 +415,13 @@ class _Parts:
         own_s[0] += ends_s[0]
         own_s[-1] += ends_s[1]
         low, high = layers * block_s.min(1) / pp, layers * block_s.max(1)
+        fits = np.floor(fit.max(2) + ROUNDING).sum(0) >= layers
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             blocks = np.minimum(fit, np.maximum(middle - own_s, 0.0)[:, :, None] / block_s).max(2)
             enough = blocks.sum(0) >= layers
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        return low
+        return np.where(fits, low, LONG_S)
 
 
 def _held_least(family: Family, m: Array) -> Array:
