@@ -121,13 +121,15 @@ class Mesh:
 
     def group(self, rank: int, names: Iterable[str]) -> tuple[int, ...]:
         """The rank's own of `groups(names)`."""
-        wanted = set(names)
+        wanted, strides, stride = set(names), dict[str, int](), 1
+        for axis in reversed(self.rank_axes):
+            strides[axis.name], stride = stride, stride * axis.size
         pp, index = self.coordinates(rank)
-        axes = ((name, size) for name, size in (("pp", self.pp), *self.stage_axes.items()) if name in wanted)
-        members = [{**index, "pp": pp}]
-        for name, size in axes:
-            members = [{**one, name: place} for one in members for place in range(size)]
-        return tuple(self.rank(one["pp"], one) for one in members)
+        along = [(name, size) for name, size in (("pp", self.pp), *self.stage_axes.items()) if name in wanted]
+        places = [sum(place * strides[name] for name, place in {**index, "pp": pp}.items() if name not in wanted)]
+        for name, size in along:
+            places = [first + place * strides[name] for first in places for place in range(size)]
+        return tuple(map(self._at, places))
 
     def _at(self, place: int) -> int:
         return place if self.fold is None else self.fold.rank(place)

@@ -10,33 +10,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.backends.rules import Problem, chunks_are_alike, divisors
-from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
-from autoshard.cost.program import LawOf
-from autoshard.cost.stage import LocalShape, local_shape, stage_mesh
+from autoshard.backends.rules import Problem, chunks_are_alike
+from autoshard.cost.memory import BOUNDARY_BUFFERS
+from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS
 from autoshard.graph.recompute import NO_RECOMPUTE
-from autoshard.layout.context_parallel import UNUSED
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
+from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
 from autoshard.planner.grid.price import Family
-from autoshard.planner.grid.unit_costs import as_columns, mean_columns, part_numbers, unit_programs
+from autoshard.planner.grid.unit_costs import PARTS, as_columns, mean_columns, part_numbers, unit_programs
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
 from autoshard.rows import by_count
 from autoshard.schedules.closed_form import chunk_visits
-from autoshard.spec.cluster import Cluster
-from autoshard.spec.training import DTYPE_BYTES, Precision
+from autoshard.spec.training import DTYPE_BYTES
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
-FEWER_BYTES = 1e-3
+FEWER_BYTES = 2e-3
 """Share of memory by which a bound may be above: with context parallelism biases of experts are shared by more."""
 LONG_S = 1e9
 """Longer than any microbatch takes."""
@@ -65,7 +64,7 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         return least[0], least[1]
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
     rows = [
-        (place, *of_size, size, way.dp, way.cp, way.ep, way.zero, way.pp)
+        (place, *of_size, size, way.dp, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), way.pp)
         for place, ((_, way, _), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
         for size, of_size in of_sizes.items()
     ]
@@ -89,7 +88,7 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
     parts = _Parts(problem, shapes, sets)
     rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
     for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
-        numbers = (way.dp, way.cp, way.ep, way.zero, place)
+        numbers = (way.dp, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), place)
         for number, (schedule, vpp, size) in enumerate(schedules):
             rows.setdefault((schedule, way.pp, vpp), []).append((*of_sizes[size], size, *numbers, number))
     found = []
@@ -143,10 +142,20 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
 
 class _Rows:
     """Layouts of one family, an entry each. shape: the place of the local shape without context parallelism. size:
-    sequences a microbatch."""
+    sequences a microbatch. context: the place of its kind of context parallelism in CONTEXT_PARALLEL."""
 
-    def __init__(self, problem: Problem, shape: Array, size: Array, dp: Array, cp: Array, ep: Array, zero: Array):
-        self.shape, self.cp, self.zero = shape, cp, zero
+    def __init__(
+        self,
+        problem: Problem,
+        shape: Array,
+        size: Array,
+        dp: Array,
+        cp: Array,
+        ep: Array,
+        zero: Array,
+        context: Array,
+    ):
+        self.shape, self.cp, self.zero, self.context = shape, cp, zero, context
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = dp * cp, dp * cp // ep  # of what experts do not have, and of experts
 
@@ -156,18 +165,26 @@ class _Parts:
 
     def __init__(self, problem: Problem, shapes: list[LocalShape], sets: tuple[str, ...]):
         self._problem, model = problem, problem.model
-        laws = lru_cache(maxsize=None)(lambda shape: _best_laws(problem, shape))
-        columns = as_columns(problem, shapes, part_numbers(problem, shapes, sets, laws=laws))
+        laws = lru_cache(maxsize=None)(lambda shape: stage_laws_at_best(problem, shape))
+        numbers = part_numbers(problem, shapes, sets, laws=laws, more=ATTENTION)
+        columns = as_columns(problem, shapes, numbers[..., : -len(ATTENTION)])
         self._counts = [count for _, count in model.kind_counts(0, model.num_hidden_layers)]
         every = np.arange(len(shapes) * len(sets))
         self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
         held = [_held(problem, shape) for shape in shapes]
         self._tp = np.array([shape.tp for shape in shapes])
-        self._parameters = np.array([[sum(unit) for unit in units] for units, _ in held]).T
-        self._matrices = np.array([matrices for _, matrices in held]).transpose(1, 2, 0)
+        self._parameters, self._matrices = (np.array(counts).transpose(2, 1, 0) for counts in zip(*held, strict=True))
+        blocks = [0, *range(len(PARTS), numbers.shape[2])]
+        attention_s = numbers[:, 0, blocks, -len(ATTENTION) :].transpose(2, 1, 0)
+        self._exchange_tokens = np.array([not model.is_moe or dict(one.placement)["size"] > 1 for one in shapes])
+        spread = np.array([shape.ep > 1 and shape.etp is None for shape in shapes])
+        has_experts = (self._matrices[1, : len(blocks)] > 0) & spread
+        self._exchanges = Exchanges(problem, shapes, attention_s, self._counts, has_experts)
 
         def by_set(column: Array) -> Array:
             return column.reshape(len(shapes), len(sets))
+
+        self._hidden_bytes = by_set(columns.hidden_bytes)[:, 0]
 
         block = mean_columns(columns.blocks, [np.full(1, count) for count in self._counts])
         self._forward_s, self._backward_s = by_set(block.forward_s)[:, 0], by_set(block.backward_s)
@@ -203,18 +220,21 @@ class _Parts:
         return np.vstack([counts @ of_units[: len(counts)] / counts.sum(), of_units[len(counts) :]])
 
     def _work(self, family: Family, rows: _Rows) -> _Work:
-        parameters, sent = self._mean(self._parameters)[:, rows.shape], self._sent(family, rows)
+        parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent(family, rows)
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[int(family.pp == 1)][:, rows.shape] / rows.cp
         back_s = (sent.gather_s + sent.scatter_s)[0][:, None]
-        forward_s = np.maximum(self._forward_s[rows.shape] / rows.cp, sent.gather_s[0]) + sums_s[0]
-        backward_s = np.maximum(self._backward_s[rows.shape] / rows.cp[:, None], back_s)
+        exchanged = self._exchanges.of(rows.shape, rows.cp, rows.context)
+        ahead_s = self._forward_s[rows.shape] / rows.cp + exchanged.forward_s
+        behind_s = self._backward_s[rows.shape] / rows.cp[:, None] + exchanged.backward_s[:, None]
+        forward_s = np.maximum(ahead_s, sent.gather_s[0]) + sums_s[0]
+        backward_s = np.maximum(behind_s, back_s)
         ends_s = (
             first_s + sums_s[1] + sent.gather_s[1] + sent.scatter_s[1],
             (last_s + sums_s[2] + 2 * sent.gather_s[2] + sent.scatter_s[2]),
         )
         opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
-        alone_s = (self._forward_s + self._backward_s.min(1))[rows.shape] / rows.cp + sums_s[0]
+        alone_s = ahead_s + behind_s.min(1) + sums_s[0]
         return _Work(forward_s[:, None] + backward_s, alone_s, ends_s, opening_s, sent.after_s)
 
     def _sent(self, family: Family, rows: _Rows) -> _Sent:
@@ -229,8 +249,10 @@ class _Parts:
         def seconds(kind: str, size: int) -> Array:
             """By (unit, row): of a block, of the ends."""
             return sum(
-                self._mean(matrices)[:, rows.shape] * size * _s_per_byte(self._problem.cluster, kind, owners, tp)
-                for matrices, owners in zip(self._matrices.transpose(1, 0, 2), rows.owners, strict=True)
+                self._mean(matrices)[:, rows.shape]
+                * size
+                * best_laws(self._problem.cluster, kind, owners, tp).seconds_per_byte
+                for matrices, owners in zip(self._matrices, rows.owners, strict=True)
             )
 
         scatter_s, gather_s = seconds("reduce_scatter", reduced), seconds("all_gather", parameter)
@@ -241,13 +263,10 @@ class _Parts:
 
     def fitted(self, family: Family, rows: _Rows, limit_bytes: float) -> tuple[Array, Array]:
         """(seconds of a step, infinite where nothing fits; bytes on the fullest rank), by row."""
-        of_each = state_bytes_of_each(self._problem.training.precision, rows)
-        *kinds, first, last = self._parameters[:, rows.shape] * of_each
+        *kinds, first, last = (self._parameters[:, :, rows.shape] * self._of_each(rows)[:, None]).sum(0)
         state = np.array(kinds)
         kept, replayed = (sizes[:, rows.shape] / rows.cp[:, None] for sizes in (self._kept_bytes, self._replay_bytes))
-        working = self._working_bytes[rows.shape] / rows.cp + np.where(
-            rows.zero == 3, self._gathered(family, rows), 0.0
-        )
+        working = self._working(rows) + np.where(rows.zero == 3, self._gathered(family, rows), 0.0)
         at_end = self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) / rows.cp
         at_end = np.maximum(at_end - working, 0.0)
         base = self._problem.cluster.device.reserved_memory_bytes + working
@@ -266,7 +285,8 @@ class _Parts:
                 for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
             )
             state = state[:, None] + waiting * (self._waiting_bytes[:, rows.shape] / rows.cp)[:, None]
-            ends = np.zeros_like(held)
+            leaving = np.stack([np.broadcast_to(one.in_flight - one.heads, rows.m.shape) for one in holds])
+            ends = (BOUNDARY_BUFFERS + leaving) * (self._hidden_bytes[rows.shape] / rows.cp)
             ends[0] += first
             ends[-1] += last + at_end
             if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
@@ -274,8 +294,11 @@ class _Parts:
             if family.num_virtual_stages > 1 and len(counts) == 1:
                 blocks = counts[0] / family.pp
                 needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
+                ends[-1] -= at_end  # what blocks replay comes when the loss is over
+                of_block = (held[..., None] * kept[0] + replayed[0] / blocks).min(2)  # some chunk replays so much
+                needed = np.maximum(needed, base + (blocks * (state[0] + of_block) + ends).max(0))
                 may = needed <= limit_bytes
-                room = (limit_bytes - base - first)[may] / blocks - state[0, 0, may]
+                room = (limit_bytes - base - ends[0])[may] / blocks - state[0, 0, may]
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = blocks * self._mixed_s(family, rows.m[may], room, block_s[may], kept[0][may])
                 slowest_s += work.ends_s[0]
@@ -292,14 +315,31 @@ class _Parts:
                 first_s, last_s = (end_s[may] for end_s in work.ends_s)
                 slowest_s = np.zeros(len(may))
                 slowest_s[may] = self._slowest_s(family.pp, np.maximum(fit, 0.0), block_s[may], (first_s, last_s))
-        seconds = self._by_work_s(family, rows, work, block_s.min(1), np.minimum(slowest_s, LONG_S))
+        slowest_s = np.minimum(slowest_s, LONG_S)
+        seconds = self._by_work_s(family, rows, work, block_s.min(1), slowest_s)
         needed = needed * (1 - FEWER_BYTES)
-        return np.where(needed <= limit_bytes, seconds, np.inf), needed
+        return np.where((needed <= limit_bytes) & (slowest_s < LONG_S), seconds, np.inf), needed
+
+    def _working(self, rows: _Rows) -> Array:
+        """Bytes that a block works with, at least, by row. Experts that only ranks of one sequence share exchange no
+        tokens, which is what a block works with most."""
+        exchanges = (rows.cp == 1) | self._exchange_tokens[rows.shape]
+        return np.where(exchanges, self._working_bytes[rows.shape] / rows.cp, 0.0)
+
+    def _of_each(self, rows: _Rows) -> Array:
+        """Bytes of weights, sums and optimizer state of one parameter, at least: (what experts do not have or they
+        have, row)."""
+        parameter, gradient, optimizer = state_dtypes_bytes(self._problem.training.precision)
+        shares = [[np.where(rows.zero >= stage, owners, 1) for stage in (3, 2, 1)] for owners in rows.owners]
+        return np.array([parameter / of[0] + gradient / of[1] + optimizer / of[2] for of in shares])
 
     def _gathered(self, family: Family, rows: _Rows) -> Array:
         """Bytes of weights that are gathered at a time under ZeRO-3, at least, by row: those of the block at work and,
-        where others are behind it, the larger bucket of the next one."""
-        matrices = self._matrices[: len(self._counts)].sum(1).min(0)[rows.shape]
+        where others are behind it, the larger bucket of the next one. Experts that no other rank has are whole."""
+        matrices = sum(
+            np.where(owners > 1, of_each[: len(self._counts)].min(0)[rows.shape], 0.0)
+            for of_each, owners in zip(self._matrices, rows.owners, strict=True)
+        )
         blocks = 1.5 if family.pp == 1 and sum(self._counts) >= FEW_BLOCKS else 1.0
         return blocks * matrices * DTYPE_BYTES[self._problem.training.precision.parameter_dtype]
 
@@ -375,12 +415,13 @@ class _Parts:
         own_s[0] += ends_s[0]
         own_s[-1] += ends_s[1]
         low, high = layers * block_s.min(1) / pp, layers * block_s.max(1)
+        fits = np.floor(fit.max(2) + ROUNDING).sum(0) >= layers
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             blocks = np.minimum(fit, np.maximum(middle - own_s, 0.0)[:, :, None] / block_s).max(2)
             enough = blocks.sum(0) >= layers
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        return low
+        return np.where(fits, low, LONG_S)
 
 
 def _held_least(family: Family, m: Array) -> Array:
@@ -415,14 +456,6 @@ class _Sent(NamedTuple):
     after_s: Array
 
 
-def state_bytes_of_each(precision: Precision, rows: _Rows) -> Array:
-    """Bytes of weights, sums and optimizer state of one parameter, at least, by row."""
-    parameter, gradient, optimizer = state_dtypes_bytes(precision)
-    shares = [np.where(rows.zero >= stage, rows.owners[0], 1) for stage in (3, 2, 1)]
-    found: Array = parameter / shares[0] + gradient / shares[1] + optimizer / shares[2]
-    return found
-
-
 Held = tuple[list[list[float]], list[list[float]]]
 
 
@@ -443,52 +476,3 @@ def _held(problem: Problem, shape: LocalShape) -> Held:
         for counts in (parameters, matrices):
             counts[-2:] = [max(counts[-2:]), [0.0, 0.0]]
     return parameters, matrices
-
-
-def _s_per_byte(cluster: Cluster, kind: str, sizes: Array, tp: Array) -> Array:
-    """Seconds a byte of a collective among so many ranks beside tensor-parallel ones, at least, by row."""
-    different, inverse = np.unique(sizes * (cluster.world_size + 1) + tp, return_inverse=True)
-    pairs = [divmod(code, cluster.world_size + 1) for code in different.tolist()]
-    found: Array = np.array([_best_law(cluster, kind, size, 1, beside).seconds_per_byte for size, beside in pairs])
-    return found[inverse]
-
-
-def _best_laws(problem: Problem, shape: LocalShape) -> LawOf:
-    """Laws of collectives among as many ranks as a stage of this local shape has along axes, wherever these are but for
-    what its placement says: multiples of which strides they have."""
-    degrees = dict(stage_mesh(problem.model, problem.cluster, replace(shape, placement=())).stage_axes)
-    strides = dict(shape.placement)
-
-    def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
-        if "dp" in axes:  # there may be fewer replicas
-            return CollectiveLaw(0.0, 0.0)
-        size = prod(strides["size"] if axis == "ep" else degrees.get(axis, 1) for axis in axes)
-        if "ep" not in axes:
-            return _best_law(problem.cluster, kind, size, strides["tp"], 1)
-        return _best_law(problem.cluster, kind, size, strides["ep"] if len(axes) == 1 else 1, shape.tp)
-
-    return law_of
-
-
-@lru_cache(maxsize=4096)
-def _best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int) -> CollectiveLaw:
-    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one.
-
-    tp: tensor-parallel ranks beside the group, inside of its stride or outside of it; 1 for a group of these.
-    """
-    world, meshes = cluster.world_size // size, []
-    for stride in divisors(world):
-        if stride % multiple == 0 and stride % tp == 0:
-            name = "dp" if tp > 1 else "tp"
-            meshes.append((("pp", world // stride), (name, size), ("cp", stride // tp), ("tp1", tp)))
-        if stride % multiple == 0 and world // stride % tp == 0:
-            meshes.append((("pp", world // stride // tp), ("tp1", tp), ("dp", size), ("cp", stride)))
-    laws = [
-        collective_law(kind, group_shape(mesh, (name,), cluster), cluster)
-        for mesh in meshes
-        for name in ("dp", "tp")
-        if name in dict(mesh)
-    ]
-    return CollectiveLaw(
-        min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
-    )

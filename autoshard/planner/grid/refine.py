@@ -36,8 +36,8 @@ from autoshard.planner.ranking import Timed
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
-
-
+LONG_S = 1e12
+"""Longer than any step takes."""
 MOST_CHUNKED = 12
 """Layouts with several chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take
 a second."""
@@ -175,6 +175,17 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
     rows = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
     if not len(rows):
         return
+    fits = _least_fits(whole, parts, rows, limit_bytes)
+    at_least_s[rows[~fits]] = np.inf
+    for row in rows[np.isfinite(at_least_s[rows])].tolist():
+        yield Promise(float(at_least_s[row]), whole, row, tuple(range(sets)))
+
+
+def _least_fits(
+    whole: Whole, parts: tuple[PartColumns, PartColumns, PartColumns, State], rows: Array, limit_bytes: float
+) -> Array:
+    """Whether the ranks of an interleaved family have room, by row, if each number were the least of all sets. parts:
+    as `Whole.least_parts_of` has them. rows: some drafts."""
     block, first, last = (part.take(rows) for part in parts[:3])
     state = parts[3].take(rows)
     layers = whole.problem.model.num_hidden_layers // (whole.family.pp * whole.family.num_virtual_stages)
@@ -182,11 +193,23 @@ def interleaved_promises(whole: Whole, limit_bytes: float, known_s: float) -> It
     free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes
     ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
     holds = whole.family.holds(whole.count[rows])
+    fits = np.ones(len(rows), dtype=bool)
     for rank in {0, min(1, whole.family.pp - 1), whole.family.pp - 1}:
         of_rank = rank_rows(whole.family, holds[rank], blocks, rank, block, ends, hidden_bytes)
-        at_least_s[rows[rank_memory(of_rank, state, precision).total > free]] = np.inf
-    for row in rows[np.isfinite(at_least_s[rows])].tolist():
-        yield Promise(float(at_least_s[row]), whole, row, tuple(range(sets)))
+        fits &= rank_memory(of_rank, state, precision).total <= free
+    return fits
+
+
+def may_fit(whole: Whole, limit_bytes: float) -> Array:
+    """Whether some cut and some sets of each draft may fit, by draft; no order of axes needs more memory or less."""
+    drafts = np.arange(len(whole.drafts.drafts))
+    if whole.has_kinds:
+        return np.isfinite(kinds_at_least_s(whole, drafts, limit_bytes)) if whole.family.pp > 1 else drafts >= 0
+    if whole.family.cuts_are_free:
+        sets = len(whole.sets)
+        recompute = np.broadcast_to(np.arange(sets), (len(drafts), sets))
+        return _Bounds(whole, np.repeat(drafts, sets).reshape(-1, sets), recompute).has_room(limit_bytes, LONG_S)
+    return _least_fits(whole, whole.least_parts_of(drafts), drafts, limit_bytes)
 
 
 def _interleaved_at_least_s(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -173,9 +174,11 @@ def part_numbers(
     recompute: tuple[str, ...],
     device: Device | None = None,
     laws: Callable[[LocalShape], LawOf] | None = None,
+    more: tuple[str, ...] = (),
 ) -> Array:
-    """Seconds and bytes, (shape, set, part, field of PartColumns). The parts are PARTS, then blocks of other kinds than
-    the first. device, laws: the cluster's, unless given."""
+    """Seconds and bytes, (shape, set, part, field of PartColumns and then those of `more`). The parts are PARTS, then
+    blocks of other kinds than the first. device, laws: the cluster's, unless given. more: other fields of
+    cost.program.Part, such as "forward.attention"."""
     places: dict[LocalShape, list[int]] = {}
     for place, shape in enumerate(shapes):
         places.setdefault(replace(shape, microbatch_size=1), []).append(place)
@@ -199,13 +202,16 @@ def part_numbers(
     opening = units[0].blocks[0].program.graph.operators[0]  # of every local shape
     opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
     kinds = len(units[0].blocks)
-    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(PartColumns._fields)))
+    fields = (*PartColumns._fields, *more)
+    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(fields)))
     for place, part in enumerate(_parts(sums, len(recompute), kinds, opens)):
-        for field, name in enumerate(PartColumns._fields if part is not None else ()):
-            numbers[:, :, place, field] = getattr(part, name)
+        for field, name in enumerate(fields if part is not None else ()):
+            numbers[:, :, place, field] = attrgetter(name)(part)
     if problem.training.unquantized_first or problem.training.unquantized_last:
         all_wide = problem._replace(training=problem.training.all_wide)
-        numbers = _with_wide_blocks(numbers, part_numbers(all_wide, shapes, recompute, device, laws), problem.training)
+        numbers = _with_wide_blocks(
+            numbers, part_numbers(all_wide, shapes, recompute, device, laws, more), problem.training
+        )
     return numbers
 
 

@@ -1,0 +1,67 @@
+"""What collectives take at least, wherever their ranks are: before an order of axes is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from autoshard.backends.rules import Problem, divisors
+from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.program import LawOf
+from autoshard.cost.stage import LocalShape, stage_mesh
+from autoshard.planner.grid.arrays import Array
+from autoshard.spec.cluster import Cluster
+
+
+def best_laws(cluster: Cluster, kind: str, sizes: Array, beside: Array | int = 1) -> CollectiveLaw:
+    """The least latency and the least seconds a byte of a collective among so many ranks, by row. beside: other ranks,
+    of tensor parallelism."""
+    many = cluster.world_size + 1
+    different, inverse = np.unique(sizes * many + beside, return_inverse=True)
+    laws = [best_law(cluster, kind, size, 1, tp) for size, tp in (divmod(code, many) for code in different.tolist())]
+    latency_s, s_per_byte = np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T
+    return CollectiveLaw(latency_s[inverse], s_per_byte[inverse])
+
+
+def stage_laws_at_best(problem: Problem, shape: LocalShape) -> LawOf:
+    """Laws of collectives among as many ranks as a stage of this local shape has along axes, wherever these are but for
+    what its placement says: multiples of which strides they have."""
+    degrees = dict(stage_mesh(problem.model, problem.cluster, replace(shape, placement=())).stage_axes)
+    strides = dict(shape.placement)
+
+    def law_of(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+        if "dp" in axes:  # there may be fewer replicas
+            return CollectiveLaw(0.0, 0.0)
+        size = prod(strides["size"] if axis == "ep" else degrees.get(axis, 1) for axis in axes)
+        if "ep" not in axes:
+            return best_law(problem.cluster, kind, size, strides["tp"], 1)
+        return best_law(problem.cluster, kind, size, strides["ep"] if len(axes) == 1 else 1, shape.tp)
+
+    return law_of
+
+
+@lru_cache(maxsize=4096)
+def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int) -> CollectiveLaw:
+    """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one.
+
+    tp: tensor-parallel ranks beside the group, inside of its stride or outside of it; 1 for a group of these.
+    """
+    world, meshes = cluster.world_size // size, []
+    for stride in divisors(world):
+        if stride % multiple == 0 and stride % tp == 0:
+            name = "dp" if tp > 1 else "tp"
+            meshes.append((("pp", world // stride), (name, size), ("cp", stride // tp), ("tp1", tp)))
+        if stride % multiple == 0 and world // stride % tp == 0:
+            meshes.append((("pp", world // stride // tp), ("tp1", tp), ("dp", size), ("cp", stride)))
+    laws = [
+        collective_law(kind, group_shape(mesh, (name,), cluster), cluster)
+        for mesh in meshes
+        for name in ("dp", "tp")
+        if name in dict(mesh)
+    ]
+    return CollectiveLaw(
+        min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
+    )

@@ -1,0 +1,148 @@
+"""Seconds that ranks with parts of one sequence take at least to see each other's parts, in each microbatch.
+
+Other bounds take a microbatch's cost from the same degrees without context parallelism, where nothing of this is sent.
+What is sent follows from the programs there: keys and values as large as they are whole, or a piece of them for each
+hop of a ring (layout/context_parallel.py); and all tokens of the sequence to the ranks that share the experts, and
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.backends.rules import Problem
+from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
+from autoshard.cost.stage import LocalShape
+from autoshard.graph.count import operator_steps
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.best_laws import best_law, best_laws
+from autoshard.planner.grid.unit_costs import unit_programs
+from autoshard.spec.training import DTYPE_BYTES
+
+ATTENTION = ("forward.attention", "backward.attention")
+"""Seconds of parts that hops of a ring may hide behind."""
+FLOAT32_BYTES = 4
+
+
+class Attended(NamedTuple):
+    """Bytes on a rank of what attention reads and writes in a block of each kind, (kind, shape), for one microbatch
+    without context parallelism."""
+
+    query: Array
+    key: Array
+    value: Array
+    out: Array
+
+
+class Exchanged(NamedTuple):
+    """Seconds of the mean block for one microbatch, by row, in which a rank sends and receives alone."""
+
+    forward_s: Array
+    backward_s: Array
+
+
+class Exchanges:
+    """What blocks of some local shapes without context parallelism would send with it. attention_s: seconds of
+    attention, (pass, kind, shape). counts: blocks of each kind. has_experts: which blocks have experts that ranks
+    share, (kind, shape)."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        shapes: Sequence[LocalShape],
+        attention_s: Array,
+        counts: Sequence[int],
+        has_experts: Array,
+    ):
+        self._problem, self._attention_s = problem, attention_s
+        self._share = np.array(counts)[:, None] / sum(counts)
+        self._attended = Attended(*np.array([_attended(problem, shape) for shape in shapes]).transpose(2, 1, 0))
+        self._with_experts = (self._share * has_experts).sum(0)
+        self._shares = bool(has_experts.any())
+        model, training, cluster, _ = problem
+        hidden_bytes = training.sequence_length * model.hidden_size * DTYPE_BYTES[training.precision.compute_dtype]
+        self._hidden_bytes = np.array([float(hidden_bytes * shape.microbatch_size) for shape in shapes])
+        self._tp, self._splits = (
+            np.array(column) for column in zip(*((one.tp, one.sequence_parallel) for one in shapes), strict=True)
+        )
+        self._tp_laws = [
+            CollectiveLaw(*np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T)
+            for laws in (
+                [best_law(cluster, kind, one.tp, dict(one.placement)["tp"], 1) for one in shapes]
+                for kind in ("all_gather", "reduce_scatter")
+            )
+        ]
+        self._element_bytes = DTYPE_BYTES[training.precision.compute_dtype]
+
+    def of(self, shape: Array, cp: Array, context: Array) -> Exchanged:
+        """By row. shape: the place of its local shape without context parallelism. context: the place of its kind in
+        CONTEXT_PARALLEL."""
+        seconds = np.zeros((2, len(shape)))
+        rows = np.flatnonzero(cp > 1)
+        if len(rows):
+            shape, cp, context = shape[rows], cp[rows], context[rows]
+            found = self._of_experts(shape, cp) + np.zeros((2, 1))
+            for place, kind in enumerate(CONTEXT_PARALLEL):
+                alike = np.flatnonzero(context == place)
+                if len(alike):
+                    found[:, alike] += self._of_attention(kind, shape[alike], cp[alike])
+            seconds[:, rows] = found
+        return Exchanged(*seconds)
+
+    def _of_attention(self, kind: str, shape: Array, cp: Array) -> Array:
+        """Of the mean block, (pass, row), for one kind of context parallelism."""
+        query, key, value, out = (one[:, shape] for one in self._attended)
+        cluster, tp, share = self._problem.cluster, self._tp[shape], self._share
+
+        def sent_s(name: str, *sizes: Array) -> Array:
+            law = best_laws(cluster, name, cp, tp)
+            return np.array(sum(law.time_s(size) for size in sizes))
+
+        if kind == "ulysses":
+            once_s = sent_s("all_to_all", *(size / cp for size in (query, key, value, out)))
+            return np.stack([(share * once_s).sum(0)] * 2)
+        if kind not in RINGS:
+            passes_s = (sent_s(name, key, value) for name in ("all_gather", "reduce_scatter"))
+            return np.stack([(share * seconds).sum(0) for seconds in passes_s])
+        values = (key + value) / cp
+        gradients = values * max(FLOAT32_BYTES, self._element_bytes) / self._element_bytes
+        hops = cp - 1
+        of_values_s, of_gradients_s = sent_s("send_recv", values), sent_s("send_recv", gradients)
+        ring_s = hops * of_values_s, hops * (of_values_s + of_gradients_s) + of_gradients_s
+        sent = hops, 2 * hops + 1
+        return np.stack(
+            [
+                (share * exposed_ring_s(seconds, work_s[:, shape] / cp, count)).sum(0)
+                for seconds, work_s, count in zip(ring_s, self._attention_s, sent, strict=True)
+            ]
+        )
+
+    def _of_experts(self, shape: Array, cp: Array) -> Array:
+        """Of the mean block, in either pass, by row: its tokens come from all ranks of the sequence and go back. Where
+        tensor-parallel ranks share them too, one collective over both is in place of one that is counted."""
+        splits, tp, size = self._splits[shape], self._tp[shape], self._hidden_bytes[shape]
+        found = np.zeros(len(shape))
+        for kind, of_tp in zip(("all_gather", "reduce_scatter"), self._tp_laws, strict=True) if self._shares else ():
+            together_s, apart_s = (
+                best_laws(self._problem.cluster, kind, *ranks).time_s(size) for ranks in ((cp * tp,), (cp, tp))
+            )
+            counted_s = CollectiveLaw(of_tp.latency_s[shape], of_tp.seconds_per_byte[shape]).time_s(size) / cp
+            found += np.where(splits, np.maximum(together_s - counted_s, 0.0), apart_s)
+        return found * self._with_experts[shape]
+
+
+def _attended(problem: Problem, shape: LocalShape) -> list[list[float]]:
+    """Of a block of each kind, as Attended."""
+    found = []
+    for block in unit_programs(problem, shape).blocks:
+        sizes, program = np.zeros(4), block.program
+        for step in (single for several in program.steps for single in operator_steps(several)):
+            if step.operator.kind == "attention":
+                views = (*step.inputs[:3], step.operator.output)
+                sizes += [float(program.local_bytes[view]) for view in views]
+        found.append((sizes * shape.microbatch_size).tolist())
+    return found
