@@ -32,15 +32,19 @@ class Moments(NamedTuple):
     end: Moment = NO_MOMENT
 
 
-def moments(program: Program, working: Sequence[float]) -> Moments:
-    """The moments of one block's backward. working: bytes that backward of each step works with, whatever the recompute
-    set: what runs again is given back at the same steps as what was kept."""
+def moments(program: Program, working: Sequence[float], needed: Sequence[float]) -> Moments:
+    """The moments of one block's backward, whatever the recompute set: what runs again is given back at the same steps
+    as what was kept.
+
+    working: bytes that backward of each step works with. needed: the same as a part of a stage counts it, for some
+    steps without what was given back before; the largest is its `working_bytes`.
+    """
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
     if late is None:
         return Moments()
     held = [need - gone for need, gone in zip(working, given_back_bytes(program), strict=True)]
-    first, most = max(range(len(working)), key=working.__getitem__), max(working)
+    first, most = max(range(len(needed)), key=needed.__getitem__), max(needed)
     after = max(held[:late], default=held[late])
     elements = parameter_elements(program)
 

@@ -328,6 +328,7 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
     working = [working_bytes(program, step) for step in program.steps]
+    needed = _at_steps(program, working)
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}
@@ -343,12 +344,12 @@ def program_work(program: Program) -> ProgramWork:
         tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps),
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
-        max(_at_steps(program, working), default=0.0),
+        max(needed, default=0.0),
         parameters,
         waiting_bytes(program),
         matrices,
         len(elements),
-        moments(program, working),
+        moments(program, working, needed),
         quantized,
     )
 
@@ -525,27 +526,45 @@ def heaviest_step(program: Program) -> Step:
 
 
 def _at_steps(program: Program, working: list[float]) -> list[float]:
-    """Bytes that backward of each step works with; with a prediction module beyond all that the end of the model keeps:
-    what lies behind a step has been given back by then."""
-    if not any(op.module == PREDICTION for op in program.graph.operators):
-        return working
-    return [need - gone for need, gone in zip(working, given_back_bytes(program), strict=True)]
+    """Bytes that backward of each step works with beyond all that was kept or is run again.
+
+    What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
+    its block and has buffers of its own, and with a prediction module, where the end of the model is as long as a
+    block. It is left out elsewhere: the step with the most bytes is then one of the first of its block's backward.
+    """
+    predicts = any(op.module == PREDICTION for op in program.graph.operators)
+    given_back = zip(working, given_back_bytes(program), program.steps, strict=True)
+    return [need - gone if predicts or _inner_bytes(program, step) else need for need, gone, step in given_back]
 
 
 def working_bytes(program: Program, step: Step) -> float:
     """Bytes that backward of a step needs beside what forward kept: gradients of what it read and wrote, what it
-    gathers again.
-
-    Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
-    """
+    gathers again, buffers inside."""
     if isinstance(step, RedistributeStep):
         return _view_bytes(program, step.source) + _view_bytes(program, step.target)
     if isinstance(step, GatherEinsumStep):
         written = sum(_view_bytes(program, einsum.operator.output) for einsum in step.einsums)
         return 2 * _view_bytes(program, step.gather.target) + written
+    return operator_bytes(program, step)
+
+
+def operator_bytes(program: Program, step: OperatorStep) -> float:
+    """Bytes of the gradients of what an operator read and wrote, and of buffers inside its backward.
+
+    Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
+    """
     op = step.operator
     extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
-    return sum(_view_bytes(program, view) for view in (*step.inputs, op.output)) + sum(e.bytes for e in extra)
+    inside = sum(e.bytes for e in extra) + _inner_bytes(program, step)
+    return sum(_view_bytes(program, view) for view in (*step.inputs, op.output)) + inside
+
+
+def _inner_bytes(program: Program, step: Step) -> float:
+    """Bytes of buffers inside the backward of a step with one operator; 0 for other steps."""
+    if not isinstance(step, OperatorStep):
+        return 0.0
+    op = step.operator
+    return KINDS[op.kind].inner_backward_bytes(op, program.graph, loop_sizes(program, step))
 
 
 def _view_bytes(program: Program, view: str) -> float:

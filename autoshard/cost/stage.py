@@ -436,8 +436,9 @@ class DenseBlocks:
 
 
 def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
-    """A block that costs as much as the weighted mean of blocks of several kinds. What one of them needs at a time, it
-    needs as well. weights: at least one is above 0, else the first block stands for all."""
+    """A block that costs as much as the weighted mean of blocks of several kinds. What one of them replays, and what it
+    needs together with that, this one needs as well. weights: at least one is above 0, else the first block stands for
+    all."""
     if not sum(weights) or len(parts) == 1:
         return parts[0]
     share = shares(weights)
@@ -456,14 +457,16 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
     def largest_of(name: str) -> Number:
         return most(share, [getattr(part, name) for part in parts])
 
+    replay_bytes = largest_of("replay_bytes")
+    together_bytes = most(share, [part.replay_bytes + part.working_bytes for part in parts])
     return replace(
         parts[0],
         forward=seconds(lambda part: part.forward),
         recompute=seconds(lambda part: part.recompute),
         backward=seconds(lambda part: part.backward),
         kept_bytes=number("kept_bytes"),
-        replay_bytes=largest_of("replay_bytes"),
-        working_bytes=largest_of("working_bytes"),
+        replay_bytes=replay_bytes,
+        working_bytes=together_bytes - replay_bytes,
         parameters=counts(lambda part: part.parameters),
         matrices=counts(lambda part: part.matrices),
         quantized=counts(lambda part: part.quantized),

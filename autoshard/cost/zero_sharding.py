@@ -62,9 +62,9 @@ def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
 class Turns(NamedTuple):
     """Elements of a unit that travel: all; those of the larger bucket; those of the bucket whose turn is before it.
 
-    Of the larger bucket, the gradients that are there early and late in its turn; bytes of activations that are freed
-    late, when most is there after that, and when it leaves (cost/backward_release.py), in hidden activations of a
-    microbatch.
+    The gradients that are there early; of the larger bucket, those that are there late in its turn; bytes of
+    activations that are freed late, when most is there after that, and when it leaves (cost/backward_release.py), in
+    hidden activations of a microbatch.
     """
 
     all: Number
@@ -93,7 +93,7 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
         return Turns(total, larger, other, larger, larger, 0.0, 0.0, 0.0)
     leaving = times.end if larger == total else times.after
     back = [moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving)]
-    return Turns(total, larger, other, early.get(among, 0), late.get(among, 0), *back)
+    return Turns(total, larger, other, sum(early.values()), late.get(among, 0), *back)
 
 
 def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], float]:

@@ -99,6 +99,11 @@ class OperatorKind:
         """Buffers that backward needs besides inputs and output. sizes: local size of each dim."""
         return ()
 
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of buffers inside the operator's backward, beyond what forward kept and the gradients of inputs and
+        output. sizes: local size of each dim."""
+        return 0.0
+
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         """Collectives inside the operator's forward, in order. sizes: local size of each dim."""
         return ()
@@ -328,6 +333,24 @@ class Attention(OperatorKind):
         if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
             return (statistics, Extra("output_by_heads", element_bytes * _elements(graph, op.output, sizes)))
         return (statistics,)
+
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes inside a ring's backward at its fullest hop, beyond the gradients that it returns at the end.
+
+        There is the gradient of q in FP32. Gradients of keys and values are there three times in FP32: those of this
+        hop, and those of the last one as sent and as received. Keys and values are there once, and once more where they
+        travel at the same time, which they do not on the second and last hop of two ranks. A piece's gradient of keys
+        is there before it is added to the sum. Leaves out tiles of scores, which have a limit of their own.
+        """
+        if _context_parallel(op) not in ("ring", "zigzag_ring") or (ranks := _ring_size(graph, sizes)) == 1:
+            return 0.0
+        query, key, value = (_elements(graph, name, sizes) for name in op.inputs[:3])
+        element_bytes = graph.tensors[op.inputs[0]].element_bytes
+        summed_bytes = max(FLOAT32_BYTES, element_bytes)
+        travelling_bytes = 3 * summed_bytes + (element_bytes if ranks > 2 else 0)
+        own_pieces = 2 if _context_parallel(op) == "zigzag_ring" else 1
+        product_bytes = element_bytes / own_pieces if element_bytes < summed_bytes else 0
+        return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value) + product_bytes * key
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         query, key, value, out = (

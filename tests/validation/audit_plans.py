@@ -50,6 +50,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sinks": ("gpt-oss-20b", 4, {"tp": 2, "dp": 4, "ep": 4, "recompute": "mlp"}),
     "chunks": ("llama4-scout", 2, {"tp": 4, "dp": 4, "ep": 4}),
     "latent attention": ("deepseek-v2-lite", 4, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "attention_up"}),
+    "latent attention in a ring": (
+        "deepseek-v2",
+        2,
+        {"dp": 64, "cp": 4, "ep": 4, "zero": 3, "recompute": "full", "context_parallel": "zigzag_ring"},
+    ),
     "linear attention": ("qwen3-next-80b-a3b", 4, {"tp": 2, "dp": 8, "ep": 8, "recompute": "mlp"}),
     "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2}),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),

@@ -58,21 +58,15 @@ class PartColumns(NamedTuple):
         return PartColumns(*(column[rows] for column in self))
 
 
-AT_A_TIME = ("replay_bytes", "working_bytes")
-"""Columns that say what a block needs while it is at work: of several kinds the largest counts."""
-
-
 def mean_columns(blocks: Sequence[PartColumns], counts: Sequence[Array]) -> PartColumns:
     """A block as the mean of blocks of several kinds, as cost.stage.mean_part has it. blocks: one of each kind. counts:
     how many are of each kind, in rows that go with those of the blocks; where there are none, the first kind stands for
     all."""
     share = shares(counts)
-    return PartColumns(
-        *(
-            (most if name in AT_A_TIME else mean)(share, columns)
-            for name, columns in zip(PartColumns._fields, zip(*blocks, strict=True), strict=True)
-        )
-    )
+    replay_bytes = most(share, [block.replay_bytes for block in blocks])
+    together_bytes = most(share, [block.replay_bytes + block.working_bytes for block in blocks])
+    means = PartColumns(*(mean(share, columns) for columns in zip(*blocks, strict=True)))
+    return means._replace(replay_bytes=replay_bytes, working_bytes=together_bytes - replay_bytes)
 
 
 class StageColumns(NamedTuple):

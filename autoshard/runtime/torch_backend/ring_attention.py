@@ -166,9 +166,9 @@ def ring_attention(
 
 
 def _by_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [batch kvhead group rows headdim] as [batch*kvhead rows*group headdim], a view where that is possible.
+    """x [batch kvhead group rows headdim] as [batch*kvhead rows*group headdim]: heads that share keys are one matrix.
 
-    Query heads that share keys lie side by side: any rows of them are then one matrix, without a copy.
+    It copies where memory has another order, so it gets the rows of a tile, or what is small.
     """
     return rearrange(x, "batch kvhead group rows headdim -> (batch kvhead) (rows group) headdim")
 
@@ -212,8 +212,7 @@ class _RingAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         accurate = torch.promote_types(q.dtype, torch.float32)
         batch, kv_heads, group = q.shape[:3]
-        queries = _by_rows(q)
-        top = queries.new_full(queries.shape[:-1], float("-inf"), dtype=accurate)
+        top = q.new_full((batch * kv_heads, q.shape[3] * group), float("-inf"), dtype=accurate)
         total, sums = torch.zeros_like(top), top.new_zeros(*top.shape, v.shape[-1])
         pair = _packed(k, v)
         for hop in range(ring.size):
@@ -221,7 +220,7 @@ class _RingAttention(torch.autograd.Function):
             source = (ring.index - hop) % ring.size
             keys = _by_heads(pair, k, v)
             for tile in _tiles(ring, source, batch * kv_heads * group, q.device, starts):
-                _attend(queries, keys, tile, group, ring, top, total, sums)
+                _attend(q, keys, tile, group, ring, top, total, sums)
             if arriving is not None:
                 pair = arriving()
         if sinks is not None:
@@ -242,24 +241,32 @@ class _RingAttention(torch.autograd.Function):
         batch, kv_heads, group = q.shape[:3]
         grad = grads[0].to(q.dtype)
         through_sum = _by_rows((grad.to(log_sum_exp.dtype) * out).sum(-1, keepdim=True)).squeeze(-1)
-        queries, grad_out = _by_rows(q), _by_rows(grad)
-        grad_q = torch.zeros_like(queries, dtype=log_sum_exp.dtype)
+        grad_q = log_sum_exp.new_zeros(*log_sum_exp.shape, q.shape[-1])
+        rows = _Rows(q, grad, log_sum_exp, through_sum, grad_q)
+
+        def of_keys(pair: torch.Tensor, source: int) -> torch.Tensor:
+            """Gradients of rank `source`'s keys and values by the local queries."""
+            grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
+            keys, grad_keys = _by_heads(pair, k, v), _by_heads(grad_pair, k, v)
+            for tile in _tiles(ring, source, batch * kv_heads * group, q.device, ctx.starts):
+                _attend_backward(rows, keys, tile, group, ring, grad_keys)
+            return grad_pair
+
         pair = _packed(k, v)
         returning = None
         for hop in range(ring.size):
             arriving = _next(pair, ring) if hop < ring.size - 1 else None
-            grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
-            rows = _Rows(queries, grad_out, log_sum_exp, through_sum, grad_q)
-            source = (ring.index - hop) % ring.size
-            keys, grad_keys = _by_heads(pair, k, v), _by_heads(grad_pair, k, v)
-            for tile in _tiles(ring, source, batch * kv_heads * group, q.device, ctx.starts):
-                _attend_backward(rows, keys, tile, group, ring, grad_keys)
+            grad_pair = of_keys(pair, (ring.index - hop) % ring.size)
             if returning is not None:
                 grad_pair += returning()
+            returning = None  # frees what was sent and received before there is more of it
             returning = _next(grad_pair, ring)
+            del grad_pair
             if arriving is not None:
                 pair = arriving()
+            arriving = None
         assert returning is not None
+        del pair
         grad_k, grad_v = _split(returning().to(k.dtype), k, v)
         by_queries = rearrange(
             grad_q.to(q.dtype),
@@ -324,14 +331,15 @@ def _attend(
     total: torch.Tensor,
     sums: torch.Tensor,
 ) -> None:
-    """Adds a tile to the running maximum, sum of exponentials and weighted sum of values of its rows, in place.
+    """Adds a tile to the running maximum, sum of exponentials and weighted sum of values of its rows, in place. q: all
+    local queries [batch kvhead group rows headdim].
 
     A row's first tile must show it something: `_tiles` yields the diagonal first.
     """
     k, v = (one[:, tile.columns] for one in pair)
     at = slice(tile.rows.start * group, tile.rows.stop * group)
     top, total, sums = top[:, at], total[:, at], sums[:, at]
-    scores = _hide(_scores(q[:, at], k, ring, top.dtype), tile)
+    scores = _hide(_scores(_by_rows(q[:, :, :, tile.rows]), k, ring, top.dtype), tile)
     new_top = torch.maximum(top, scores.amax(-1))
     fading = (top - new_top).exp_()
     weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
@@ -351,21 +359,21 @@ def _attend_to_nothing(sinks: torch.Tensor, top: torch.Tensor, total: torch.Tens
 
 @dataclass(frozen=True)
 class _Rows:
-    """The local queries in backward, by rows, and their gradient, which is summed up here."""
+    """The local queries in backward: q and grad_out [batch kvhead group rows headdim]; by rows [batch*kvhead rows*group
+    ...] what is known of each, and their gradient, which is summed up here."""
 
     q: torch.Tensor
     grad_out: torch.Tensor
     log_sum_exp: torch.Tensor
     through_sum: torch.Tensor
     grad_q: torch.Tensor
-    scale: float | None = None
 
     def of(self, tile: _Tile, group: int) -> _Rows:
-        """The rows of one tile, as views."""
+        """The rows of one tile, all of them by rows."""
         at = slice(tile.rows.start * group, tile.rows.stop * group)
-        each = (self.q, self.grad_out, self.log_sum_exp, self.through_sum, self.grad_q)
-        q, grad_out, log_sum_exp, through_sum, grad_q = (x[:, at] for x in each)
-        return _Rows(q, grad_out, log_sum_exp, through_sum, grad_q, self.scale)
+        q, grad_out = (_by_rows(x[:, :, :, tile.rows]) for x in (self.q, self.grad_out))
+        log_sum_exp, through_sum, grad_q = (x[:, at] for x in (self.log_sum_exp, self.through_sum, self.grad_q))
+        return _Rows(q, grad_out, log_sum_exp, through_sum, grad_q)
 
 
 def _attend_backward(
