@@ -38,6 +38,10 @@ PREDICTORS = (
     "fastest measured one; of layouts that an entry cannot tell apart, their mean. Coverage and width (high over low) "
     "are of the 90 % interval, which baselines take from their errors on train rows."
 )
+PEERS = (
+    "Each is asked for its own answer, with the row's model, layout, peak, memory and links in its words, and is scaled "
+    "by the middle ratio of the train rows. A row that it has no words for is counted under no answer."
+)
 SEARCHERS = (
     "All search the same space (one recompute set, even or balanced cuts) by the same cost model. Regret: how much "
     "slower the best layout is that was priced than the optimum of the space, which is proven: every layout has a "
@@ -96,10 +100,12 @@ def _predictors(found: Json) -> Iterator[str]:
         for rows_of in [max(one[2] for one in of.values())]
     ]
     yield from markdown_table(("source", "rows", *names), rows)
-    missing = [peer for peer, there in found["peers"].items() if not there]
-    there = [peer for peer, is_there in found["peers"].items() if is_there]
+    missing = [peer for peer, version in found["peers"].items() if version is None]
+    there = [f"{peer} ({version})" for peer, version in found["peers"].items() if version is not None]
     yield ""
-    yield "Peers not installed: " + (", ".join(missing) or "none") + (f"; installed: {', '.join(there)}" * bool(there))
+    yield fill(
+        f"Peers that were run: {', '.join(there) or 'none'}; not run: {', '.join(missing) or 'none'}. {PEERS}", WRAPPED
+    )
 
 
 def _score_cells(name: str, one: Json) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.bench import peers
 from autoshard.bench.metrics import Prediction
+from autoshard.bench.peers import calculon, galvatron, llm_analysis, peer, simumax
 from autoshard.bench.rows import Fold, Measured
 from autoshard.calibration.results.fitted import Fitted, load
 from autoshard.calibration.results.gpu_rows import Case
@@ -181,7 +181,10 @@ def _ratios(fold: Fold, seconds: Formula) -> list[float]:
 
 def _scaled(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list[Prediction | None]:
     """Predictions as `with_interval` makes them, with seconds times the middle ratio of the train rows."""
-    middle = float(np.median(_ratios(fold, seconds)))
+    ratios = _ratios(fold, seconds)
+    if not ratios:
+        return [None] * len(fold.test)
+    middle = float(np.median(ratios))
 
     def scaled(row: Measured) -> float | None:
         time_s = seconds(row)
@@ -190,14 +193,20 @@ def _scaled(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list
     return with_interval(fold, scaled, memory)
 
 
-def llm_analysis(fold: Fold) -> list[Prediction | None]:
-    """llm-analysis, at the middle utilisation of the train rows, which it leaves to the user."""
-    known = {row.key: peers.llm_analysis(row) for row in (*fold.train, *fold.test)}
+def of_peer(said: Callable[[Measured], peer.Answer | None]) -> Predictor:
+    """A peer at the middle ratio of the train rows: each leaves it to the user how far devices are from their best. A
+    row is asked for once; said: of an adapter."""
+    known: dict[str, peer.Answer | None] = {}
+
+    def answer(row: Measured) -> peer.Answer | None:
+        if row.key not in known:
+            known[row.key] = said(row)
+        return known[row.key]
 
     def part(which: int) -> Formula:
-        return lambda row: None if (one := known[row.key]) is None else one[which]
+        return lambda row: None if (one := answer(row)) is None else one[which]
 
-    return _scaled(fold, part(0), part(1))
+    return lambda fold: _scaled(fold, part(0), part(1))
 
 
 def _again(row: Measured) -> float:
@@ -226,7 +235,10 @@ PREDICTORS = Table[Predictor](
         "megatron": megatron,
         "6ND": six_n_d,
         "roofline": roofline,
-        "llm_analysis": llm_analysis,
+        "llm_analysis": of_peer(llm_analysis.said),
+        "calculon": of_peer(calculon.said),
+        "simumax": of_peer(simumax.said),
+        "galvatron": of_peer(galvatron.said),
     },
 )
 """By name, those of plug-ins too; a peer's needs the peer."""

@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.bench import searchers
 from autoshard.bench.metrics import Prediction, scores
 from autoshard.bench.page import curves_svg, results_page, timings_page
-from autoshard.bench.peers import PEERS
+from autoshard.bench.peers.peer import PEERS
 from autoshard.bench.predictors import PREDICTORS
 from autoshard.bench.problems import read_problems
 from autoshard.bench.rows import SPLITS, Measured, folds, read_measured
@@ -129,7 +129,7 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             results[split][PREDICTORS.said(name)] = rounded
             timings[split][name] = cpu_s / max(1, len(said))
             say(f"{split}, {name}: {len(said)} rows in {cpu_s:.1f} CPU s")
-    peers = {peer.label: peer.is_installed for peer in PEERS}
+    peers = {peer.label: peer.version if peer.name in names else None for peer in PEERS}
     scored = {"rows": len(rows), "splits": results, "by_source": by_source, "peers": peers}
     return scored, {"cpu_s_a_prediction": timings}
 
