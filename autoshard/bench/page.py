@@ -89,8 +89,8 @@ def _predictors(found: Json) -> Iterator[str]:
         yield ""
         yield f"### By {split}: {WHAT_SPLITS_ARE.get(split, split)}"
         yield ""
-        head = ("entry", "rows", "no answer", "mean: rows", "groups", "sources", "median", "bias", "fits")
-        head = (*head, "regret: groups", "sources", "out of memory")
+        errors = ("entry", "rows", "no answer", "mean: rows", "groups", "sources", "median", "bias", "fits")
+        head = (*errors, "regret: groups", "sources", "out of memory")
         ranked = sorted(entries.items(), key=lambda item: (item[1]["mean_error"] is None, item[1]["mean_error"] or 0.0))
         yield from markdown_table((*head, "coverage", "width"), [_score_cells(name, one) for name, one in ranked])
         yield ""
@@ -117,9 +117,8 @@ def _predictors(found: Json) -> Iterator[str]:
 
 
 def _score_cells(name: str, one: Json) -> tuple[str, ...]:
-    keys = ("mean_error", "error_of_groups", "error_of_sources", "median_error", "bias", "fits_right")
-    keys = (*keys, "regret", "regret_of_sources")
-    percent = [_percent(one[key]) for key in keys]
+    errors = ("mean_error", "error_of_groups", "error_of_sources", "median_error", "bias", "fits_right")
+    percent = [_percent(one[key]) for key in (*errors, "regret", "regret_of_sources")]
     out = "-" if one["picks_out_of_memory"] is None else f"{one['picks_out_of_memory']:.3g}"
     width = "-" if one["width"] is None else f"{one['width']:.3g}"
     return (name, f"{one['rows']:,}", f"{one['unpredicted']:,}", *percent, out, _percent(one["coverage"]), width)

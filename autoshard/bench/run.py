@@ -104,7 +104,9 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             raise AutoshardError(f"entries: {name} is no predictor; known: {', '.join(every)}")
     missing = [peer.name for peer in PEERS if not peer.is_installed]
     for name in set(entries) & set(missing):
-        raise AutoshardError(f"entries: {name} needs its package, which is not installed")
+        raise AutoshardError(
+            f"entries: {name} needs its package, which is not installed; a checkout on PYTHONPATH does too"
+        )
     names = [name for name in entries or every if name not in missing]
     rows, results, timings, by_source = read_measured(data), Json(), Json(), Json()
     for split in SPLITS:
