@@ -215,6 +215,7 @@ def timings_page(timings: Json) -> str:
         names = list(dict.fromkeys(name for entries in found.values() for name in entries))
         rows = [(name, *(f"{1e3 * found[split].get(name, 0.0):.3f}" for split in found)) for name in names]
         lines += ["## Predictors: milliseconds a prediction, learning included", ""]
+        lines += ["A peer is asked for a row once: what that takes is under the first split.", ""]
         lines += [*markdown_table(("entry", *found), rows), ""]
     if "searchers" in timings:
         lines += [*_searcher_times(timings["searchers"]["problems"]), ""]
