@@ -3,6 +3,15 @@ from .errors import NoLayoutFits as NoLayoutFits
 from .interface.benching import planbench as planbench
 from .interface.calibrating import Calibration as Calibration
 from .interface.calibrating import calibrate as calibrate
+from .interface.checking import MachineCheck as MachineCheck
+from .interface.checking import Validation as Validation
+from .interface.checking import check_machine as check_machine
+from .interface.checking import validate as validate
+from .interface.converting import Migration as Migration
+from .interface.converting import convert_checkpoint as convert_checkpoint
+from .interface.converting import migrate as migrate
+from .interface.editing import EditedPlan as EditedPlan
+from .interface.editing import edit_plan as edit_plan
 from .interface.exchange import Imported as Imported
 from .interface.exchange import export as export
 from .interface.exchange import import_plan as import_plan
@@ -12,6 +21,8 @@ from .interface.frontier import Frontier as Frontier
 from .interface.holding import Memory as Memory
 from .interface.holding import MemoryDiagnosis as MemoryDiagnosis
 from .interface.holding import memory as memory
+from .interface.launching import Job as Job
+from .interface.launching import launch as launch
 from .interface.named import builtin_models as builtin_models
 from .interface.named import cluster as cluster
 from .interface.named import instances as instances

@@ -18,13 +18,15 @@ class Family:
     folder: the name of the family's folder. is_published: whether there are Hugging Face configs and checkpoints of
     it, and the folder has a `config.py` and a `weights.py`. package: where the folder is; of a plug-in its own. Without
     a folder the package is one module with all that graph and config have, and no weights. activations: of a plug-in,
-    the values of hidden_act that the graph stands for.
+    the values of hidden_act that the graph stands for. experts: of a plug-in whose MLP is a mixture, "routed", and
+    "shared" where it may have a shared expert too.
     """
 
     folder: str
     is_published: bool = True
     package: str = "autoshard.models"
     activations: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
 
     @cached_property
     def graph(self) -> ModuleType:

@@ -12,10 +12,12 @@ from autoshard.explanation.markdown import markdown_table
 Json = dict[str, Any]
 OURS = "autoshard"
 BETTER = {
-    "mean_error": "mean error",
-    "median_error": "median error",
+    "mean_error": "mean error of rows",
+    "error_of_groups": "mean error of groups",
     "error_of_sources": "mean error of sources",
-    "regret": "regret of the pick",
+    "median_error": "median error",
+    "regret": "mean regret of groups",
+    "regret_of_sources": "mean regret of sources",
 }
 """Scores of which less is better, with their names."""
 WHAT_SPLITS_ARE = {
@@ -32,11 +34,18 @@ INTRODUCTION = (
     "[planbench_timings.md](planbench_timings.md). A new entry is a plug-in and one command; CONTRIBUTING.md shows how."
 )
 PREDICTORS = (
-    "Every entry learns from the train rows of a split and predicts its test rows. Error: |predicted / measured - 1|. "
+    "Every entry learns from the train rows of a split and predicts its test rows; autoshard's constants are fitted "
+    "without them too, but its formulas were written by people who had seen all rows. Error: |predicted / measured - "
+    "1|, as the mean over rows, over groups (a model on a cluster) and over sources, each of which then has one vote. "
     "Bias: below zero where steps are predicted too short. Fits: runs that are said right, of sources that report runs "
     "out of memory too. Regret: how much longer the layout takes that the entry would pick in each group than the "
-    "fastest measured one; of layouts that an entry cannot tell apart, their mean. Coverage and width (high over low) "
+    "fastest measured one; of layouts that an entry cannot tell apart, their mean; as the mean over groups and over "
+    "sources. Coverage and width (high over low) "
     "are of the 90 % interval, which baselines take from their errors on train rows."
+)
+PEERS = (
+    "Each is asked for its own answer, with the row's model, layout, peak, memory and links in its words; times are "
+    "scaled by the middle ratio of the train rows. A row that it has no words for is counted under no answer."
 )
 SEARCHERS = (
     "All search the same space (one recompute set, even or balanced cuts) by the same cost model. Regret: how much "
@@ -80,7 +89,8 @@ def _predictors(found: Json) -> Iterator[str]:
         yield ""
         yield f"### By {split}: {WHAT_SPLITS_ARE.get(split, split)}"
         yield ""
-        head = ("entry", "rows", "no answer", "mean", "median", "sources", "bias", "fits", "regret", "out of memory")
+        errors = ("entry", "rows", "no answer", "mean: rows", "groups", "sources", "median", "bias", "fits")
+        head = (*errors, "regret: groups", "sources", "out of memory")
         ranked = sorted(entries.items(), key=lambda item: (item[1]["mean_error"] is None, item[1]["mean_error"] or 0.0))
         yield from markdown_table((*head, "coverage", "width"), [_score_cells(name, one) for name, one in ranked])
         yield ""
@@ -96,15 +106,19 @@ def _predictors(found: Json) -> Iterator[str]:
         for rows_of in [max(one[2] for one in of.values())]
     ]
     yield from markdown_table(("source", "rows", *names), rows)
-    missing = [peer for peer, there in found["peers"].items() if not there]
-    there = [peer for peer, is_there in found["peers"].items() if is_there]
     yield ""
-    yield "Peers not installed: " + (", ".join(missing) or "none") + (f"; installed: {', '.join(there)}" * bool(there))
+    yield from _better_picks(sources)
+    missing = [peer for peer, version in found["peers"].items() if version is None]
+    there = [f"{peer} ({version})" for peer, version in found["peers"].items() if version is not None]
+    yield ""
+    yield fill(
+        f"Peers that were run: {', '.join(there) or 'none'}; not run: {', '.join(missing) or 'none'}. {PEERS}", WRAPPED
+    )
 
 
 def _score_cells(name: str, one: Json) -> tuple[str, ...]:
-    keys = ("mean_error", "median_error", "error_of_sources", "bias", "fits_right", "regret")
-    percent = [_percent(one[key]) for key in keys]
+    errors = ("mean_error", "error_of_groups", "error_of_sources", "median_error", "bias", "fits_right")
+    percent = [_percent(one[key]) for key in (*errors, "regret", "regret_of_sources")]
     out = "-" if one["picks_out_of_memory"] is None else f"{one['picks_out_of_memory']:.3g}"
     width = "-" if one["width"] is None else f"{one['width']:.3g}"
     return (name, f"{one['rows']:,}", f"{one['unpredicted']:,}", *percent, out, _percent(one["coverage"]), width)
@@ -114,7 +128,7 @@ def _ahead(entries: Json) -> Iterator[str]:
     """Who is better than autoshard, and in what."""
     ours = entries.get(OURS)
     if ours is None or ours["mean_error"] is None:
-        yield f"{OURS} has no answer here: none of its constants are fitted on such a split."
+        yield f"{OURS} has no answer here."
         return
     said = False
     for key, words in BETTER.items():
@@ -128,6 +142,24 @@ def _ahead(entries: Json) -> Iterator[str]:
             yield f"* **{name} is ahead of {OURS}** in {words}: {_percent(value)}, ours {_percent(ours[key])}."
     if not said:
         yield f"Nobody is ahead of {OURS} in {', '.join(BETTER.values())}."
+
+
+def _better_picks(sources: Json) -> Iterator[str]:
+    """Who picks better than autoshard, and from which source's results."""
+    asked = [source for source, of in sources.items() if of.get(OURS, (None, None))[1] is not None]
+    rows = {source: max(one[2] for one in sources[source].values()) for source in sources}
+    all_rows = sum(rows.values())
+    for name in sorted({name for source in asked for name in sources[source]} - {OURS}):
+        pairs = [(source, sources[source][name][1], sources[source][OURS][1]) for source in asked]
+        known = [(source, theirs, ours) for source, theirs, ours in pairs if theirs is not None]
+        ahead = [(theirs - ours, source, theirs, ours) for source, theirs, ours in known if theirs < ours]
+        behind = sum(theirs > ours for _, theirs, ours in known)
+        where = "; ".join(
+            f"{source} ({_percent(theirs)}, ours {_percent(ours)}, {rows[source] / all_rows:.0%} of the rows)"
+            for _, source, theirs, ours in sorted(ahead)
+        )
+        count = f"{name} picks better than {OURS} in {len(ahead)} of {len(known)} sources, worse in {behind}"
+        yield fill(f"* {count}{f': {where}' if where else ''}.", WRAPPED, subsequent_indent="  ")
 
 
 def _percent(value: float | None) -> str:
@@ -183,6 +215,7 @@ def timings_page(timings: Json) -> str:
         names = list(dict.fromkeys(name for entries in found.values() for name in entries))
         rows = [(name, *(f"{1e3 * found[split].get(name, 0.0):.3f}" for split in found)) for name in names]
         lines += ["## Predictors: milliseconds a prediction, learning included", ""]
+        lines += ["A peer is asked for a row once: what that takes is under the first split.", ""]
         lines += [*markdown_table(("entry", *found), rows), ""]
     if "searchers" in timings:
         lines += [*_searcher_times(timings["searchers"]["problems"]), ""]
@@ -265,7 +298,3 @@ def curves_svg(found: Json) -> str:
         lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         lines.append(text.format(WIDTH - 2 * MARGIN + 6, MARGIN + 16 * place, "start", color, name.partition(" ")[0]))
     return "\n".join([*lines, "</svg>", ""])
-
-
-def _middle(problems: Sequence[Json], name: str, place: int) -> float | None:
-    return summary([run[place] for one in problems for run in one["regret"][name]])[0]

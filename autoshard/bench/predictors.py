@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import exp, log
-from pathlib import Path
 
 import numpy as np
 
-from autoshard.bench import peers
 from autoshard.bench.metrics import Prediction
+from autoshard.bench.ours import autoshard_model
+from autoshard.bench.peers import calculon, galvatron, llm_analysis, peer, simumax
 from autoshard.bench.rows import Fold, Measured
-from autoshard.calibration.results.fitted import Fitted, load
-from autoshard.calibration.results.gpu_rows import Case
-from autoshard.calibration.results.instance_rows import InstanceCase
-from autoshard.calibration.results.published import left_out_of_published
-from autoshard.calibration.results.regimes import regime
-from autoshard.calibration.results.stack_fit import Values, estimates
 from autoshard.cost.estimate import model_flops_per_step
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.models.stage import parameter_count
@@ -31,52 +25,7 @@ from autoshard.spec.model import ModelSpec
 Formula = Callable[[Measured], "float | None"]
 """Seconds or bytes of a row; None where there is no answer."""
 Predictor = Callable[[Fold], Sequence[Prediction | None]]
-TRAINIUM_SPREAD = 0.23
-"""Half width of the 90 % interval of log time on Trainium: releases of the SDK differ by 6 to 27 % on one layout."""
 RIDGE = 1e-2
-
-
-def autoshard_model(fold: Fold) -> list[Prediction | None]:
-    """autoshard's cost model, with constants that were fitted without the row's group, or without its source. By time
-    it has no answer: no constants are fitted without all later results."""
-    if fold.split == "time":
-        return [None] * len(fold.test)
-    fitted = _fitted(fold.data)
-    trainium = [row for row in fold.test if isinstance(row.case, InstanceCase)]
-    seconds: dict[str, float] = {}
-    if fold.split == "group" and trainium:
-        cases = [row.case for row in (*fold.train, *fold.test) if isinstance(row.case, InstanceCase)]
-        own = [row.case for row in trainium if isinstance(row.case, InstanceCase)]
-        seconds = {case.key: one for case, one in zip(own, left_out_of_published(own, cases), strict=True)}
-    return [
-        _of_gpu(row, row.case, fitted, fold.split)
-        if isinstance(row.case, Case)
-        else None
-        if row.key not in seconds
-        else Prediction(
-            seconds[row.key], seconds[row.key] * exp(-TRAINIUM_SPREAD), seconds[row.key] * exp(TRAINIUM_SPREAD)
-        )
-        for row in fold.test
-    ]
-
-
-def _of_gpu(row: Measured, case: Case, fitted: Fitted, split: str) -> Prediction | None:
-    if split == "source":
-        if case.source not in fitted.unseen:
-            return None
-        values: Values = fitted.unseen[case.source]
-        interval = fitted.unseen_interval_for(case)
-    else:
-        values, interval = fitted.values_for(case), fitted.interval_for(case, regime(case))
-    (found,) = estimates([case], values)
-    share = found.fullest.total_bytes / found.memory_capacity_bytes
-    ends = found.step_time_s * exp(interval.low), found.step_time_s * exp(interval.high)
-    return Prediction(found.step_time_s, *ends, share * row.capacity_bytes)
-
-
-@lru_cache(maxsize=2)
-def _fitted(folder: Path) -> Fitted:
-    return load(folder)
 
 
 def roofline(fold: Fold) -> list[Prediction | None]:
@@ -181,7 +130,10 @@ def _ratios(fold: Fold, seconds: Formula) -> list[float]:
 
 def _scaled(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list[Prediction | None]:
     """Predictions as `with_interval` makes them, with seconds times the middle ratio of the train rows."""
-    middle = float(np.median(_ratios(fold, seconds)))
+    ratios = _ratios(fold, seconds)
+    if not ratios:
+        return [None] * len(fold.test)
+    middle = float(np.median(ratios))
 
     def scaled(row: Measured) -> float | None:
         time_s = seconds(row)
@@ -190,14 +142,20 @@ def _scaled(fold: Fold, seconds: Formula, memory: Formula | None = None) -> list
     return with_interval(fold, scaled, memory)
 
 
-def llm_analysis(fold: Fold) -> list[Prediction | None]:
-    """llm-analysis, at the middle utilisation of the train rows, which it leaves to the user."""
-    known = {row.key: peers.llm_analysis(row) for row in (*fold.train, *fold.test)}
+def of_peer(said: Callable[[Measured], peer.Answer | None]) -> Predictor:
+    """A peer at the middle ratio of the train rows: each leaves it to the user how far devices are from their best. A
+    row is asked for once; said: of an adapter."""
+    known: dict[str, peer.Answer | None] = {}
+
+    def answer(row: Measured) -> peer.Answer | None:
+        if row.key not in known:
+            known[row.key] = said(row)
+        return known[row.key]
 
     def part(which: int) -> Formula:
-        return lambda row: None if (one := known[row.key]) is None else one[which]
+        return lambda row: None if (one := answer(row)) is None else one[which]
 
-    return _scaled(fold, part(0), part(1))
+    return lambda fold: _scaled(fold, part(0), part(1))
 
 
 def _again(row: Measured) -> float:
@@ -226,7 +184,10 @@ PREDICTORS = Table[Predictor](
         "megatron": megatron,
         "6ND": six_n_d,
         "roofline": roofline,
-        "llm_analysis": llm_analysis,
+        "llm_analysis": of_peer(llm_analysis.said),
+        "calculon": of_peer(calculon.said),
+        "simumax": of_peer(simumax.said),
+        "galvatron": of_peer(galvatron.said),
     },
 )
 """By name, those of plug-ins too; a peer's needs the peer."""

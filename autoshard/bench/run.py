@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.bench import searchers
 from autoshard.bench.metrics import Prediction, scores
 from autoshard.bench.page import curves_svg, results_page, timings_page
-from autoshard.bench.peers import PEERS
+from autoshard.bench.peers.peer import PEERS
 from autoshard.bench.predictors import PREDICTORS
 from autoshard.bench.problems import read_problems
 from autoshard.bench.rows import SPLITS, Measured, folds, read_measured
@@ -104,7 +104,9 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             raise AutoshardError(f"entries: {name} is no predictor; known: {', '.join(every)}")
     missing = [peer.name for peer in PEERS if not peer.is_installed]
     for name in set(entries) & set(missing):
-        raise AutoshardError(f"entries: {name} needs its package, which is not installed")
+        raise AutoshardError(
+            f"entries: {name} needs its package, which is not installed; a checkout on PYTHONPATH does too"
+        )
     names = [name for name in entries or every if name not in missing]
     rows, results, timings, by_source = read_measured(data), Json(), Json(), Json()
     for split in SPLITS:
@@ -129,7 +131,7 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             results[split][PREDICTORS.said(name)] = rounded
             timings[split][name] = cpu_s / max(1, len(said))
             say(f"{split}, {name}: {len(said)} rows in {cpu_s:.1f} CPU s")
-    peers = {peer.label: peer.is_installed for peer in PEERS}
+    peers = {peer.label: peer.version if peer.name in names else None for peer in PEERS}
     scored = {"rows": len(rows), "splits": results, "by_source": by_source, "peers": peers}
     return scored, {"cpu_s_a_prediction": timings}
 

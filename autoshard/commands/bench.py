@@ -16,7 +16,8 @@ USAGE = "autoshard bench [predictors|searchers] [options]"
 DESCRIPTION = """\
 Run PlanBench and write its results: how well cost models predict published step times and memory, and how near
 searchers come to the proven optimum after so many layouts. Entries of plug-ins take part. The rows and problems are in
-benchmarks/data of autoshard's repository. A minute of a core for the predictors, three for the searchers.
+benchmarks/data of autoshard's repository. Peers (llm-analysis, Calculon, SimuMax, Galvatron) take part where they are
+installed, or a checkout is on PYTHONPATH. Five minutes of a core for the predictors, three for the searchers.
 
   autoshard bench
   autoshard bench searchers --problems 3 --evaluations 100

@@ -109,19 +109,10 @@ def _none_of(values: Mapping[str, Any], names: tuple[str, ...], why: str) -> Non
 
 def _fit_published(values: Mapping[str, Any]) -> int:
     """All that autoshard packages, from scratch: for its maintainers."""
-    out, results = Path(values["out"]), [Path(one) for one in values["results"] or ()]
+    out, results = values["out"], values["results"] or ()
     _none_of(values, ("instance", "hardware"), f"needs a file as -o; {out} is a folder")
 
-    from autoshard.calibration.results.published import INTERVALS_FILE, SDK_FILE, fit_published
-    from autoshard.interface.calibrating import progress_line, write_constants
+    from autoshard.interface.calibrating import fit_packaged
 
-    collectives = Path(values["collectives"]) if values["collectives"] is not None else None
-    fits = fit_published(results, collectives, progress_line)
-    hardware = {out / "hardware" / f"{name}.json": content for name, content in fits.hardware.items()}
-    others = {out / "cost" / INTERVALS_FILE: fits.intervals, out / "spec" / SDK_FILE: fits.sdk}
-    if values["details"] is not None:
-        others |= {Path(values["details"]) / name: content for name, content in fits.details.items()}
-    for file, content in {**hardware, **others}.items():
-        write_constants(file, content, 2 if file in hardware else 1)
-    say(*fits.page, "", *(str(file) for file in (*hardware, *others)))
+    say(*fit_packaged(results, values["collectives"], out, values["details"]))
     return 0

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+import autoshard
 from autoshard.commands.parser import parsers
 from autoshard.files.option_values import one_of, path
 
@@ -33,14 +34,12 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
     completed too."""
     import shtab
 
-    from autoshard.models.registry import builtin_models
-
     for subparser in parsers(parser):
         for action in subparser._actions:
             if isinstance(action.type, one_of):
                 action.choices = action.type.known
             elif action.dest == "model":
-                action.choices = builtin_models()
+                action.choices = autoshard.builtin_models()
             elif action.type is path or action.dest == "config":
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Mapping
+from typing import Any
 
+import autoshard
 from autoshard.commands.output import load_plan, say
 from autoshard.commands.parser import Parser, add_format
 from autoshard.files.option_values import path
-
-if TYPE_CHECKING:
-    from autoshard.doctor.finding import Finding
 
 SUMMARY = "what this machine has, and what would stop a plan here"
 USAGE = "autoshard doctor [PLAN] [--format text|json]"
@@ -31,34 +29,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.doctor.finding import STOPS
-    from autoshard.doctor.findings import findings
-    from autoshard.doctor.machine import look
-
-    plan = load_plan(values["plan"]) if values["plan"] is not None else None
-    checks = findings(look(), plan)
-    stops = [one for one in checks if one.level == STOPS]
+    found = autoshard.check_machine(None if values["plan"] is None else load_plan(values["plan"]))
     if values["format"] == "json":
-        say(json.dumps([asdict(one) for one in checks], indent=1))
+        say(json.dumps(found.to_list(), indent=1))
     else:
-        say(*page(checks))
-        if plan is not None:
-            where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
-            verdict = f"{len(stops)} things stop" if len(stops) > 1 else "1 thing stops" if stops else "nothing stops"
-            say("", f"{verdict} {where} on this machine")
-    return 1 if stops else 0
-
-
-def page(found: Sequence[Finding]) -> list[str]:
-    """The lines of the page: for each finding a line such as 'stops    Neuron driver   none', with advice below it."""
-    from autoshard.doctor.finding import OK
-
-    width = max(len(one.what) for one in found)
-    lines = []
-    for finding in found:
-        lines.append(
-            f"{'' if finding.level == OK else finding.level:<8} {finding.what:<{width}}  {finding.found}".rstrip()
-        )
-        if finding.advice:
-            lines.append(f"{'':<8} {'':<{width}}  {finding.advice}")
-    return lines
+        sys.stdout.write(found.page())
+    return 1 if found.stops else 0

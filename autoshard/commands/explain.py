@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import autoshard
 from autoshard.commands.output import load_plan, page_width, say, wants_color
 from autoshard.commands.parser import Parser
 from autoshard.errors import AutoshardError
-from autoshard.explanation.renderers import RENDERERS, STANDARD, rendered
+from autoshard.explanation.renderers import RENDERERS, STANDARD
 from autoshard.files.option_values import number, path, text
 from autoshard.interface.limits import TIME_LIMIT_S
+from autoshard.interface.parts import PARTS, glossary_page, page_pieces, parts_page, parts_to_dict, rendered_by
 from autoshard.plugins.table import one_of_table
 
 if TYPE_CHECKING:
-    from autoshard.explanation.page import Line
     from autoshard.interface.planned import Plan
 
 SUMMARY = "what a plan does, why it was chosen and what would change the choice"
@@ -66,41 +66,30 @@ def add_arguments(parser: Parser) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     if values["glossary"]:
-        from autoshard.explanation.glossary import glossary
-
-        sys.stdout.write(glossary(page_width(), wants_color()))
+        sys.stdout.write(glossary_page(page_width(), wants_color()))
         return 0
     if values["plan"] is None:
         raise AutoshardError("PLAN is missing: autoshard explain plan.json, or autoshard explain --glossary")
     plan, form = load_plan(values["plan"]), values["format"]
     if form not in STANDARD:
-        for part in ("why", "schedule", "operators", "measured"):
+        for part in ("why", *PARTS):
             if values[part]:
                 raise AutoshardError(f"--format {form} shows whole plans; --{part} takes {', '.join(STANDARD)}")
-        _write(rendered(plan.describe(), form).removesuffix("\n") + "\n", form)
+        _write(rendered_by(plan, form), form)
         return 0
     if values["why"]:
         _show_why(plan, values["why"], form)
-    elif values["schedule"] or values["operators"] or values["measured"]:
-        _show_parts(plan, values, form)
+    elif parts := [name for name in PARTS if values[name]]:
+        _show_parts(plan, parts, values["measured"], form)
     elif form == "text":
-        _show_page(plan, values["time_limit"], values["quick"])
+        limit_s, width = values["time_limit"], page_width()
+        for piece in page_pieces(plan, quick=values["quick"], time_limit=limit_s, width=width, color=wants_color()):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
     else:
         found = autoshard.explain(plan, quick=values["quick"], time_limit=values["time_limit"])
         sys.stdout.write(found.markdown() if form == "markdown" else json.dumps(found.to_dict(), indent=1) + "\n")
     return 0
-
-
-def _show_page(plan: Plan, limit_s: float, quick: bool) -> None:
-    """The page at once, and what would change the choice as it is found."""
-    from autoshard.explanation.describe import describe
-    from autoshard.explanation.text import pieces
-    from autoshard.interface.questions import answers_of
-
-    answers = [] if quick else answers_of(plan, limit_s)
-    for piece in pieces(describe(plan), answers, page_width(), wants_color()):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
 
 
 def _show_why(plan: Plan, asked: str, form: str) -> None:
@@ -111,21 +100,11 @@ def _show_why(plan: Plan, asked: str, form: str) -> None:
         _write(answer.page(page_width(), form == "text" and wants_color()), form)
 
 
-def _show_parts(plan: Plan, values: Mapping[str, Any], form: str) -> None:
-    parts = [name for name in ("schedule", "operators", "measured") if values[name]]
+def _show_parts(plan: Plan, parts: Sequence[str], measured: str | None, form: str) -> None:
     if form == "json":
-        from autoshard.explanation.parts import part_to_json
-
-        say(json.dumps({name: part_to_json(plan, name, values["measured"]) for name in parts}, indent=1))
-        return
-    from autoshard.explanation.page import NARROWEST, WIDEST, paint
-    from autoshard.explanation.parts import part_lines
-
-    width = max(NARROWEST, min(page_width(), WIDEST))
-    lines: list[Line] = []
-    for name in parts:
-        lines += [*([()] if lines else []), *part_lines(plan, name, values["measured"], width)]
-    _write(paint(lines, width, form == "text" and wants_color()), form)
+        say(json.dumps(parts_to_dict(plan, parts, measured), indent=1))
+    else:
+        _write(parts_page(plan, parts, measured, page_width(), form == "text" and wants_color()), form)
 
 
 def _write(page: str, form: str) -> None:

@@ -42,8 +42,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.plans.names import short_name
-
     found = autoshard.import_plan(values["layout"], **{option.name: values[option.name] for option in OVERRULES})
     plan = found.plan
     plan.save(values["out"])
@@ -52,6 +50,5 @@ def run(values: Mapping[str, Any]) -> int:
         sys.stderr.write(f"not in a plan: {f'{name}: ' if name else ''}{listed}\n")
     for note in plan.notes:
         sys.stderr.write(f"{'' if note in found.warnings else 'note: '}{note}\n")
-    where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
-    say(f"wrote {values['out']}: {where}, {short_name(plan.strategy)}", f"next: autoshard explain {values['out']}")
+    say(f"wrote {values['out']}: {plan.title}, {plan.short_layout}", f"next: autoshard explain {values['out']}")
     return 0

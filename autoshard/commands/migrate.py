@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import autoshard
 from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
-from autoshard.errors import AutoshardError
 from autoshard.files.option_values import one_of, path, whole
+from autoshard.migration.target import INSTANCE
 from autoshard.planner.options import MOST_NODES
 from autoshard.spec.sdk import release
 from autoshard.spec.stack import STACKS
@@ -26,6 +26,9 @@ Slurm script, and a page that says what changed and what that does to time and m
 
 Nothing in a file is executed. Model, batch, sequence length and precision stay; the layout is searched."""
 
+OPTIONS = ("checkpoint", "model", "weights_only", "instance", "nodes", "lnc", "sdk", "stack")
+"""Options that are those of `autoshard.migrate`, by the same names."""
+
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("conf", type=path, metavar="CONF", help="YAML of NxD Training")
@@ -36,9 +39,7 @@ def add_arguments(parser: Parser) -> None:
         "-o", "--out", type=path, metavar="FOLDER", default="migrated", help="folder to make (default: migrated)"
     )
     target = parser.add_argument_group("where it goes")
-    target.add_argument(
-        "--instance", type=path, metavar="TYPE", default="trn2.48xlarge", help="(default: trn2.48xlarge)"
-    )
+    target.add_argument("--instance", type=path, metavar="TYPE", default=INSTANCE, help=f"(default: {INSTANCE})")
     target.add_argument(
         "--nodes",
         type=whole(at_most=MOST_NODES),
@@ -55,23 +56,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.conversion.folder import check_free
-    from autoshard.migration.migrate import Target, migrate
-    from autoshard.migration.page import JOB, PAGE
-    from autoshard.migration.write import write_migration
-    from autoshard.plans.names import short_name
-
-    folder = Path(values["out"])
-    checkpoint = None if values["checkpoint"] is None else Path(values["checkpoint"])
-    if checkpoint is not None and not checkpoint.is_dir():
-        raise AutoshardError(f"checkpoint={checkpoint} is not a folder; NxD's has model/ and optim/ in it")
-    check_free(folder)
-    target = Target(values["instance"], values["nodes"], values["lnc"], values["sdk"], values["stack"])
-    given = {} if values["model"] is None else {"model": values["model"]}
-    found = migrate(values["conf"], given, target)
-    position = write_migration(found, folder, checkpoint, values["weights_only"])
-    after, ratio = found.after, found.after.estimate.step_time_s / found.before.estimate.step_time_s
-    where = f"{after.model.name} on {after.cluster.nodes} x {after.cluster.instance}"
-    say(f"wrote {folder}: {where}, {short_name(after.strategy)}, {ratio:.2f} times the step time")
-    say(*([position] if position else []), f"next: read {folder / PAGE}, then sbatch {folder / JOB}")
+    found = autoshard.migrate(values["conf"], values["out"], **{name: values[name] for name in OPTIONS})
+    ratio = found.plan.step_time_s / found.before.step_time_s
+    say(f"wrote {found.folder}: {found.plan.title}, {found.plan.short_layout}, {ratio:.2f} times the step time")
+    say(*([found.position] if found.position else []), f"next: read {found.page_file}, then sbatch {found.job_file}")
     return 0

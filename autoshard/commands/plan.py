@@ -70,9 +70,8 @@ def _add(group: Any, options: tuple[Option, ...]) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     if values["model"] is None:
-        from autoshard.models.registry import builtin_models
-
-        raise AutoshardError(f"--model is missing; built-in: {', '.join(builtin_models())}; or a path to a config.json")
+        known = ", ".join(autoshard.builtin_models())
+        raise AutoshardError(f"--model is missing; built-in: {known}; or a path to a config.json")
     asked = {option.name: values[option.name] for option in (*WHAT, *PINS)}
     if values["pareto"]:
         _show(autoshard.frontier(**asked, beaten_path=values["beaten_path"]), values["format"])

@@ -16,8 +16,7 @@ from autoshard.files.option_values import path, whole
 from autoshard.planner.options import MOST_NODES
 
 if TYPE_CHECKING:
-    from autoshard.cost.values import Estimate
-    from autoshard.replanning.edit import Edited
+    from autoshard.interface.editing import EditedPlan
 
 SUMMARY = "plan again for another number of nodes, moving little; or edit a plan"
 USAGE = "autoshard replan PLAN [--nodes N | --edit FIELD=VALUE ...] [options]"
@@ -34,8 +33,6 @@ is printed. Without --edit, a file that was changed by hand, or that another ver
 
   autoshard replan plan.json --edit strategy.microbatch_size=2 -o new.json
   autoshard replan changed.json -o new.json"""
-MOST_SHOWN = 20
-"""How many changed fields a page lists."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -61,18 +58,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.plans.plan_json import write_plan
-
     old, nodes, edits = Path(values["plan"]), values["nodes"], values["edit"]
     if nodes is not None and edits:
         raise AutoshardError(f"--nodes {nodes} with --edit: one plans another layout, the other keeps it; use one")
     suffix = "edited" if nodes is None else f"{nodes}-nodes"
     out = values["out"] or str(old.with_name(f"{old.stem}-{suffix}{old.suffix}"))
     if nodes is None:
-        from autoshard.replanning.edit import edited, made_anew
-
-        changed = edited(load_plan(values["plan"]), edits) if edits else made_anew(values["plan"])
-        write_plan(changed.plan, out)
+        changed = autoshard.edit_plan(load_plan(values["plan"]) if edits else values["plan"], edits or ())
+        changed.plan.save(out)
         _show_changes(changed, values["plan"], out, values["format"])
         return 0
     replanned = autoshard.replan(load_plan(values["plan"]), nodes)
@@ -83,47 +76,12 @@ def run(values: Mapping[str, Any]) -> int:
     return 0
 
 
-def _show_changes(found: Edited, old: str, out: str, form: str) -> None:
-    from autoshard.explanation.page import paint, table, wrapped
-    from autoshard.files.codec import to_json
-    from autoshard.replanning.edit import shown
-
+def _show_changes(changed: EditedPlan, old: str, out: str, form: str) -> None:
     if form == "json":
-        before = None if found.before is None else to_json(found.before)
-        changes = [change._asdict() for change in found.changes]
-        values = {"changes": changes, "before": before, "after": to_json(found.plan.estimate)}
-        say(json.dumps({**values, "by_hand": found.by_hand or None, "notes": list(found.plan.notes)}, indent=1))
+        say(json.dumps(changed.to_dict(), indent=1))
         return
-    width = page_width()
-    if found.by_hand:
-        say(f"{old} was changed by hand: {found.by_hand}", "Its inputs and strategy are taken as they stand there.", "")
-    rows = [(one.field, shown(one.before), shown(one.after)) for one in found.changes[:MOST_SHOWN]]
-    if len(found.changes) > MOST_SHOWN:
-        rows.append((f"{len(found.changes) - MOST_SHOWN:,} more", "", ""))
-    lines = table(("field", "before", "after"), rows, width, ()) if rows else wrapped("no field changed", width, "  ")
-    lines += [((" ", ""),), *table(("", "before", "after"), _prices(found), width, ())]
-    sys.stdout.write(paint(lines, width, wants_color()))
-    say("", *(f"note: {note}" for note in found.plan.notes[1:]), f"wrote {out}; next: autoshard explain {out}")
-
-
-def _prices(found: Edited) -> list[tuple[str, str, str]]:
-    from autoshard.explanation.page import more, percent
-    from autoshard.units import format_bytes, format_seconds
-
-    before, after = found.before, found.plan.estimate
-
-    def row(name: str, one: Any, tail: str = "") -> tuple[str, str, str]:
-        return name, "not said" if before is None else one(before), one(after) + tail
-
-    def step(one: Estimate) -> str:
-        return f"~{format_seconds(one.step_time_s)}"
-
-    def memory(one: Estimate) -> str:
-        return f"~{format_bytes(one.fullest.total_bytes)} of {format_bytes(one.memory_capacity_bytes)}"
-
-    share = "" if before is None else f" ({more(after.step_time_s / before.step_time_s - 1)})"
-    return [
-        row("step time", step, share),
-        row("memory", memory),
-        row("probability to fit", lambda one: percent(one.fits_probability)),
-    ]
+    if changed.found.by_hand:
+        by_hand = changed.found.by_hand
+        say(f"{old} was changed by hand: {by_hand}", "Its inputs and strategy are taken as they stand there.", "")
+    sys.stdout.write(changed.page(page_width(), wants_color()))
+    say("", *(f"note: {note}" for note in changed.plan.notes[1:]), f"wrote {out}; next: autoshard explain {out}")

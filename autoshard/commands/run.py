@@ -184,11 +184,10 @@ def _add_output(output: Group) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.plans.validate import read_plan
-    from autoshard.runtime.environment import cluster_environment
+    from autoshard.interface.running import is_one_of_many
 
     options = {name: values[name] for name in RunOptions.__dataclass_fields__}
     options_from(options)  # what is wrong with them is said before the plan is read
-    alone = cluster_environment() is None  # of a cluster's processes, each would say the same
-    plan = load_plan(values["plan"]) if alone else read_plan(values["plan"])
+    many = is_one_of_many()  # each would say the same about the plan
+    plan = autoshard.read_plan(values["plan"]) if many else load_plan(values["plan"])
     return autoshard.run(plan, **options).exit_code

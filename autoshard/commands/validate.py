@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autoshard.commands.output import load_plan, say
+import autoshard
+from autoshard.commands.output import say
 from autoshard.commands.parser import Parser
 from autoshard.files.option_values import path
-
-if TYPE_CHECKING:
-    from autoshard.plans.plan import Plan
 
 SUMMARY = "check that a plan is whole and agrees with itself"
 USAGE = "autoshard validate PLAN"
@@ -28,27 +27,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.plans.names import short_name
-
-    plan = load_plan(values["plan"])
-    where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
-    expressed = _expressed(plan)
-    say(f"{values['plan']} is valid: {where}, {short_name(plan.strategy)}", *expressed)
+    found = autoshard.validate(values["plan"])
+    sys.stderr.write("".join(f"note: {note}\n" for note in found.notes))
+    first, rest = found.executed[:1], found.executed[1:]
+    say(f"{values['plan']} is valid: {found.plan.title}, {found.plan.short_layout}", *first)
+    say(*(f"  {sentence}" for sentence in rest))
     return 0
-
-
-def _expressed(plan: Plan) -> tuple[str, ...]:
-    """Sentences on how the plan's backend executes it. Raises AutoshardError where the backend cannot."""
-    from autoshard.backends.backend import imported
-    from autoshard.backends.products import check_runs
-    from autoshard.backends.registry import BACKENDS
-
-    backend = BACKENDS[plan.backend]
-    check_runs(backend, plan.training.precision)
-    if backend.repairs is None:
-        return ()
-    repairs = imported(backend.repairs)(plan)
-    return (
-        f"{backend.label} has a layer for each of its operators",
-        *(f"  repaired: {sentence}" for sentence in repairs),
-    )

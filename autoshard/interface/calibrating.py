@@ -110,6 +110,27 @@ def _written(content: Mapping[str, Any], lines: Sequence[str], out: str | Path |
     return Calibration(content, (*lines, *more), path)
 
 
+def fit_packaged(
+    results: Sequence[str | Path], collectives: str | Path | None, out: str | Path, details: str | Path | None = None
+) -> tuple[str, ...]:
+    """Fits all constants that autoshard packages, from scratch, and writes them; returns the lines of a page. For its
+    maintainers.
+
+    results, collectives: CSV files. out: the folder of the package. details: a folder for the fits themselves.
+    """
+    from autoshard.calibration.results.published import INTERVALS_FILE, SDK_FILE, fit_published
+
+    given = None if collectives is None else Path(collectives)
+    fits = fit_published([Path(one) for one in results], given, progress_line)
+    hardware = {Path(out) / "hardware" / f"{name}.json": content for name, content in fits.hardware.items()}
+    others = {Path(out) / "cost" / INTERVALS_FILE: fits.intervals, Path(out) / "spec" / SDK_FILE: fits.sdk}
+    if details is not None:
+        others |= {Path(details) / name: content for name, content in fits.details.items()}
+    for file, content in {**hardware, **others}.items():
+        write_constants(file, content, 2 if file in hardware else 1)
+    return (*fits.page, "", *(str(file) for file in (*hardware, *others)))
+
+
 def write_constants(file: Path, content: Mapping[str, Any], indent: int = 2) -> None:
     """Writes a hardware file, or what goes beside one; its folder is made. Raises AutoshardError where it cannot be."""
     with suppress(OSError):  # write_text says what is wrong

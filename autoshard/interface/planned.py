@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
-from autoshard.plans.names import layout_name
+from autoshard.plans.names import layout_name, short_name
 from autoshard.plans.plan_json import write_plan
 
 if TYPE_CHECKING:
@@ -35,9 +35,19 @@ class Plan(Shown, plans.Plan):
         return cls(**{field.name: getattr(plan, field.name) for field in fields(plans.Plan)})
 
     @property
+    def title(self) -> str:
+        """The model and where it is trained: 'llama3-70b on 16 x trn1.32xlarge'."""
+        return f"{self.model.name} on {self.cluster.nodes} x {self.cluster.instance}"
+
+    @property
     def layout(self) -> str:
         """The layout in words, 'tp=8 pp=4 dp=4 mbs=1 ...', as every page names it."""
         return layout_name(self.strategy)
+
+    @property
+    def short_layout(self) -> str:
+        """The layout in words, without what differs from stage to stage."""
+        return short_name(self.strategy)
 
     @property
     def step_time_s(self) -> float:
@@ -99,5 +109,4 @@ class Plan(Shown, plans.Plan):
         return render_markdown(self.describe())
 
     def __repr__(self) -> str:
-        where = f"{self.model.name} on {self.cluster.nodes} x {self.cluster.instance}"
-        return f"<Plan {where}: {self.layout}, ~{self.step_time_s:.4g} s a step>"
+        return f"<Plan {self.title}: {self.layout}, ~{self.step_time_s:.4g} s a step>"

@@ -102,7 +102,6 @@ class SearchResult(Shown):
         from autoshard.explanation.markdown import markdown_table
 
         plan, others = self.plan, self.plan.runners_up
-        where = f"{plan.model.name} on {plan.cluster.nodes} x {plan.cluster.instance}"
         rows = [
             (
                 f"`{short_name(one.strategy)}`",
@@ -114,7 +113,7 @@ class SearchResult(Shown):
         ]
         table = markdown_table(("layout", "step", "memory", "fits"), rows)
         found = f"{self.considered:,} layouts considered, {self.fitting:,} fit; {self.optimality}"
-        return "\n".join([f"### {where}", "", *table, "", found, ""])
+        return "\n".join([f"### {plan.title}", "", *table, "", found, ""])
 
     def __repr__(self) -> str:
         return f"<SearchResult {self.considered:,} considered, {self.fitting:,} fit, best {self.plan!r}>"

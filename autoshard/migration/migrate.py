@@ -18,6 +18,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.interop.nxdt_training import Learning, read_learning
+from autoshard.migration.target import Target
 from autoshard.planner.best_practice import best_practice
 from autoshard.planner.imported import plan_of
 from autoshard.planner.planning import Answer
@@ -29,22 +30,9 @@ from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster, load_cluster
 
-INSTANCE = "trn2.48xlarge"
 MOST_DOUBLINGS = 4
 """Times that the number of nodes is doubled where nothing fits."""
 _CONSUMED = re.compile(r"consumed_samples=(\d{1,15})")
-
-
-@dataclass(frozen=True)
-class Target:
-    """The machines that training goes on with. nodes: None: the power of two that comes nearest to the peak FLOP/s of
-    those before. lnc, sdk: None: the usual."""
-
-    instance: str = INSTANCE
-    nodes: int | None = None
-    lnc: int | None = None
-    sdk: str | None = None
-    stack: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One piece of work in a process of its own, with limits of time, memory and reach.
 
-The process is forked from a server that has imported the planner and nothing else, so it starts in milliseconds. It
+The process is forked from a server that has planned once and done nothing else, so it starts in milliseconds. It
 gets checked values and gives back JSON: nothing that it says is unpickled. Limits of the system bound its time and
 memory and let it write no file. An audit hook refuses what planning never does, so that a mistake elsewhere (a path
 that was taken for a name) ends in an error; it is no wall against code that already runs.
@@ -29,7 +29,7 @@ FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn"
 """Prefixes of audit events (PEP 578) that planning never causes."""
 
 
-PRELOADED = ["autoshard.server.work"]
+PRELOADED = ["autoshard.server.warm"]
 
 
 @dataclass(frozen=True)

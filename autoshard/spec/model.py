@@ -73,6 +73,18 @@ MOE_MODEL_TYPES = (
 SHARED_EXPERT_MODEL_TYPES = (
     *("qwen2_moe", "llama4_text", *LATENT_MODEL_TYPES, "glm4_moe", "qwen3_next", "granitemoehybrid"),
 )
+ROUTED, SHARED = "routed", "shared"
+EXPERTS = Table[tuple[str, ...]](
+    "models",
+    lambda family: set(getattr(family, "experts", (None,))) in ({ROUTED, SHARED}, {ROUTED}, set()),
+    'a Family whose experts are ("routed", "shared"), ("routed",) or ()',
+    {
+        name: (ROUTED,) * (name in MOE_MODEL_TYPES) + (SHARED,) * (name in SHARED_EXPERT_MODEL_TYPES)
+        for name in _ACTIVATIONS
+    },
+    of=lambda family: family.experts,
+)
+"""Per model_type, the experts that an MLP has, with the families of plug-ins."""
 PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe")
 """Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the
 same form."""
@@ -536,7 +548,8 @@ def _check_latent_attention(model: ModelSpec) -> None:
 def _check_experts(model: ModelSpec) -> None:
     """Experts exactly where the model_type has them."""
     experts, chosen = model.num_local_experts, model.num_experts_per_tok
-    if model.shared_expert_intermediate_size and model.model_type not in SHARED_EXPERT_MODEL_TYPES:
+    kinds = EXPERTS[model.model_type]
+    if model.shared_expert_intermediate_size and SHARED not in kinds:
         raise AutoshardError(
             f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be 0: "
             f"model_type={model.model_type} has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
@@ -558,7 +571,7 @@ def _check_experts(model: ModelSpec) -> None:
             "runs attention and MLP one after the other; gpt_neox can run them side by side"
         )
     optional = model.model_type in (TRACED, "granitemoehybrid")
-    if (model.model_type in MOE_MODEL_TYPES and not optional) or (optional and experts):
+    if (ROUTED in kinds and not optional) or (optional and experts):
         if not 1 <= chosen <= experts:
             raise AutoshardError(
                 f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"

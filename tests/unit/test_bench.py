@@ -13,8 +13,9 @@ import pytest
 import autoshard
 from autoshard import AutoshardError
 from autoshard.bench.metrics import Prediction, scores
+from autoshard.bench.ours import autoshard_model
 from autoshard.bench.page import curves_svg, results_page, timings_page
-from autoshard.bench.predictors import PREDICTORS, active_parameters, autoshard_model, regression, six_n_d
+from autoshard.bench.predictors import PREDICTORS, active_parameters, regression, six_n_d
 from autoshard.bench.problems import read_problems
 from autoshard.bench.rows import FEWEST, LAST_KNOWN_YEAR, SPLITS, Fold, Measured, folds, read_measured
 from autoshard.bench.run import read, write
@@ -71,6 +72,7 @@ def test_scores_by_hand(rows: tuple[Measured, ...]) -> None:
     assert (found.rows, found.unpredicted) == (3, 1)
     assert found.mean_error == pytest.approx((0.2 + 1.0 + 0.0) / 3)
     assert found.median_error == pytest.approx(0.2)
+    assert found.error_of_groups == pytest.approx((0.6 + 0.0) / 2)  # groups g and h; i has no answer
     assert found.error_of_sources == pytest.approx((0.6 + 0.0) / 2)
     assert found.bias == pytest.approx((0.8 * 2.0 * 1.0) ** (1 / 3) - 1)
     assert found.fits_right == pytest.approx(2 / 3)  # source b has no run out of memory
@@ -78,11 +80,21 @@ def test_scores_by_hand(rows: tuple[Measured, ...]) -> None:
     assert found.picks_out_of_memory == 0
     assert found.coverage == pytest.approx(2 / 3)
     assert found.width == pytest.approx(4.0)
+    # two groups of source a and one of b: groups have a vote each, or sources
+    both = [*asked, row("a", "j", 1.0), row("a", "j", 3.0), row("b", "k", 2.0), row("b", "k", 2.5)]
+    more = [Prediction(one, one, one) for one in (2.0, 1.0, 2.0, 3.0)]  # picks 3 of 1, and 2 of 2
+    found = scores(both, [*said, *more])
+    assert found.regret == pytest.approx((1.0 + 2.0 + 0.0) / 3)
+    assert found.regret_of_sources == pytest.approx((1.5 + 0.0) / 2)
+    of_groups = (0.6, 0.0, (1.0 + 2 / 3) / 2, (0.0 + 0.2) / 2)  # g, h, j, k
+    assert found.error_of_groups == pytest.approx(sum(of_groups) / 4)
+    of_sources = ((0.2 + 1.0 + 1.0 + 2 / 3) / 4, (0.0 + 0.0 + 0.2) / 3)
+    assert found.error_of_sources == pytest.approx(sum(of_sources) / 2)
     # equal predictions: each is as likely to be picked, the one out of memory too
     equal = scores(asked[:3], [Prediction(1.0, 1.0, 1.0)] * 3)
     assert equal.regret == pytest.approx((10 + 5) / 2 / 5 - 1)
     assert equal.picks_out_of_memory == pytest.approx(1 / 3)
-    assert scores([], [])[2:] == (None,) * 9
+    assert scores([], [])[2:] == (None,) * 11
 
 
 @pytest.mark.parametrize("split", SPLITS)

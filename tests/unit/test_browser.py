@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 import autoshard
+from docs import notebook
 from tests.unit.browsers import CHROMIUM
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
@@ -209,6 +210,17 @@ def test_tables_are_copied_with_tabs(browser: Any, report: str) -> None:
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.splitlines()[0] == "term\ttime\tshare\t"
     assert re.fullmatch(r"matrix products and vector operators\t~[\d.]+ m?s\t[\d.]+%\t", copied.splitlines()[1])
+
+
+def test_a_notebook_shows_plans_and_is_drawn_anew(browser: Any, tmp_path: Path) -> None:
+    """What docs/pictures/notebook.png is made from: nothing is loaded, no text lies over other text."""
+    html = notebook.page()
+    (tmp_path / "notebook.html").write_text(html, encoding="utf-8")
+    page = opened(browser, (tmp_path / "notebook.html").as_uri(), notebook.WIDTH)
+    assert page.evaluate(OVERLAPS) == [] and page.complaints == [] and len(page.asked) == 1
+    assert page.locator("table").count() >= 3 and "tp=32" in page.locator("body").inner_text()
+    notebook.draw(browser, html, tmp_path / "notebook.png")
+    assert (tmp_path / "notebook.png").read_bytes()[:8] == notebook.PICTURE.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server: str) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import main
-from autoshard.commands.doctor import page
 from autoshard.doctor.finding import Finding
 from autoshard.doctor.findings import checkpoint_bytes, findings
 from autoshard.doctor.here import check_here
 from autoshard.doctor.machine import Machine, look
 from autoshard.doctor.native import numbers
 from autoshard.errors import AutoshardError
+from autoshard.interface.checking import MachineCheck
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
@@ -294,7 +294,8 @@ def test_a_plan_for_cpu_needs_torch_alone() -> None:
 
 
 def test_the_page() -> None:
-    assert page([Finding("driver", "none", "stops", "install it"), Finding("LNC", "2")]) == [
+    found = MachineCheck((Finding("driver", "none", "stops", "install it"), Finding("LNC", "2")))
+    assert found.page().splitlines() == [
         "stops    driver  none",
         "                 install it",
         "         LNC     2",

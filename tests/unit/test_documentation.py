@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
 import re
 import shlex
@@ -139,6 +140,16 @@ def test_the_version_is_the_same_everywhere() -> None:
     git = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     for tag in re.findall(r"^v(\d.*)$", git.stdout, flags=re.MULTILINE):
         assert tag == autoshard.__version__
+
+
+def test_the_tutorial_says_how_long_the_first_plan_took() -> None:
+    """Its sentences have the numbers of benchmarks/results/first_plan.json."""
+    found = json.loads((ROOT / "benchmarks/results/first_plan.json").read_text(encoding="utf-8"))
+    install, plan = found["steps"]["pip install"], found["steps"]["first plan"]
+    text = " ".join((ROOT / "docs/tutorial.md").read_text(encoding="utf-8").split())
+    assert f"takes {install['cpu_s']:.1f} seconds of a processor and installs {found['packages']} packages" in text
+    assert f"the first plan, of a 70B on 16 nodes, takes {plan['cpu_s']:.1f}." in text
+    assert f"that was {install['s'] + plan['s']:.0f} seconds of the clock" in text
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:

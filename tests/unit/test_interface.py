@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -29,15 +30,23 @@ SIGNATURES = {
     "builtin_models": "()",
     "calibrate": "(*, device=None, results=None, collectives=None, out=None, instance=None, hardware=None, "
     "processes=None, shapes=8, plot=None)",
+    "check_machine": "(plan=None)",
     "cluster": "(instance=None, *, nodes=1, lnc=None, hardware=None, sdk=None)",
     "compare": "(one, other, *, names=('first', 'second'))",
+    "convert_checkpoint": "(source, target, *, plan=None, to=None, dtype=None, model=None, weights_only=False, "
+    "xser=False, qkv='gqa', kv_size_multiplier=None)",
+    "edit_plan": "(plan, edits=())",
     "explain": "(plan, *, quick=False, time_limit=60.0)",
     "export": "(plan, to)",
     "frontier": "(model, instance=None, *, beaten_path=False, **options)",
     "import_plan": "(file, *, model=None, instance=None, **options)",
     "installed_plugins": "()",
     "instances": "()",
+    "launch": "(plan, on='slurm', *, array=None, run=False, program=None, precompile=False, compiled_for=None, "
+    "cache=None, partition=None, time_limit=None, image=None, claim=None)",
     "memory": "(plan, *, rank=None)",
+    "migrate": "(conf, out='migrated', *, checkpoint=None, model=None, weights_only=False, "
+    "instance='trn2.48xlarge', nodes=None, lnc=None, sdk=None, stack='auto')",
     "model": "(given, *, seq_len=None)",
     "plan": "(model, instance=None, *, top=5, exhaustive=False, beaten_path=False, **options)",
     "read_plan": "(path)",
@@ -49,6 +58,7 @@ SIGNATURES = {
     "sweep": "(grid, out=None, *, run=False, workers=1, scheduler=None, shard=None, wandb=False, "
     "wandb_project='autoshard')",
     "trace": "(plan, out=None, *, measured=None)",
+    "validate": "(plan)",
     "why_not": "(plan, layout)",
 }
 """Public functions with their arguments. A name that is here stays: people's scripts call it."""
@@ -58,11 +68,15 @@ CLASSES = {
     "Calibration",
     "Cluster",
     "Comparison",
+    "EditedPlan",
     "Explanation",
     "Frontier",
     "Imported",
+    "Job",
+    "MachineCheck",
     "Memory",
     "MemoryDiagnosis",
+    "Migration",
     "ModelSpec",
     "NoLayoutFits",
     "Plan",
@@ -72,6 +86,7 @@ CLASSES = {
     "Strategy",
     "SweepResult",
     "TrainingSpec",
+    "Validation",
     "Why",
 }
 PUBLIC: Any = autoshard
@@ -88,7 +103,8 @@ def test_the_public_names_and_signatures_stay() -> None:
 
 
 def test_every_public_function_is_documented_with_an_example_or_needs_torch() -> None:
-    needs_torch_or_files = {"audit", "calibrate", "memory", "run", "read_plan", "import_plan"}
+    needs_torch_or_files = {"audit", "calibrate", "convert_checkpoint", "memory", "migrate", "run", "read_plan"}
+    needs_torch_or_files |= {"import_plan"}
     for name in set(SIGNATURES) - needs_torch_or_files:
         assert ">>> " in (getattr(autoshard, name).__doc__ or ""), name
 
@@ -98,7 +114,11 @@ def test_options_are_those_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["autoshard", "exchange", "extensions", "named", "planned", "planning", "questions", "running"]
+    "module",
+    [
+        *("autoshard", "checking", "editing", "exchange", "extensions", "launching"),
+        *("named", "planned", "planning", "questions", "running"),
+    ],
 )
 def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -240,6 +260,20 @@ def test_values_show_themselves_in_a_notebook() -> None:
         ),
         (lambda: autoshard.export(autoshard.plan("llama3-8b", **SMALL), "x"), "to='x' of export must be one of: nxdt"),
         (lambda: autoshard.read_plan("none.json"), "none.json"),
+        (lambda: autoshard.validate("none.json"), "none.json"),
+        (lambda: autoshard.launch("none.json", "pbs"), "on='pbs' of launch must be one of: slurm, kubernetes"),
+        (lambda: autoshard.launch("none.json"), "none.json"),
+        (lambda: autoshard.convert_checkpoint("none", "new"), "none is not a folder with weights"),
+        (lambda: autoshard.convert_checkpoint("s3://a", "new"), "source=s3://a: convert reads and writes folders; "),
+        (lambda: autoshard.migrate("none.yaml", "new"), "none.yaml"),
+        (
+            lambda: autoshard.edit_plan(autoshard.plan("llama3-8b", **SMALL)),
+            "edit_plan of a plan needs edits, such as ['strategy.microbatch_size=2']",
+        ),
+        (
+            lambda: autoshard.edit_plan(autoshard.plan("llama3-8b", **SMALL), ["strategy.tpp=2"]),
+            "strategy has a field that is not known: 'tpp'; known: tp, ",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(call: Any, words: str) -> None:
@@ -291,3 +325,58 @@ def test_a_search_that_nobody_watches_is_not_interrupted() -> None:
         from autoshard.planner.watching import goes_on
 
         assert goes_on()
+
+
+def test_a_value_that_contradicts_itself_is_not_valid() -> None:
+    plan = autoshard.plan("llama3-8b", tp=8, **SMALL)
+    assert autoshard.validate(plan).plan == plan
+    wrong = replace(plan, strategy=replace(plan.strategy, dp=plan.strategy.dp * 2))
+    with pytest.raises(AutoshardError, match="strategy"):
+        autoshard.validate(wrong)
+
+
+def test_what_stops_a_plan_here_and_its_job(tmp_path: Path) -> None:
+    plan = autoshard.plan("llama3-8b", nodes=2)
+    found = autoshard.check_machine(plan)
+    assert found.stops and {one["level"] for one in found.to_list()} >= {"stops"}
+    assert f"stop {plan.title} on this machine" in found.page().replace("stops", "stop")
+    assert autoshard.check_machine().stops == ()
+    file = plan.save(tmp_path / "plan.json")
+    job = autoshard.launch(file, partition="trn1")
+    assert job.save(tmp_path / "job.sh").read_text() == job.text and "#SBATCH --partition=trn1" in job.text
+    assert any("never on NeuronCores" in note for note in job.notes)
+    assert "kind: PyTorchJob" in autoshard.launch(file, "kubernetes", image="a/b:1").text
+
+
+WORDS_OF_OPTIONS = {
+    *("planner.options", "planner.request", "runtime.options", "runtime.learning_rate", "sweeps.outcome"),
+    *("spec.sdk", "spec.stack", "conversion.forms", "migration.target", "interop.export"),
+    *("explanation.renderers", "plugins.table"),
+}
+"""Modules with the values that options take, which a command needs before it is run."""
+FOR_COMMANDS = {"interface", "commands", "errors", "units", "files"}
+
+
+def outside_the_interface(source: str) -> set[str]:
+    """What a command imports of autoshard beside the interface, the words of options, and what reads and prints."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("autoshard."):
+            names.add(str(node.module).removeprefix("autoshard."))
+        elif isinstance(node, ast.Import):
+            names |= {one.name.removeprefix("autoshard.") for one in node.names if one.name.startswith("autoshard.")}
+    return {name for name in names if name.partition(".")[0] not in FOR_COMMANDS and name not in WORDS_OF_OPTIONS}
+
+
+@pytest.mark.parametrize(
+    "file", sorted(Path(autoshard.__file__).parent.glob("commands/*.py")), ids=lambda file: file.stem
+)
+def test_the_command_line_calls_nothing_but_the_interface(file: Path) -> None:
+    """`serve` starts the server, whose pages call the interface."""
+    allowed = {"server.app", "server.isolated"} if file.stem == "serve" else set()
+    assert outside_the_interface(file.read_text(encoding="utf-8")) == allowed
+
+
+def test_a_command_that_goes_past_the_interface_is_seen() -> None:
+    late = "def run() -> None:\n    from autoshard.planner.search import search\n    import autoshard.cost\n"
+    assert outside_the_interface(late) == {"planner.search", "cost"}

@@ -10,7 +10,8 @@ import yaml
 
 from autoshard.cli import main
 from autoshard.interop.nxdt_training import read_learning
-from autoshard.migration.migrate import Target, consumed_samples, migrate
+from autoshard.migration.migrate import consumed_samples, migrate
+from autoshard.migration.target import Target
 from autoshard.plans.validate import read_plan
 from tests.unit.written_files import PUBLIC, UNNAMED, imported
 

@@ -17,6 +17,7 @@ from autoshard import AutoshardError, NoLayoutFits
 from autoshard.cli import main
 from autoshard.explanation.renderers import RENDERERS
 from autoshard.models.families import FAMILIES
+from autoshard.models.stage import parameter_count
 from autoshard.plugins.found import GROUPS, _entries
 from autoshard.schedules import SCHEDULES
 
@@ -92,6 +93,76 @@ def test_a_family_is_planned(installed: Path) -> None:
     with pytest.raises(AutoshardError, match=r"^hidden_act='gelu' of m must be one of: silu$"):
         autoshard.model({**TINY, "hidden_act": "gelu", "_name_or_path": "m"})
     assert "parallel_llama" not in tuple(FAMILIES)
+
+
+MIXTURE = """
+from autoshard.models.dropping import residual
+from autoshard.models.families import Family
+from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.models.llama.graph import attention, embedding, gated_mlp, head, rms_norm
+from autoshard.models.mixtral.graph import mixture
+
+FAMILY = Family("", package="their_mixture", activations=("silu",), experts=("routed", "shared"))
+ROUTED = Family("", package="their_mixture", activations=("silu",), experts=("routed",))
+ODD = Family("", package="their_mixture", activations=("silu",), experts=("shared",))
+ARCHITECTURES = {"their_mixture": "TheirMixtureForCausalLM"}
+SIZES = ("num_local_experts", "num_experts_per_tok", "shared_expert_intermediate_size")
+
+
+def block(b, model, x, layer, kernel):
+    name = f"model.layers.{layer}"
+    x = attention(b, model, x, layer, kernel)
+    b.module = "mlp_norm"
+    h = rms_norm(b, model, f"{name}.post_attention_layernorm", x)
+    b.module = "mlp"
+    parts = [(mixture(b, model, h, f"{name}.mlp", "gate_proj", "up_proj", "down_proj"), f"{name}.mlp.dropout")]
+    if model.shared_expert_intermediate_size:
+        shared = gated_mlp(b, model, h, f"{name}.mlp.shared_expert", "shared_ffn")
+        parts.append((shared, f"{name}.mlp.shared_dropout"))
+    return residual(b, model, f"{name}.mlp_residual", x, *parts)
+
+
+def read(config, model_type):
+    more = {name: config.value(name, 0) for name in SIZES}
+    return read_as_llama(config, model_type, Defaults(norm_eps=1e-5, rope_theta=10_000.0), **more)
+
+
+def write(model):
+    return written_as_llama(model) | {name: getattr(model, name) for name in SIZES}
+"""
+"""A family with a router, experts and a shared expert, as a package describes one."""
+
+
+def test_a_family_with_experts_is_planned_and_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("their", "FAMILY"), ("routed", "ROUTED"), ("odd", "ODD")):
+        package(tmp_path, f"{name}-mixture", "models", f"{name}_mixture = their_mixture:{value}", MIXTURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = {**TINY, "model_type": "their_mixture", "_name_or_path": "m", "num_local_experts": 8}
+    config |= {"num_experts_per_tok": 2, "shared_expert_intermediate_size": 2048}
+    model = autoshard.model(config)
+    hidden, layers = 1024, 8
+    attention = hidden * (1024 + 2 * 512) + 1024 * hidden
+    mlp = 8 * 3 * hidden * 4096 + 8 * hidden + 3 * hidden * 2048  # experts, router, shared expert
+    assert parameter_count(model) == layers * (attention + mlp + 2 * hidden) + 2 * 32000 * hidden + hidden
+    plan = autoshard.plan(model, nodes=1, global_batch=64, ep=4, tp=1, pp=2)
+    assert plan.strategy.ep == 4 and plan.backend == "torch"
+    assert autoshard.read_plan(plan.save("mixture.json")) == plan
+    assert autoshard.validate(plan).plan == plan
+    assert autoshard.audit(plan, stages=[0], use_cache=False).agrees
+    dense = autoshard.model({**config, "model_type": "routed_mixture", "shared_expert_intermediate_size": 0})
+    assert autoshard.plan(dense, nodes=1, global_batch=64).model.is_moe
+    for changes, said in (
+        ({"num_local_experts": 1}, "num_experts_per_tok=2 of m must be from 1 to num_local_experts=1"),
+        (
+            {"model_type": "routed_mixture"},
+            "shared_expert_intermediate_size=2048 of m must be 0: model_type=routed_mix",
+        ),
+        ({"model_type": "odd_mixture"}, "autoshard.models wants a Family whose experts are "),
+    ):
+        with pytest.raises(AutoshardError) as refused:
+            autoshard.model({**config, **changes})
+        assert said in str(refused.value)
 
 
 def test_hardware_is_known_by_its_instance(installed: Path) -> None:

@@ -1,42 +1,19 @@
-"""Other people's cost models, called where they are installed: an adapter says a row in their words.
-
-None of their code is here. A peer without an adapter enters by a plug-in, as any predictor does.
-"""
+"""llm-analysis (https://github.com/cli99/llm-analysis): a row in its words."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
+from autoshard.bench.peers.peer import ROOMY_BYTES, Answer
 from autoshard.bench.rows import Measured
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.units import GB, TFLOPS
 
 
-class Peer(NamedTuple):
-    """A peer. module: what it is imported as. name: of its entry where there is an adapter."""
-
-    label: str
-    module: str
-    name: str | None = None
-
-    @property
-    def is_installed(self) -> bool:
-        return find_spec(self.module) is not None
-
-
-LLM_ANALYSIS = Peer("llm-analysis", "llm_analysis", "llm_analysis")
-PEERS = (LLM_ANALYSIS, Peer("Calculon", "calculon"), Peer("SimuMax", "simumax"), Peer("Galvatron", "galvatron"))
-
-
-ROOMY_GB = 1e6
-"""Of a device, so that llm-analysis says what a layout needs in place of refusing it."""
-
-
-def llm_analysis(row: Measured) -> tuple[float, float] | None:
+def said(row: Measured) -> Answer | None:
     """(seconds of a step, bytes of a device) as llm-analysis 0.2 has them; None for what it does not know: several
     chunks a rank, context parallelism, Trainium.
 
@@ -101,7 +78,7 @@ def _llm_analysis(row: Measured) -> Any:
     device, (_, link) = cluster.device, cluster.intra_node[-1]
     gpu = config.GPUConfig(
         name=cluster.instance,
-        mem_per_GPU_in_GB=ROOMY_GB,
+        mem_per_GPU_in_GB=ROOMY_BYTES / GB,
         hbm_bandwidth_in_GB_per_sec=device.memory_bandwidth_bytes_per_s / GB,
         intra_node_bandwidth_in_GB_per_sec=link.bandwidth_bytes_per_s / GB,
         intra_node_min_message_latency=link.latency_s,
