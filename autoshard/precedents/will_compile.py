@@ -34,6 +34,10 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
+LIKELY = (Verdict.REFUSED, Verdict.NEAR, Verdict.UNKNOWN, Verdict.COMPILES)
+"""The least likely to compile first."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """A graph and what is expected of it. instructions: by the law, None beyond its data. because: a clause."""
@@ -90,8 +94,7 @@ def margin(known: Known) -> float:
 
 def worst(judged: tuple[Judged, ...]) -> Judged:
     """The graph that is the least likely to compile; of equals the largest."""
-    order = (Verdict.REFUSED, Verdict.NEAR, Verdict.UNKNOWN, Verdict.COMPILES)
-    return min(judged, key=lambda one: (order.index(one.verdict), -_size(one.region.graph)))
+    return min(judged, key=lambda one: (LIKELY.index(one.verdict), -_size(one.region.graph)))
 
 
 def _size(graph: GraphSize) -> float:
