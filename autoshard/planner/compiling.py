@@ -16,7 +16,18 @@ from autoshard.planner.ranking import Timed, describe
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.precedents.graph_size import StageChoices, largest_stage, regions
 from autoshard.precedents.runs import packaged
-from autoshard.precedents.will_compile import LIKELY, LIMIT, Judged, Verdict, judge, margin, worst
+from autoshard.precedents.will_compile import (
+    LIKELY,
+    LIMIT,
+    OPERATOR_LIMIT,
+    Judged,
+    Verdict,
+    judge,
+    margin,
+    operator_instructions,
+    operator_verdict,
+    worst,
+)
 from autoshard.spec.stack import STACKS
 from autoshard.units import format_seconds
 
@@ -98,6 +109,7 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
     )
     if hardest.verdict is not Verdict.COMPILES:
         yield f"if the compiler refuses {hardest.region.name}: {_repair(hardest, taken.strategy)}"
+    yield from _largest_operator(judged, taken.strategy)
     if left is not None:
         slower = 100 * (taken.step_time_s / left.step_time_s - 1)
         why = worst(found.judged(left.strategy))
@@ -158,6 +170,22 @@ def _said(one: Judged) -> str:
     count = "an unknown number of" if one.instructions is None else f"about {one.instructions / 1e6:.1f} M"
     share = "" if one.instructions is None else f", {one.instructions / LIMIT:.0%} of the limit"
     return f"{one.region.name}, {count} instructions{share} ({one.verdict.value}: {one.because})"
+
+
+def _largest_operator(judged: tuple[Judged, ...], strategy: Strategy) -> Iterator[str]:
+    """A sentence on the largest matrix product against the compiler's limit of one operator."""
+    one = max(judged, key=lambda one: one.region.operator_tiles)
+    tiles = one.region.operator_tiles
+    if not tiles:
+        return
+    least, most = operator_instructions(tiles)
+    verdict = operator_verdict(tiles)
+    repair = "" if verdict is Verdict.COMPILES else f"; if the compiler refuses it: {_repair(one, strategy)}"
+    yield (
+        f"largest operator: {one.region.operator}, {tiles:,.0f} matrix tiles, {least / 1e3:,.0f} to {most / 1e3:,.0f} "
+        f"K instructions by the two public products (16,384^3 compiles, 32,768^3 is refused), against neuronx-cc's "
+        f"{OPERATOR_LIMIT / 1e3:,.0f} K an operator: {verdict.value}{repair}"
+    )
 
 
 def _repair(one: Judged, strategy: Strategy) -> str:
