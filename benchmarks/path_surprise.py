@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import log
+from math import log, sqrt
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from autoshard.calibration.results.differences import LARGEST
 from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.picks import FEATURES as LEFT_OUT
 from autoshard.calibration.results.picks import Guesses, guesses
-from autoshard.calibration.results.regimes import interval
+from autoshard.calibration.results.regimes import COVERAGE, interval, regime, weighted_quantile
 from autoshard.calibration.results.stack_fit import Linearised, Values, fitted_cases, predictions, row_weights
 from autoshard.calibration.results.usable import read_results
 from autoshard.cost.interval import picks
@@ -56,17 +58,31 @@ MOST_LOST = 0.5
 @dataclass(frozen=True)
 class Surprise:
     """Errors of results with a feature. rows, groups: how many. with_it, without_it: half width of the middle 90 % of
-    log(measured / predicted), where only the own group was left out of the fit, and where the whole feature was."""
+    log(measured / predicted), where only the own group was left out of the fit, and where the whole feature was.
+    covering: times that the results' intervals, those of their stacks, must be as wide to hold nine in ten of the
+    latter; of `all`, with each feature counting the same."""
 
     rows: int
     groups: int
     with_it: float
     without_it: float
+    covering: float
 
     @property
     def wider(self) -> float:
         """Times that the interval is as wide where the feature was never seen."""
         return self.without_it / self.with_it
+
+
+class Missed(NamedTuple):
+    """log(measured / predicted) of a result where only its group was left out of the fit, and where a feature was.
+    times: of its interval that the latter is. weight: of its feature."""
+
+    group: str
+    with_it: float
+    without_it: float
+    times: float
+    weight: float
 
 
 def surprises(cases: Sequence[Case], fitted: Fitted) -> dict[str, Surprise]:
@@ -75,7 +91,7 @@ def surprises(cases: Sequence[Case], fitted: Fitted) -> dict[str, Surprise]:
     line = Linearised(timed, dict(fitted.values), False)
     weights, seen = row_weights(timed), _residuals(timed, [fitted.values_for(case) for case in timed])
     found: dict[str, Surprise] = {}
-    pairs: list[tuple[str, float, float]] = []
+    pairs: list[Missed] = []
     for name, has in FEATURES.items():
         mask = np.array([has(case.strategy) for case in timed])
         both = {case.source for case, own in zip(timed, mask, strict=True) if own}
@@ -85,10 +101,15 @@ def surprises(cases: Sequence[Case], fitted: Fitted) -> dict[str, Surprise]:
             continue
         values = line.solve(~mask, weights)
         unseen = _residuals([timed[i] for i in rows], [values] * len(rows))
-        own_pairs = [(timed[i].group, seen[i], one) for i, one in zip(rows, unseen, strict=True)]
-        found[name] = _surprise(own_pairs)
+        counts = Counter(timed[i].group for i in rows)
+        total = sum(sqrt(count) for count in counts.values())
+        own_pairs = [
+            Missed(case.group, seen[i], one, _times(fitted, case, one), 1 / sqrt(counts[case.group]) / total)
+            for i, case, one in zip(rows, (timed[i] for i in rows), unseen, strict=True)
+        ]
+        found[name] = surprise_of(own_pairs)
         pairs += own_pairs
-    found["all"] = _surprise(pairs)
+    found["all"] = surprise_of(pairs)
     return found
 
 
@@ -125,9 +146,20 @@ def keeping(every: Sequence[Guesses], given_away: float, each: float) -> Keeping
     return Keeping(len(slower), moved, *(float(np.mean(one)) for one in (slower, regret, of_fastest)))
 
 
-def _surprise(pairs: Sequence[tuple[str, float, float]]) -> Surprise:
-    groups, with_it, without_it = ([*column] for column in zip(*pairs, strict=True))
-    return Surprise(len(pairs), len(set(groups)), _half_width(groups, with_it), _half_width(groups, without_it))
+def _times(fitted: Fitted, case: Case, residual: float) -> float:
+    """How many times its interval must be as wide to hold a residual of a case."""
+    own = fitted.interval_for(case, regime(case))
+    return residual / (own.high if residual > 0 else own.low)
+
+
+def surprise_of(pairs: Sequence[Missed]) -> Surprise:
+    """The surprise of all results of a feature, or of several."""
+    groups = [one.group for one in pairs]
+    with_it = _half_width(groups, [one.with_it for one in pairs])
+    without_it = _half_width(groups, [one.without_it for one in pairs])
+    times, weights = np.array([one.times for one in pairs]), np.array([one.weight for one in pairs])
+    covering = weighted_quantile(times, weights, COVERAGE)
+    return Surprise(len(pairs), len(set(groups)), with_it, without_it, covering)
 
 
 def _half_width(groups: Sequence[str], residuals: Sequence[float]) -> float:
@@ -151,12 +183,13 @@ def _residuals(cases: Sequence[Case], values: Sequence[Values]) -> list[float]:
 def lines(found: Mapping[str, Surprise]) -> list[str]:
     """A table in Markdown."""
     table = [
-        "| feature left out of the fit | results | groups | half width with it | without it | times as wide |",
-        "|---|---|---|---|---|---|",
+        "| feature left out of the fit | results | groups | half width with it | without it | times | to cover |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, one in found.items():
         table.append(
-            f"| {name} | {one.rows} | {one.groups} | {one.with_it:.3f} | {one.without_it:.3f} | {one.wider:.2f} |"
+            f"| {name} | {one.rows} | {one.groups} | {one.with_it:.3f} | {one.without_it:.3f} | {one.wider:.2f} "
+            f"| {one.covering:.2f} |"
         )
     return table
 

@@ -10,17 +10,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autoshard.backends.problem import Draft, Problem
-from autoshard.backends.rules import check_strategy
-from autoshard.cost.estimate import estimate
 from autoshard.cost.stage import LocalShape, local_shape
-from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.ranking import Timed, describe
-from autoshard.plans.search_result import Candidate
+from autoshard.plans.search_result import Candidate, Pins
 from autoshard.precedents.graph_size import StageChoices, largest_stage, regions
 from autoshard.precedents.runs import packaged
-from autoshard.precedents.will_compile import LIMIT, Judged, Verdict, judge, margin, worst
-from autoshard.spec.cluster import Cluster
+from autoshard.precedents.will_compile import (
+    LIKELY,
+    LIMIT,
+    OPERATOR_LIMIT,
+    Judged,
+    Verdict,
+    judge,
+    margin,
+    operator_instructions,
+    operator_verdict,
+    worst,
+)
+from autoshard.spec.stack import STACKS
 from autoshard.units import format_seconds
 
 if TYPE_CHECKING:
@@ -31,6 +39,13 @@ SAID = 3
 """So many of the largest graphs stand in the note."""
 MOST_LOOKED_AT = 50
 """Layouts beyond the fastest ones that are looked at for one that compiles."""
+LAUNCHES = 12
+"""Collectives of a block and microbatch at most, forward and backward together, where nothing is recomputed and
+weights are whole: four of tensor parallelism each way, and the four transfers of a stage of one block."""
+REGIONS_STAY = 0.16
+"""Share of a step that whole stages must save to be chosen. Of the software stacks with results, the slowdowns of work
+that are fitted have a standard deviation of 7.4 % (benchmarks/data/fitted.json, compute_slowdown): two that were never
+measured differ by less than 1.645 sqrt(2) times that, a factor of 1.19, in nine cases of ten. A guess for these two."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,7 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
     )
     if hardest.verdict is not Verdict.COMPILES:
         yield f"if the compiler refuses {hardest.region.name}: {_repair(hardest, taken.strategy)}"
+    yield from _largest_operator(judged, taken.strategy)
     if left is not None:
         slower = 100 * (taken.step_time_s / left.step_time_s - 1)
         why = worst(found.judged(left.strategy))
@@ -103,30 +119,73 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
         )
 
 
-def whole_stages_note(problem: Problem, whole: Cluster, taken: Candidate) -> tuple[str, ...]:
-    """A sentence on what the plan's layout takes where each stage is one graph, if that is allowed, fits and is faster;
-    else nothing. whole: the cluster under that stack."""
-    other = problem._replace(cluster=whole)
-    try:
-        check_strategy(*other, taken.strategy)
-    except AutoshardError:
-        return ()
-    found, hardest = estimate(*other[:3], taken.strategy), worst(Compiling(other).judged(taken.strategy))
-    saved = 1 - found.step_time_s / taken.estimate.step_time_s
-    if saved <= 0 or found.fits_probability < taken.estimate.fits_probability:
-        return ()
-    note = (
-        f"whole stages as graphs, --stack {whole.stack}: {format_seconds(found.step_time_s)} a step for this layout, "
-        f"{saved:.1%} less, by constants that are a guess; will it compile: {hardest.verdict.value}, the largest is "
-        f"{_said(hardest)}"
+def launches_at_most_s(problem: Problem, pins: Pins) -> float:
+    """Seconds of a step in which regions are started, at most, in any layout that whole stages take, too: what whole
+    stages may save over regions.
+
+    A rank runs the most blocks and microbatches at the largest degree of tensor parallelism and one sequence in a
+    microbatch. The embedding and the head count as a block each.
+    """
+    model, training, cluster, _ = problem
+    assert cluster.stack is not None, cluster
+    degrees = cluster.platform.tp_degrees.get(cluster.lnc, ())
+    tp = pins.tp or max((one for one in degrees if one <= cluster.world_size), default=cluster.world_size)
+    sequences = training.global_batch_size * tp / cluster.world_size / (pins.microbatch_size or 1)
+    return (model.num_hidden_layers + 2) * sequences * LAUNCHES * STACKS[cluster.stack].region_launch_s
+
+
+def no_way_pays(problem: Problem, share: float) -> str:
+    """The sentence where whole stages are not looked at. share: of a step, the launches of regions at most."""
+    return (
+        f"ways of compiling: regions between collectives, --stack {problem.cluster.stack}; to start them takes "
+        f"{share:.1%} of a step at most, and two software stacks differ by up to {REGIONS_STAY:.0%}: whole stages as "
+        "graphs are not looked at"
     )
-    return (note,)
+
+
+def whole_stages(problem: Problem, best: Candidate, whole: Problem, other: Candidate) -> tuple[bool, str]:
+    """Whether whole stages as graphs are chosen over regions between collectives, and a sentence on both.
+
+    best, other: the chosen layouts of the two problems, which differ in the stack. Whole stages are chosen where they
+    are faster beyond what two software stacks differ by, and no less likely to compile.
+    """
+    judged = [worst(Compiling(one).judged(of.strategy)) for one, of in ((problem, best), (whole, other))]
+    saved = 1 - other.estimate.step_time_s / best.estimate.step_time_s
+    times = [format_seconds(one.estimate.step_time_s) for one in (best, other)]
+    said = (
+        f"ways of compiling: regions between collectives, --stack {problem.cluster.stack}, {times[0]} a step; whole "
+        f"stages as graphs, --stack {whole.cluster.stack}, {times[1]} with {describe(other.strategy)}"
+    )
+    doubt = f"by constants of both that are guesses, and two software stacks differ by up to {REGIONS_STAY:.0%}"
+    if saved <= 0:
+        return False, f"{said}: regions are chosen, {doubt}"
+    if saved < REGIONS_STAY:
+        return False, f"{said}: {saved:.1%} less {doubt}: a toss-up, regions stay"
+    if LIKELY.index(judged[1].verdict) < LIKELY.index(judged[0].verdict):
+        return False, f"{said}: {saved:.1%} less, but will it compile: {judged[1].verdict.value}, {_said(judged[1])}"
+    return True, f"{said}: whole stages are chosen for {saved:.1%} less, {doubt}"
 
 
 def _said(one: Judged) -> str:
     count = "an unknown number of" if one.instructions is None else f"about {one.instructions / 1e6:.1f} M"
     share = "" if one.instructions is None else f", {one.instructions / LIMIT:.0%} of the limit"
     return f"{one.region.name}, {count} instructions{share} ({one.verdict.value}: {one.because})"
+
+
+def _largest_operator(judged: tuple[Judged, ...], strategy: Strategy) -> Iterator[str]:
+    """A sentence on the largest matrix product against the compiler's limit of one operator."""
+    one = max(judged, key=lambda one: one.region.operator_tiles)
+    tiles = one.region.operator_tiles
+    if not tiles:
+        return
+    least, most = operator_instructions(tiles)
+    verdict = operator_verdict(tiles)
+    repair = "" if verdict is Verdict.COMPILES else f"; if the compiler refuses it: {_repair(one, strategy)}"
+    yield (
+        f"largest operator: {one.region.operator}, {tiles:,.0f} matrix tiles, {least / 1e3:,.0f} to {most / 1e3:,.0f} "
+        f"K instructions by the two public products (16,384^3 compiles, 32,768^3 is refused), against neuronx-cc's "
+        f"{OPERATOR_LIMIT / 1e3:,.0f} K an operator: {verdict.value}{repair}"
+    )
 
 
 def _repair(one: Judged, strategy: Strategy) -> str:

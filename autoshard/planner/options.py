@@ -209,7 +209,7 @@ WHAT = (
         "stack",
         one_of("auto", *STACKS),
         "NAME",
-        f"software of --backend torch on trn2 and trn3: {' or '.join(STACKS)} (default: {next(iter(STACKS))})",
+        f"software of --backend torch on trn2 and trn3: {' or '.join(STACKS)} (default: the first two are compared)",
         "auto",
     ),
     Option(

@@ -24,7 +24,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
-from autoshard.planner.compiling import whole_stages_note
+from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
@@ -66,11 +66,34 @@ def answer(request: PlanRequest) -> Answer:
     """The fastest layouts on exactly the cluster of the request."""
     model, training, cluster, notes = inputs_of(request)
     problem, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
-    advice = best_practice(problem, result.best, request.fit_probability)
+    ways: tuple[str, ...] = ()
     if request.stack == "auto" and problem.cluster.compiles_regions:
-        whole = inputs_of(replace(request, stack=WHOLE_STAGES, backend=problem.backend), model)[2]
-        advice = (*advice, *whole_stages_note(problem, whole, result.best))
-    return Answer(problem, result, (*notes, *backend_notes, *result.notes, *advice))
+        problem, result, ways = _way_of_compiling(problem, result, request)
+    advice = best_practice(problem, result.best, request.fit_probability)
+    return Answer(problem, result, (*notes, *backend_notes, *result.notes, *ways, *advice))
+
+
+def _way_of_compiling(
+    problem: Problem, result: SearchResult, request: PlanRequest
+) -> tuple[Problem, SearchResult, tuple[str, ...]]:
+    """The problem and the result under the way of compiling that is chosen, and a note that names it and compares the
+    two: regions between collectives, as the problem has them, or whole stages. The latter are searched only where the
+    launches of regions leave room for them to be faster beyond doubt."""
+    from autoshard.planner.other_search import is_other
+
+    if is_other(request):
+        return problem, result, ()
+    share = launches_at_most_s(problem, pins_of(request)) / result.best.estimate.step_time_s
+    if share < REGIONS_STAY:
+        return problem, result, (no_way_pays(problem, share),)
+    cluster = inputs_of(replace(request, stack=WHOLE_STAGES, backend=problem.backend), problem.model)[2]
+    whole = problem._replace(cluster=cluster)
+    try:
+        other = _searched(whole, pins_of(request), request)
+    except AutoshardError as error:
+        return problem, result, (f"whole stages as graphs, --stack {WHOLE_STAGES}, are no choice here: {error}",)
+    is_chosen, note = whole_stages(problem, result.best, whole, other.best)
+    return (whole, other, (note,)) if is_chosen else (problem, result, (note,))
 
 
 def plan_of(request: PlanRequest, found: Answer) -> Plan:

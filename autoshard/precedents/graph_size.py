@@ -6,7 +6,7 @@ are one graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -121,12 +121,13 @@ class Region:
     """A graph that holds what a rank computes between two collectives.
 
     name: its first and its last operator, and whether it is the forward or the backward. operator_tiles: matrix tiles
-    of its largest product; backward has two of that size for each.
+    of its largest product; backward has two of that size for each. operator: the name of that product, "" without any.
     """
 
     name: str
     graph: GraphSize
     operator_tiles: float = 0.0
+    operator: str = ""
 
 
 class StageChoices(LocalChoices, Protocol):
@@ -170,9 +171,8 @@ def _stage_regions(
     )
     name = f"a stage of {layers} blocks"
     kinds = (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"])
-    sizes = [size for unit in kinds for _, size in _steps(model, training, cluster, shape, unit)]
-    product = max(one.product_tiles for one in sizes)
-    return tuple(Region(f"{name}, {which}", GraphSize(operators, tiles, logits), product) for which, tiles in passes)
+    product = _largest_product([step for unit in kinds for step in _steps(model, training, cluster, shape, unit)])
+    return tuple(Region(f"{name}, {which}", GraphSize(operators, tiles, logits), *product) for which, tiles in passes)
 
 
 @lru_cache(maxsize=1024)
@@ -188,10 +188,10 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
         name = run[0][0] if len(run) == 1 else f"{run[0][0]} to {run[-1][0]}"
         count = sum(one.operators for _, one in run)
         own = logits if any(one.has_logits for _, one in run) else 0.0
-        product = max(one.product_tiles for _, one in run)
+        product = _largest_product(run)
         passes = {"forward": [one.forward_tiles for _, one in run], "backward": [one.backward_tiles for _, one in run]}
         for which, tiles in passes.items():
-            found[f"{name}, {which}"] = Region(f"{name}, {which}", GraphSize(count, sum(tiles), own), product)
+            found[f"{name}, {which}"] = Region(f"{name}, {which}", GraphSize(count, sum(tiles), own), *product)
         run.clear()
 
     for unit in (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"]):
@@ -210,6 +210,12 @@ def _logits(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> floa
     """Elements of the logits of one microbatch on a rank."""
     rows = shape.microbatch_size * training.sequence_length / shape.cp
     return rows * padded_vocab_size(model.vocab_size, shape.tp) / shape.tp
+
+
+def _largest_product(steps: Sequence[tuple[str, _StepSize]]) -> tuple[float, str]:
+    """(matrix tiles, name) of the largest product of some steps, (0.0, "") where none is one."""
+    name, size = max(steps, key=lambda step: step[1].product_tiles)
+    return size.product_tiles, name if size.product_tiles else ""
 
 
 COLLECTIVE = "a collective"

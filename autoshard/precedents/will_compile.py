@@ -21,8 +21,10 @@ parties, trn2]. Older ones refused above 5 million; a flag raises either."""
 
 PRODUCT_COMPILES, PRODUCT_REFUSED = 2.0**19, 2.0**22
 """Matrix tiles of the largest matrix product that is known to compile, 16,384 cubed, and of one that is refused, 32,768
-cubed, on trn2 [yahavb/trn2-matmul-bench]. neuronx-cc takes 300,000 instructions of one operator ("NCC_EXTP003", third
-parties); how many a product has is not public; the counts that are belong to gathers and convolutions."""
+cubed, on trn2 [yahavb/trn2-matmul-bench]."""
+OPERATOR_LIMIT = 300_000
+"""Instructions of one operator that neuronx-cc takes: "NCC_EXTP003" above [third parties, trn2; 150,000 was seen on
+trn1]. How many a product has is not public; the counts that are belong to gathers and convolutions."""
 
 
 class Verdict(Enum):
@@ -32,6 +34,10 @@ class Verdict(Enum):
     NEAR = "near the limit"
     REFUSED = "refused"
     UNKNOWN = "unknown"
+
+
+LIKELY = (Verdict.REFUSED, Verdict.NEAR, Verdict.UNKNOWN, Verdict.COMPILES)
+"""The least likely to compile first."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,11 @@ def judge(region: Region, known: Known | None = None) -> Judged:
     """The verdict on a graph: on its largest operator where that is the harder one. known: of other data than the
     packaged."""
     whole, tiles = _judge_graph(region, known), region.operator_tiles
-    if whole.verdict is Verdict.REFUSED or tiles <= PRODUCT_COMPILES:
+    operator = operator_verdict(tiles)
+    if whole.verdict is Verdict.REFUSED or operator is Verdict.COMPILES:
         return whole
-    said = f"one operator of {tiles:,.0f} matrix tiles, and neuronx-cc takes 300,000 instructions of one"
-    if tiles >= PRODUCT_REFUSED:
+    said = f"one operator of {tiles:,.0f} matrix tiles, and neuronx-cc takes {OPERATOR_LIMIT:,} instructions of one"
+    if operator is Verdict.REFUSED:
         return Judged(region, Verdict.REFUSED, whole.instructions, f"{said}: larger than 32,768^3, which is refused")
     if whole.verdict is Verdict.COMPILES:
         return Judged(region, Verdict.UNKNOWN, whole.instructions, f"{said}: none above 16,384^3 is known to compile")
@@ -79,6 +86,19 @@ def _judge_graph(region: Region, known: Known | None) -> Judged:
     return Judged(region, Verdict.COMPILES, count, "below the limit")
 
 
+def operator_instructions(tiles: float) -> tuple[float, float]:
+    """(least, most) instructions of a matrix product, in proportion to its tiles: the largest that compiles has no more
+    than the limit, the smallest that is refused no fewer. A guess: that it was refused for this limit."""
+    return tiles * OPERATOR_LIMIT / PRODUCT_REFUSED, tiles * OPERATOR_LIMIT / PRODUCT_COMPILES
+
+
+def operator_verdict(tiles: float) -> Verdict:
+    """Whether the compiler takes a matrix product of so many tiles; unknown between those that are public."""
+    if tiles <= PRODUCT_COMPILES:
+        return Verdict.COMPILES
+    return Verdict.REFUSED if tiles >= PRODUCT_REFUSED else Verdict.UNKNOWN
+
+
 @lru_cache(maxsize=4)
 def margin(known: Known) -> float:
     """The share by which the law may be off: the larger of its error on counts that are left out and of what it is
@@ -90,8 +110,7 @@ def margin(known: Known) -> float:
 
 def worst(judged: tuple[Judged, ...]) -> Judged:
     """The graph that is the least likely to compile; of equals the largest."""
-    order = (Verdict.REFUSED, Verdict.NEAR, Verdict.UNKNOWN, Verdict.COMPILES)
-    return min(judged, key=lambda one: (order.index(one.verdict), -_size(one.region.graph)))
+    return min(judged, key=lambda one: (LIKELY.index(one.verdict), -_size(one.region.graph)))
 
 
 def _size(graph: GraphSize) -> float:

@@ -54,7 +54,7 @@ from autoshard.precedents.runs import (
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.beaten_path import DATA, known
-from benchmarks.path_surprise import Surprise, lines
+from benchmarks.path_surprise import Missed, Surprise, lines, surprise_of
 from tests.unit import plan_examples
 from tests.unit.published_plans import published_plans
 
@@ -322,9 +322,18 @@ def test_a_node_of_one_chip_has_no_path() -> None:
 
 
 def test_the_surprise_is_how_much_wider_errors_are_without_a_feature() -> None:
-    one = Surprise(10, 5, 0.1, 0.15)
+    one = Surprise(10, 5, 0.1, 0.15, 1.3)
     assert one.wider == pytest.approx(1.5)
-    assert lines({"tp=4": one})[-1] == "| tp=4 | 10 | 5 | 0.100 | 0.150 | 1.50 |"
+    assert lines({"tp=4": one})[-1] == "| tp=4 | 10 | 5 | 0.100 | 0.150 | 1.50 | 1.30 |"
+
+
+def test_intervals_of_unseen_features_are_as_wide_as_holds_nine_in_ten() -> None:
+    """Of residuals that are 0.05, 0.15, ... 0.95 of their intervals nine in ten are within 0.9; two features count the
+    same, however many results they have."""
+    few = [Missed(f"g{i}", 0.0, 0.1, 0.05 + 0.1 * i, 0.1) for i in range(10)]
+    many = [Missed(f"h{i}", 0.0, 0.1, 1.05 + 0.01 * i, 0.01) for i in range(100)]
+    assert surprise_of(few).covering == pytest.approx(0.9)
+    assert surprise_of([*few, *many]).covering == pytest.approx(1.85, abs=0.01)
 
 
 def test_the_path_is_in_plan_json_and_old_plans_are_read() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from autoshard.calibration.results.constants import FAMILY, FIXED, MEMORY, STACK, stack_of
-from autoshard.calibration.results.gpu_rows import gpu_case, network
-from autoshard.calibration.results.machine import hardware, machine, power_share
+from autoshard.calibration.results.gpu_rows import EVERY_SECOND, gpu_case, gpu_model, gpu_strategy, network
+from autoshard.calibration.results.machine import hardware, loose_norms, machine, power_share
 from autoshard.calibration.results.regimes import FEW_RESULTS, Interval, at_least, interval
 from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.stack_fit import estimates
+from autoshard.graph.recompute import is_recomputed
 from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import load_cluster
 from benchmarks import predicted_vs_measured
 from benchmarks.fitted import DATA, load
@@ -303,6 +305,54 @@ def test_what_a_row_says_reaches_the_cost_model() -> None:
     assert cluster.device.reserved_memory_bytes > 0 and software.reserved_bytes > 0
     assert software.overlap > 0 and software.tensor_overlap > 0 and software.hands_over_gradients
     assert software.cpu_s_per_operator == 0 and software.quantized_efficiency == FAMILY["mxfp8_efficiency"].prior
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"recompute": "full"}, "full"),
+        ({"recompute": "none"}, "none"),
+        ({"recompute": "selective"}, "core_attention"),
+        ({"recompute": "selective[core_attn]"}, "core_attention"),
+        ({"recompute": "selective[layernorm,moe_act]"}, "attention_norm+mlp_norm+block_sparse_moe.experts.act_fn"),
+        ({"recompute": "selective[mla_up_proj]"}, "none"),
+        ({"recompute": "selective", "framework": "torchtitan FSDP2"}, EVERY_SECOND),
+        ({"recompute": "full", "framework": "torchtitan FSDP2"}, "full"),
+    ],
+)
+def test_a_row_s_recompute_set(change: dict[str, str], expected: str) -> None:
+    assert gpu_strategy({**ROW, **change}).uniform_recompute == expected
+
+
+def test_torchtitan_repeats_every_second_product() -> None:
+    """Of wq, wk, wv, wo, w1, w3 and w2 it repeats wk, wo and w3, and all that is no product but attention."""
+    model = gpu_model(ROW)
+    block = stage_graph(model, dim_sizes(model, 1, 1), model.kinds[:1], False, False)
+    again = {op.name.rpartition(".")[2] for op in block.operators if is_recomputed(op, EVERY_SECOND)}
+    kept = {"q_proj", "v_proj", "gate_proj", "down_proj", "core_attention"}
+    assert again == {op.name.rpartition(".")[2] for op in block.operators} - kept
+
+
+def test_a_board_that_is_not_as_the_datasheet_says() -> None:
+    """Of 700 W Grand Teton's boards may draw 500, so their products and their flash kernel run at 5/7 of the speed."""
+    constants = {**FIXED, **{name: one.prior for table in (FAMILY, STACK, MEMORY) for name, one in table.items()}}
+    row = {**ROW, "framework": "torchtitan FSDP2 +compile", "attn_kernel": "SDPA flash"}
+    usual, board = (
+        machine(gpu_case({**row, "gpu": gpu}), constants, constants)
+        for gpu in ("H100-80GB-SXM", "H100-96GB-HBM2e(500W)")
+    )
+    assert board[0].device.matmul_efficiency == pytest.approx(5 / 7 * usual[0].device.matmul_efficiency)
+    assert board[1].attention_efficiency == pytest.approx(5 / 7 * (usual[1].attention_efficiency or 0.0))
+    assert (usual[0].device.memory_bandwidth_bytes_per_s, board[0].device.memory_bandwidth_bytes_per_s) == (
+        3.35e12,
+        2.4e12,
+    )
+
+
+def test_torch_s_own_norms_are_several_kernels_without_a_compiler() -> None:
+    row = {**ROW, "act": "swiglu"}
+    stacks = "torchtitan FSDP2", "torchtitan FSDP2 +compile", "NeMo 25.02"
+    assert [loose_norms(gpu_case({**row, "framework": of})) for of in stacks] == [True, False, False]
 
 
 def test_a_stack_that_waits_for_transfers_between_stages_begins_each_pass_anew() -> None:

@@ -9,10 +9,14 @@ from autoshard.backends.problem import Problem
 from autoshard.backends.registry import as_run_by
 from autoshard.backends.rules import warnings
 from autoshard.cost.collectives import GroupShape, collective_law
+from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
+from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.search_result import Pins
 from autoshard.plans.validate import plan_from_dict
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.stack import FRAGMENTATION, STACKS
@@ -47,6 +51,59 @@ def test_one_graph_a_stage_is_planned_and_judged_as_such() -> None:
     assert "A graph is a pass through a stage; the largest: a stage of " in note
     assert plan_from_dict(json.loads(plan_to_json(plan))) == plan
     assert plan.cluster.collective_launch_s == TRN2.collective_launch_s
+
+
+SMALL = {"model": "llama3.2-1b", "instance": "trn2.3xlarge", "global_batch": 64}
+
+
+def way_of(plan: Plan) -> str:
+    (note,) = (one for one in plan.notes if one.startswith(("ways of compiling", "whole stages as graphs")))
+    return note
+
+
+def test_whole_stages_are_chosen_where_starting_regions_takes_more_than_stacks_differ_by() -> None:
+    """One sequence of 512 tokens in each microbatch and tp=4: 16 blocks start regions 64 times."""
+    pinned = {"seq_len": 512, "pins": {"tp": 4, "microbatch_size": 1}, **SMALL}
+    free, stages, regions = (
+        plan_for(request(stack=stack, **pinned)) for stack in ("auto", "neuron-stages", "neuron-compiled")
+    )
+    assert free.cluster.stack == "neuron-stages" and free.strategy == stages.strategy
+    saved = 1 - stages.estimate.step_time_s / regions.estimate.step_time_s
+    assert saved > REGIONS_STAY
+    assert f"whole stages are chosen for {saved:.1%} less, by constants of both that are guesses" in way_of(free)
+    assert plan_from_dict(json.loads(plan_to_json(free))) == free
+
+
+def test_a_toss_up_between_the_ways_of_compiling_stays_with_regions() -> None:
+    plan = plan_for(request(seq_len=1024, pins={"tp": 4, "zero": 1}, **SMALL))
+    stages = plan_for(request(seq_len=1024, pins={"tp": 4, "zero": 1}, stack="neuron-stages", **SMALL))
+    assert stages.estimate.step_time_s < plan.estimate.step_time_s
+    assert plan.cluster.stack == "neuron-compiled" and way_of(plan).endswith("a toss-up, regions stay")
+
+
+def test_ways_of_compiling_that_are_no_choice_say_why() -> None:
+    asked = request(nodes=2, model="mixtral-8x7b")
+    assert way_of(plan_for(asked)) == (
+        "whole stages as graphs, --stack neuron-stages, are no choice here: no layout of mixtral-8x7b on 2 x "
+        "trn2.48xlarge is legal: mixtral-8x7b has experts: stack=neuron-stages is of dense models without; use "
+        "stack=neuron-compiled"
+    )
+    alone = request(seq_len=2048, pins={"tp": 1, "pp": 1}, **SMALL)
+    assert way_of(plan_for(alone)).endswith("whole stages as graphs are not looked at")
+    named = plan_for(request(stack="neuron-compiled", seq_len=512, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
+    assert named.cluster.stack == "neuron-compiled" and not any("ways of compiling" in one for one in named.notes)
+
+
+@pytest.mark.parametrize("pins", [{"tp": 1, "pp": 4}, {"tp": 4, "pp": 1}, {"tp": 1, "pp": 2, "num_virtual_stages": 8}])
+def test_launches_of_regions_are_no_more_than_the_bound(pins: dict[str, int]) -> None:
+    """The same layout with launches that take no time is faster by what they take together."""
+    pinned = {"zero": 1, "recompute": "none", "microbatch_size": 1, **pins}
+    plan = plan_for(request(stack="neuron-compiled", seq_len=1024, pins=pinned, **SMALL))
+    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    free = replace(plan.cluster, collective_launch_s=TRN2.collective_launch_s)
+    launches_s = plan.estimate.step_time_s - estimate(plan.model, plan.training, free, plan.strategy).step_time_s
+    bound_s = launches_at_most_s(problem, Pins(tp=pins["tp"], microbatch_size=1))
+    assert 0 < launches_s < bound_s
 
 
 def test_one_graph_a_stage_recomputes_nothing() -> None:

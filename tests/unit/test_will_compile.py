@@ -7,12 +7,13 @@ import pytest
 from autoshard.backends.problem import Problem
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
-from autoshard.planner.compiling import Compiling
+from autoshard.planner.compiling import Compiling, compile_notes
 from autoshard.planner.planning import plan_for
+from autoshard.planner.ranking import Timed
 from autoshard.planner.request import PlanRequest
 from autoshard.precedents.graph_size import GraphSize, Region, graph_size, regions
 from autoshard.precedents.runs import packaged
-from autoshard.precedents.will_compile import LIMIT, Verdict, judge, margin, worst
+from autoshard.precedents.will_compile import LIMIT, Verdict, judge, margin, operator_instructions, worst
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 
@@ -146,3 +147,20 @@ def test_one_operator_has_a_limit_of_its_own(rows: int, verdict: Verdict, becaus
     found = judge(Region("product", small, tiles))
     assert found.verdict is verdict
     assert because in found.because
+
+
+def test_a_product_s_instructions_lie_between_the_two_public_ones() -> None:
+    """The largest product that compiles has 300,000 at most, the smallest refused one 300,000 at least."""
+    assert operator_instructions(2.0**19) == (37_500, 300_000)
+    assert operator_instructions(2.0**22) == (300_000, 2_400_000)
+
+
+def test_a_plan_names_its_largest_operator_and_the_repair() -> None:
+    asked = PlanRequest("llama3-8b", "trn2.48xlarge", backend="torch", top=0, seq_len=2048)
+    (note,) = (one for one in plan_for(asked).notes if one.startswith("largest operator: "))
+    assert note.endswith("against neuronx-cc's 300 K an operator: compiles")
+    long = Compiling(Problem(LLAMA, replace(TRAINING, sequence_length=32_768), TRN2, "torch"))
+    notes = compile_notes(long, Timed(1.0, layout(1)), None)
+    (note,) = (one for one in notes if one.startswith("largest operator: "))
+    assert "lm_head, 2,052,096 matrix tiles, 147 to 1,174 K instructions" in note  # 64 x 1,002 x 32
+    assert "an operator: unknown; if the compiler refuses it: more tensor parallelism, or logits in chunks" in note

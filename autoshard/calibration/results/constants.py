@@ -136,6 +136,12 @@ FUSED_ACCUMULATION = ("NeMo", "Megatron-LM", "Megatron-Core", "Megatron-Bridge")
 since 2022."""
 
 
+LOOSE_NORMS = ("AA-Scaling", "torchtitan")
+"""Stacks whose RMS norms are several kernels, as torch runs its own without a compiler: torch.nn.RMSNorm is square,
+mean, rsqrt and two products there [torchtitan/models/llama, AA-Scaling's core/nn/norm/rms_norm.py]. Others compile it
+or bring a kernel."""
+
+
 def stack_of(framework: str) -> tuple[str | None, bool]:
     """(name of the measured stack or None, whether it hides data-parallel transfers) for a row's framework."""
     lowered = framework.lower()

@@ -10,6 +10,7 @@ from autoshard.calibration.results.mixtures import Extras, extras, spread
 from autoshard.calibration.results.rows import Row, Unscored, integer, number
 from autoshard.cost.stage import DenseBlocks, experts_over_tensor_ranks
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import SCHEDULES, usual_schedule
@@ -46,6 +47,20 @@ HALF_GRADIENTS = ("aa-scaling",)
 other way) and those of ranks in FP32, as AA-Scaling's published code does."""
 LOW_PRECISIONS = ("nvfp4", "mxfp8", "fp8")
 """Formats of products in a row's precision; the first that is found counts."""
+MODULES = {
+    "core_attn": "core_attention",
+    "layernorm": "attention_norm+mlp_norm",
+    "moe_act": "block_sparse_moe.experts.act_fn",
+}
+"""Megatron-Core's --recompute-modules -> what a block here calls them. Not its mla_up_proj: latent attention is priced
+as heads of equal FLOPs, which have no products behind compressed vectors."""
+EVERY_SECOND = canonical(
+    "attention_norm+mlp_norm+residual+self_attn.k_proj+self_attn.o_proj+self_attn.q_rope+self_attn.k_rope+"
+    "mlp.up_proj+mlp.act_fn"
+)
+"""torchtitan's selective activation checkpointing of operators: it keeps attention and the first, third, ... of a
+block's products in the order in which they run (wq, wk, wv, wo, w1, w3, w2), and repeats all else
+[torchtitan/parallelisms/parallelize_llama.py: _save_list and _get_custom_policy]."""
 EXPERT_IMBALANCE = 1.0
 """Tokens of the busiest rank's experts over the mean: published benchmarks route evenly by force."""
 GRADIENTS_AS_THEY_COME = ("nemo", "megatron-bridge")
@@ -267,7 +282,7 @@ def gpu_strategy(row: Row) -> Strategy:
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "mbs", 1),
         schedule=named_schedule(row.get("framework", ""), vpp),
-        recompute=(recompute(row.get("recompute", "")),),
+        recompute=(recompute(row),),
         sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
         zero=int(integer(row, "zero", 0) > 0),
         attention_kernel="plain" if kernel(_kernel_text(row)) in PLAIN_KERNELS else "flash",
@@ -287,11 +302,20 @@ def named_schedule(framework: str, vpp: int) -> str:
     return usual_schedule(vpp)
 
 
-def recompute(text: str) -> str:
-    lowered = text.lower()
-    if lowered.startswith("full"):
-        return "full"
-    return "core_attention" if lowered.startswith("selective") else "none"
+def recompute(row: Row) -> str:
+    """The recompute set of a row. "selective" alone is Megatron's, core attention; torchtitan's is EVERY_SECOND; what
+    Megatron-Core names in brackets is in MODULES."""
+    text = row.get("recompute", "").lower()
+    if text.startswith("full"):
+        return FULL_RECOMPUTE
+    if not text.startswith(SELECTIVE):
+        return NO_RECOMPUTE
+    if row.get("framework", "").lower().startswith("torchtitan"):
+        return EVERY_SECOND
+    if not (named := re.search(r"\[(.*)\]", text)):
+        return SELECTED
+    found = [MODULES[name] for name in named[1].split(",") if name in MODULES]
+    return canonical("+".join(found)) if found else NO_RECOMPUTE
 
 
 def _kernel_text(row: Row) -> str:

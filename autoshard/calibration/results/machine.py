@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoshard.calibration.results.constants import (
     COPIES_SHARES,
     FUSED_ACCUMULATION,
+    LOOSE_NORMS,
     OVERLAPS_WITHOUT_ZERO,
     STALLS,
     SYNCS,
@@ -54,6 +55,23 @@ POWER_BOUND = {"blackwell": "gb200-186gb"}
 as long as a GB200 of 1,200 W for one layout (nemo-docs, FP8), a GB300 of 1,400 W 0.82 times (mbridge, MXFP8)."""
 
 
+class Board(NamedTuple):
+    """A board that is not as its device's datasheet says. power_share: of the datasheet's watts, and so of the FLOP/s
+    of products: see power_share. bandwidth_bytes_per_s: of its memory; None: the datasheet's."""
+
+    power_share: float = 1.0
+    bandwidth_bytes_per_s: float | None = None
+
+
+BOARDS = {"H100-96GB-HBM2e(500W)": Board(500 / 700, 2.4e12)}
+"""By a row's gpu. Meta's Grand Teton: H100 with 96 GB of HBM2e, 2.4 TB/s, and a power limit of 500 W
+[pytorch/torchtitan, docs/performance.md]; NVIDIA's H100 SXM has 700 W."""
+
+
+def board_of(case: Case) -> Board:
+    return BOARDS.get(case.gpu, Board())
+
+
 def hardware(case: Case) -> tuple[str, str]:
     """(hardware file, family). Raises Unscored for a device without a file."""
     text = case.gpu.lower()
@@ -84,9 +102,10 @@ def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
     device = built(
         type(sheet.device),
         sheet.device,
-        matmul_efficiency=family["matmul_efficiency"] * power_share(file, family_name),
+        matmul_efficiency=family["matmul_efficiency"] * power_share(file, family_name) * board_of(case).power_share,
         matmul_k0=family["matmul_k0"],
         memory_efficiency=family["memory_efficiency"],
+        memory_bandwidth_bytes_per_s=board_of(case).bandwidth_bytes_per_s or sheet.device.memory_bandwidth_bytes_per_s,
         operator_overhead_s=0.0,
         pass_launch_s=family["pass_launch_s"] + (family["sync_s"] if syncs(case) else 0.0),
         memory_bytes=memory_bytes(case, sheet),
@@ -127,6 +146,7 @@ def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
 def _software(case: Case, family: Constants, stack: Constants) -> Software:
     kernels = case.strategy.attention_kernel == "plain"
     passes = family["plain_attention_passes"] * (family["torch_attention"] if case.kernel == "torch" else 1.0)
+    power = power_share(*hardware(case)) * board_of(case).power_share
     return Software(
         name=case.stack,
         compute_slowdown=stack["compute_slowdown"],
@@ -134,7 +154,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         cpu_s_per_operator=0.0 if case.cuda_graphs else family["cpu_s_per_operator"],
         group_launch_s=family["group_launch_s"] if case.dispatch.dropless else 0.0,
         replay_slowdown=family["replay_slowdown"],
-        attention_efficiency=None if kernels else family[f"{case.kernel}"] * power_share(*hardware(case)),
+        attention_efficiency=None if kernels else family[f"{case.kernel}"] * power,
         wave_elements=family["wave_elements"],
         tensor_overlap=family["tensor_overlap"] if case.overlaps else 0.0,
         plain_attention_passes=(passes, 2 * passes),
@@ -193,9 +213,8 @@ def _overlap(case: Case, family: Constants) -> Any:
 
 
 def loose_norms(case: Case) -> bool:
-    """Whether RMS norms run as several kernels. They are single kernels only where the row says so, or the stack
-    compiles or brings them."""
-    return case.model.model_type != "gpt2" and case.stack.startswith("AA-Scaling") and not case.fused_norm
+    """Whether RMS norms run as several kernels: see LOOSE_NORMS. They are single ones where the row says so."""
+    return case.model.model_type != "gpt2" and stack_of(case.stack)[0] in LOOSE_NORMS and not case.fused_norm
 
 
 def memory_bytes(case: Case, sheet: Cluster) -> float:
