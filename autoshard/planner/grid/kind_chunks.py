@@ -33,10 +33,10 @@ MOST_ROUNDS = 12
 """Rounds in which a block is moved from one stage to another."""
 MOST_CUTS = 5_000
 """With more cuts that may be the best, these are not listed."""
-MOST_PAIRS = 200_000
+MOST_PAIRS = 120_000
 """With more pairs of stages and sets on a rank, a layout is not solved: it has few ranks of many blocks."""
 LARGEST_TABLE = 4_000_000
-"""With larger tables no bound is found from them."""
+"""With larger tables a layout is neither bounded nor solved."""
 MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""
 CLOSE = 1e-9
@@ -315,7 +315,7 @@ class TwoChunkCuts:
         at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
         if at_least_s >= self._limit_s:
             return Found(inf, at_least_s, None)
-        if self._pairs_to_price() > MOST_PAIRS:
+        if self.table_size > LARGEST_TABLE or self._pairs_to_price() > MOST_PAIRS:
             return Found(inf, at_least_s, None)
         bound_s, cuts = self._bound()
         at_least_s = max(at_least_s, bound_s + self._after_least_s)
