@@ -33,10 +33,10 @@ MOST_ROUNDS = 12
 """Rounds in which a block is moved from one stage to another."""
 MOST_CUTS = 5_000
 """With more cuts that may be the best, these are not listed."""
-MOST_PAIRS = 200_000
+MOST_PAIRS = 120_000
 """With more pairs of stages and sets on a rank, a layout is not solved: it has few ranks of many blocks."""
 LARGEST_TABLE = 4_000_000
-"""With larger tables no bound is found from them."""
+"""With larger tables a layout is neither bounded nor solved."""
 MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""
 CLOSE = 1e-9
@@ -254,20 +254,43 @@ class TwoChunkCuts:
         return costs
 
     @cached_property
-    def _tables(self) -> list[Array]:
-        """By rank, (middle, i, j, n1, n2): the least of the largest cost of it and the ranks behind it."""
-        pp, layers, most = self._pp, self._layers, self._most
-        size = np.arange(most + 1)
+    def _costs(self) -> list[Array]:
+        return [self._costs_s(rank) for rank in range(self._pp)]
+
+    @cached_property
+    def _values(self) -> list[Array]:
+        """By rank, (middle, i, j), i and j in its windows: the least of the largest cost of it and the ranks behind."""
+        layers, most = self._layers, self._most
         value = np.full((len(self._middles), layers + most + 1, layers + most + 1), inf)
         value[np.arange(len(self._middles)), self._middles, layers] = -inf
-        tables = []
-        for rank in range(pp - 1, -1, -1):
-            i, j = self._windows(rank)
-            after = value[:, (i[:, None] + size)[:, None, :, None], (j[:, None] + size)[None, :, None, :]]
-            tables.append(np.maximum(self._costs_s(rank), after))
-            value = np.full_like(value, inf)
-            value[np.ix_(np.arange(len(self._middles)), i, j)] = tables[-1].min((3, 4))
-        return tables[::-1]
+        values = []
+        for rank in range(self._pp - 1, -1, -1):
+            i, j = (slice(begin[0], begin[-1] + 1) if len(begin) else slice(0, 0) for begin in self._windows(rank))
+            costs, least = self._costs[rank], np.full_like(value[:, i, j], inf)
+            for n1, n2 in np.argwhere(np.isfinite(costs).any((0, 1))).tolist():
+                after = value[:, i.start + n1 : i.stop + n1, j.start + n2 : j.stop + n2]
+                np.minimum(least, np.maximum(costs[:, :, n1, n2], after), out=least)
+            values.append(least)
+            value.fill(inf)
+            value[:, i, j] = least
+        return values[::-1]
+
+    def _table(self, rank: int, middle: int, i: Array, j: Array) -> Array:
+        """The largest cost of a rank and those behind it, at least, (state, n1, n2). middle: its place. i, j: where the
+        rank's stages begin, by state."""
+        size, (first, second) = np.arange(self._most + 1), self._windows(rank)
+        costs, ends_1, ends_2 = self._costs[rank][i - first[0], j - second[0]], i[:, None] + size, j[:, None] + size
+        if rank == self._pp - 1:
+            ends = (ends_1 == self._middles[middle])[:, :, None] & (ends_2 == self._layers)[:, None]
+            return np.maximum(costs, np.where(ends, -inf, inf))
+        (first, second), value = self._windows(rank + 1), self._values[rank + 1][middle]
+        places_1, places_2 = ends_1 - first[0], ends_2 - second[0]
+        inside_1, inside_2 = (
+            (places >= 0) & (places < count)
+            for places, count in ((places_1, value.shape[0]), (places_2, value.shape[1]))
+        )
+        after = value[np.where(inside_1, places_1, 0)[:, :, None], np.where(inside_2, places_2, 0)[:, None]]
+        return np.maximum(costs, np.where(inside_1[:, :, None] & inside_2[:, None], after, inf))
 
     @property
     def table_size(self) -> int:
@@ -294,7 +317,7 @@ class TwoChunkCuts:
         j = self._windows(0)[1]
         inside = np.flatnonzero(np.isin(self._middles, j))
         least = np.full(len(self._middles), inf)
-        least[inside] = self._tables[0][inside, 0, self._middles[inside] - j[0]].min((1, 2))
+        least[inside] = self._values[0][inside, 0, self._middles[inside] - j[0]]
         order = [int(place) for place in least.argsort(kind="stable")[:4] if np.isfinite(least[place])]
         return float(least.min()), [self._cut(place) for place in order]
 
@@ -302,8 +325,7 @@ class TwoChunkCuts:
         """The cut that the tables lead to."""
         i, j, ones, twos = 0, int(self._middles[middle]), [], []
         for rank in range(self._pp):
-            first, second = self._windows(rank)
-            table = self._tables[rank][middle, i - first[0], j - second[0]]
+            table = self._table(rank, middle, np.array([i]), np.array([j]))[0]
             n1, n2 = map(int, np.unravel_index(table.argmin(), table.shape))
             ones.append(n1)
             twos.append(n2)
@@ -315,7 +337,7 @@ class TwoChunkCuts:
         at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
         if at_least_s >= self._limit_s:
             return Found(inf, at_least_s, None)
-        if self._pairs_to_price() > MOST_PAIRS:
+        if self.table_size > LARGEST_TABLE or self._pairs_to_price() > MOST_PAIRS:
             return Found(inf, at_least_s, None)
         bound_s, cuts = self._bound()
         at_least_s = max(at_least_s, bound_s + self._after_least_s)
@@ -362,8 +384,7 @@ class TwoChunkCuts:
                 continue
             i, j, cuts = np.array([0]), np.array([middle]), np.zeros((2, 0, 1), dtype=int)
             for rank in range(self._pp):
-                first, second = self._windows(rank)
-                table = self._tables[rank][place, i - first[0], j - second[0]]
+                table = self._table(rank, place, i, j)
                 old, n1, n2 = np.nonzero(table + self._after_least_s < below_s * (1 - CLOSE))
                 if len(old) > MOST_CUTS:
                     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -184,17 +185,39 @@ def with_unlike_chunks(
 ) -> Rank:
     """One pipeline rank of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches.
     layers: of each chunk, (chunk, layout). blocks: a block of each chunk."""
+    of_held: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # many numbers of microbatches are held alike
+    for number in different(m):
+        held = held_together(family.schedule, family.pp, number, family.num_virtual_stages)[rank]
+        of_held.setdefault(_corners(held), []).append(number)
+    of_counts = [(np.flatnonzero(np.isin(m, alike)), np.array(held, dtype=float)) for held, alike in of_held.items()]
 
     def kept_bytes(of: Callable[[PartColumns], Array]) -> Array:
         sizes = np.stack([count * of(block) for count, block in zip(layers, blocks, strict=True)])
         kept = np.empty(sizes.shape[1])
-        for count in different(m):
-            alike = m == count
-            held = np.array(held_together(family.schedule, family.pp, count, family.num_virtual_stages)[rank])
-            kept[alike] = (held @ sizes[:, alike]).max(0)
+        for alike, held in of_counts:
+            kept[alike] = reduce(np.maximum, (counts @ sizes[:, alike] for counts in held))
         return kept
 
     return rows._replace(blocks=layers.sum(0), most_blocks=layers.max(0), kinds=tuple(blocks), kept_bytes=kept_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _corners(held: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """The moments at which most may be held, whatever chunks keep: of two chunks none that lies between two others.
+    held: microbatches of each chunk, by moment."""
+    if len(held[0]) != 2:
+        return held
+    corners: list[tuple[int, ...]] = []
+    for moment in sorted(held):
+        while len(corners) > 1 and _is_between(corners[-2], corners[-1], moment):
+            corners.pop()
+        corners.append(moment)
+    return tuple(corners)
+
+
+def _is_between(one: Sequence[int], middle: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a point is on the line between two others or below it."""
+    return (other[0] - one[0]) * (middle[1] - one[1]) <= (other[1] - one[1]) * (middle[0] - one[0])
 
 
 def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_before: Array) -> bool:

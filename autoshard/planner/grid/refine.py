@@ -27,6 +27,7 @@ from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts
+from autoshard.planner.grid.kind_room import may_hold_all
 from autoshard.planner.grid.kind_stage_cuts import KindStageCuts, WeightsApartCuts
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
@@ -149,10 +150,12 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     """The drafts of models with several kinds of blocks of which some layout may take less than known_s."""
     if whole.family.pp == 1:
         return
-    drafts, every = np.arange(len(whole.drafts.drafts)), tuple(range(len(whole.sets)))
-    for draft, seconds in enumerate(kinds_at_least_s(whole, drafts, limit_bytes).tolist()):
-        if seconds < known_s * (1 - ROUNDING):
-            yield Promise(seconds, whole, draft, every)
+    at_least_s = kinds_at_least_s(whole, np.arange(len(whole.drafts.drafts)), limit_bytes)
+    drafts = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
+    if len(drafts) and whole.moves_blocks:
+        drafts = drafts[may_hold_all(whole, drafts, limit_bytes, known_s)]
+    for draft in drafts.tolist():
+        yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft))
 
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:

@@ -266,6 +266,7 @@ class Whole:
     ):
         self.problem, self.sets, self._columns, self.states = problem, sets, columns, states
         self._held, self.family, self.drafts, self._places = held, family, drafts, np.array(places)
+        self._useful_sets: dict[int, tuple[int, ...]] = {}
         self._shape, self.state, self.count = (
             np.array(values) for values in (drafts.shapes, drafts.states, drafts.num_microbatches)
         )
@@ -348,6 +349,22 @@ class Whole:
     def has_kinds(self) -> bool:
         """Whether the model's blocks are of several kinds."""
         return len(self._columns.blocks) > 1
+
+    def useful_sets(self, draft: int) -> tuple[int, ...]:
+        """The places of the recompute sets that some stage of a draft may do best with: of each other one some set is
+        nowhere slower, keeps no more of any block, and comes before it or is faster for all blocks."""
+        shape = int(self._shape[draft])
+        if shape not in self._useful_sets:
+            rows = np.arange(shape * len(self.sets), (shape + 1) * len(self.sets))
+            blocks = [block.take(rows) for block in self._columns.blocks]
+            ends = [end for together in (False, True) for end in self._columns.ends(rows, together)]
+            numbers = np.array([column for part in (*blocks, *ends) for column in part])
+            no_worse = (numbers[:, :, None] <= numbers[:, None]).all(0)
+            back_s = np.array([block.backward_s for block in blocks])
+            faster = (back_s[:, :, None] < back_s[:, None]).all(0)
+            wins = no_worse & (faster | np.tri(len(rows), k=-1, dtype=bool).T)
+            self._useful_sets[shape] = tuple(np.flatnonzero(~wins.any(0)).tolist())
+        return self._useful_sets[shape]
 
     def parts_of(
         self, draft: Array, recompute: Array, counts: Sequence[Array] | None = None
