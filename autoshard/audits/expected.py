@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
 from autoshard.cost.program import working_bytes
+from autoshard.cost.zero_sharding import SUMMED_GRADIENTS
 from autoshard.graph.count import (
     Collective,
     loop_sizes,
@@ -30,8 +31,6 @@ from autoshard.spec.training import DTYPE_BYTES
 
 NUMBER_BYTES = 8
 """The loss and the squared gradient norm are summed over all ranks, each in FP64."""
-SUMMED_GRADIENTS = 3
-"""Gradients of a table that two operators read, at once: that of the first, that of the second, their sum."""
 RESERVE, BUCKETS = "runtime and compiler reserve", "collective buckets"
 _Bytes = tuple[dict[str, float], dict[str, float]]
 

@@ -22,7 +22,7 @@ NXD_SETS = (
 within a second."""
 MODEL_TYPES = (
     *("llama", "mistral", "mixtral", "gpt2", "gpt_neox", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-    *("smollm3", "phi3", "olmo2", "granite"),
+    *("dbrx", "smollm3", "phi3", "olmo2", "granite"),
 )
 """Families that NxD has layers for."""
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"

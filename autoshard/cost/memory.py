@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank import Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit, in_work_bytes
+from autoshard.cost.zero_sharding import STAYS, Ends, State, Turns, Unit, in_work_bytes
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -186,17 +186,15 @@ def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: N
     """Bytes that one microbatch needs beside kept activations where units travel: cost/zero_sharding.py."""
     replayed, at_ends = _of_ends(rank)
     block_work = reduce(largest, (largest(block.replay_bytes, replayed) + block.working_bytes for block in rank.kinds))
-    first, last = (
-        sum(end.unit.going for end in rank.ends if end.has_table is has_table) for has_table in (True, False)
-    )
+    ends = _ends_in_turns(rank)
 
     def needed(turns: Turns) -> Number:
         return in_work_bytes(
             state.gathers,
             dtypes,
             state.owners,
-            (turns, first, last),
-            int(any(end.has_table and end.has_loss for end in rank.ends)),
+            turns,
+            ends,
             (block_work, at_ends if rank.has_loss else 0.0),
             (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
             rank.most_blocks,
@@ -206,6 +204,24 @@ def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: N
     if not state.turns:
         return needed(state.block.travelling.turns)
     return reduce(largest, (where(there, needed(turns), 0.0) for there, turns in state.turns))
+
+
+def _ends_in_turns(rank: Rank) -> Ends:
+    """Elements of the rank's ends that travel. An end with a prediction module has two tables, of which the embedding's
+    leaves behind the module where its own backward is on another rank."""
+    ends = Ends(0.0, 0.0, 0.0)
+    for end in rank.ends:
+        going, (_, table, predicting, *_) = end.unit.going, end.unit.travelling.turns
+        predicts, one = predicting > 0, where(predicting > 0, table, 0.0)
+        if not end.has_table:
+            last, leaving = where(predicts, table, going), where(predicts, largest(table, predicting), 0.0)
+            ends = ends._replace(last=last, leaving=leaving, predicting=predicting)
+        elif end.has_loss:
+            tied = where(predicts, 0.0, 1.0)
+            ends = Ends(where(predicts, table, going), one, tied, one, predicting, predicting)
+        else:
+            ends = ends._replace(first=going)
+    return ends
 
 
 def _keeps_only_inputs(rank: Rank, block: Any) -> bool:

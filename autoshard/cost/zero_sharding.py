@@ -34,6 +34,8 @@ class Moved(NamedTuple):
 NO_MOMENTS = Moments()
 FEW_BLOCKS = 3
 """From so many blocks of a chunk on there is one with a block before it and one behind it."""
+SUMMED_GRADIENTS = 3
+"""Two gradients of one parameter and their sum are there at one time."""
 PROBABILITY_BYTES = 4
 """The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
 
@@ -94,6 +96,20 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     leaving = times.end if larger == total else times.after
     back = [moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving)]
     return Turns(total, larger, other, sum(early.values()), late.get(among, 0), *back)
+
+
+def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:
+    """Elements that travel of an end of the model: all, those of a table, and those of a prediction module's last
+    bucket, 0 without a module. table: matrices of the embedding.
+
+    With a module the end has both tables, which are as large as each other. Its block's matrices travel apart from
+    them; those that as many ranks share as a table leave last. Where both tables are one it counts as part of it.
+    """
+    counts, tables = _by_sharers(matrices, mesh), _by_sharers(table, mesh)
+    if not counts or not tables:
+        return NO_TURNS._replace(all=sum(counts.values()))
+    (among, size), *_ = tables.items()
+    return NO_TURNS._replace(all=sum(counts.values()), larger=size, other=max(0.0, counts[among] - 2 * size))
 
 
 def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], float]:
@@ -222,11 +238,12 @@ def contents_of(part: Part | ProgramWork) -> Contents:
 
 
 class ModelContents(NamedTuple):
-    """Contents of a block of each kind, and of the first and the last rank's end."""
+    """Contents of a block of each kind, and of the first and the last rank's end. table: matrices of the embedding."""
 
     blocks: Mapping[int, Contents]
     first: Contents
     last: Contents = Contents()
+    table: Counts = {}
 
 
 def model_contents(
@@ -237,10 +254,10 @@ def model_contents(
 ) -> ModelContents:
     """Contents of a model. blocks: one of each kind. tied: embedding and head, where they share their table on one
     rank."""
-    of_blocks = {kind: contents_of(block) for kind, block in blocks.items()}
+    of_blocks, first = {kind: contents_of(block) for kind, block in blocks.items()}, contents_of(embedding)
     if tied is not None:
-        return ModelContents(of_blocks, contents_of(tied))
-    return ModelContents(of_blocks, contents_of(embedding), contents_of(head))
+        return ModelContents(of_blocks, contents_of(tied), table=first.matrices)
+    return ModelContents(of_blocks, first, contents_of(head), first.matrices)
 
 
 def parts_contents(parts: Sequence[Parts], pp: int) -> ModelContents:
@@ -274,7 +291,7 @@ def mesh_state(
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
-        turns = in_turns(matrices, mesh, times, hidden_bytes) if is_block else in_turns(matrices, mesh)
+        turns = in_turns(matrices, mesh, times, hidden_bytes) if is_block else end_turns(matrices, contents.table, mesh)
         return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), held)
 
     owners = mesh.size(ZERO_AXES)
@@ -333,12 +350,29 @@ def gathered_difference_bytes(precision: Precision) -> float:
     return 0.0 if products is None else products.gathered_bytes - DTYPE_BYTES[precision.parameter_dtype]
 
 
+class Ends(NamedTuple):
+    """Elements of a rank's ends of the model that travel, over rows. first, last: of the embedding and of the head, 0
+    for none. tied: 1 where both are one table, which stays whole through backward.
+
+    Of a prediction module, 0 without one: waiting, of the embedding, whose gradient by the module is there until the
+    embedding's own backward; leaving, of what is on its way when the model's own loss runs backward; predicting, of the
+    bucket that is gathered behind the module's head.
+    """
+
+    first: Number
+    last: Number
+    tied: Number
+    waiting: Number = 0.0
+    leaving: Number = 0.0
+    predicting: Number = 0.0
+
+
 def in_work_bytes(
     gathers: Number,
     dtypes: tuple[int, int],
     owners: Number,
-    travels: tuple[Turns, Number, Number],
-    tied: Number,
+    block: Turns,
+    ends: Ends,
     at_work: tuple[Number, Number],
     kept: tuple[Number, Number],
     blocks: Number,
@@ -346,23 +380,26 @@ def in_work_bytes(
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
-    gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. travels:
-    of a block, and elements of the rank's embedding and of its head that travel, 0 for none. tied: 1 where both
-    are one table, which stays whole through backward. at_work: what a block and the loss work on. kept: by one
-    microbatch for all blocks of a chunk; for the loss, which is over when blocks run backward. blocks: of a chunk.
+    gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
+    at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
+    is over when blocks run backward. blocks: of a chunk.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
     it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
     sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
     of logits.
+
+    The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
+    head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
+    gradient and their sum.
     """
-    (parameter, reduced), (block, first, last), (block_work, loss_work) = dtypes, travels, at_work
+    (parameter, reduced), (block_work, loss_work), (first, last) = dtypes, at_work, ends[:2]
     larger, other = block.larger, block.other
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     kept_by_blocks, kept_by_loss = kept
-    shared = tied * first * (whole + parameter)
+    shared, waiting = ends.tied * first * (whole + parameter), ends.waiting * parameter
     behind_head = several * larger * whole + last * on_its_way
     between = many * larger * whole + several * other * on_its_way
     back_at_end = apart * block.back_late + (1 - apart) * block.back_after
@@ -373,8 +410,16 @@ def in_work_bytes(
     of_other = after + (other + several * larger) * whole + other * parameter + largest(larger, last) * on_its_way
     leaving = block_work - block.back_leaving * hidden_bytes
     of_leaving = leaving + (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
-    of_block = largest(largest(of_larger, apart * of_other), of_leaving) + shared
-    of_logits = loss_work * parameter / (parameter + PROBABILITY_BYTES) + last * (whole + parameter)
-    of_head = larger * whole + largest(of_logits, last * (parameter + on_its_way))
+    of_block = largest(largest(of_larger, apart * of_other), of_leaving) + shared + waiting
+    predicts, share = (ends.predicting > 0) * 1.0, 1 / (parameter + PROBABILITY_BYTES)
+    probabilities, gradients_of_logits = PROBABILITY_BYTES * share * loss_work, parameter * share * loss_work
+    gathered, module = last * (whole + parameter), waiting + ends.leaving * on_its_way
+    on_loss = predicts * (loss_work + probabilities + gathered)
+    on_sum = predicts * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
+    of_logits = gradients_of_logits + gathered + predicts * last * parameter
+    of_logits = largest(largest(of_logits, on_loss), on_sum) + module
+    of_head = (blocks > 0) * larger * whole + largest(of_logits, last * (parameter + on_its_way) + waiting)
+    on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
+    of_head = largest(of_head, predicts * on_prediction)
     of_embedding = first * (parameter + on_its_way) + shared - kept_by_blocks
     return largest(largest(of_block, of_head) - kept_by_loss, of_embedding)

@@ -23,6 +23,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "recompute core attention and mlp": {"recompute": "core_attention+mlp"},
         "tied gpt2": {"model": "gpt2", "kernel": "plain"},
         "mixture": {"model": "mixtral"},
+        "dbrx": {"model": "dbrx"},
     },
     2: {
         "tp2": {"tp": 2},
@@ -41,7 +42,11 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "tp2, qwen3, no sequence parallelism": {"model": "qwen3", "tp": 2, "sp": False},
         "tp2, mixtral": {"model": "mixtral", "tp": 2},
         "tp2, qwen2 moe": {"model": "qwen2 moe", "tp": 2},
+        "tp2, dbrx": {"model": "dbrx", "tp": 2},
+        "tp2, dbrx, no sequence parallelism, recompute": {"model": "dbrx", "tp": 2, "sp": False, "recompute": "full"},
         "ep2": {"model": "mixtral", "dp": 2, "ep": 2},
+        "ep2, dbrx": {"model": "dbrx", "dp": 2, "ep": 2},
+        "pp2, dbrx": {"model": "dbrx", "pp": 2},
         "dp2": {"dp": 2},
         "dp2, no ZeRO-1": {"dp": 2, "zero": 0},
         "cp2": {"cp": 2, "attention": "ring"},
@@ -72,6 +77,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "tp2 x dp2, one key-value head": {"model": "one kv head", "tp": 2, "dp": 2},
         "tp2 x cp2": {"tp": 2, "cp": 2, "attention": "ring"},
         "tp2 x ep2": {"model": "mixtral", "tp": 2, "dp": 2, "ep": 2},
+        "tp2 x ep2, dbrx": {"model": "dbrx", "tp": 2, "dp": 2, "ep": 2},
         "tp2 x ep2, one key-value head": {"model": "mixtral one kv head", "tp": 2, "dp": 2, "ep": 2},
         "tp2 x ep2, one key-value head, no ZeRO-1": {
             "model": "mixtral one kv head",

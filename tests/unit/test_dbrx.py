@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.problem import Draft, Problem
+from autoshard.backends.rules import first_broken, mesh_rules
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.interop.export import export
@@ -12,7 +14,9 @@ from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model, published_dropout
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS
 from tests.unit.plan_examples import plan_70b
 
@@ -31,6 +35,14 @@ def test_the_model_has_the_published_number_of_parameters() -> None:
     assert parameter_count(model) == 131_596_523_520
     assert (model.rope_theta, model.attention_scores.clip_qkv) == (500_000.0, 8)
     assert not published_dropout("dbrx")
+
+
+def test_nxd_runs_it() -> None:
+    """What it needs beside products computes locally; tests/nxd compares it with one process."""
+    training = TrainingSpec(4096, 256, load_precision("mixed_precision"))
+    problem = Problem(load_model("dbrx"), training, load_cluster("trn1.32xlarge", nodes=16), "nxd")
+    draft = Draft(tp=8, pp=4, dp=16, cp=1, ep=4)
+    assert first_broken(mesh_rules("nxd"), problem, draft) is None
 
 
 def test_no_other_frameworks_file_is_written_for_it() -> None:

@@ -303,7 +303,8 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {},
         (
             "backend=nxd has no layers for model_type=gemma2 of llama3-70b; use backend torch, or a model of: llama, "
-            "mistral, mixtral, gpt2, gpt_neox, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, phi3, olmo2, granite"
+            "mistral, mixtral, gpt2, gpt_neox, qwen2, qwen2_moe, qwen3, qwen3_moe, dbrx, smollm3, phi3, olmo2, "
+            "granite"
         ),
     ),
     (

@@ -11,7 +11,7 @@ from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed
 from autoshard.cost.program import Part
 from autoshard.cost.stage import strategy_parts
-from autoshard.cost.zero_sharding import Travelling, Turns, Unit, in_work_bytes
+from autoshard.cost.zero_sharding import Ends, Travelling, Turns, Unit, in_work_bytes
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -66,8 +66,8 @@ def test_the_worst_moment() -> None:
     # blocks of 10 elements between tables of 100; two-byte weights, four-byte sums, two ranks
     def at_worst(gathers: int, **changes: Any) -> float:
         given = {
-            "travels": (turns(10, 10, 10), 100, 100),
-            "tied": 0,
+            "block": turns(10, 10, 10),
+            "ends": Ends(100, 100, 0),
             "at_work": (5.0, 600.0),
             "kept": (50.0, 400.0),
             "blocks": 4,
@@ -79,23 +79,19 @@ def test_the_worst_moment() -> None:
 
     sent = 4 + 2
     assert at_worst(0) == 100 * (2 + sent) - 50  # the embedding, when all blocks are through
-    without = (turns(10, 10, 10), 0, 100)
-    assert at_worst(0, travels=without) == 100 * (2 + sent) - 400  # the head, when the loss is through
-    without = (turns(10, 10, 10), 0, 0)
-    assert at_worst(0, travels=without, kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
-    alone: dict[str, Any] = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0)}
-    assert at_worst(1, travels=without, **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
+    assert at_worst(0, ends=Ends(0, 100, 0)) == 100 * (2 + sent) - 400  # the head, when the loss is through
+    without = Ends(0, 0, 0)
+    assert at_worst(0, ends=without, kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
+    alone: dict[str, Any] = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0), "ends": without}
+    assert at_worst(1, **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
     early = turns(10, 10, 10, early=4, back_late=3.0, back_after=20.0)  # half of the gradients, then fewer activations
-    assert at_worst(1, travels=(early, 0, 0), **alone) == 500 + 2 * 20 + max(2 * 4, 2 * 10 - 30) + 10 * sent
+    assert at_worst(1, block=early, **alone) == 500 + 2 * 20 + max(2 * 4, 2 * 10 - 30) + 10 * sent
     # eight of ten elements are experts: their gradients while those of the other two leave, or the other way round
-    experts = (turns(10, 8, 2, back_after=49.0, back_leaving=49.0), 0, 0)
-    assert at_worst(1, travels=experts, **alone) == 500 + 2 * (10 + 8) + 8 * 2 + 2 * sent
-    assert at_worst(1, travels=experts, **alone | {"at_work": (490.0, 0.0)}) == 490 + 2 * (10 + 8) + 8 * 2 + 2 * sent
-    both = (turns(10, 8, 2), 0, 0)
-    assert at_worst(0, travels=both, **alone) == 500 + 8 * (2 + sent)  # there twice
-    assert at_worst(1, travels=(turns(10, 10, 10), 100, 0), tied=1, kept=(900.0, 0.0)) == (
-        5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2)
-    )
+    experts = turns(10, 8, 2, back_after=49.0, back_leaving=49.0)
+    assert at_worst(1, block=experts, **alone) == 500 + 2 * (10 + 8) + 8 * 2 + 2 * sent
+    assert at_worst(1, block=experts, **alone | {"at_work": (490.0, 0.0)}) == 490 + 2 * (10 + 8) + 8 * 2 + 2 * sent
+    assert at_worst(0, block=turns(10, 8, 2), **alone) == 500 + 8 * (2 + sent)  # there twice
+    assert at_worst(1, ends=Ends(100, 0, 1), kept=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))
 
 
 def test_the_worst_moment_of_few_blocks() -> None:
@@ -105,8 +101,8 @@ def test_the_worst_moment_of_few_blocks() -> None:
             1,
             (2, 4),
             2,
-            (block, 0, last),
-            tied=0,
+            block,
+            Ends(0, last, 0),
             at_work=(50.0, 0.0),
             kept=(0.0, 0.0),
             blocks=blocks,
@@ -121,6 +117,25 @@ def test_the_worst_moment_of_few_blocks() -> None:
     assert at_worst(2, 0) == 50 + 10 * 2 + 10 * 2 + 10 * sent  # of the first one, when the other's have left or leave
     assert at_worst(2, 9) == 50 + 10 * 2 + 10 * 2 + max(10 * 2 + 9 * sent, 10 * sent)
     assert at_worst(3, 0) == at_worst(80, 0) == 50 + 2 * 10 * 2 + 10 * 2 + 10 * sent
+
+
+def test_the_worst_moment_with_a_prediction_module() -> None:
+    # tables of 100, of which the module has been through both; its last bucket has 20; two-byte weights, two ranks
+    def at_worst(ends: Ends, loss: float, kept: float) -> float:
+        found: float = in_work_bytes(1, (2, 4), 2, turns(10, 10, 10), ends, (5.0, loss), (50.0, kept), 4, 10.0)
+        return found
+
+    sent, logits = 4 + 2, 600
+    one_rank, last_rank = Ends(100, 100, 0, 100, 20, 20), Ends(0, 100, 0, 0, 100, 20)
+    # the model's own loss, with the probabilities that it kept: the next block's weights, the head's weights and its
+    # first gradient, and that of the embedding, which waits for the embedding or leaves
+    assert at_worst(one_rank, logits, 0.0) == logits * (1 + 4 / 6) + 10 * 2 + 100 * (2 + 2) + 100 * 2 + 20 * sent
+    assert at_worst(last_rank, logits, 0.0) == logits * (1 + 4 / 6) + 10 * 2 + 100 * (2 + 2) + 100 * sent
+    # few tokens: the head, with both of its gradients and their sum
+    assert at_worst(one_rank, 6, 0.0) == 10 * 2 + 100 * (2 + 3 * 2) + 100 * 2 + 20 * sent
+    # many: the module's head, where all is kept but the probabilities of the module's loss
+    wide = one_rank._replace(last=1000)
+    assert at_worst(wide, logits, 1e6) == logits * (2 - 4) / 6 + 1000 * (2 + 2) + 20 * 2
 
 
 def test_moments_of_a_block() -> None:

@@ -11,6 +11,7 @@ from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import _blocks as places
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
 
 NUM_LAYERS = 4
@@ -57,6 +58,8 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     ),
     "linear attention": ("qwen3-next-80b-a3b", 4, {"tp": 2, "dp": 8, "ep": 8, "recompute": "mlp"}),
     "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2}),
+    "prediction module": ("predicting", 3, {"dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
+    "prediction module, last stage": ("predicting", 3, {"pp": 2, "dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
@@ -79,6 +82,9 @@ def plan(name: str) -> Plan:
     elif model_name == "windows":
         types = ("sliding_attention", "full_attention") * (NUM_LAYERS // 2)
         model = replace(load_model("qwen3-8b"), num_hidden_layers=NUM_LAYERS, sliding_window=512, layer_types=types)
+    elif model_name == "predicting":
+        model = load_model("glm-4.5-air")
+        model = replace(model.some_blocks(places(model, NUM_LAYERS)), multi_token_prediction=MultiTokenPrediction(1))
     else:
         model = load_model(model_name).some_blocks(places(load_model(model_name), NUM_LAYERS))
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
