@@ -114,9 +114,9 @@ def test_a_report_loads_alone_and_no_text_overlaps(browser: Any, report: str, wi
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_rank_of_two_digits_stays_on_its_line(browser: Any, report: str, width: int) -> None:
     page = opened(browser, report, width)
-    cells = page.locator("tbody th", has_text="pipeline rank 0")
-    assert cells.count() == 2
-    for cell in cells.all():
+    cells = page.locator("tbody th", has_text="pipeline rank 0").element_handles()
+    assert len(cells) == 2
+    for cell in cells:
         before = cell.bounding_box()["height"]
         cell.evaluate("cell => { cell.textContent = 'pipeline rank 15' }")
         assert cell.bounding_box()["height"] == before
