@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from autoshard.allocations.blocks import KINDS, Block, RankMemory
 from autoshard.allocations.changes import Change
 from autoshard.allocations.compare import MORE, NOT_FREED, RECOMPUTE_LOST, TWICE, UNKNOWN, Diagnosis, Finding
+from autoshard.errors import AutoshardError
 from autoshard.explanation.page import NARROWEST, WIDEST, Line, heading, paint, table, wrapped
 from autoshard.layout.template import template_of
+from autoshard.schedules.action import Action
 from autoshard.units import format_bytes, format_seconds
 
 MOST_BLOCKS, MOST_FINDINGS, MOST_NAMES = 25, 8, 3
@@ -21,6 +23,18 @@ SENTENCES = {
     UNKNOWN: "never planned: the plan has no block of this size",
 }
 
+PASSES = {"F": "the forward", "B": "the backward", "I": "the backward", "W": "the weights' gradients"}
+"""What an action is, by its kind."""
+
+
+def moment(action: str) -> str:
+    """When an action runs, in words: 'in the backward of microbatch 3, chunk 1' for B3.1; other texts stay."""
+    try:
+        kind, microbatch, chunk = Action.parse(action)
+    except AutoshardError:
+        return action if action.startswith("before") else f"in {action}"
+    return f"in {PASSES[kind]} of microbatch {microbatch}, chunk {chunk}"
+
 
 def memory_page(memory: RankMemory, capacity_bytes: float, width: int, color: bool) -> str:
     """The page of a planned step: its blocks at the peak. capacity_bytes: of the device."""
@@ -29,7 +43,7 @@ def memory_page(memory: RankMemory, capacity_bytes: float, width: int, color: bo
     alive = memory.at(event)
     numbers = (
         f"rank {memory.rank} holds at most {format_bytes(size)} of {format_bytes(capacity_bytes)} "
-        f"({size / capacity_bytes:.0%}), in {memory.action_at(event)}"
+        f"({size / capacity_bytes:.0%}), {moment(memory.action_at(event))}"
     )
     ran = f"{memory.microbatches} of {memory.all_microbatches} microbatches"
     lines = heading("Memory", numbers, width)
@@ -100,7 +114,7 @@ def diagnosis_page(found: Diagnosis, fitting: Sequence[Change], smaller: int, wi
         f"{format_bytes(found.planned_peak_bytes)}",
         width,
     )
-    lines += wrapped(f"it is most like the plan in {found.moment}, of which it has:", width, "  ")
+    lines += wrapped(f"it is most like the plan {moment(found.moment)}, of which it has:", width, "  ")
     rows = [[format_bytes(one.planned_bytes), format_bytes(one.found_bytes), one.kind] for one in found.present]
     lines += table(("planned", "there", "kind"), rows, width, right=(0, 1))
     lines += [(), *_not_planned(found.findings, width)]

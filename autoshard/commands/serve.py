@@ -80,6 +80,8 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError:
             listening.close()
             raise
+    except socket.gaierror as error:
+        raise AutoshardError(f"host={host} is no address that can be listened at: {error.strerror}") from None
     except OSError as error:
         raise AutoshardError(
             f"port={port} of host={host} cannot be listened at: {error.strerror}; another --port may be free"

@@ -321,7 +321,7 @@ def _step(view: View) -> Html:
 def _search(view: View) -> Html:
     d, found = view.description, view.found
     said = (
-        "" if d.considered is None else f"{d.considered:,} layouts were considered, {d.fitting:,} fit. {d.optimality}."
+        "" if d.considered is None else f"{d.considered:,} layouts were considered, {d.fitting:,} fit: {d.optimality}."
     )
     if found is None:
         return section("All candidates", said, element("p", "The layouts are not drawn in a quick report."))

@@ -6,7 +6,11 @@
   const fields = [...form.querySelectorAll("[name]")], extra = new Map();
   let timer = 0, asked = null;
 
-  const say = (text, wrong) => { status.textContent = text; status.className = wrong ? "error" : ""; };
+  const say = (text, wrong) => {
+    status.textContent = text;
+    status.className = wrong ? "error" : "";
+    document.getElementById("downloads").hidden = Boolean(wrong);
+  };
   const field = (name) => fields.find((one) => one.name === name);
 
   function query() {
@@ -27,6 +31,8 @@
       const value = parameters.get(one.name) || "";
       if (one.tagName === "SELECT" && value && ![...one.options].some((option) => option.value === value)) one.add(new Option(value.startsWith("upload:") ? "uploaded config" : value, value));
       if (value || one.name.replace("b.", "") !== "model") one.value = value;
+      const group = one.closest("details");
+      if (value && group) group.open = true;
     }
     for (const name of ["plan", "why", "b.plan", "b.why"]) if (parameters.get(name)) extra.set(name, parameters.get(name));
     slide();

@@ -135,6 +135,20 @@ def test_baselines_learn_from_train_rows_alone(rows: tuple[Measured, ...]) -> No
         assert PREDICTORS[name](replace(fold, test=hidden)) == PREDICTORS[name](fold), name
 
 
+def test_by_time_ours_is_fitted_to_earlier_results_alone(small: Path) -> None:
+    """Every row is answered, and what was measured of later rows changes no answer."""
+    fold = folds(read_measured(small), "time", small)[0]
+    said = autoshard_model(fold)
+    assert len(said) == len(fold.test) and None not in said
+    hidden = tuple(
+        replace(row, time_s=None, memory_bytes=None, case=replace(row.case, time_s=1e6)) for row in fold.test
+    )
+    assert autoshard_model(replace(fold, test=hidden)) == said
+    fewer = tuple(row for row in fold.train if row.source != "hagemann")
+    other = autoshard_model(replace(fold, train=fewer))
+    assert [one and one.step_time_s for one in other] != [one and one.step_time_s for one in said]
+
+
 def test_six_n_d_by_hand(rows: tuple[Measured, ...]) -> None:
     row = next(one for one in rows if one.source == "sc21-t1" and one.time_s)
     twin = replace(row, key="twin", time_s=3 * (row.time_s or 0))

@@ -111,6 +111,17 @@ def test_a_report_loads_alone_and_no_text_overlaps(browser: Any, report: str, wi
     assert page.evaluate(OVERLAPS) == []
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_rank_of_two_digits_stays_on_its_line(browser: Any, report: str, width: int) -> None:
+    page = opened(browser, report, width)
+    cells = page.locator("tbody th", has_text="pipeline rank 0").element_handles()
+    assert len(cells) == 2
+    for cell in cells:
+        before = cell.bounding_box()["height"]
+        cell.evaluate("cell => { cell.textContent = 'pipeline rank 15' }")
+        assert cell.bounding_box()["height"] == before
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_report_passes_axe(browser: Any, report: str, scheme: str) -> None:
     assert violations(opened(browser, report, 1024, scheme)) == []
@@ -237,6 +248,7 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     other = opened(browser, page.url)
     expect(other.locator("#status")).to_contain_text(": tp=32 ", timeout=60_000)
     assert other.locator("input[name=tp]").input_value() == "32"
+    assert other.locator("input[name=tp]").is_visible() and not other.locator("input[name=sdk]").is_visible()
     page.locator("a[data-why='pp=2']").click()
     page.get_by_role("heading", name="Why not pp=2?").wait_for(timeout=60_000)
     page.locator("#two").click()
@@ -244,8 +256,10 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     assert "b.tp=32" in page.url
     assert page.complaints == [] == other.complaints
     assert {urlparse(address).netloc for address in page.asked} == {urlparse(server).netloc}
+    assert page.locator("#downloads").is_visible()
     page.locator("input[name=tp]").fill("3")
-    expect(status).to_contain_text("tp=3", timeout=60_000)
+    expect(status).to_contain_text("tp=3 is 3 devices, which must divide", timeout=60_000)
+    assert not page.locator("#downloads").is_visible()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -353,4 +353,4 @@ def test_a_port_in_use_and_an_address_that_is_none(url: str, capsys: pytest.Capt
         "--port may be free\n"
     )
     assert main(["serve", "--host", "256.1.1.1"]) == 2
-    assert capsys.readouterr().err.startswith("autoshard: error: port=8421 of host=256.1.1.1 cannot be listened at: ")
+    assert capsys.readouterr().err.startswith("autoshard: error: host=256.1.1.1 is no address that can be")

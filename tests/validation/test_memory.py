@@ -18,6 +18,7 @@ from autoshard.allocations.blocks import AGAIN, KEPT, RECEIVED, STATE, TOKENS, W
 from autoshard.allocations.clock import event_times_s
 from autoshard.allocations.compare import MORE, TWICE, UNKNOWN, diagnose
 from autoshard.allocations.dump import read_dump
+from autoshard.allocations.page import moment
 from autoshard.allocations.record import rank_memory
 from autoshard.allocations.snapshot import Held, rank_snapshot, snapshot, to_bytes
 from autoshard.audits.measure import measure
@@ -228,6 +229,14 @@ def test_a_mistake_is_one_sentence(
 def test_the_page_says_what_is_alive_at_the_peak(memory: Any) -> None:
     page = memory.page(80)
     assert page.startswith(f"Memory  rank {memory.blocks.rank} holds at most ")
+    assert "chunk 0" in page and "B0.0" not in page
+    assert [moment(one) for one in ("B3.1", "F0.0", "W2.0", "optimizer", "before the step")] == [
+        "in the backward of microbatch 3, chunk 1",
+        "in the forward of microbatch 0, chunk 0",
+        "in the weights' gradients of microbatch 2, chunk 0",
+        "in optimizer",
+        "before the step",
+    ]
     assert "model.layers.*.input_layernorm (forward)" in page
     assert max(map(len, page.splitlines())) <= 80
 
