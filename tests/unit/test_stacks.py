@@ -66,8 +66,8 @@ def way_of(plan: Plan) -> str:
 
 
 def test_whole_stages_are_chosen_where_starting_regions_takes_more_than_stacks_differ_by() -> None:
-    """One sequence of 512 tokens in each microbatch and tp=4: 16 blocks start regions 64 times."""
-    pinned = {"seq_len": 512, "pins": {"tp": 4, "microbatch_size": 1}, **SMALL}
+    """One sequence of 256 tokens in each microbatch and tp=4: 16 blocks start regions 64 times."""
+    pinned = {"seq_len": 256, "pins": {"tp": 4, "microbatch_size": 1}, **SMALL}
     free, stages, regions = (
         plan_for(request(stack=stack, **pinned)) for stack in ("auto", "neuron-stages", "neuron-compiled")
     )
@@ -94,13 +94,13 @@ def test_ways_of_compiling_that_are_no_choice_say_why() -> None:
     )
     alone = request(seq_len=2048, pins={"tp": 1, "pp": 1}, **SMALL)
     assert way_of(plan_for(alone)).endswith("whole stages as graphs are not looked at")
-    named = plan_for(request(stack="neuron-compiled", seq_len=512, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
+    named = plan_for(request(stack="neuron-compiled", seq_len=256, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
     assert named.cluster.stack == "neuron-compiled" and not any("ways of compiling" in one for one in named.notes)
 
 
 def test_whole_stages_that_are_less_sure_to_fit_or_to_compile_are_not_chosen() -> None:
     found = {
-        stack: plan_for(request(stack=stack, seq_len=512, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
+        stack: plan_for(request(stack=stack, seq_len=256, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
         for stack in ("neuron-compiled", "neuron-stages")
     }
     regions, stages = (Problem(one.model, one.training, one.cluster, one.backend) for one in found.values())
