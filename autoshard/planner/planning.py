@@ -92,7 +92,7 @@ def _way_of_compiling(
         other = _searched(whole, pins_of(request), request)
     except AutoshardError as error:
         return problem, result, (f"whole stages as graphs, --stack {WHOLE_STAGES}, are no choice here: {error}",)
-    is_chosen, note = whole_stages(problem, result.best, whole, other.best)
+    is_chosen, note = whole_stages(problem, result.best, whole, other.best, request.fit_probability)
     return (whole, other, (note,)) if is_chosen else (problem, result, (note,))
 
 

@@ -99,7 +99,7 @@ def test_the_page_of_targets() -> None:
     assert "* trainium/trn1: 90%\n" in page
     assert "* few: 100%: too few rows to tell (10 rows: 70% to 100%)\n" in page  # 0.9^10 is 35 %
     assert "* many: 100%: missed (100 rows: 85% to 95%)\n" in page
-    assert "* nemo-docs: 69%: missed (16 rows: 75% to 100%): two rows lie less than a point outside" in page
+    assert "* nemo-docs: 69%: missed (16 rows: 75% to 100%): three rows lie within two points of the ends" in page
     assert "| nothing | 1 | +5.0 | +3.0 | +2.0 |  |  |  |" in page
     assert "| pp > 1 | 1 | +6.0 | +2.0 | +4.0 | 1 | +4.0 | +2.0 |" in page  # no less than with nothing left out
     assert "All 2 picks with a feature left out: curse +2.5, corrected\n+0.0;" in page

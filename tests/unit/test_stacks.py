@@ -11,15 +11,19 @@ from autoshard.backends.rules import warnings
 from autoshard.cost.collectives import GroupShape, collective_law
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
-from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s
+from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, whole_stages
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
-from autoshard.plans.search_result import Pins
+from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.validate import plan_from_dict
+from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.stack import FRAGMENTATION, STACKS
+from autoshard.spec.training import TrainingSpec, load_precision
 
 TRN2 = load_cluster("trn2.48xlarge", 1)
 PAIR = GroupShape(size=2, ranks_per_node=2, nodes=1, stride=4, span=5, senders_per_node=4)
@@ -62,8 +66,8 @@ def way_of(plan: Plan) -> str:
 
 
 def test_whole_stages_are_chosen_where_starting_regions_takes_more_than_stacks_differ_by() -> None:
-    """One sequence of 512 tokens in each microbatch and tp=4: 16 blocks start regions 64 times."""
-    pinned = {"seq_len": 512, "pins": {"tp": 4, "microbatch_size": 1}, **SMALL}
+    """One sequence of 256 tokens in each microbatch and tp=4: 16 blocks start regions 64 times."""
+    pinned = {"seq_len": 256, "pins": {"tp": 4, "microbatch_size": 1}, **SMALL}
     free, stages, regions = (
         plan_for(request(stack=stack, **pinned)) for stack in ("auto", "neuron-stages", "neuron-compiled")
     )
@@ -90,20 +94,55 @@ def test_ways_of_compiling_that_are_no_choice_say_why() -> None:
     )
     alone = request(seq_len=2048, pins={"tp": 1, "pp": 1}, **SMALL)
     assert way_of(plan_for(alone)).endswith("whole stages as graphs are not looked at")
-    named = plan_for(request(stack="neuron-compiled", seq_len=512, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
+    named = plan_for(request(stack="neuron-compiled", seq_len=256, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
     assert named.cluster.stack == "neuron-compiled" and not any("ways of compiling" in one for one in named.notes)
 
 
-@pytest.mark.parametrize("pins", [{"tp": 1, "pp": 4}, {"tp": 4, "pp": 1}, {"tp": 1, "pp": 2, "num_virtual_stages": 8}])
-def test_launches_of_regions_are_no_more_than_the_bound(pins: dict[str, int]) -> None:
-    """The same layout with launches that take no time is faster by what they take together."""
-    pinned = {"zero": 1, "recompute": "none", "microbatch_size": 1, **pins}
-    plan = plan_for(request(stack="neuron-compiled", seq_len=1024, pins=pinned, **SMALL))
-    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
-    free = replace(plan.cluster, collective_launch_s=TRN2.collective_launch_s)
-    launches_s = plan.estimate.step_time_s - estimate(plan.model, plan.training, free, plan.strategy).step_time_s
-    bound_s = launches_at_most_s(problem, Pins(tp=pins["tp"], microbatch_size=1))
-    assert 0 < launches_s < bound_s
+def test_whole_stages_that_are_less_sure_to_fit_or_to_compile_are_not_chosen() -> None:
+    found = {
+        stack: plan_for(request(stack=stack, seq_len=256, pins={"tp": 4, "microbatch_size": 1}, **SMALL))
+        for stack in ("neuron-compiled", "neuron-stages")
+    }
+    regions, stages = (Problem(one.model, one.training, one.cluster, one.backend) for one in found.values())
+    best, other = (Candidate(one.strategy, one.estimate) for one in found.values())
+    assert whole_stages(regions, best, stages, other, 0.9)[0]
+    unsure = replace(other, estimate=replace(other.estimate, fits_probability=0.6))
+    is_chosen, note = whole_stages(regions, best, stages, unsure, 0.9)
+    assert not is_chosen and note.endswith("but they fit with 60% probability: regions are chosen")
+    assert whole_stages(regions, best, stages, unsure, 0.5)[0]
+    large = stages._replace(training=replace(stages.training, sequence_length=32_768))
+    is_chosen, note = whole_stages(regions, best, large, other, 0.9)
+    assert not is_chosen and "less, but will it compile: unknown" in note
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "pp", "num_virtual_stages"),
+    [("llama3.2-1b", 4, 1, 1), ("llama3.2-1b", 1, 4, 4), ("olmo2-7b", 16, 1, 1), ("olmo2-7b", 4, 2, 16)],
+)
+def test_launches_of_regions_are_no_more_than_the_bound(model: str, tp: int, pp: int, num_virtual_stages: int) -> None:
+    """The same layout with regions that are started at once is faster by what starting them takes."""
+    spec, cluster = load_model(model), TRN2.under_stack("neuron-compiled")
+    training = TrainingSpec(1024, 256, load_precision("mixed_precision"))
+    stages = pp * num_virtual_stages
+    strategy = Strategy(
+        tp=tp,
+        pp=pp,
+        dp=64 // tp // pp,
+        cp=1,
+        ep=1,
+        num_virtual_stages=num_virtual_stages,
+        microbatch_size=1,
+        schedule=usual_schedule(num_virtual_stages),
+        recompute=("none",) * stages,
+        sequence_parallel=tp > 1,
+        zero=1,
+        attention_kernel="plain",
+        stage_layers=even_stage_layers(spec.num_hidden_layers, stages),
+    )
+    at_once = replace(cluster, collective_launch_s=TRN2.collective_launch_s)
+    times = [estimate(spec, training, one, strategy).step_time_s for one in (cluster, at_once)]
+    bound_s = launches_at_most_s(Problem(spec, training, cluster, "torch"), Pins(tp=tp, microbatch_size=1))
+    assert 0 < times[0] - times[1] < bound_s
 
 
 def test_one_graph_a_stage_recomputes_nothing() -> None:
