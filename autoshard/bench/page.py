@@ -45,7 +45,9 @@ PREDICTORS = (
 )
 PEERS = (
     "Each is asked for its own answer, with the row's model, layout, peak, memory and links in its words; times are "
-    "scaled by the middle ratio of the train rows. A row that it has no words for is counted under no answer."
+    "scaled by the middle ratio of the train rows. Calculon and SimuMax keep the efficiencies of their own system "
+    "files; llm-analysis and Galvatron, which take theirs or a profile from the user, get the devices' peak and links. "
+    "A row that a peer has no words for is counted under no answer, so each is scored on rows of its own."
 )
 SEARCHERS = (
     "All search the same space (one recompute set, even or balanced cuts) by the same cost model. Regret: how much "
