@@ -45,7 +45,9 @@ PREDICTORS = (
 )
 PEERS = (
     "Each is asked for its own answer, with the row's model, layout, peak, memory and links in its words; times are "
-    "scaled by the middle ratio of the train rows. A row that it has no words for is counted under no answer."
+    "scaled by the middle ratio of the train rows. Calculon and SimuMax keep the efficiencies of their own system "
+    "files; llm-analysis and Galvatron, which take theirs or a profile from the user, get the devices' peak and links. "
+    "A row that a peer has no words for is counted under no answer, so each is scored on rows of its own."
 )
 SEARCHERS = (
     "All search the same space (one recompute set, even or balanced cuts) by the same cost model. Regret: how much "
@@ -138,10 +140,15 @@ def _ahead(entries: Json) -> Iterator[str]:
             if one[key] is not None and ours[key] is not None and one[key] < ours[key]
         ]
         for value, name in sorted(better):
-            said = True
-            yield f"* **{name} is ahead of {OURS}** in {words}: {_percent(value)}, ours {_percent(ours[key])}."
+            said, numbers = True, f"{_percent(value)}, ours {_percent(ours[key])}"
+            yield f"* **{name} is ahead of {OURS}** in {words}: {numbers}{_on(entries[name]['rows'], ours['rows'])}."
     if not said:
         yield f"Nobody is ahead of {OURS} in {', '.join(BETTER.values())}."
+
+
+def _on(answered: int, rows: int) -> str:
+    """On how many rows an entry is scored, where it has no answer to others."""
+    return f"; it answers {answered:,} of {rows:,} rows" if answered < rows else ""
 
 
 def _better_picks(sources: Json) -> Iterator[str]:
@@ -155,7 +162,8 @@ def _better_picks(sources: Json) -> Iterator[str]:
         ahead = [(theirs - ours, source, theirs, ours) for source, theirs, ours in known if theirs < ours]
         behind = sum(theirs > ours for _, theirs, ours in known)
         where = "; ".join(
-            f"{source} ({_percent(theirs)}, ours {_percent(ours)}, {rows[source] / all_rows:.0%} of the rows)"
+            f"{source} ({_percent(theirs)}, ours {_percent(ours)}, {rows[source] / all_rows:.0%} of the rows"
+            f"{_on(sources[source][name][2], rows[source])})"
             for _, source, theirs, ours in sorted(ahead)
         )
         count = f"{name} picks better than {OURS} in {len(ahead)} of {len(known)} sources, worse in {behind}"

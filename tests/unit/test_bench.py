@@ -135,6 +135,32 @@ def test_baselines_learn_from_train_rows_alone(rows: tuple[Measured, ...]) -> No
         assert PREDICTORS[name](replace(fold, test=hidden)) == PREDICTORS[name](fold), name
 
 
+def test_the_page_says_on_how_many_rows_an_entry_is_ahead() -> None:
+    keys = ("mean_error", "error_of_groups", "error_of_sources", "median_error", "regret", "regret_of_sources")
+    others = {"bias": 0.0, "fits_right": None, "picks_out_of_memory": 0.0, "coverage": 0.9, "width": 2.0}
+    ours = {"rows": 10, "unpredicted": 0, **dict.fromkeys(keys, 0.2), **others}
+    peer = {**ours, "rows": 4, "unpredicted": 6, "error_of_groups": 0.1, "regret": None}
+    found = {
+        "rows": 10,
+        "splits": {"group": {"autoshard": ours, "peer": peer}},
+        "peers": {"Peer": "1.0", "Other": None},
+    }
+    sources = {"s": {"autoshard": [0.2, 0.3, 10], "peer": [0.1, 0.1, 4]}, "t": {"autoshard": [0.2, 0.3, 10]}}
+    sources["t"]["peer"] = [0.1, 0.4, 10]
+    page = results_page({"predictors": {**found, "by_source": sources}})
+    assert (
+        "* **peer is ahead of autoshard** in mean error of groups: 10.0 %, ours 20.0 %; it answers 4 of 10 rows."
+        in page
+    )
+    assert page.count("is ahead of autoshard**") == 1
+    text = " ".join(page.split())
+    assert (
+        "* peer picks better than autoshard in 1 of 2 sources, worse in 1: s (10.0 %, ours 30.0 %, 50% of the" in text
+    )
+    assert "of the rows; it answers 4 of 10 rows)." in text
+    assert "Peers that were run: Peer (1.0); not run: Other." in text
+
+
 def test_by_time_ours_is_fitted_to_earlier_results_alone(small: Path) -> None:
     """Every row is answered, and what was measured of later rows changes no answer."""
     fold = folds(read_measured(small), "time", small)[0]
