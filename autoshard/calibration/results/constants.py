@@ -137,9 +137,9 @@ since 2022."""
 
 
 LOOSE_NORMS = ("AA-Scaling", "torchtitan")
-"""Stacks whose RMS norms are several kernels, as torch runs its own without a compiler: torch.nn.RMSNorm is square,
-mean, rsqrt and two products there [torchtitan/models/llama, AA-Scaling's core/nn/norm/rms_norm.py]. Others compile it
-or bring a kernel."""
+"""Stacks whose RMS norms are several kernels, as torch runs one without a compiler: square, mean, rsqrt, two products
+[AA-Scaling's core/nn/norm/rms_norm.py; torchtitan's default norm is recalled, not read]. Others compile it or bring a
+kernel."""
 
 
 def stack_of(framework: str) -> tuple[str | None, bool]:
