@@ -103,7 +103,7 @@ def _in_tiles(ring: Ring, mine: torch.Tensor) -> Kernel:
         starts: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return ring_attention(q, k, v, ring, None if starts is None else starts[:, mine], sinks)
+        return ring_attention(q, k, v, ring, None if starts is None else starts[:, mine.to(starts.device)], sinks)
 
     return run
 
