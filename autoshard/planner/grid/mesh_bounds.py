@@ -26,7 +26,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
 from autoshard.planner.grid.price import Family
-from autoshard.planner.grid.unit_costs import PARTS, as_columns, mean_columns, part_numbers, unit_programs
+from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, unit_programs
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
 from autoshard.rows import by_count
@@ -310,7 +310,9 @@ class _Parts:
                     block_s = np.maximum(block_s.min(1), work.alone_s + replayed_s)[:, None]
             if family.num_virtual_stages == 1 and len(counts) == 1:
                 may = needed <= limit_bytes
+                ends[-1] -= at_end  # what blocks replay comes when the loss is over
                 room = (limit_bytes - base - ends)[:, may, None] - replayed[0][may]
+                room[-1] = (limit_bytes - base - ends[-1])[may, None] - np.maximum(replayed[0], at_end[:, None])[may]
                 fit = room / (state[0][:, may, None] + held[:, may, None] * kept[0][may])
                 first_s, last_s = (end_s[may] for end_s in work.ends_s)
                 slowest_s = np.zeros(len(may))
@@ -464,11 +466,16 @@ def _held(problem: Problem, shape: LocalShape) -> Held:
 
     Where one rank has both ends they may share a table: then only the larger one counts.
     """
-    units = unit_programs(problem, shape)
+    return _held_of(unit_programs(problem, shape), shape.ep > 1)
+
+
+@lru_cache(maxsize=2048)
+def _held_of(units: Units, spread: bool) -> Held:
+    """As `_held`. spread: whether ranks share the experts."""
     several = [*units.blocks, units.embedding, units.head]
 
     def split(counts: Mapping[tuple[str, ...], float]) -> list[float]:
-        shared = sum(count for axes, count in counts.items() if shape.ep == 1 or "ep" in axes)
+        shared = sum(count for axes, count in counts.items() if not spread or "ep" in axes)
         return [float(shared), float(sum(counts.values()) - shared)]
 
     parameters, matrices = ([split(getattr(one, name)) for one in several] for name in ("parameters", "matrices"))
