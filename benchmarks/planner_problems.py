@@ -4,6 +4,7 @@ torch, nothing pinned. Each is a whole process of `autoshard plan`.
     python benchmarks/planner_problems.py                          all 200, once each
     python benchmarks/planner_problems.py --problems 40            the first 40, a sample of the same set
     python benchmarks/planner_problems.py --exhaustive             also whether the answer is the exhaustive one
+    python benchmarks/planner_problems.py --before FOLDER          also another copy of the project, in the same run
     python benchmarks/planner_problems.py --write                  keeps them in results/planner_problems.json
 
 The last line is JSON. Problems of which no layout fits count too: they need an answer as soon as others.
@@ -67,14 +68,21 @@ def questions(count: int = PROBLEMS) -> list[Question]:
     return found
 
 
-def whole_process(question: Question, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Wall and CPU seconds and memory of one process, and what it answered: a step time, or that nothing fits."""
+def whole_process(question: Question, options: Sequence[str] = (), copy: Path | None = None) -> dict[str, Any]:
+    """Wall and CPU seconds and memory of one process, and what it answered: a step time, or that nothing fits. copy: of
+    the project, the folder of another one."""
+    environment = dict(os.environ) if copy is None else {**os.environ, "PYTHONPATH": str(copy)}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         command = [sys.executable, "-m", "autoshard", "plan", *question.options, *options, "--out", str(out)]
         begin = time.perf_counter()
         process = subprocess.Popen(
-            ["timeout", str(STOP_S), *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            ["timeout", str(STOP_S), *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=copy,
         )
         assert process.stderr is not None
         errors = process.stderr.read()
@@ -87,7 +95,22 @@ def whole_process(question: Question, options: Sequence[str] = ()) -> dict[str, 
         "memory_mib": usage.ru_maxrss / 1024,
         "step_time_s": None if plan is None else plan["estimate"]["step_time_s"],
         "optimality": None if plan is None else plan["search"]["optimality"],
+        "load": os.getloadavg()[0],
         "refused": errors.strip().splitlines()[-1] if errors.strip() else None,
+    }
+
+
+def summed_up(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What the rows have in common: medians, the slowest, how many are as fast as is wanted."""
+    cpu_s = sorted(row["cpu_s"] for row in rows)
+    return {
+        "problems": len(rows),
+        "cpu_s_median": cpu_s[len(cpu_s) // 2],
+        "cpu_s_95_percent": cpu_s[min(len(cpu_s) - 1, int(0.95 * len(cpu_s)))],
+        "cpu_s_most": cpu_s[-1],
+        "memory_mib_most": max(row["memory_mib"] for row in rows),
+        "within_may": sum(seconds <= MAY_CPU_S for seconds in cpu_s) / len(rows),
+        "within_most": sum(seconds <= MOST_CPU_S for seconds in cpu_s) / len(rows),
     }
 
 
@@ -95,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=PROBLEMS)
     parser.add_argument("--exhaustive", action="store_true")
+    parser.add_argument("--before", type=Path)
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -108,19 +132,16 @@ def main() -> None:
             row["exhaustive_step_time_s"] = every_s = whole_process(question, ("--exhaustive",))["step_time_s"]
             same = step_s == every_s or (step_s and every_s and abs(step_s / every_s - 1) <= 1e-6)
             words += " as exhaustive" if same else f" NOT {every_s}"
+        if asked.before:
+            row["before"] = before = whole_process(question, copy=asked.before.resolve())
+            words += f", before {before['cpu_s']:.2f} CPU s"
         print(f"{question!s:<48} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {found['memory_mib']:5.0f}  {words}")
         rows.append(row)
-    cpu_s = sorted(row["cpu_s"] for row in rows)
-    summary = {
-        "problems": len(rows),
-        "cpu_s_median": cpu_s[len(cpu_s) // 2],
-        "cpu_s_95_percent": cpu_s[min(len(cpu_s) - 1, int(0.95 * len(cpu_s)))],
-        "cpu_s_most": cpu_s[-1],
-        "memory_mib_most": max(row["memory_mib"] for row in rows),
-        "within_may": sum(seconds <= MAY_CPU_S for seconds in cpu_s) / len(rows),
-        "within_most": sum(seconds <= MOST_CPU_S for seconds in cpu_s) / len(rows),
-    }
-    report = {"cores_of_this_machine": os.cpu_count(), "summary": summary, "rows": rows}
+    summary = summed_up(rows)
+    report: dict[str, Any] = {"cores_of_this_machine": os.cpu_count(), "summary": summary}
+    if asked.before:
+        report["summary_before"] = summed_up([row["before"] for row in rows])
+    report["rows"] = rows
     if asked.write:
         KEPT.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(summary))

@@ -16,12 +16,15 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.spec.cluster import Cluster
 
 
-def best_laws(cluster: Cluster, kind: str, sizes: Array, beside: Array | int = 1) -> CollectiveLaw:
+def best_laws(
+    cluster: Cluster, kind: str, sizes: Array, beside: Array | int = 1, multiples: Array | int = 1
+) -> CollectiveLaw:
     """The least latency and the least seconds a byte of a collective among so many ranks, by row. beside: other ranks,
-    of tensor parallelism."""
-    many = cluster.world_size + 1
-    different, inverse = np.unique(sizes * many + beside, return_inverse=True)
-    laws = [best_law(cluster, kind, size, 1, tp) for size, tp in (divmod(code, many) for code in different.tolist())]
+    of tensor parallelism. multiples: of these the strides between the ranks are multiples."""
+    columns = np.broadcast_arrays(sizes, multiples, beside)
+    shape = (cluster.world_size + 1, cluster.world_size + 1, int(columns[2].max()) + 1)
+    different, inverse = np.unique(np.ravel_multi_index(tuple(columns), shape), return_inverse=True)
+    laws = [best_law(cluster, kind, *map(int, key)) for key in zip(*np.unravel_index(different, shape), strict=True)]
     latency_s, s_per_byte = np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T
     return CollectiveLaw(latency_s[inverse], s_per_byte[inverse])
 

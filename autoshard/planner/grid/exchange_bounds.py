@@ -9,6 +9,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from autoshard.graph.count import operator_steps
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_law, best_laws
-from autoshard.planner.grid.unit_costs import unit_programs
+from autoshard.planner.grid.unit_costs import Units, unit_programs
 from autoshard.spec.training import DTYPE_BYTES
 
 ATTENTION = ("forward.attention", "backward.attention")
@@ -135,14 +136,18 @@ class Exchanges:
         return found * self._with_experts[shape]
 
 
-def _attended(problem: Problem, shape: LocalShape) -> list[list[float]]:
-    """Of a block of each kind, as Attended."""
-    found = []
-    for block in unit_programs(problem, shape).blocks:
-        sizes, program = np.zeros(4), block.program
-        for step in (single for several in program.steps for single in operator_steps(several)):
+def _attended(problem: Problem, shape: LocalShape) -> Array:
+    """Of a block of each kind, as Attended, (kind, field)."""
+    return shape.microbatch_size * _attended_of_one(unit_programs(problem, shape))
+
+
+@lru_cache(maxsize=2048)
+def _attended_of_one(units: Units) -> Array:
+    """As `_attended`, for microbatches of one sequence."""
+    found = np.zeros((len(units.blocks), len(Attended._fields)))
+    for sizes, block in zip(found, units.blocks, strict=True):
+        for step in (single for several in block.program.steps for single in operator_steps(several)):
             if step.operator.kind == "attention":
                 views = (*step.inputs[:3], step.operator.output)
-                sizes += [float(program.local_bytes[view]) for view in views]
-        found.append((sizes * shape.microbatch_size).tolist())
+                sizes += [float(block.program.local_bytes[view]) for view in views]
     return found

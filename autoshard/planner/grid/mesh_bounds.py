@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from autoshard.backends.rules import Problem, chunks_are_alike
+from autoshard.backends.rules import Draft, Problem, chunks_are_alike
 from autoshard.cost.memory import BOUNDARY_BUFFERS
 from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -26,7 +26,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
 from autoshard.planner.grid.price import Family
-from autoshard.planner.grid.unit_costs import PARTS, as_columns, mean_columns, part_numbers, unit_programs
+from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, unit_programs
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
 from autoshard.rows import by_count
@@ -64,7 +64,7 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         return least[0], least[1]
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
     rows = [
-        (place, *of_size, size, way.dp, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), way.pp)
+        (place, *of_size, size, *_numbers(problem, way), way.pp)
         for place, ((_, way, _), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
         for size, of_size in of_sizes.items()
     ]
@@ -73,9 +73,10 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         alike = np.flatnonzero(pp_of == pp)
         families = {one[:2] for way in np.unique(place[alike]).tolist() for one in ways[way].schedules}
         for shape, found in ((own, least[0]), (other, least[1])):
-            several = alike if shape is own else alike[own[alike] != other[alike]]
+            several = alike if shape is own else alike[(own[alike] != other[alike]) | (columns[-1][alike] > 0)]
             if len(several):
                 of_pp = _Rows(problem, shape[several], *(column[several] for column in columns))
+                of_pp.usual &= shape is own
                 for schedule, vpp in sorted(families):
                     np.minimum.at(found, place[several], parts.steps_s(Family(schedule, pp, vpp), of_pp))
     return least[0], least.min(0)
@@ -88,20 +89,27 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
     parts = _Parts(problem, shapes, sets)
     rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
     for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
-        numbers = (way.dp, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), place)
+        numbers = _numbers(problem, way)
         for number, (schedule, vpp, size) in enumerate(schedules):
-            rows.setdefault((schedule, way.pp, vpp), []).append((*of_sizes[size], size, *numbers, number))
+            rows.setdefault((schedule, way.pp, vpp), []).append((*of_sizes[size], size, *numbers, place, number))
     found = []
     for names, of_family in rows.items():
         own, other, *columns, of_way, of_schedule = np.array(of_family).T
         family = Family(*names)
         own_s, needed = parts.fitted(family, _Rows(problem, own, *columns), limit_bytes)
-        any_s, differs = own_s.copy(), np.flatnonzero(own != other)
+        any_s, differs = own_s.copy(), np.flatnonzero((own != other) | (columns[-1] > 0))
         if len(differs):
             of_others = _Rows(problem, other[differs], *(column[differs] for column in columns))
+            of_others.usual &= False
             any_s[differs] = np.minimum(own_s[differs], parts.fitted(family, of_others, limit_bytes)[0])
         found.append(Bounds(of_way, of_schedule, own_s, any_s, needed))
     return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _numbers(problem: Problem, way: Draft) -> tuple[int, ...]:
+    """What `_Rows` wants to know of a way, after its shape and the size of its microbatches."""
+    usual = int(problem.model.is_moe and way.axis_order == AXIS_ORDER)
+    return way.dp, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
 
 
 Places = tuple[int, int]
@@ -122,8 +130,10 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
         places = {}
         apart = way.ep // way.cp if way.ep > 1 else 1  # ranks that exchange tokens: those of cp gather them
         strides = (1, way.tp * way.cp), ((1, 1) if way.cp > 1 else (apart, 1))
-        if way.tp == 1 or apart == 1:
+        if apart == 1:
             strides = (1, 1), (1, 1)
+        elif way.tp == 1:
+            strides = (1, way.cp if way.axis_order == AXIS_ORDER else 1), (1, 1)
         elif way.axis_order != AXIS_ORDER:
             strides = (1, 1), strides[1]
         for size in dict.fromkeys(size for _, _, size in schedules):
@@ -141,8 +151,12 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
 
 
 class _Rows:
-    """Layouts of one family, an entry each. shape: the place of the local shape without context parallelism. size:
-    sequences a microbatch. context: the place of its kind of context parallelism in CONTEXT_PARALLEL."""
+    """Layouts of families with as many ranks, an entry each. Mutable: remembers their work.
+
+    shape: the place of the local shape without context parallelism. size: sequences a microbatch. context: the place of
+    its kind of context parallelism in CONTEXT_PARALLEL. usual: 1 where the axes of a mixture are in their usual order,
+    which the bound goes by; else 0.
+    """
 
     def __init__(
         self,
@@ -154,8 +168,10 @@ class _Rows:
         ep: Array,
         zero: Array,
         context: Array,
+        usual: Array,
     ):
-        self.shape, self.cp, self.zero, self.context = shape, cp, zero, context
+        self.shape, self.cp, self.ep, self.zero, self.context = shape, cp, ep, zero, context
+        self.usual, self.work = usual > 0, cast("_Work | None", None)
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = dp * cp, dp * cp // ep  # of what experts do not have, and of experts
 
@@ -220,6 +236,12 @@ class _Parts:
         return np.vstack([counts @ of_units[: len(counts)] / counts.sum(), of_units[len(counts) :]])
 
     def _work(self, family: Family, rows: _Rows) -> _Work:
+        """The same for all families with as many ranks."""
+        if rows.work is None:
+            rows.work = self._work_of(family, rows)
+        return rows.work
+
+    def _work_of(self, family: Family, rows: _Rows) -> _Work:
         parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent(family, rows)
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[int(family.pp == 1)][:, rows.shape] / rows.cp
@@ -246,13 +268,15 @@ class _Parts:
 
         tp = self._tp[rows.shape]
 
+        strides = np.ones_like(tp), np.where(rows.usual, tp * rows.ep, 1)
+
         def seconds(kind: str, size: int) -> Array:
             """By (unit, row): of a block, of the ends."""
             return sum(
                 self._mean(matrices)[:, rows.shape]
                 * size
-                * best_laws(self._problem.cluster, kind, owners, tp).seconds_per_byte
-                for matrices, owners in zip(self._matrices, rows.owners, strict=True)
+                * best_laws(self._problem.cluster, kind, owners, tp, stride).seconds_per_byte
+                for matrices, owners, stride in zip(self._matrices, rows.owners, strides, strict=True)
             )
 
         scatter_s, gather_s = seconds("reduce_scatter", reduced), seconds("all_gather", parameter)
@@ -310,7 +334,9 @@ class _Parts:
                     block_s = np.maximum(block_s.min(1), work.alone_s + replayed_s)[:, None]
             if family.num_virtual_stages == 1 and len(counts) == 1:
                 may = needed <= limit_bytes
+                ends[-1] -= at_end  # what blocks replay comes when the loss is over
                 room = (limit_bytes - base - ends)[:, may, None] - replayed[0][may]
+                room[-1] = (limit_bytes - base - ends[-1])[may, None] - np.maximum(replayed[0], at_end[:, None])[may]
                 fit = room / (state[0][:, may, None] + held[:, may, None] * kept[0][may])
                 first_s, last_s = (end_s[may] for end_s in work.ends_s)
                 slowest_s = np.zeros(len(may))
@@ -464,11 +490,16 @@ def _held(problem: Problem, shape: LocalShape) -> Held:
 
     Where one rank has both ends they may share a table: then only the larger one counts.
     """
-    units = unit_programs(problem, shape)
+    return _held_of(unit_programs(problem, shape), shape.ep > 1)
+
+
+@lru_cache(maxsize=2048)
+def _held_of(units: Units, spread: bool) -> Held:
+    """As `_held`. spread: whether ranks share the experts."""
     several = [*units.blocks, units.embedding, units.head]
 
     def split(counts: Mapping[tuple[str, ...], float]) -> list[float]:
-        shared = sum(count for axes, count in counts.items() if shape.ep == 1 or "ep" in axes)
+        shared = sum(count for axes, count in counts.items() if not spread or "ep" in axes)
         return [float(shared), float(sum(counts.values()) - shared)]
 
     parameters, matrices = ([split(getattr(one, name)) for one in several] for name in ("parameters", "matrices"))
