@@ -212,13 +212,13 @@ def _ends_in_turns(rank: Rank) -> Ends:
     ends = Ends(0.0, 0.0, 0.0)
     for end in rank.ends:
         going, (_, table, predicting, *_) = end.unit.going, end.unit.travelling.turns
-        predicts, one = predicting > 0, where(predicting > 0, table, 0.0)
+        predicts, of_module = predicting > 0, where(predicting > 0, table, 0.0)
         if not end.has_table:
             last, leaving = where(predicts, table, going), where(predicts, largest(table, predicting), 0.0)
             ends = ends._replace(last=last, leaving=leaving, predicting=predicting)
         elif end.has_loss:
             tied = where(predicts, 0.0, 1.0)
-            ends = Ends(where(predicts, table, going), one, tied, one, predicting, predicting)
+            ends = Ends(where(predicts, table, going), of_module, tied, of_module, predicting, predicting)
         else:
             ends = ends._replace(first=going)
     return ends

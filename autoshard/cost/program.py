@@ -539,20 +539,15 @@ def _at_steps(program: Program, working: list[float]) -> list[float]:
 
 def working_bytes(program: Program, step: Step) -> float:
     """Bytes that backward of a step needs beside what forward kept: gradients of what it read and wrote, what it
-    gathers again, buffers inside."""
+    gathers again, buffers inside.
+
+    Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
+    """
     if isinstance(step, RedistributeStep):
         return _view_bytes(program, step.source) + _view_bytes(program, step.target)
     if isinstance(step, GatherEinsumStep):
         written = sum(_view_bytes(program, einsum.operator.output) for einsum in step.einsums)
         return 2 * _view_bytes(program, step.gather.target) + written
-    return operator_bytes(program, step)
-
-
-def operator_bytes(program: Program, step: OperatorStep) -> float:
-    """Bytes of the gradients of what an operator read and wrote, and of buffers inside its backward.
-
-    Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
-    """
     op = step.operator
     extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
     inside = sum(e.bytes for e in extra) + _inner_bytes(program, step)

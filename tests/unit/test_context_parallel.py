@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.program import price_program, program_work
-from autoshard.graph.count import backward_collectives, forward_collectives, operator_work
+from autoshard.cost.program import price_program, program_work, working_bytes
+from autoshard.graph.count import backward_collectives, forward_collectives, loop_sizes, operator_work
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.layout.context_parallel import sequence_pieces, with_context_parallel
 from autoshard.layout.sharding import stage_program
@@ -65,6 +66,24 @@ def test_a_ring_sends_keys_and_values_on_and_their_gradients_home() -> None:
     assert list(forward_collectives(program, step)) == [("send_recv", ("cp",), 2 * pair)] * 3
     sent = sorted(backward_collectives(program, step))
     assert sent == [("send_recv", ("cp",), 2 * pair)] * 3 + [("send_recv", ("cp",), 4 * pair)] * 4
+
+
+def test_backward_of_a_ring_holds_gradients_of_three_pairs() -> None:
+    """Beyond the gradients that it returns, those of q in FP32 and, of keys and values, three in FP32 and what travels
+    in bf16; of a piece one product of keys."""
+
+    def inside(kind: str, cp: int) -> float:
+        program, step = attention(kind, cp)
+        return KINDS["attention"].inner_backward_bytes(step.operator, program.graph, loop_sizes(program, step))
+
+    q, k = QUERIES / 4, KEYS / 4
+    assert inside("zigzag_ring", 4) == (4 - 2) * q + (3 * 4 + 2) * 2 * k + 2 * k / 2
+    assert inside("ring", 2) == (4 - 2) * 2 * q + 3 * 4 * 2 * 2 * k + 2 * 2 * k
+    assert inside("ulysses", 4) == inside("all_gather", 1) == 0
+    program, step = attention("zigzag_ring", 4)
+    statistics = 4 * HEADS * SEQ / 4
+    expected = 2 * (2 * q + 2 * k) + statistics + inside("zigzag_ring", 4)
+    assert working_bytes(program, step) == expected
 
 
 def test_ulysses_exchanges_queries_keys_values_and_the_output() -> None:

@@ -10,7 +10,7 @@ import pytest
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed
 from autoshard.cost.program import Part
-from autoshard.cost.stage import strategy_parts
+from autoshard.cost.stage import mean_part, strategy_parts
 from autoshard.cost.zero_sharding import Ends, Travelling, Turns, Unit, in_work_bytes
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
@@ -136,6 +136,15 @@ def test_the_worst_moment_with_a_prediction_module() -> None:
     # many: the module's head, where all is kept but the probabilities of the module's loss
     wide = one_rank._replace(last=1000)
     assert at_worst(wide, logits, 1e6) == logits * (2 - 4) / 6 + 1000 * (2 + 2) + 20 * 2
+
+
+def test_blocks_of_two_kinds_need_what_one_of_them_needs_at_a_time() -> None:
+    one = strategy_parts(LLAMA, TRAINING, local_cluster(1), strategy())[0].block
+    kinds = [replace(one, replay_bytes=10.0, working_bytes=5.0), replace(one, replay_bytes=4.0, working_bytes=13.0)]
+    both = mean_part(kinds, (1, 1))
+    assert (both.replay_bytes, both.working_bytes) == (10.0, 4.0 + 13.0 - 10.0)  # not 10 + 13
+    alone = mean_part(kinds, (1, 0))
+    assert (alone.replay_bytes, alone.working_bytes) == (10.0, 5.0)
 
 
 def test_moments_of_a_block() -> None:
