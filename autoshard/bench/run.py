@@ -18,12 +18,15 @@ from autoshard.bench.rows import SPLITS, Measured, folds, read_measured
 from autoshard.bench.searchers import six
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
+from autoshard.files.fields import show
 from autoshard.files.json_file import read_json
 from autoshard.plugins.found import installed
 
 RESULTS, TIMINGS = "planbench.json", "planbench_timings.json"
 PAGE, TIMINGS_PAGE, CURVES = "planbench.md", "planbench_timings.md", "planbench_searchers.svg"
 MOST_BYTES = 50_000_000
+FORMAT_VERSION = 2
+"""Of the two files with results and timings; 1 had no number, and no means by group."""
 BY_SOURCE = "group"
 """The split whose scores are also told a source at a time."""
 
@@ -64,6 +67,7 @@ def run(
 def write(out: Path, results: Json, timings: Json) -> list[Path]:
     """Writes the files of these results and timings into a folder; the same values give the same bytes."""
     out.mkdir(parents=True, exist_ok=True)
+    results, timings = ({**one, "format_version": FORMAT_VERSION} for one in (results, timings))
     results, timings = json.loads(_text(results)), json.loads(_text(timings))  # in the order of the files
     texts = {
         RESULTS: _text(results),
@@ -89,6 +93,11 @@ def _before(path: Path) -> Json:
     found = read_json(path, "results", MOST_BYTES)
     if not isinstance(found, dict):
         raise AutoshardError(f"{path} is not what autoshard bench writes")
+    if found.get("format_version") != FORMAT_VERSION:
+        raise AutoshardError(
+            f"{path} has format_version {show(found.get('format_version'))}, this autoshard writes {FORMAT_VERSION}; "
+            "remove it or name another -o"
+        )
     return found
 
 

@@ -286,6 +286,19 @@ def test_wrong_options_are_said(
     assert not (tmp_path / "out").exists()
 
 
+def test_results_of_another_version_are_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = '{"predictors": {}}'
+    (tmp_path / "planbench.json").write_text(older)
+    assert main(["bench", "searchers", "--data", str(DATA), "-o", str(tmp_path)]) == 2
+    said = (
+        f"{tmp_path / 'planbench.json'} has format_version None, this autoshard writes 2; remove it or name another -o"
+    )
+    assert capsys.readouterr().err == f"autoshard: error: {said}\n"
+    assert (tmp_path / "planbench.json").read_text() == older and len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
