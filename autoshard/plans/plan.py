@@ -169,6 +169,11 @@ class Plan:
         return partition_stage(graph, axes, self.choices(graph), hidden_state(axes, self.strategy.sequence_parallel))
 
     @cached_property
+    def stage_programs(self) -> tuple[Program, ...]:
+        """The program of each virtual stage."""
+        return tuple(self.program(stage.layers, stage.has_embedding, stage.has_head) for stage in self.stages)
+
+    @cached_property
     def sample_programs(self) -> tuple[Program, ...]:
         """Programs that together hold each operator template once or twice: embedding, a block of each kind, head.
 

@@ -277,7 +277,7 @@ class RankGraphs:
 def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     """The graphs of a rank where all is compiled that the runtime compiles on native Neuron."""
     pipeline_rank, index = plan.mesh.coordinates(rank)
-    programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
+    programs = plan.stage_programs
     tied = tied_parameters(programs[0], programs[len(programs) - 1])
     mine = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     wirings = []

@@ -24,7 +24,7 @@ def step_collectives(plan: Plan, pipeline_rank: int) -> Counter[Collective]:
 
     Left out: transfers between stages, which the schedule gives, and the 8-byte sums of norm and loss.
     """
-    programs = {stage.index: plan.program(stage.layers, stage.has_embedding, stage.has_head) for stage in plan.stages}
+    programs = plan.stage_programs
     stages = [stage.index for stage in plan.stages if stage.pipeline_rank == pipeline_rank]
     total: Counter[Collective] = Counter()
     tied = tied_parameters(programs[0], programs[len(programs) - 1])

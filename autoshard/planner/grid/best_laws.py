@@ -1,4 +1,4 @@
-"""What collectives take at least, wherever their ranks are: before an order of axes is chosen."""
+"""Laws of collectives at their best, wherever their ranks are: before an order of axes is chosen."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Exchanged(NamedTuple):
 
 
 class Exchanges:
-    """What blocks of some local shapes without context parallelism would send with it. attention_s: seconds of
+    """Collectives that blocks of local shapes without context parallelism would issue with it. attention_s: seconds of
     attention, (pass, kind, shape). counts: blocks of each kind. has_experts: which blocks have experts that ranks
     share, (kind, shape)."""
 
