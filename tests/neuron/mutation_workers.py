@@ -60,11 +60,15 @@ MUTATIONS: dict[str, tuple[str, Plan, tuple[tuple[Any, str, Any], ...]]] = {
         ((rounded_adamw, "devices", Wide64),),
     ),
     "a ring by send and receive": ("even splits", _named("ring"), ((Group, "is_neuron", False),)),
-    "an all-to-all of two, gathered": ("all-to-all sizes", _named("ulysses"), ((collectives, "has_all_to_all", bool),)),
+    "an all-to-all of two, gathered": (
+        "all-to-all sizes",
+        _named("ulysses"),
+        ((collectives, "takes_all_to_all", bool),),
+    ),
     "experts of two ranks, gathered": (
         "all-to-all sizes",
         _named("mixtral ep"),
-        ((collectives, "has_all_to_all", bool),),
+        ((collectives, "takes_all_to_all", bool),),
     ),
 }
 """Guard -> the rule behind it, a plan that needs it, and what is patched to be without."""
