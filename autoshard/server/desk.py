@@ -72,6 +72,7 @@ class Desk:
         running = await loop.run_in_executor(self._threads, Work, work, job, self.limits)
         self._running[client] = running
         try:
+            self._check_newest(client, number, latest_wins)  # a later question may have come while it was started
             return await loop.run_in_executor(self._threads, running.result)
         except AutoshardError:
             self._check_newest(client, number, latest_wins)

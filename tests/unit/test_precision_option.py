@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import autoshard
 from autoshard.backends.products import check_runs
 from autoshard.backends.registry import BACKENDS
-from autoshard.commands import audit, launch, validate
+from autoshard.commands import audit, validate
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
 from autoshard.files.option_values import WrongValueError
@@ -133,9 +134,7 @@ def test_a_file_of_such_a_plan_is_read_and_priced_alike_but_not_run(tmp_path: Pa
     for refused in (
         lambda: validate.run({"plan": str(file)}),
         lambda: audit.run({"plan": str(file), "stages": None, "no_cache": True, "format": "text"}),
-        lambda: launch.run(
-            {"plan": str(file), "program": None, "slurm": True, "kubernetes": False, "array": None, "run": False}
-        ),
+        lambda: autoshard.launch(str(file), "slurm"),
         lambda: run_plan(plan, RunOptions(output=tmp_path)),
         lambda: check_runs(BACKENDS["torch"], plan.training.precision),
     ):

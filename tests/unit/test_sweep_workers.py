@@ -25,6 +25,8 @@ from autoshard.sweeps.workers import on_processes
 
 BATCHES = list(range(64, 64 * 13, 64))
 POINTS = {"model": "llama3.2-1b", "seq_len": 2048, "tp": 8, "global_batch": BATCHES}
+MANY = list(range(64, 64 * 41, 64))
+"""So many that a sweep is still under way when it is ended from outside."""
 PATIENCE_S = 120.0
 
 
@@ -64,27 +66,30 @@ def test_workers_say_what_one_process_says(tmp_path: Path) -> None:
 def test_a_sweep_goes_on_after_kill_9(tmp_path: Path) -> None:
     """The parent is killed in the middle: its workers end with it, its rows stay, the rest is done once."""
     table = tmp_path / "out/results.csv"
-    code = f"import autoshard; autoshard.sweep({POINTS!r}, {str(tmp_path / 'out')!r}, workers=2)"
+    points = {**POINTS, "global_batch": MANY}
+    code = f"import autoshard; autoshard.sweep({points!r}, {str(tmp_path / 'out')!r}, workers=2)"
     parent = subprocess.Popen([sys.executable, "-c", code])
     wait_for(table, 2)
     workers = psutil.Process(parent.pid).children(recursive=True)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     before = numbers(table)
-    assert len(workers) == 2 and 2 <= len(before) < len(BATCHES)
+    assert len(workers) == 2 and 2 <= len(before) < len(MANY)
     _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
     assert not alive
     given: list[int] = []
-    sweep = sweep_of(POINTS, "sweep")
+    sweep = sweep_of(points, "sweep")
     outcomes, done = run_sweep(sweep, tmp_path / "out", _never, lambda word: None, counted(on_processes(2), given))
-    assert sorted([*before, *given]) == BATCHES and done == len(given)
-    assert numbers(table) == BATCHES
+    assert sorted([*before, *given]) == MANY and done == len(given)
+    assert numbers(table) == MANY
     assert {outcome.status for _, outcome in outcomes} == {OK}
 
 
 def test_ctrl_c_ends_the_workers_too(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(f"model: llama3.2-1b\nseq_len: 2048\ntp: 8\ngrid: {{global_batch: {BATCHES}}}\n")
+    sweep.write_text(
+        f"model: llama3.2-1b\nseq_len: 2048\ntp: 8\ngrid: {{global_batch: {[*range(64, 64 * 400, 64)]}}}\n"
+    )
     command = [sys.executable, "-m", "autoshard", "sweep", str(sweep), "-o", str(tmp_path / "out"), "--workers", "2"]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for(tmp_path / "out/results.csv", 2)

@@ -75,5 +75,5 @@ def test_the_runtime_reads_no_argument_by_its_name() -> None:
             continue
         named += [where] * len(re.findall(r"\"nxd\"|backend\w* (?:==|!=) \"torch\"", text))
     assert read == []
-    forms = ["commands/convert.py", "conversion/convert.py", "conversion/forms.py"]  # NxD's files, a form
+    forms = ["conversion/convert.py", "conversion/forms.py", *["interface/converting.py"] * 2]  # NxD's files, a form
     assert named == [*forms, *["spec/platform.py"] * 2]  # a generation's own default

@@ -1,4 +1,4 @@
-"""What adapters share: the peers, which version is installed, and a row's links in the words that peers use."""
+"""The peers, which version of each is installed, and a row's links in the words that peers use: adapters share this."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Peer(NamedTuple):
 
     @property
     def version(self) -> str | None:
-        """What is installed: a version, or the commit of a checkout; None where nothing is."""
+        """The version that is installed, or the commit of a checkout; None where nothing is."""
         spec = find_spec(self.module)
         if spec is None or spec.origin is None:
             return None
@@ -72,7 +72,7 @@ def crosses_nodes(row: Measured, axis: str) -> bool:
 
 
 def bandwidth_bytes_per_s(row: Measured, between_nodes: bool) -> float:
-    """What one device sends to others in its node, or on other nodes while all devices of the node do."""
+    """Bytes/s that one device sends to others in its node, or to other nodes while all devices of its node do."""
     cluster = row.cluster
     if not between_nodes:
         return float(cluster.intra_node[-1][1].bandwidth_bytes_per_s)
