@@ -59,7 +59,7 @@ def _fits(d: Description) -> str:
 
 
 def _sure(d: Description) -> str:
-    """What the search says of the choice, and how many layouts may be as fast."""
+    """A sentence: what the search has proven of the choice, and how many layouts may be as fast."""
     if d.considered is None:
         return "this layout was given, not searched"
     said = f"chosen from {d.considered:,} layouts: {_cut(d.optimality or '')}"

@@ -158,7 +158,8 @@ def sweep(
 
 
 def _spread(workers: int, scheduler: str | None) -> Spread | None:
-    """Where points are done; None: in this process. Raises AutoshardError where both are asked for."""
+    """The function that does the points elsewhere, None for this process. Raises AutoshardError where workers and a
+    scheduler are both asked for."""
     if type(workers) is not int or workers < 1:
         raise AutoshardError(f"workers={workers!r} must be a whole number of at least 1")
     if scheduler is not None:

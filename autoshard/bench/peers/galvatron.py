@@ -91,7 +91,7 @@ def _run(row: Measured) -> Answer:
 
 
 def _profile(row: Measured, arguments: Any, embedding: int) -> Any:
-    """What its profiler would measure of the model: forward times in ms of a sequence, sizes in MiB."""
+    """The profile of the model, as its profiler would measure it: forward times in ms of a sequence, sizes in MiB."""
     model, training, strategy = row.model, row.training, row.strategy
     peak = row.cluster.device.peak_flops_per_s(training.precision.fastest_dtype)
     forward = model_flops_per_step(model, training) / training.global_batch_size / 3
@@ -117,7 +117,7 @@ def _profile(row: Measured, arguments: Any, embedding: int) -> Any:
 
 
 def _machine(row: Measured, arguments: Any) -> Any:
-    """What its profiler would measure of the machine: ms a MiB of messages."""
+    """The profile of the machine, as its profiler would measure it: ms a MiB of messages."""
     strategy = row.strategy
 
     def ms_per_mib(axis: str) -> float:

@@ -137,13 +137,13 @@ class Exchanges:
 
 
 def _attended(problem: Problem, shape: LocalShape) -> Array:
-    """Of a block of each kind, as Attended, (kind, field)."""
+    """The bytes of `Attended` for a block of each kind, (kind, field)."""
     return shape.microbatch_size * _attended_of_one(unit_programs(problem, shape))
 
 
 @lru_cache(maxsize=2048)
 def _attended_of_one(units: Units) -> Array:
-    """As `_attended`, for microbatches of one sequence."""
+    """The bytes of `Attended` for a block of each kind, (kind, field), with microbatches of one sequence."""
     found = np.zeros((len(units.blocks), len(Attended._fields)))
     for sizes, block in zip(found, units.blocks, strict=True):
         for step in (single for several in block.program.steps for single in operator_steps(several)):
