@@ -30,7 +30,7 @@ demo: $(VENV)/.demo
 
 test: lint types
 	python -m pytest -n 2 --dist loadfile tests/unit tests/golden tests/validation
-	python -m pytest tests/multiprocess
+	python -m pytest -n 2 --dist loadfile tests/multiprocess
 
 docs: $(VENV)/.test
 	python -m mkdocs build --strict

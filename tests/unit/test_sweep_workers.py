@@ -22,6 +22,7 @@ from autoshard.sweeps.outcome import LOST, OK, Outcome
 from autoshard.sweeps.point import Spread, Task
 from autoshard.sweeps.run import run_sweep
 from autoshard.sweeps.workers import on_processes
+from tests.multiprocess.started import by_default
 
 BATCHES = list(range(64, 64 * 13, 64))
 POINTS = {"model": "llama3.2-1b", "seq_len": 2048, "tp": 8, "global_batch": BATCHES}
@@ -91,7 +92,8 @@ def test_ctrl_c_ends_the_workers_too(tmp_path: Path) -> None:
         f"model: llama3.2-1b\nseq_len: 2048\ntp: 8\ngrid: {{global_batch: {[*range(64, 64 * 400, 64)]}}}\n"
     )
     command = [sys.executable, "-m", "autoshard", "sweep", str(sweep), "-o", str(tmp_path / "out"), "--workers", "2"]
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with by_default(signal.SIGINT):
+        parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for(tmp_path / "out/results.csv", 2)
     workers = psutil.Process(parent.pid).children(recursive=True)
     parent.send_signal(signal.SIGINT)
