@@ -95,7 +95,7 @@ class Exchanges:
         return Exchanged(*seconds)
 
     def _of_attention(self, kind: str, shape: Array, cp: Array) -> Array:
-        """Of the mean block, (pass, row), for one kind of context parallelism."""
+        """Seconds of the mean block, (pass, row), in which one kind of context parallelism is not hidden."""
         query, key, value, out = (one[:, shape] for one in self._attended)
         cluster, tp, share = self._problem.cluster, self._tp[shape], self._share
 
@@ -123,8 +123,9 @@ class Exchanges:
         )
 
     def _of_experts(self, shape: Array, cp: Array) -> Array:
-        """Of the mean block, in either pass, by row: its tokens come from all ranks of the sequence and go back. Where
-        tensor-parallel ranks share them too, one collective over both is in place of one that is counted."""
+        """Seconds of the mean block, in either pass, by row, in which tokens come to experts from all ranks of the
+        sequence and go back. Where tensor-parallel ranks share them too, one collective over both is in place of one
+        that is counted."""
         splits, tp, size = self._splits[shape], self._tp[shape], self._hidden_bytes[shape]
         found = np.zeros(len(shape))
         for kind, of_tp in zip(("all_gather", "reduce_scatter"), self._tp_laws, strict=True) if self._shares else ():

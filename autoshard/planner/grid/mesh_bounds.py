@@ -107,7 +107,7 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
 
 
 def _numbers(problem: Problem, way: Draft) -> tuple[int, ...]:
-    """What `_Rows` wants to know of a way, after its shape and the size of its microbatches."""
+    """The last columns of `_Rows` for one way: those after its shape and the size of its microbatches."""
     usual = int(problem.model.is_moe and way.axis_order == AXIS_ORDER)
     return way.dp, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
 
@@ -495,7 +495,7 @@ def _held(problem: Problem, shape: LocalShape) -> Held:
 
 @lru_cache(maxsize=2048)
 def _held_of(units: Units, spread: bool) -> Held:
-    """As `_held`. spread: whether ranks share the experts."""
+    """The parameters and matrices of `_held`, for the programs of a rank. spread: whether ranks share the experts."""
     several = [*units.blocks, units.embedding, units.head]
 
     def split(counts: Mapping[tuple[str, ...], float]) -> list[float]:

@@ -86,7 +86,7 @@ class ScheduledStage(PipelineStage):
         return self._sent(super().get_bwd_send_ops(bwd_chunk_id))
 
     def _sent(self, operations: list[Any]) -> list[Any]:
-        """What is left for torch to send."""
+        """The operations that torch still has to send: none where our transfers have sent them."""
         if self.transfers.is_point_to_point:
             return operations
         for one in operations:
@@ -94,7 +94,7 @@ class ScheduledStage(PipelineStage):
         return []
 
     def _received(self, operations: list[Any], name: tuple[str, int]) -> list[Any]:
-        """What is left for torch to receive."""
+        """The operations that torch still has to receive: none where our transfers do. name: of the wait for them."""
         if self.transfers.is_point_to_point:
             return operations
         self._arriving[name] = [self.transfers.receive(one.tensor, one.peer) for one in operations]
