@@ -42,36 +42,31 @@ def _named(name: str) -> Plan:
     return in_precision(case(2, name), FP32)
 
 
-MUTATIONS: dict[str, tuple[str, Plan, tuple[tuple[Any, str, Any], ...]]] = {
-    "sums on the host": ("float64", _named("dp"), ((sums, "devices", Wide64),)),
+MUTATIONS: dict[str, tuple[Plan, tuple[tuple[Any, str, Any], ...]]] = {
+    "sums on the host": (_named("dp"), ((sums, "devices", Wide64),)),
     "dropout's keys in halves": (
-        "int64",
         _named("dropout, gpt2 tp, recompute all"),
         ((session, "on_device", lambda keys, device: keys),),
     ),
     "dropout's rows in halves": (
-        "int64",
         _named("dropout, gpt2 tp, recompute all"),
         ((Halves, "paired", staticmethod(lambda pairs: pairs[..., 0].long() << 32)),),
     ),
     "places of rounding in halves": (
-        "int64",
         plan_of(MODELS["llama"], strategy(dp=2), 2, BF16[1]),
         ((rounded_adamw, "devices", Wide64),),
     ),
-    "a ring by send and receive": ("even splits", _named("ring"), ((Group, "is_neuron", False),)),
+    "a ring by send and receive": (_named("ring"), ((Group, "is_neuron", False),)),
     "an all-to-all of two, gathered": (
-        "all-to-all sizes",
         _named("ulysses"),
         ((collectives, "takes_all_to_all", bool),),
     ),
     "experts of two ranks, gathered": (
-        "all-to-all sizes",
         _named("mixtral ep"),
         ((collectives, "takes_all_to_all", bool),),
     ),
 }
-"""Guard -> the rule behind it, a plan that needs it, and what is patched to be without."""
+"""Guard -> a plan that needs it, and what is patched to be without."""
 
 
 def trained(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -79,7 +74,7 @@ def trained(_: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     device = devices.device_of(_named("dp"), "neuron", False, reporter.local_rank)
     connect(reporter, device)
     found = {}
-    for guard, (_rule, plan, patches) in MUTATIONS.items():
+    for guard, (plan, patches) in MUTATIONS.items():
         reporter.last_action = guard
         with _patched(patches):
             found[guard] = _said(partial(train, plan, reporter.rank, 1, device=device))
