@@ -108,10 +108,12 @@ def _as_typed(name: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _unknown_argument(given: str, parser: argparse.ArgumentParser) -> str:
-    if not given.startswith("-"):
-        return f"{given} is one argument too many; see --help"
-    flag = given.partition("=")[0]
     known = [option for one in parsers(parser) for action in one._actions for option in action.option_strings]
+    if not given.startswith("-"):
+        is_file = re.search(r"\.[A-Za-z]+$", given) is not None
+        meant = f"what is written goes to -o {given}" if is_file and "-o" in known else "see --help"
+        return f"{given} is one argument too many; {meant}"
+    flag = given.partition("=")[0]
     close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75)
     return f"{flag} is not an option here" + (f"; did you mean {close[0]}?" if close else "; see --help")
 

@@ -57,6 +57,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("plan --model llama3-8b --nodse 4", "--nodse is not an option here; did you mean --nodes?"),
         ("plan --model llama3-8b --frobnicate", "--frobnicate is not an option here; see --help"),
         ("plan --model llama3-8b 16", "16 is one argument too many; see --help"),
+        ("compare a.json b.json --html c.html", "c.html is one argument too many; what is written goes to -o c.html"),
+        ("validate a.json b.json", "b.json is one argument too many; see --help"),
         ("plan --model llama3-8b --nodes", "--nodes: expected one argument"),
         ("plan --model llama3-8b --nodes two", "--nodes: two must be a whole number of at least 1"),
         ("plan --model llama3-8b --nodes 0", "--nodes: 0 must be a whole number of at least 1"),
