@@ -28,7 +28,8 @@ machine. A few minutes; best on a machine that does nothing else.
 
 With --results: to step times of training runs, one row of a CSV file each, from what the packaged file says on.
 Columns: instance nodes model layers hidden heads ffn vocab seq_len global_batch precision tp pp dp micro_batch sp zero1
-recompute flash_attn, and step_time_s or seq_per_s; where they apply also id kv_heads vpp cp ep lnc.
+recompute flash_attn, and step_time_s or seq_per_s; where they apply also id kv_heads vpp cp ep lnc sdk
+stack.
 
   autoshard calibrate --results my_runs.csv --instance trn1.32xlarge -o my.json"""
 

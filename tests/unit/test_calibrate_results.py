@@ -14,6 +14,7 @@ import pytest
 from autoshard.calibration.results.fit_file import hardware_content
 from autoshard.calibration.results.instance_fit import Problem, own_constants
 from autoshard.calibration.results.instance_rows import COLUMNS, instance_case
+from autoshard.calibration.results.rows import Unscored
 from autoshard.cli import main
 from autoshard.commands.calibrate import DESCRIPTION
 from autoshard.errors import AutoshardError
@@ -69,6 +70,31 @@ def rows() -> list[dict[str, str]]:
     return [
         {**row, "step_time_s": f"{problem.predicted_s(case, logs):.6g}"} for row, case in zip(asked, cases, strict=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "zero", "recompute"),
+    [
+        ({"zero1": "3", "recompute": "residual+attention_norm+mlp"}, 3, "attention_norm+mlp+residual"),
+        ({"zero1": "2", "recompute": "mlp"}, 2, "mlp"),
+        ({"zero1": "1", "recompute": "core_attention+mlp"}, 1, "core_attention+mlp"),
+        ({"zero1": "0", "recompute": "selective[CoreAttention,LlamaMLP]"}, 0, "core_attention+mlp"),
+        ({"zero1": "no: FSDP/ZeRO-3", "recompute": "none"}, 3, "none"),
+        ({"zero1": "yes", "recompute": "full (test_llama.sh)"}, 1, "full"),
+    ],
+)
+def test_a_row_has_what_a_plan_says(cells: dict[str, str], zero: int, recompute: str) -> None:
+    found = instance_case({**ROW, **cells}).strategy
+    assert (found.zero, found.recompute) == (zero, (recompute,))
+
+
+def test_a_row_of_native_pytorch_is_priced_as_a_plan_for_it() -> None:
+    native = {**ROW, "instance": "trn2.48xlarge", "tp": "4", "dp": "16", "zero1": "3", "stack": "neuron-compiled"}
+    found = instance_case(native)
+    usual = load_cluster("trn2.48xlarge", 1)
+    assert found.cluster == found.alike == usual.under_stack("neuron-compiled") != usual
+    with pytest.raises(Unscored, match=r"^stack=neuron-compiled: native PyTorch on Neuron runs on trn2 and trn3"):
+        instance_case({**ROW, "stack": "neuron-compiled"})
 
 
 def write(path: Path, table: Sequence[Mapping[str, str]]) -> str:
@@ -140,8 +166,8 @@ WRONG: tuple[tuple[list[dict[str, str]], list[str], str], ...] = (
         [{**ROW, "recompute": "some"}],
         [],
         (
-            "{csv}: none of its 1 rows can be used; the first, line 2: recompute='some' is none of none, "
-            "core_attention, core_attention+mlp and full"
+            "{csv}: none of its 1 rows can be used; the first, line 2: recompute='some' is none of none, full, and "
+            "modules joined by + (attention_norm, attention, core_attention, mlp_norm, mlp, residual)"
         ),
     ),
     (

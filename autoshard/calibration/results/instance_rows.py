@@ -9,11 +9,13 @@ from pathlib import Path
 from autoshard.calibration.results.rows import Row, Unscored, integer, number
 from autoshard.cost.stacks import COMPILED, EAGER, TRACED, TRACED_LORA, XLA_FSDP, Software
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import BLOCK_MODULES, canonical
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.sdk import RELEASES, stack_slowdown
+from autoshard.spec.stack import STACKS as NATIVE_STACKS
 from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec, load_precision
 
 COLUMNS = (
@@ -80,6 +82,8 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
         alike = load_cluster(row["instance"].split("/")[0], integer(row, "nodes"), lnc, hardware_file)
         stack, sdk = row_stack(row), row_sdk(row) if alike.platform.is_trainium else None
         cluster = alike if sdk is None else load_cluster(alike.instance, alike.nodes, lnc, hardware_file, sdk)
+        if stack in NATIVE_STACKS:
+            alike, cluster = alike.under_stack(stack), cluster.under_stack(stack)
         cluster = cluster.slowed(stack_slowdown(cluster.layout_rules, stack))
         model, strategy, software = row_model(row), row_strategy(row), SOFTWARE.get(stack, COMPILED)
         if "lora" in row["model"].lower():
@@ -185,7 +189,7 @@ def row_strategy(row: Row) -> Strategy:
         schedule=usual_schedule(vpp),
         recompute=(_recompute(row.get("recompute", "")),),
         sequence_parallel=_yes(row, "sp"),
-        zero=3 if "ZeRO-3" in row.get("zero1", "") else int(_yes(row, "zero1")),
+        zero=_zero(row.get("zero1", "")),
         attention_kernel="flash" if _yes(row, "flash_attn") else "plain",
         stage_layers=even_stage_layers(integer(row, "layers"), pp * vpp),
     )
@@ -195,8 +199,18 @@ def _yes(row: Row, name: str) -> bool:
     return row.get(name, "").lower().startswith(("yes", "true", "1"))
 
 
+def _zero(text: str) -> int:
+    """The stage of ZeRO: a number, yes or no of ZeRO-1, or a sentence that names ZeRO-3."""
+    if text in ("2", "3") or "ZeRO-3" in text:
+        return int(text) if text.isdigit() else 3
+    return int(text.lower().startswith(("yes", "true", "1")))
+
+
 def _recompute(text: str) -> str:
+    """A set as plans write it, or what published tables say in words."""
     lowered = text.lower()
+    if {*text.split("+")} <= {*BLOCK_MODULES}:
+        return canonical(text)
     if "saves q/k/v/o" in lowered:
         return OUTER_LAYERS
     if "full" in lowered:
@@ -207,4 +221,4 @@ def _recompute(text: str) -> str:
         return "core_attention"
     if lowered in ("", "no", "none"):
         return "none"
-    raise Unscored(f"recompute={text!r} is none of none, core_attention, core_attention+mlp and full")
+    raise Unscored(f"recompute={text!r} is none of none, full, and modules joined by + ({', '.join(BLOCK_MODULES)})")
