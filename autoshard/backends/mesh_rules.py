@@ -187,7 +187,7 @@ def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
     for name in reversed(draft.axis_order[1:]):
         if name == "dp":
             yield " x ".join((*names, "ep")), span * replicas_of_experts(draft.ep, draft.cp)
-            if 1 < draft.dp_replicate and draft.dp % draft.dp_replicate == 0:
+            if draft.dp_replicate > 1 and draft.dp % draft.dp_replicate == 0:
                 yield " x ".join((*names, "dp_shard")), span * (draft.dp // draft.dp_replicate)
         names.append(name)
         span *= degrees[name]
