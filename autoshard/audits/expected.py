@@ -249,7 +249,8 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
     for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
         shards = plan.mesh.size(key.shard_axes) if zero else 1
         owned = count / shards
-        summed += owned * gradient_bytes if key.sum_axes or (key.shard_axes and not key.unit) else 0.0
+        sums = key.sum_axes or key.replica_axes or (key.shard_axes and not key.unit)
+        summed += owned * gradient_bytes if sums else 0.0
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
     return max(summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
 

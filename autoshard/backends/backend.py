@@ -38,6 +38,7 @@ class Backend:
     solves_operators: whether an operator may be sharded otherwise than by the rule of layout/sharding.py, with or
     without sequence parallelism.
     shares_sequences_of_experts: whether a model with experts may have cp of 2 or more.
+    repeats_shards: whether ZeRO may shard inside groups of replicas (HSDP), not over all of them alone.
     runs_stacks: whether it runs on native PyTorch where a platform has stacks of that (spec/stack.py).
     unlike_stages: whether several chunks a rank may differ in their blocks, and an end of the model may be a stage
     without any.
@@ -63,6 +64,7 @@ class Backend:
     pads: bool = False
     solves_operators: bool = True
     shares_sequences_of_experts: bool = True
+    repeats_shards: bool = True
     runs_stacks: bool = False
     unlike_stages: bool = False
     mesh_rules: tuple[Rule, ...] = ()

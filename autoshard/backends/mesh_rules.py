@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
-from autoshard.layout.mesh import experts_objection, replicas_of_experts
+from autoshard.layout.mesh import experts_objection, replicas_objection, replicas_of_experts
 from autoshard.models.padding import padded_heads
 
 
@@ -129,6 +129,16 @@ def experts_share_sequences(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def replicas_hold_all_shards(problem: Problem, draft: Draft) -> str | None:
+    backend = BACKENDS[problem.backend]
+    if draft.dp_replicate > 1 and not backend.repeats_shards:
+        return (
+            f"dp_replicate={draft.dp_replicate}: {backend.label} shards over all data-parallel ranks alone; "
+            f"use dp_replicate=1 or backend {ANYWHERE.name}"
+        )
+    return replicas_objection(draft.dp_replicate, draft.ep, draft.dp, draft.cp)
+
+
 def experts_are_whole(problem: Problem, draft: Draft) -> str | None:
     """Ranks of tensor parallelism with experts of their own have them all among themselves: on a mesh where ep lies
     outside of tp, no exchange would bring a token to its expert's rank at once."""
@@ -169,13 +179,16 @@ def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
 
 
 def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
-    """Ranks side by side that whole groups fill, from the innermost axis on; ep is the inner part of dp."""
+    """Ranks side by side that whole groups fill, from the innermost axis on; ep is the inner part of dp, and
+    dp_replicate its outer one."""
     degrees = {"tp": draft.tp, "pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
     names: list[str] = []
     span = 1
     for name in reversed(draft.axis_order[1:]):
         if name == "dp":
             yield " x ".join((*names, "ep")), span * replicas_of_experts(draft.ep, draft.cp)
+            if draft.dp_replicate > 1 and draft.dp % draft.dp_replicate == 0:
+                yield " x ".join((*names, "dp_shard")), span * (draft.dp // draft.dp_replicate)
         names.append(name)
         span *= degrees[name]
         yield " x ".join(names), span
@@ -223,10 +236,11 @@ COMMON_MESH_RULES = (
     Rule("the experts do not split over ep", experts_split),
     Rule("experts with context parallelism", experts_share_sequences),
     Rule("experts do not lie over tp", experts_are_whole),
+    Rule("replicas do not hold all shards", replicas_hold_all_shards),
     *ORDER_RULES,
 )
 
 
 def mesh_rules(backend: str) -> tuple[Rule, ...]:
-    """Read tp, pp, dp, cp, ep and axis_order."""
+    """Read tp, pp, dp, cp, ep, dp_replicate and axis_order."""
     return (*COMMON_MESH_RULES, *BACKENDS[backend].mesh_rules)

@@ -197,6 +197,7 @@ NXD = Backend(
     recompute_sets=NXD_SETS,
     solves_operators=False,
     shares_sequences_of_experts=False,
+    repeats_shards=False,  # [optimizer/zero_redundancy_optimizer.py: it shards over whole dp groups]
     mesh_rules=(
         Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
         Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),

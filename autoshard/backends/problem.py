@@ -43,6 +43,7 @@ class Draft(NamedTuple):
     context_parallel: str = UNUSED
     axis_order: tuple[str, ...] = AXIS_ORDER
     etp: int | None = None
+    dp_replicate: int = 1
 
     def scheduled(self, schedule: str, num_virtual_stages: int, microbatch_size: int) -> Draft:
         """This layout with another schedule: what `_replace` gives, in half its time. Searches make thousands."""
@@ -62,6 +63,7 @@ class Draft(NamedTuple):
             self.context_parallel,
             self.axis_order,
             self.etp,
+            self.dp_replicate,
         )
 
 

@@ -59,6 +59,13 @@ def gradients_travel_with_backward(problem: Problem, draft: Draft) -> str | None
     return None
 
 
+def replicas_repeat_shards(problem: Problem, draft: Draft) -> str | None:
+    """Without ZeRO all ranks are replicas already."""
+    if draft.dp_replicate == 1 or draft.zero > 0:
+        return None
+    return f"dp_replicate={draft.dp_replicate} repeats shards, and zero=0 has none; use zero=1, 2 or 3"
+
+
 def sequence_parallel_goes_with_tp(problem: Problem, draft: Draft) -> str | None:
     """[SDK archive/nxd-training/config_overview.rst] Its degree is tp's."""
     if draft.sequence_parallel and draft.tp == 1:
@@ -200,8 +207,12 @@ def kernel_rules(backend: str) -> tuple[Rule, ...]:
 
 
 def state_rules(backend: str) -> tuple[Rule, ...]:
-    """Read cp and zero."""
-    return (*BACKENDS[backend].state_rules, Rule("the backend shards less", zero_stage_is_run))
+    """Read cp, zero and dp_replicate."""
+    common = (
+        Rule("the backend shards less", zero_stage_is_run),
+        Rule("replicas repeat no shards", replicas_repeat_shards),
+    )
+    return (*BACKENDS[backend].state_rules, *common)
 
 
 def all_rules(backend: str) -> tuple[Rule, ...]:

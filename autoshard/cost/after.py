@@ -11,7 +11,7 @@ from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import mesh_order
 from autoshard.cost.zero_sharding import Contents, ModelContents, gathered_difference_bytes, zero_axes
-from autoshard.layout.mesh import Mesh
+from autoshard.layout.mesh import REPLICA_AXES, Mesh
 from autoshard.rows import Number, anywhere
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
@@ -34,8 +34,9 @@ class After(NamedTuple):
 
 class _Summed(NamedTuple):
     """Elements whose gradients are summed over the same axes. shared: those axes that share the optimizer state;
-    within: the others. owners: ranks along `shared`. elements: of a block of each kind and of the ends; travels: those
-    of them that ZeRO-2 and -3 send in every microbatch; quantized: those that products read so."""
+    within: the others, but for replicas of the shards. owners: ranks along `shared`. elements: of a block of each kind
+    and of the ends; travels: those of them that ZeRO-2 and -3 send in every microbatch; quantized: those that products
+    read so."""
 
     shared: tuple[str, ...]
     within: tuple[str, ...]
@@ -67,10 +68,11 @@ class AfterLastMicrobatch:
         units = (*contents.blocks.values(), contents.first, contents.last)
         self._kinds = tuple(contents.blocks)
         self._num_tensors = [unit.num_tensors for unit in units]
+        self._has_replicas = mesh.size(REPLICA_AXES) > 1
         self._summed = []
         for axes in {axes: None for unit in units for axes in unit.parameters}:
             shared = zero_axes(axes)
-            within = tuple(axis for axis in axes if axis not in shared)
+            within = tuple(axis for axis in axes if axis not in (*shared, *REPLICA_AXES))
             owners = mesh.size(shared)
             elements = tuple(unit.parameters.get(axes, 0) for unit in units)
             travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in units)
@@ -83,8 +85,9 @@ class AfterLastMicrobatch:
 
         Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
         gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
-        all-reduce, counted under the first of both. Axes over which a gradient is whole on every rank are not summed
-        over. What ZeRO-2 and -3 send in every microbatch is left out.
+        all-reduce, counted under the first of both. So is the all-reduce of all shards over their replicas, once a
+        step under every stage. Axes over which a gradient is whole on every rank are not summed over. What ZeRO-2 and
+        -3 send in every microbatch is left out.
         """
         return self.of_kinds({self._kinds[0]: blocks}, first, last)
 
@@ -95,7 +98,7 @@ class AfterLastMicrobatch:
         def on_rank(counts: Sequence[float]) -> Number:
             return sum(time * count for time, count in zip(times, counts, strict=True) if count)
 
-        scatter_s = gather_s = other_s = owned = cast = 0.0
+        scatter_s = gather_s = other_s = owned = repeated = cast = 0.0
         scattered: dict[tuple[str, ...], Number] = {}
         gathered: dict[tuple[str, ...], Number] = {}
         owners_of: dict[tuple[str, ...], int] = {}
@@ -109,6 +112,7 @@ class AfterLastMicrobatch:
             scattered[shared] = scattered.get(shared, 0) + count - travels
             gathered[shared] = gathered.get(shared, 0) + count - (travels if self._zero == 3 else 0)
             owned += count / owners if self._zero else count
+            repeated += count / owners
             if self._cast_s:
                 casts = on_rank(quantized)
                 cast += casts / owners if self._zero == 3 else casts  # ZeRO-3 casts what it sends
@@ -125,6 +129,8 @@ class AfterLastMicrobatch:
                 if self._software is not COMPILED:
                     copies = on_rank(self._num_tensors) * owners_of[axes]
                     gather_s += self._software.copy_launch_s * copies
+        if self._has_replicas:
+            scatter_s = scatter_s + self._buckets_s("all_reduce", REPLICA_AXES, repeated * self._reduce_bytes)
         return After(scatter_s, gather_s, other_s, owned * self._update_s + cast * self._cast_s)
 
     def _buckets_s(self, kind: str, axes: tuple[str, ...], size: Number) -> Number:

@@ -377,7 +377,8 @@ def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) ->
     s = strategy
     kv_heads = padded_heads(model, s.tp).key_value
     kv_inner = cluster.platform.kv_heads_innermost
-    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, cluster.fold(s.tp))
+    fold = cluster.fold(s.tp)
+    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, fold, s.dp_replicate)
 
 
 def strategy_parts(

@@ -18,6 +18,7 @@ LAYOUT: Terms = {
     "dp": "data parallelism: so many replicas of the model, each with its own part of the batch",
     "cp": "context parallelism: so many devices share one sequence",
     "ep": "expert parallelism: the experts of a mixture are spread over so many devices, a part of dp and cp",
+    "dp_replicate": "hybrid sharding (HSDP): so many groups of replicas, each with all that ZeRO shards",
     "etp": "1: each device of tp holds experts of its own, in place of a part of every expert",
     "vpp": "stages on each pipeline rank: more of them wait less and send more",
     "mbs": "sequences in a microbatch",

@@ -62,6 +62,7 @@ class Options(TypedDict, total=False):
     cp: int | None
     ep: int | None
     etp: int | None
+    dp_replicate: int | None
     vpp: int | None
     micro_batch: int | None
     schedule: str | None

@@ -69,13 +69,16 @@ def graph_changes(old: Plan, new: Plan) -> tuple[str, ...]:
     )
 
 
-NOT_IN_REGIONS = ("pp", "dp", "num_virtual_stages", "zero", "stage_layers", "axis_order", "microbatches", "nodes")
+NOT_IN_REGIONS = (
+    *("pp", "dp", "dp_replicate", "num_virtual_stages", "zero", "stage_layers", "axis_order"),
+    *("microbatches", "nodes"),
+)
 """Names of `_compiled` that graphs of what ranks compute between collectives do not depend on."""
 
 
 def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
     strategy, training = plan.strategy, plan.training
-    for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
+    for name in ("tp", "pp", "dp", "cp", "ep", "dp_replicate", "num_virtual_stages", "microbatch_size"):
         yield name, getattr(strategy, name)
     yield "recompute", strategy.recompute_name
     for name in ("sequence_parallel", "zero", "attention_kernel", "context_parallel", "stage_layers", "axis_order"):

@@ -15,7 +15,7 @@ from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import block_of
-from autoshard.layout.mesh import ZERO_AXES, Mesh
+from autoshard.layout.mesh import REPLICA_AXES, ZERO_AXES, Mesh
 
 
 @dataclass(frozen=True, order=True)
@@ -29,6 +29,7 @@ class BucketKey:
     decay: whether weight decay applies: to matrices, not to norms and biases.
     unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for
     gradients that travel once a step.
+    replica_axes: all-reduced over these once a step, last of all: what this rank then has of them, its shard.
     """
 
     sum_axes: tuple[str, ...]
@@ -36,6 +37,7 @@ class BucketKey:
     copies: int
     decay: bool
     unit: str = ""
+    replica_axes: tuple[str, ...] = ()
 
 
 def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], zero: int) -> BucketKey:
@@ -49,7 +51,9 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
     copies = mesh.size(axis for axis in replicated if axis not in shard) * (2 if name in tied else 1)
     decay = is_matrix(program, name)
     unit = block_of(name) if zero >= 2 and shard and decay else ""
-    return BucketKey(tuple(axis for axis in sync if axis not in ZERO_AXES), shard, copies, decay, unit)
+    replicas = tuple(axis for axis in sync if axis in REPLICA_AXES)
+    others = tuple(axis for axis in sync if axis not in (*ZERO_AXES, *REPLICA_AXES))
+    return BucketKey(others, shard, copies, decay, unit, replicas)
 
 
 def is_matrix(program: Program, name: str) -> bool:

@@ -13,7 +13,7 @@ from autoshard.spec.platform import Fold
 
 AXIS_ORDER = ("pp", "dp", "cp", "tp")
 """NxD's order and torchtitan's, outermost first: neighbours along the last one have neighbouring ranks."""
-FAMILIES = {"dp": ("dp", "ep"), "cp": ("cp",), "tp": ("tp", "tp1", "tp0")}
+FAMILIES = {"dp": ("dp_replicate", "dp", "ep"), "cp": ("cp",), "tp": ("tp", "tp1", "tp0")}
 """Axes of a stage that stay together wherever their family stands."""
 
 
@@ -41,7 +41,8 @@ def check_axis_order(order: object) -> None:
 class Axis:
     """An axis of the mesh and its number of ranks.
 
-    name: 'dp', 'ep', 'cp', 'tp'; or 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads.
+    name: 'dp', 'ep', 'cp', 'tp'; 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads; 'dp_replicate' where
+    ZeRO shards among a part of the replicas alone.
     """
 
     name: str
@@ -162,18 +163,21 @@ def build_mesh(
     kv_inner: bool = True,
     order: tuple[str, ...] = AXIS_ORDER,
     fold: Fold | None = None,
+    dp_replicate: int = 1,
 ) -> Mesh:
     """The mesh of a strategy's degrees.
 
     dp counts all replicas. ep is carved out of dp x cp: experts are split over 'cp' and over the inner part of dp, the
-    axis 'ep'; the axis 'dp' is what is left. Of the experts, cp's ranks hold the larger pieces: so experts that cp has
+    axis 'ep'; the axis 'dp' is what is left. dp_replicate is carved out of dp too, its outermost part and an axis of
+    its own: ZeRO shards inside of it. Of the experts, cp's ranks hold the larger pieces: so experts that cp has
     split are split further by one exchange (graph/redistribute.py); in the other order they would be gathered first.
     tp beyond the KV heads becomes two axes: tp0 splits the KV heads, tp1 the query heads that share one, and keys and
     values are replicated over tp1. kv_inner puts tp0 innermost (rank r holds KV block r % num_key_value_heads), else it
     is outermost (r // multiplier): Platform.kv_heads_innermost.
     """
     replicas = replicas_of_experts(ep, cp)
-    axes = [Axis("dp", dp // replicas), Axis("cp", cp)]
+    axes = [Axis("dp_replicate", dp_replicate)] if dp_replicate > 1 else []
+    axes += [Axis("dp", dp // (dp_replicate * replicas)), Axis("cp", cp)]
     if replicas > 1:
         axes.append(Axis("ep", replicas))
     if tp > num_key_value_heads:
@@ -203,8 +207,24 @@ def experts_objection(ep: int, dp: int, cp: int) -> str | None:
     )
 
 
+def replicas_objection(dp_replicate: int, ep: int, dp: int, cp: int) -> str | None:
+    """The reason why ZeRO cannot shard inside each of dp_replicate groups of the dp x cp ranks; None if it can."""
+    if dp_replicate == 1:
+        return None
+    if dp % dp_replicate:
+        return f"dp_replicate={dp_replicate} must divide dp={dp}: ZeRO shards inside each of so many groups of replicas"
+    shard = dp // dp_replicate
+    if shard * cp == 1:
+        return f"dp_replicate={dp_replicate} leaves no ranks of dp={dp} to shard over; use zero=0 or fewer replicas"
+    if experts_objection(ep, shard, cp) is not None:
+        return f"ep={ep} must lie inside the {shard * cp} ranks that shard, which dp_replicate={dp_replicate} leaves"
+    return None
+
+
 TENSOR_PARALLEL_AXES = ("tp", "tp0", "tp1")
-DATA_AXES = ("dp", "ep")
+REPLICA_AXES = ("dp_replicate",)
+"""Axes along which shards of ZeRO are repeated: each has the gradients of other sequences."""
+DATA_AXES = (*REPLICA_AXES, "dp", "ep")
 """Axes that split the batch."""
 ZERO_AXES = ("dp", "ep", "cp")
 """Axes over which the ranks that sum a gradient share what ZeRO shards (layout/strategy.py)."""

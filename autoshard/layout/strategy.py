@@ -11,7 +11,7 @@ from autoshard.files.codec import Absence, Count, Form, Limit, Whole, from_json,
 from autoshard.files.fields import show
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
-from autoshard.layout.mesh import AXIS_ORDER, check_axis_order, experts_objection
+from autoshard.layout.mesh import AXIS_ORDER, check_axis_order, experts_objection, replicas_objection
 from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
@@ -59,6 +59,8 @@ class Strategy:
         which axis stays within a node.
     etp: Tensor-parallel degree of experts: 1 gives each tensor-parallel rank experts of its own; absent is a part of
         every expert, as tp cuts the rest.
+    dp_replicate: Groups of data-parallel replicas that each hold all shards of ZeRO (HSDP): gradients are
+        reduce-scattered inside a group and all-reduced across them; absent is 1, shards over all of dp x cp.
     """
 
     tp: Count
@@ -77,9 +79,10 @@ class Strategy:
     context_parallel: Annotated[str, Limit(choices=CONTEXT_PARALLEL)] = UNUSED
     axis_order: Annotated[tuple[str, ...], AXIS_ORDER_FORM] = AXIS_ORDER
     etp: Annotated[Count | None, Absence.WRITTEN] = None
+    dp_replicate: Annotated[Count, Absence.WRITTEN] = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"):
+        for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "dp_replicate"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least 1")
@@ -96,6 +99,8 @@ class Strategy:
             raise AutoshardError(f"zero={self.zero!r} is not one of: {', '.join(map(str, ZERO_STAGES))}")
         check_axis_order(self.axis_order)
         if (objection := experts_objection(self.ep, self.dp, self.cp)) is not None:
+            raise AutoshardError(objection)
+        if (objection := replicas_objection(self.dp_replicate, self.ep, self.dp, self.cp)) is not None:
             raise AutoshardError(objection)
         if self.etp is not None and (type(self.etp) is not int or self.etp != 1 or self.tp == 1):
             raise AutoshardError(f"etp={self.etp!r} must be 1, where tp={self.tp} is more, or absent: as tp")
@@ -132,6 +137,11 @@ class Strategy:
         return self.ep * (self.tp if self.etp == 1 else 1)
 
     @property
+    def dp_shard(self) -> int:
+        """Data-parallel replicas that share what ZeRO shards, together with the ranks of cp."""
+        return self.dp // self.dp_replicate
+
+    @property
     def world_size(self) -> int:
         """Number of logical cores; ep does not count, since it is a part of dp x cp."""
         return self.tp * self.pp * self.dp * self.cp
@@ -153,7 +163,7 @@ def read_strategy(data: object, where: str) -> Strategy:
     """The strategy of plain JSON values. where: names the data in errors. Raises AutoshardError for what is none."""
     if not isinstance(data, dict):
         raise AutoshardError(f"{where} must be an object with named fields, not {show(data)}")
-    if missing := [one.name for one in fields(Strategy) if one.name not in data and one.name != "etp"]:
+    if missing := [one.name for one in fields(Strategy) if one.name not in (*data, "etp", "dp_replicate")]:
         raise AutoshardError(f"strategy has no {missing[0]}")
     return from_json(Strategy, data, where)
 

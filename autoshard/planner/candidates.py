@@ -42,7 +42,7 @@ def check_pins(problem: Problem, pins: Pins) -> None:
     """Raises AutoshardError for a pin that is no such choice, and for two that contradict each other."""
     check_choice("the request", "backend", problem.backend, BACKENDS)
     check_path(problem, pins)
-    for field in (*DEGREES, "num_virtual_stages", "microbatch_size", "etp"):
+    for field in (*DEGREES, "num_virtual_stages", "microbatch_size", "etp", "dp_replicate"):
         if getattr(pins, field) is not None:
             check_integer("the pinned layout", NAMES.get(field, field), getattr(pins, field))
     for field, known in (
@@ -156,7 +156,8 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
                     continue
                 for ep in _choices(pins.ep, [ep for ep in divisors(dp * cp) if ep <= max(1, experts)]):
                     etp = None if pins.etp == tp else pins.etp
-                    draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp)
+                    replicas = pins.dp_replicate or 1
+                    draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp, dp_replicate=replicas)
                     order = first_order(problem, pins, draft)
                     yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
 

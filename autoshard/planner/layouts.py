@@ -98,7 +98,9 @@ def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     shares."""
     parameter, gradient, optimizer = state_dtypes_bytes(problem.training.precision)
     share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
-    weights, sums, states = (draft.dp * draft.cp if draft.zero >= stage else 1 for stage in (3, 2, 1))
+    weights, sums, states = (
+        draft.dp * draft.cp // draft.dp_replicate if draft.zero >= stage else 1 for stage in (3, 2, 1)
+    )
     return (
         share * (parameter / weights + gradient / sums + optimizer / states)
         + problem.cluster.device.reserved_memory_bytes

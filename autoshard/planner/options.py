@@ -273,6 +273,10 @@ PINS = (
     _pin_degree("cp", "context-parallel degree"),
     _pin_degree("ep", "expert-parallel degree, carved out of dp x cp"),
     _pin_degree("etp", "tensor-parallel degree of experts: 1, each tp rank has its own, or tp (default: tp)"),
+    _pin_degree(
+        "dp_replicate",
+        "groups of replicas that each hold all that ZeRO shards (HSDP), with backend torch (default: 1, one group)",
+    ),
     _pin_degree("vpp", "virtual stages on each pipeline rank"),
     _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
     Option(

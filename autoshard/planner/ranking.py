@@ -44,6 +44,7 @@ class PipelineDegrees(Degrees, Protocol):
 def degrees_of(s: PipelineDegrees) -> str:
     """'tp=32 pp=8 dp=2': the degrees above 1."""
     degrees = {"tp": s.tp, "pp": s.pp, "dp": s.dp, "cp": s.cp, "ep": s.ep, "vpp": s.num_virtual_stages}
+    degrees["dp_replicate"] = s.dp_replicate
     return " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
 
 
@@ -57,7 +58,7 @@ def describe(strategy: Strategy) -> str:
 
 def kind(s: Strategy) -> tuple[object, ...]:
     """The choices that variants of a layout have in common: the fastest variant stands for its kind."""
-    return (s.tp, s.pp, s.dp, s.cp, s.ep, s.schedule, s.uniform_recompute, s.microbatch_size)
+    return (s.tp, s.pp, s.dp, s.cp, s.ep, s.dp_replicate, s.schedule, s.uniform_recompute, s.microbatch_size)
 
 
 def in_order(layouts: Iterable[Timed]) -> Iterator[Timed]:

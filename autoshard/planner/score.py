@@ -73,6 +73,7 @@ def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
         sequence_parallel=fields.get("sequence_parallel", degrees["tp"] > 1),
         zero=fields.get("zero", 1),
         axis_order=parse_axis_order(fields.get("axis_order", "-".join(AXIS_ORDER))),
+        dp_replicate=fields.get("dp_replicate", 1),
         stage_layers=fields.get(
             "stage_layers", even_stage_layers(problem.model.num_hidden_layers, degrees["pp"] * vpp)
         ),

@@ -15,6 +15,7 @@ DEGREES = {
     "cp": "cp",
     "ep": "ep",
     "etp": "etp",
+    "dp_replicate": "dp_replicate",
     "vpp": "num_virtual_stages",
     "mbs": "microbatch_size",
 }

@@ -90,6 +90,7 @@ def layout_words(strategy: Strategy) -> list[str]:
     optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
     parts += [f"{name}={value}" for name, value in optional if value > 1]
     parts += [f"etp={s.etp}"] if s.etp is not None else []
+    parts += [f"dp_replicate={s.dp_replicate}"] if s.dp_replicate > 1 else []
     parts += [f"mbs={s.microbatch_size}", f"recompute={s.recompute_name}"]
     parts += [f"schedule={s.schedule}"] if s.schedule not in NXD_SCHEDULES else []
     parts += [f"context={s.context_parallel}"] if s.cp > 1 else []

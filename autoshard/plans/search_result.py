@@ -34,6 +34,7 @@ class Pins:
     zero: int | None = None
     axis_order: str | None = None
     etp: Annotated[int | None, Absence.WRITTEN] = None
+    dp_replicate: Annotated[int | None, Absence.WRITTEN] = None
     beaten_path: Annotated[bool, Absence.WRITTEN] = False
 
     @property

@@ -73,7 +73,8 @@ def _travelling(plan: Plan, program: Program, tied: frozenset[str]) -> list[Coll
 def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Collective]:
     """Gradient sums, and new parameters gathered. Left out: the 8-byte sums of norm and loss.
 
-    What was summed over the data axes in every microbatch is summed over the others here, shard by shard.
+    What was summed over the data axes in every microbatch is summed over the others here, shard by shard; everything is
+    summed over replicas of the shards.
     """
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_reduce_dtype]
@@ -87,6 +88,9 @@ def _sync(plan: Plan, programs: list[Program], tied: frozenset[str]) -> list[Col
                 size = (shard if key.unit else elements) * gradient_bytes
                 collectives.append(Collective("sync", "all_reduce", ("pp",), size))
     for key, count in bucket_elements(programs, plan.mesh, tied, zero).items():
+        if key.replica_axes:
+            size = count // plan.mesh.size(key.shard_axes) * gradient_bytes
+            collectives.append(Collective("sync", "all_reduce", key.replica_axes, size))
         if key.unit:
             if key.sum_axes:
                 size = count // plan.mesh.size(key.shard_axes) * gradient_bytes

@@ -35,7 +35,7 @@ from autoshard.spec.training import TrainingSpec
 HEAD_DIM = 16
 SEQUENCE_LENGTH = 128
 """Tokens of a sequence: long enough to learn from text, divisible by every axis of a rehearsal."""
-_AXES = ("pp", "tp", "ep", "cp", "dp")
+_AXES = ("pp", "tp", "ep", "cp", "dp", "dp_replicate")
 """Axes in the order in which they are kept when not all fit."""
 _MORE_HEADS = (1, 2, 4)
 """Multiples of the smallest number of heads that shows a plan's grouping and replication; some layouts need more than
@@ -94,6 +94,7 @@ def one_process(plan: Plan) -> Plan:
         context_parallel=UNUSED,
         ep=1,
         etp=None,
+        dp_replicate=1,
         num_virtual_stages=1,
         microbatch_size=strategy.microbatch_size * strategy.dp,
         schedule=usual_schedule(1),
@@ -134,10 +135,12 @@ def local_cluster(processes: int) -> Cluster:
 
 
 def _degrees(strategy: Strategy) -> dict[str, int]:
-    """Size of each axis. 'ep' is the part of dp that shares experts, 'dp' what remains of it."""
+    """Size of each axis. 'ep' is the part of dp that shares experts, 'dp_replicate' that which repeats
+    shards, 'dp' what remains of it."""
     s = strategy
     replicas = replicas_of_experts(s.ep, s.cp)
-    return {"pp": s.pp, "tp": s.tp, "ep": replicas, "cp": s.cp, "dp": s.dp // replicas}
+    shared = {"ep": replicas, "cp": s.cp, "dp": s.dp_shard // replicas}
+    return {"pp": s.pp, "tp": s.tp, **shared, "dp_replicate": s.dp_replicate}
 
 
 def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
@@ -149,11 +152,12 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
         strategy,
         tp=size["tp"],
         pp=size["pp"],
-        dp=size["dp"] * size["ep"],
+        dp=size["dp_replicate"] * size["dp"] * size["ep"],
         cp=size["cp"],
         context_parallel=strategy.context_parallel if size["cp"] > 1 else UNUSED,
         ep=size["ep"] * size["cp"] if strategy.ep > 1 else 1,
         etp=strategy.etp if size["tp"] > 1 else None,
+        dp_replicate=size["dp_replicate"],
         num_virtual_stages=chunks,
         schedule=strategy.schedule if size["pp"] > 1 else usual_schedule(1),
         microbatch_size=min(strategy.microbatch_size, 2),

@@ -271,6 +271,7 @@ def strategy(
     schedule: str | None = None,
     order: str = "pp-dp-cp-tp",
     etp: int | None = None,
+    dp_replicate: int = 1,
 ) -> Strategy:
     stages = pp * vpp
     return Strategy(
@@ -290,6 +291,7 @@ def strategy(
         context_parallel=attention,
         axis_order=parse_axis_order(order),
         etp=etp,
+        dp_replicate=dp_replicate,
     )
 
 
@@ -649,6 +651,24 @@ CASES[4] |= {
     "whole experts on 4 ranks": ("qwen3 moe", strategy(tp=4, etp=1), 2),
 }
 
+CASES[4] |= {
+    "HSDP": ("llama", strategy(dp=4, zero=3, dp_replicate=2), 2),
+    "HSDP, ZeRO-1": ("llama", strategy(dp=4, zero=1, dp_replicate=2, mbs=2), 2),
+    "HSDP, ZeRO-2, tied": ("tied", strategy(dp=4, zero=2, dp_replicate=2, recompute="full"), 2),
+    "HSDP, shards over cp alone": ("llama", strategy(dp=2, cp=2, zero=3, dp_replicate=2, attention="zigzag_ring"), 2),
+    "HSDP, mixtral ep, experts whole in each group": (
+        "balanced mixtral",
+        strategy(dp=4, ep=2, zero=3, dp_replicate=2),
+        2,
+    ),
+}
+CASES[8] |= {
+    "HSDP x tp, kv replicated": ("one kv head", strategy(tp=2, dp=4, zero=3, dp_replicate=2, recompute="mlp"), 2),
+    "HSDP x pp, tied, ZeRO-2": ("tied", strategy(pp=2, dp=4, zero=2, dp_replicate=2), 3),
+    "HSDP, mixtral ep, ZeRO-1": ("mixtral", strategy(dp=8, ep=2, zero=1, dp_replicate=2), 2),
+    "HSDP, dp inside cp": ("llama", strategy(dp=4, cp=2, zero=3, dp_replicate=2, order="pp-cp-dp-tp"), 2),
+}
+
 MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}
 """World size -> layouts of each of LATER_FAMILIES that are tried, the first ones; AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
@@ -679,7 +699,7 @@ DROPLESS = ("mixtral ep, dropless",)
 PACKED = tuple(name for cases in CASES.values() for name in cases if name.startswith("packed documents"))
 """Cases in which rows hold several documents."""
 
-IN_BF16 = ("dp", "dp, ZeRO-3", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
+IN_BF16 = ("dp", "dp, ZeRO-3", "HSDP", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
 """Cases that are run in BF16 as well."""
 
 

@@ -47,6 +47,8 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "tp x cp x dp, cp innermost": strategy(tp=2, cp=2, dp=2, order="dp-pp-tp-cp"),
         "tp x dp, no ZeRO-1": strategy(tp=2, dp=2, zero=0, sp=False),
         "dp of 3, ZeRO-3": strategy(dp=3, zero=3),
+        "HSDP of 2 x 3": strategy(dp=6, zero=3, dp_replicate=2),
+        "tp x HSDP, ZeRO-1": strategy(tp=4, dp=4, dp_replicate=2),
     },
     "tied": {
         "one process": strategy(),
@@ -62,6 +64,7 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "ep x tp": strategy(dp=2, ep=2, tp=2),
         "ep x pp": strategy(dp=4, ep=4, pp=2),
         "ep x dp, ZeRO-3": strategy(dp=4, ep=2, zero=3),
+        "ep x HSDP": strategy(dp=4, ep=2, zero=3, dp_replicate=2),
     },
     "gpt2": {
         "one process": strategy(),

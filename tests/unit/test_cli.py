@@ -259,7 +259,7 @@ def test_options_of_plan() -> None:
         "--mtp-loss-scaling-factor", "--dropout", "--backend", "--device", "--stack",
         "--operators", "--objective", "--fit-probability", "--time-limit", "--search", "--cost-model", "--evaluations",
         "--price-per-node-hour", "--tokens", "--days",
-        "--tp", "--pp", "--dp", "--cp", "--ep", "--etp", "--vpp", "--micro-batch", "--schedule",
+        "--tp", "--pp", "--dp", "--cp", "--ep", "--etp", "--dp-replicate", "--vpp", "--micro-batch", "--schedule",
         "--recompute", "--attention-kernel", "--context-parallel", "--zero", "--axis-order",
     ]  # fmt: skip
     assert build_parser("plan").parse_args(["plan"]).plan.out == "plan.json"

@@ -49,6 +49,17 @@ def test_experts_are_carved_out_of_context_parallel_first() -> None:
     assert both.groups(["cp"]) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_replicas_of_shards_lie_outside_of_the_ranks_that_shard() -> None:
+    mesh = build_mesh(tp=2, pp=1, dp=4, cp=1, ep=1, num_key_value_heads=8, dp_replicate=2)
+    assert [(axis.name, axis.size) for axis in mesh.axes] == [("dp_replicate", 2), ("dp", 2), ("cp", 1), ("tp", 2)]
+    assert mesh.groups(["dp"]) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert mesh.groups(["dp_replicate"]) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    with_experts = build_mesh(tp=1, pp=1, dp=8, cp=1, ep=2, num_key_value_heads=8, dp_replicate=2)
+    assert with_experts.groups(["dp", "ep"]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert with_experts.groups(["dp_replicate", "dp"]) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert build_mesh(2, 1, 4, 1, 1, 8, dp_replicate=1) == build_mesh(2, 1, 4, 1, 1, 8)
+
+
 def test_an_axis_that_is_moved_inside_has_neighbouring_ranks() -> None:
     # ranks count through dp, then cp, then tp, then the 2 pipeline ranks: stage 0 has the even ones
     mesh = build_mesh(tp=2, pp=2, dp=2, cp=2, ep=1, num_key_value_heads=8, order=("dp", "cp", "tp", "pp"))

@@ -328,6 +328,16 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "tp=32 with etp=1 must divide num_local_experts=8 of mixtral-8x7b",
     ),
     (
+        on("trn1.32xlarge", 16),
+        {"tp": 8, "pp": 8, "dp": 8, "dp_replicate": 2},
+        "dp_replicate=2: NxD shards over all data-parallel ranks alone; use dp_replicate=1 or backend torch",
+    ),
+    (
+        {"backend": "torch"},
+        {"tp": 8, "pp": 8, "dp": 8, "dp_replicate": 2, "zero": 0},
+        "dp_replicate=2 repeats shards, and zero=0 has none; use zero=1, 2 or 3",
+    ),
+    (
         {"backend": "torch"},
         {"etp": 1},
         "etp=1 has no experts to place: llama3-70b has none; leave it out",

@@ -109,7 +109,8 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
 def _numbers(problem: Problem, way: Draft) -> tuple[int, ...]:
     """The last columns of `_Rows` for one way: those after its shape and the size of its microbatches."""
     usual = int(problem.model.is_moe and way.axis_order == AXIS_ORDER)
-    return way.dp, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
+    shard = way.dp // way.dp_replicate
+    return way.dp, shard, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
 
 
 Places = tuple[int, int]
@@ -153,9 +154,9 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
 class _Rows:
     """Layouts of families with as many ranks, an entry each. Mutable: remembers their work.
 
-    shape: the place of the local shape without context parallelism. size: sequences a microbatch. context: the place of
-    its kind of context parallelism in CONTEXT_PARALLEL. usual: 1 where the axes of a mixture are in their usual order,
-    which the bound goes by; else 0.
+    shape: the place of the local shape without context parallelism. size: sequences a microbatch. shard: of dp, the
+    ranks that share what ZeRO shards. context: the place of its kind of context parallelism in CONTEXT_PARALLEL. usual:
+    1 where the axes of a mixture are in their usual order, which the bound goes by; else 0.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class _Rows:
         shape: Array,
         size: Array,
         dp: Array,
+        shard: Array,
         cp: Array,
         ep: Array,
         zero: Array,
@@ -173,7 +175,7 @@ class _Rows:
         self.shape, self.cp, self.ep, self.zero, self.context = shape, cp, ep, zero, context
         self.usual, self.work = usual > 0, cast("_Work | None", None)
         self.m = problem.training.global_batch_size // (dp * size)
-        self.owners = dp * cp, dp * cp // ep  # of what experts do not have, and of experts
+        self.owners = shard * cp, shard * cp // ep  # of what experts do not have, and of experts
 
 
 class _Parts:

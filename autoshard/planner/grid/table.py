@@ -45,7 +45,7 @@ def _fields(*names: str) -> itemgetter[tuple[object, ...]]:
 
 _OF_MESH = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "axis_order", "etp")
 shape_key = _fields(*_OF_MESH, "microbatch_size", "attention_kernel", "context_parallel")
-_state_key = _fields(*_OF_MESH, "zero")
+_state_key = _fields(*_OF_MESH, "zero", "dp_replicate")
 """What a draft's local shape and its mesh's state follow from: many drafts have one."""
 
 

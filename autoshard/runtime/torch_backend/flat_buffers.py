@@ -24,7 +24,7 @@ from autoshard.runtime.torch_backend.collectives import (
     start_all_gather,
     start_reduce_scatter,
 )
-from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.runtime.torch_backend.groups import Group, MeshGroups
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.rounded_adamw import Piece
 
@@ -49,6 +49,7 @@ class _Flat:
         self.key, self.names = key, list(shapes)
         self.sum_group = groups[key.sum_axes] if groups and key.sum_axes else None
         self.data_group = groups[key.shard_axes] if groups and key.shard_axes else None
+        self.replica_group = groups[key.replica_axes] if groups and key.replica_axes else None
         self.shards = self.data_group.size if self.data_group and s.zero else 1
         self.elements = sum(shape.numel() for shape in shapes.values())
         self._padded = padded_elements(key, self.elements, mesh, s.zero)
@@ -60,6 +61,11 @@ class _Flat:
         index = self.data_group.index if self.data_group and s.zero else 0
         self._mine = slice(index * self._padded // self.shards, (index + 1) * self._padded // self.shards)
         self._reduce_dtype = s.reduce_dtype or s.gradient_dtype
+
+    @property
+    def sharing_group(self) -> Group | None:
+        """The ranks that hold the same shard; None where each has its own."""
+        return self.data_group if self.data_group is not None and self.shards == 1 else self.replica_group
 
     def view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         """The view of a parameter in a whole flat buffer."""
@@ -75,6 +81,9 @@ class _Flat:
             assert self.data_group is not None
             shard = all_gather(shard, self.data_group, 0)
         return self.views(shard)
+
+    def _over_replicas(self, shard: torch.Tensor) -> torch.Tensor:
+        return shard if self.replica_group is None else all_reduce(shard, self.replica_group)
 
     def pieces(self, shapes: Mapping[str, PieceShape]) -> list[Piece]:
         """The parts of parameters that this rank's shard holds."""
@@ -112,15 +121,16 @@ class Bucket(_Flat):
     def reduce(self) -> torch.Tensor:
         """This rank's shard of the gradients, summed over every axis that needs it, in the reduction's dtype."""
         gradients = self.gradients
-        if self.sum_group is not None or self.data_group is not None:
+        if any(group is not None for group in (self.sum_group, self.data_group, self.replica_group)):
             gradients = gradients.to(self._reduce_dtype)
         if self.sum_group is not None:
             gradients = all_reduce(gradients, self.sum_group)
         if self.data_group is not None:
             if self.shards > 1:
-                return reduce_scatter(gradients, self.data_group, 0)
-            gradients = all_reduce(gradients, self.data_group)
-        return gradients
+                gradients = reduce_scatter(gradients, self.data_group, 0)
+            else:
+                gradients = all_reduce(gradients, self.data_group)
+        return self._over_replicas(gradients)
 
     def publish(self) -> None:
         """Writes the masters, rounded to the parameters' dtype, into every rank's parameters."""
@@ -271,9 +281,12 @@ class ShardedBucket(_Flat):
 
     def reduce(self) -> torch.Tensor:
         """This rank's shard of the gradients, summed over the axes over which backward did not sum."""
-        if self.sum_group is None:
+        if self.sum_group is None and self.replica_group is None:
             return self.gradients
-        return all_reduce(self.gradients.to(self._reduce_dtype), self.sum_group)
+        gradients = self.gradients.to(self._reduce_dtype)
+        if self.sum_group is not None:
+            gradients = all_reduce(gradients, self.sum_group)
+        return self._over_replicas(gradients)
 
     def publish(self) -> None:
         """Writes the masters, rounded, into the parameters: this rank's, or under ZeRO-2 every rank's."""

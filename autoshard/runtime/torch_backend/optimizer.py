@@ -32,7 +32,7 @@ from autoshard.runtime.torch_backend.sums import Sums, row_squares
 def gradient_axes(program: Program, mesh: Mesh) -> set[tuple[str, ...]]:
     """The sets of axes that the optimizer communicates over."""
     keys = [bucket_key(program, tensor.name, mesh, frozenset(), 1) for tensor in program.graph.parameters()]
-    return {axes for key in keys for axes in (key.sum_axes, key.shard_axes) if axes}
+    return {axes for key in keys for axes in (key.sum_axes, key.shard_axes, key.replica_axes) if axes}
 
 
 def piece_shapes(
@@ -144,7 +144,7 @@ class ShardedAdamW:
 
     def sharing_groups(self) -> list[Group | None]:
         """For each shard of `state` the ranks that hold the same shard; None where each rank reads its own."""
-        return [bucket.data_group if bucket.shards == 1 else None for bucket in self.buckets]
+        return [bucket.sharing_group for bucket in self.buckets]
 
     def load_state(self, shards: list[tuple[torch.Tensor, ...]], steps: int) -> None:
         """Continues after `steps` steps from shards that `state` gave then, in any layout (collective)."""
