@@ -9,11 +9,21 @@ from autoshard.backends.native_neuron import (
     NATIVE_STATE_RULES,
     native_warnings,
 )
+from autoshard.layout.strategy import Strategy
+
+_FOLDER = "autoshard.runtime.torch_backend."
+
+
+def _early_imports(strategy: Strategy) -> tuple[str, ...]:
+    """The runtime, and torch's pipelines, which take longer than it."""
+    return (f"{_FOLDER}runtime", *[f"{_FOLDER}pipeline_runtime"] * (strategy.pp > 1))
+
 
 TORCH = Backend(
     "torch",
     "torch",
-    "autoshard.runtime.torch_backend.runtime",
+    f"{_FOLDER}runtime",
+    early_imports=_early_imports,
     pads=True,
     unlike_stages=True,
     mesh_rules=NATIVE_MESH_RULES,

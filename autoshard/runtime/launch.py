@@ -1,7 +1,7 @@
 """Runs one function in several processes of this machine, and ends all of them whatever happens to one.
 
-The supervisor imports no torch: the processes are new interpreters, and only they do. They meet through a file, not a
-port, so two runs never take each other's.
+The supervisor imports no torch: the processes do, or the fork server whose copies they are. They meet through a file,
+not a port, so two runs never take each other's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autoshard.errors import AutoshardError
 from autoshard.runtime.failures import RankFailure, cause, failure_message, is_clear
 from autoshard.runtime.hang import is_waiting
 from autoshard.runtime.last_action import LastActions
-from autoshard.runtime.processes import WorkerProcess
+from autoshard.runtime.processes import Start, Stopped, WorkerProcess, start_interpreter
 
 _SETTLE_S = 1.0
 """How many seconds an unclear failure (a lost connection, an abort) waits for the one that caused it."""
@@ -71,6 +71,7 @@ def run_processes(
     grace_s: float = 5.0,
     hang_timeout_s: float | None = None,
     trusted_prefix: str = "autoshard.",
+    start: Start = start_interpreter,
 ) -> RunOutcome:
     """Run worker(arguments, reporter) in num_processes new processes, and return when the last one is gone.
 
@@ -81,6 +82,7 @@ def run_processes(
     grace_s: from SIGTERM to SIGKILL, for ranks that must be stopped.
     hang_timeout_s: a rank with neither message nor new last_action for so long has failed, once every rank had its
     first action or a minute to start; None: never.
+    start: how each process is started: as a new interpreter, or by a `fork_server`.
     Call it from a thread that stays: Linux ends the workers with the thread that started them. Signals are handled when
     it is the main one.
     Raises AutoshardError when logs or processes cannot be made.
@@ -90,7 +92,7 @@ def run_processes(
     with _scratch_directory() as scratch, _stop_signals() as signals:
         supervisor = _Supervisor(scratch, log_directory, on_message, grace_s, hang_timeout_s, signals)
         try:
-            supervisor.start(worker, arguments, num_processes)
+            supervisor.start(worker, arguments, num_processes, start)
             supervisor.watch()
             return supervisor.outcome()
         finally:
@@ -115,6 +117,7 @@ class _Supervisor:
         self._grace_s = grace_s
         self._hang_timeout_s = hang_timeout_s
         self._signals = signals
+        self._num_processes = 0
         self._workers: list[WorkerProcess] = []
         self._failures: dict[int, RankFailure] = {}
         self._selector = selectors.DefaultSelector()
@@ -124,8 +127,8 @@ class _Supervisor:
         self._kill_at_s: float | None = None  # SIGTERM was sent, SIGKILL is due
         self._actions: LastActions | None = None
 
-    def start(self, worker: str, arguments: Mapping[str, Any], num_processes: int) -> None:
-        rank = 0
+    def start(self, worker: str, arguments: Mapping[str, Any], num_processes: int, start: Start) -> None:
+        rank, self._num_processes = 0, num_processes
         try:
             self._log_directory.mkdir(parents=True, exist_ok=True)
             self._actions = LastActions.create(self._scratch / "last_actions", num_processes)
@@ -141,9 +144,11 @@ class _Supervisor:
             spec_path.write_text(json.dumps(spec), encoding="utf-8")
             for rank in range(num_processes):
                 log_file = self._log_directory / f"rank-{rank:02}.log"
-                process = WorkerProcess(rank, num_processes, spec_path, log_file)
+                process = WorkerProcess(rank, num_processes, spec_path, log_file, start, lambda: bool(self._signals))
                 self._workers.append(process)
                 self._selector.register(process.message_fd, selectors.EVENT_READ, process)  # type: ignore[arg-type]
+        except Stopped:
+            pass  # the signal ends those that have begun
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise AutoshardError(
@@ -166,8 +171,9 @@ class _Supervisor:
 
     def outcome(self) -> RunOutcome:
         log_files = tuple(process.log_file for process in self._workers)
-        results = tuple(process.result for process in self._workers)
-        finished = all(process.done for process in self._workers)
+        not_begun = self._num_processes - len(self._workers)
+        results = (*(process.result for process in self._workers), *[None] * not_begun)
+        finished = not not_begun and all(process.done for process in self._workers)
         failure = cause(list(self._failures.values())) if self._failures else None
         # A cluster's manager sends its SIGTERM to ranks and supervisor alike: then a rank's death by it is no failure.
         if failure is not None and not (self._signals and failure.exit_code == -self._signals[0]):
@@ -175,7 +181,7 @@ class _Supervisor:
             return RunOutcome(failure.exit_code_of_run, message, results, log_files, failure)
         if self._signals and not finished:
             name = "Ctrl-C" if self._signals[0] == signal.SIGINT else signal.Signals(self._signals[0]).name
-            many = f"all {len(self._workers)} ranks were" if len(self._workers) > 1 else "the one rank was"
+            many = f"all {self._num_processes} ranks were" if self._num_processes > 1 else "the one rank was"
             return RunOutcome(128 + self._signals[0], f"interrupted by {name}; {many} stopped", results, log_files)
         return RunOutcome(0, "", results, log_files)
 

@@ -9,12 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 _WORKER = "from autoshard.runtime.worker import main; main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+class Stopped(Exception):
+    """A process was no longer wanted before it had begun."""
 
 
 def python_command(statements: str, *arguments: str) -> list[str]:
@@ -29,11 +35,83 @@ def python_command(statements: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", bootstrap, path, *arguments]
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """What a process of a run begins with.
+
+    environment: variables that are this rank's own. stdin_fd, log_fd, report_fd: the ends of its lifeline, its log and
+    its pipe to the supervisor.
+    """
+
+    rank: int
+    spec_path: Path
+    environment: dict[str, str]
+    stdin_fd: int
+    log_fd: int
+    report_fd: int
+
+
+class Process(Protocol):
+    """A child of this process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int:
+        """Waits for its end -> exit code, or minus the signal that ended it."""
+
+    def poll(self) -> int | None:
+        """The same without waiting; None while it runs."""
+
+
+Start = Callable[[Beginning, Callable[[], bool]], Process | None]
+"""Type of a function that starts a process: beginning, whether to stop waiting for it -> the process, None where it
+was stopped. It raises OSError where the process cannot be made."""
+
+
+def start_interpreter(beginning: Beginning, stopped: Callable[[], bool]) -> Process:
+    """A new interpreter."""
+    report_fd = beginning.report_fd
+    return subprocess.Popen(
+        python_command(_WORKER, str(beginning.spec_path), str(beginning.rank), str(report_fd)),
+        stdin=beginning.stdin_fd,
+        stdout=beginning.log_fd,
+        stderr=subprocess.STDOUT,
+        pass_fds=[report_fd],
+        start_new_session=True,  # a group to end as one, and Ctrl-C reaches the supervisor alone
+        env=common_environment() | beginning.environment,
+    )
+
+
+class ForkedProcess:
+    """A child that another process forked; its id is `pid`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        """Waits for its end -> exit code, or minus the signal that ended it."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def poll(self) -> int | None:
+        """The same without waiting; None while it runs."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
 class WorkerProcess:
     """One worker process, which starts on construction. Raises OSError when the log file or the process cannot be
-    made."""
+    made, and Stopped where `stopped` says so before it has begun."""
 
-    def __init__(self, rank: int, num_processes: int, spec_path: Path, log_file: Path) -> None:
+    def __init__(
+        self,
+        rank: int,
+        num_processes: int,
+        spec_path: Path,
+        log_file: Path,
+        start: Start,
+        stopped: Callable[[], bool],
+    ) -> None:
         self.rank = rank
         self.log_file = log_file
         self.result: dict[str, Any] | None = None
@@ -41,23 +119,20 @@ class WorkerProcess:
         self.heard_s = time.monotonic()
         self.exit_code: int | None = None
         self._buffer = b""
-        read_fd, write_fd = os.pipe()
-        try:
-            with log_file.open("wb") as log:
-                self._process = subprocess.Popen(
-                    python_command(_WORKER, str(spec_path), str(rank), str(write_fd)),
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[write_fd],
-                    start_new_session=True,  # a group to end as one, and Ctrl-C reaches the supervisor alone
-                    env=_environment(rank, num_processes),
-                )
-        except BaseException:
-            os.close(read_fd)
-            raise
-        finally:
-            os.close(write_fd)
+        with ExitStack() as ours, ExitStack() as theirs:
+            read_fd, write_fd = os.pipe()
+            ours.callback(os.close, read_fd)
+            theirs.callback(os.close, write_fd)
+            stdin_fd, self._lifeline = os.pipe()
+            ours.callback(os.close, self._lifeline)
+            theirs.callback(os.close, stdin_fd)
+            log = theirs.enter_context(log_file.open("wb"))
+            environment = _environment(rank, num_processes)
+            process = start(Beginning(rank, spec_path, environment, stdin_fd, log.fileno(), write_fd), stopped)
+            if process is None:
+                raise Stopped
+            ours.pop_all()
+        self._process, self._is_released = process, False
         os.set_blocking(read_fd, False)
         self.message_fd: int | None = read_fd
 
@@ -96,8 +171,10 @@ class WorkerProcess:
                 os.killpg(self._process.pid, number)
 
     def signal_process(self, number: int) -> None:
-        """Sends a signal to the process alone."""
-        self._process.send_signal(number)
+        """Sends a signal to the process alone; does nothing once it was reaped."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def log_bytes(self) -> int:
         """Size of its log, bytes."""
@@ -111,8 +188,9 @@ class WorkerProcess:
 
     def release(self) -> None:
         """Closes the lifeline; a worker whose work is done leaves then."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+        if not self._is_released:
+            os.close(self._lifeline)
+            self._is_released = True
 
     def close(self) -> None:
         """Ends the process and its group at once and frees what the supervisor holds for it."""
@@ -131,17 +209,21 @@ class WorkerProcess:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _environment(rank: int, num_processes: int) -> dict[str, str]:
+def common_environment() -> dict[str, str]:
+    """The variables of every process of a run: this process's own, with what several on one machine need."""
     environment = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     # One thread each: the ranks share the machine's cores.
     environment.setdefault("OMP_NUM_THREADS", "1")
     # gloo would look up the machine's own name to find an interface, which need not resolve on a laptop.
     if sys.platform in _LOOPBACK:
         environment.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK[sys.platform])
-    return environment | {
+    return environment | {"PYTHONUNBUFFERED": "1"}  # what a killed rank had printed is in its log
+
+
+def _environment(rank: int, num_processes: int) -> dict[str, str]:
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
-        "PYTHONUNBUFFERED": "1",  # what a killed rank had printed is in its log
     }

@@ -25,10 +25,12 @@ from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
+from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.in_cluster import COLLECTIVES_LATER_S, run_in_cluster
 from autoshard.runtime.launch import Message, RunOutcome, run_processes
 from autoshard.runtime.metrics import MetricsWriter
 from autoshard.runtime.options import RunOptions
+from autoshard.runtime.processes import Start, start_interpreter
 from autoshard.runtime.progress import ProgressDisplay
 from autoshard.runtime.rehearse import SEQUENCE_LENGTH, one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, result_tables, run_summary, verdict
@@ -64,9 +66,17 @@ def run_plan(plan: Plan, options: RunOptions, on_folder: OnFolder = lambda folde
         require_cpp_compiler()
     if environment is not None:
         return _run_in_cluster(plan, options, environment, on_folder)
-    if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes:
-        return _run_here(plan, options, on_folder)
-    return _rehearse(plan, options, on_folder)
+    run = _run_here if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes else _rehearse
+    with _starter(plan, options) as start:
+        return run(plan, options, start, on_folder)
+
+
+def _starter(plan: Plan, options: RunOptions) -> AbstractContextManager[Start]:
+    """How processes start: on the CPU as forks of one that imports, from now on, what they need."""
+    modules = BACKENDS[options.backend].early_imports(plan.strategy)
+    if not modules or options.device not in ("auto", "cpu"):
+        return nullcontext(start_interpreter)
+    return fork_server([_TRAIN.partition(":")[0], *modules])
 
 
 def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
@@ -92,7 +102,7 @@ def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
     return chosen
 
 
-def _rehearse(plan: Plan, options: RunOptions, on_folder: OnFolder) -> int:
+def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder) -> int:
     if options.uses_checkpoints:
         raise AutoshardError(
             f"checkpoints are of runs as planned, this would be a rehearsal: the plan has {plan.mesh.world_size} ranks "
@@ -114,11 +124,11 @@ def _rehearse(plan: Plan, options: RunOptions, on_folder: OnFolder) -> int:
     with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
         arguments = _arguments(directory / "rehearsal_plan.json", options, data, tensors)
         with _metrics(directory, plan, options) as metrics:
-            sharded = _train(rehearsal.plan, arguments, options, directory, metrics, "sharded")
+            sharded = _train(rehearsal.plan, arguments, options, start, directory, metrics, "sharded")
         if sharded.exit_code:
             return _failed(sharded)
         files = _write_measured(directory, rehearsal.plan, sharded.results)
-        alone = _compare(rehearsal.plan, arguments, options, directory)
+        alone = _compare(rehearsal.plan, arguments, options, start, directory)
         if alone.exit_code:
             return _failed(alone)
     found = verdict(rehearsal.plan, sharded.results, alone.results[0])
@@ -129,7 +139,7 @@ def _rehearse(plan: Plan, options: RunOptions, on_folder: OnFolder) -> int:
     return 0 if found.ok else 1
 
 
-def _run_here(plan: Plan, options: RunOptions, on_folder: OnFolder) -> int:
+def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder) -> int:
     """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
     data = _data(options, plan.training.sequence_length)
     learned = _check_data(plan, options, data)
@@ -142,7 +152,7 @@ def _run_here(plan: Plan, options: RunOptions, on_folder: OnFolder) -> int:
         print(f"text: {_made_of(plan, options, data)}", flush=True)
         arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
         with _metrics(directory, plan, options) as metrics:
-            outcome = _train(plan, arguments, options, directory, metrics, "training")
+            outcome = _train(plan, arguments, options, start, directory, metrics, "training")
     if outcome.exit_code:
         return _failed(outcome)
     print(run_summary(plan, outcome.results), flush=True)
@@ -196,6 +206,7 @@ def _train(
     plan: Plan,
     arguments: TrainArguments,
     options: RunOptions,
+    start: Start,
     directory: Path,
     metrics: MetricsWriter,
     description: str,
@@ -208,10 +219,11 @@ def _train(
             on_message=_recorder(metrics, progress),
             log_directory=directory / "logs",
             hang_timeout_s=options.timeout_s,
+            start=start,
         )
 
 
-def _compare(plan: Plan, arguments: TrainArguments, options: RunOptions, directory: Path) -> RunOutcome:
+def _compare(plan: Plan, arguments: TrainArguments, options: RunOptions, start: Start, directory: Path) -> RunOutcome:
     # twice as many steps: it trains once more in the next finer precision
     with _progress(one_process(plan), replace(options, steps=2 * options.steps), "one process") as progress:
         return run_processes(
@@ -221,6 +233,7 @@ def _compare(plan: Plan, arguments: TrainArguments, options: RunOptions, directo
             on_message=_recorder(None, progress),
             log_directory=directory / "logs" / "one-process",
             hang_timeout_s=options.timeout_s,
+            start=start,
         )
 
 

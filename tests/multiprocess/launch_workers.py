@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.launch import Message, run_processes
+from autoshard.runtime.processes import start_interpreter
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
 
 
@@ -121,21 +124,39 @@ def pipelined(arguments: dict[str, Any], reporter: Reporter) -> None:
     session.step(*batch(plan, 0), 1e-3)
 
 
-def supervise(log_directory: str, function: str, arguments: dict[str, Any], num_processes: int, grace_s: float) -> None:
-    """A supervisor to send signals to: prints each message's values, then the outcome, as JSON lines."""
+def parent(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Who started this rank, and its command."""
+    return {"parent": os.getppid(), "forked": b"fork_server" in Path("/proc/self/cmdline").read_bytes()}
+
+
+def supervise(
+    log_directory: str,
+    function: str,
+    arguments: dict[str, Any],
+    num_processes: int,
+    grace_s: float,
+    modules: list[str],
+) -> None:
+    """A supervisor to send signals to: prints each message's values, then the outcome, as JSON lines.
+
+    modules: its ranks are forked after these were imported; none: they are new interpreters.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a CI job in the background may have it ignored
 
     def on_message(message: Message) -> None:
         print(json.dumps(message.values), flush=True)
 
-    outcome = run_processes(
-        f"tests.multiprocess.launch_workers:{function}",
-        arguments,
-        num_processes,
-        on_message=on_message,
-        log_directory=Path(log_directory),
-        grace_s=grace_s,
-        trusted_prefix="tests.",
-    )
+    with fork_server(modules) if modules else nullcontext(start_interpreter) as start:
+        print(json.dumps({}), flush=True)
+        outcome = run_processes(
+            f"tests.multiprocess.launch_workers:{function}",
+            arguments,
+            num_processes,
+            on_message=on_message,
+            log_directory=Path(log_directory),
+            grace_s=grace_s,
+            trusted_prefix="tests.",
+            start=start,
+        )
     print(json.dumps({"message": outcome.message}), flush=True)
     sys.exit(outcome.exit_code)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.environment import ClusterEnvironment
+from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.in_cluster import run_in_cluster
 from autoshard.runtime.launch import Message, RunOutcome, run_processes
+from autoshard.runtime.processes import Start, start_interpreter
 from tests.multiprocess.started import by_default
 
 WORKERS = "tests.multiprocess.launch_workers:"
+FORKED = (WORKERS[:-1],)
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 10.0
 
@@ -28,8 +32,8 @@ LIMIT_S = 10.0
 class Run:
     """One call of run_processes, with what it was told and how long the end took after the last message."""
 
-    def __init__(self, log_directory: Path) -> None:
-        self.log_directory = log_directory
+    def __init__(self, log_directory: Path, start: Start = start_interpreter) -> None:
+        self.log_directory, self.start = log_directory, start
         self.messages: list[Message] = []
         self.last_message_s = 0.0
 
@@ -41,6 +45,7 @@ class Run:
             on_message=options.pop("on_message", self.on_message),
             log_directory=self.log_directory,
             trusted_prefix="tests.",
+            start=self.start,
             **options,
         )
 
@@ -53,11 +58,13 @@ class Run:
         return [message.values["pid"] for message in self.messages if message.kind == "pid"]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+@pytest.fixture(params=["interpreters", "forked"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
     before = set(psutil.Process().children(recursive=True))
-    result = Run(tmp_path / "logs")
-    yield result
+    forked = request.param == "forked"
+    with fork_server(FORKED) if forked else nullcontext(start_interpreter) as start:
+        result = Run(tmp_path / "logs", start)
+        yield result
     assert set(psutil.Process().children(recursive=True)) <= before
     assert_gone(result.pids, within_s=1)
 
@@ -207,12 +214,17 @@ def test_a_log_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 
 def supervisor_code(
-    log_directory: Path, function: str, num_processes: int = 2, grace_s: float = 5, **given: Any
+    log_directory: Path,
+    function: str,
+    num_processes: int = 2,
+    grace_s: float = 5,
+    modules: Sequence[str] = (),
+    **given: Any,
 ) -> str:
     arguments = {"steps": 1} | given
     return (
         "from tests.multiprocess.launch_workers import supervise; "
-        f"supervise({str(log_directory)!r}, {function!r}, {arguments!r}, {num_processes}, {grace_s})"
+        f"supervise({str(log_directory)!r}, {function!r}, {arguments!r}, {num_processes}, {grace_s}, {list(modules)!r})"
     )
 
 
@@ -230,6 +242,7 @@ class Supervisor:
             start_new_session=True,
         )
         assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline()) == {}
         self.pids = [json.loads(self.process.stdout.readline())["pid"] for _ in range(num_messages)]
 
     def finish(self) -> tuple[int, str, float]:
@@ -246,11 +259,12 @@ class Supervisor:
     ("number", "name", "exit_code"),
     [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGHUP, "SIGHUP", 129)],
 )
+@pytest.mark.parametrize("modules", [(), FORKED])
 def test_a_signal_to_the_supervisor_ends_all_ranks(
-    tmp_path: Path, number: signal.Signals, name: str, exit_code: int
+    tmp_path: Path, modules: Sequence[str], number: signal.Signals, name: str, exit_code: int
 ) -> None:
     with by_default(number):
-        supervisor = Supervisor(tmp_path, num_messages=3, num_processes=3)
+        supervisor = Supervisor(tmp_path, num_messages=3, num_processes=3, modules=modules)
     os.killpg(supervisor.process.pid, number)  # to the whole foreground group, as a terminal does
     code, message, took_s = supervisor.finish()
     assert (code, message) == (exit_code, f"interrupted by {name}; all 3 ranks were stopped")
@@ -268,11 +282,48 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     assert took_s < 5
 
 
-def test_workers_die_with_a_killed_supervisor(tmp_path: Path) -> None:
-    supervisor = Supervisor(tmp_path, num_messages=3, num_processes=3, stubborn=True)
+@pytest.mark.parametrize("modules", [(), FORKED])
+def test_workers_die_with_a_killed_supervisor(tmp_path: Path, modules: Sequence[str]) -> None:
+    supervisor = Supervisor(tmp_path, num_messages=3, num_processes=3, modules=modules, stubborn=True)
     supervisor.process.kill()
     supervisor.process.communicate(timeout=LIMIT_S)
     assert_gone(supervisor.pids, within_s=LIMIT_S)
+
+
+def test_ctrl_c_does_not_wait_for_the_server_that_ranks_are_forked_from(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, num_messages=0, modules=["tests.multiprocess.launch_slowly"])
+    time.sleep(0.5)
+    supervisor.pids = [process.pid for process in psutil.Process(supervisor.process.pid).children()]
+    assert len(supervisor.pids) == 1
+    supervisor.process.send_signal(signal.SIGINT)
+    assert supervisor.finish()[:2] == (130, "interrupted by Ctrl-C; all 2 ranks were stopped")
+
+
+@pytest.mark.parametrize(
+    ("modules", "forked"),
+    [
+        (FORKED, True),
+        (["tests.multiprocess.no_such_module"], True),  # whose absence is for the ranks to say
+        (["tests.multiprocess.launch_thread"], False),  # locks of other threads stay locked in a fork
+    ],
+)
+def test_ranks_are_forked_from_a_process_with_one_thread_alone(
+    tmp_path: Path, modules: Sequence[str], forked: bool
+) -> None:
+    with fork_server(modules) as start:
+        outcome = Run(tmp_path / "logs", start)("parent", {}, 2)
+        again = Run(tmp_path / "again", start)("parent", {}, 1)
+    found = {"parent": os.getpid(), "forked": forked and sys.platform == "linux"}
+    assert (outcome.results, again.results) == ((found, found), (found,))
+
+
+def test_a_server_that_was_killed_is_replaced_by_new_interpreters(tmp_path: Path) -> None:
+    with fork_server(FORKED) as start:
+        for child in psutil.Process().children():
+            if "fork_server" in " ".join(child.cmdline()):
+                child.kill()
+        outcome = Run(tmp_path / "logs", start)("parent", {}, 2)
+    assert outcome.results == ({"parent": os.getpid(), "forked": False},) * 2
 
 
 def test_a_closed_lifeline_ends_a_process_and_what_it_started() -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 
 import torch
 
+from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Profiler
@@ -22,8 +23,8 @@ from autoshard.runtime.worker_arguments import TrainArguments
 
 def import_early(plan: Plan, compiles: bool) -> None:
     """Import what takes seconds."""
-    if plan.strategy.pp > 1:
-        import_module("autoshard.runtime.torch_backend.pipeline_runtime")
+    for module in TORCH.early_imports(plan.strategy):
+        import_module(module)
     if compiles:
         import_module("torch._inductor.compile_fx")
 
