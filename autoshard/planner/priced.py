@@ -74,7 +74,7 @@ class Waiting:
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
         self._ways = deque(sorted(ways, key=_own_s))
         self._bounded: deque[Bounded] = deque()
-        self._least_s: dict[tuple[object, ...], Bounded] = {}
+        self._least_s: dict[Draft, Bounded] = {}
         self.too_large: list[Bounded] = []
         self.priced: list[Priced] = []
 
@@ -91,14 +91,14 @@ class Waiting:
     def at_least_s(self, draft: Draft, in_any_order: bool = False) -> float:
         """Seconds of a step, whatever the cut and the recompute sets are, as far as a bound is known. in_any_order:
         whatever the order of axes is, too."""
-        known = self._least_s.get(draft[:-1])
+        known = self._least_s.get(_in_any_order(draft))
         if known is None:
             return 0.0
         return known.any_s if in_any_order or draft.axis_order != known.layouts.way.axis_order else known.own_s
 
     def _remember(self, one: Bounded) -> None:
         if one.any_s:
-            self._least_s.update((draft[:-1], one) for draft in one.layouts.drafts)
+            self._least_s.update((_in_any_order(draft), one) for draft in one.layouts.drafts)
 
     @property
     def left(self) -> list[MeshDrafts]:
@@ -140,6 +140,11 @@ class Waiting:
 
 def _own_s(one: Bounded) -> float:
     return one.own_s
+
+
+def _in_any_order(draft: Draft) -> Draft:
+    """The layout but for its order of axes."""
+    return draft._replace(axis_order=())
 
 
 def _together(layouts: Sequence[MeshDrafts]) -> list[MeshDrafts]:

@@ -25,6 +25,7 @@ from autoshard.planner.grid.bounds import (
     this_stage_at_least_s,
     through_at_least_s,
     unlike_chunks_at_least_s,
+    unlike_chunks_work_at_least_s,
     work_at_most_s,
 )
 from autoshard.planner.grid.price import Family
@@ -65,7 +66,7 @@ class Pipeline(NamedTuple):
 
     @property
     def waits(self) -> tuple[bool, bool]:
-        """(waits, at_once), with one chunk a rank."""
+        """(waits, at_once)."""
         return bool(self.family.waits_for_all(self.m)), bool(self.family.is_at_once(self.m))
 
 
@@ -127,6 +128,18 @@ def test_no_step_is_faster_than_its_busiest_rank(one: Pipeline) -> None:
     ways = 1 if one.apart else 2
     passed_s = [seconds + ways * one.transfer_s for seconds in passed_s[: one.pp]]
     assert busiest_rank_at_least_s(one.m, work_s, passed_s) <= one.simulated_s * ROUNDING
+
+
+@given(pipelines("interleaved"))
+def test_no_step_of_several_chunks_is_faster_than_its_work_allows(one: Pipeline) -> None:
+    sizes = (one.pp, one.vpp, one.m, sum(one.stage_s), one.transfer_s)
+    assert one.waits == (True, one.m == one.pp)
+    assert unlike_chunks_work_at_least_s(*sizes, *one.waits) <= one.simulated_s * ROUNDING
+    equal = one._replace(forward_s=[1.0] * len(one.stage_s), backward_s=[2.0] * len(one.stage_s), transfer_s=0.0)
+    bound_s = unlike_chunks_work_at_least_s(*sizes[:3], sum(equal.stage_s), 0.0, *one.waits)
+    ramp_s = 3 * (one.pp - 1)
+    short_s = 0.0 if one.m == one.pp else ramp_s / 2
+    assert bound_s == pytest.approx(equal.simulated_s - short_s)
 
 
 @given(pipelines("interleaved"))

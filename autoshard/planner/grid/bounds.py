@@ -8,6 +8,7 @@ numbers of one layout or arrays with an entry for each layout (rows.py). All use
 * transfer_s: between neighbouring stages on different ranks.
 * waits: whether no rank has more forwards in front of its first backward than under 1f1b (`Family.waits_for_all`).
   Each then waits until the first microbatch has been through all ranks behind it and is back.
+  With several chunks: whether each has a forward of its last chunk before its first backward.
 * at_once: whether all forwards of a rank come before all of its backwards (`Family.is_at_once`), as under gpipe.
 
 The examples have pp=4, m=8, and stages that take 1 s forward and 2 s backward: vpp=1 takes 33 s, vpp=2 takes 57 s.
@@ -369,16 +370,52 @@ def unlike_stages_at_least_s(
 ) -> Number:
     """Seconds of a step, whatever the cut, where stages need not be alike, by their work alone.
 
-    Why: with one chunk a rank the slowest stage has its share of all work at least. With several, or where weight
-    gradients are put off (`apart`), a rank has its share, and one microbatch goes through all stages and back.
+    Why: with one chunk a rank the slowest stage has its share of all work at least. With several see
+    `unlike_chunks_work_at_least_s`. Where weight gradients are put off (`apart`), a rank has its share.
+
+    waits: with several chunks, see there.
 
     >>> unlike_stages_at_least_s(4, 1, m=8, work_s=12, transfer_s=0, waits=True, at_once=False, apart=False)
     33.0
     >>> unlike_stages_at_least_s(4, 2, m=8, work_s=24, transfer_s=0, waits=True, at_once=False, apart=False)
-    48.0
+    52.5
     """
     if apart:
         return share_at_least_s(pp, m, work_s)
     if vpp > 1:
-        return largest(share_at_least_s(pp, m, work_s), through_at_least_s(pp * vpp, work_s, transfer_s))
+        return unlike_chunks_work_at_least_s(pp, vpp, m, work_s, transfer_s, waits, at_once)
     return slowest_stage_at_least_s(pp, m, work_s, work_s / pp, transfer_s, waits, at_once)
+
+
+def unlike_chunks_work_at_least_s(
+    pp: int, vpp: int, m: Number, work_s: Number, transfer_s: Number, waits: Number | bool, at_once: Number | bool
+) -> Number:
+    """Seconds of a step of `alternate`'s orders with several chunks a rank, whatever the cut, by their work alone.
+
+    Why, if all forwards come before all backwards (`at_once`): one path goes up to any stage, stays for the forwards of
+    all microbatches, and goes on up; on its way down it stays in the same way. On average over the stages it has the
+    work of one microbatch and m - 1 times the mean stage.
+
+    Why, if each rank `waits`: for any rank r and any chunk a, one path goes up with the first microbatch to chunk a of
+    rank r, has all that r does from there on, up to the last backward of chunk a, and goes down with that. Of the
+    chunks before a it has one microbatch on all ranks, and on r the first pp ones less; of chunk a one on the ranks
+    before r; of r's other chunks all. Weigh the paths of a >= 1 with 1 / (pp vpp), those of a = 0 with that and
+    (r - (pp - 1) / 2) / (m pp vpp). The weights are a mean, and each stage counts m / pp + (pp - 1) / (2 pp vpp) times
+    at least: half the ramp of equal stages.
+
+    work_s: through all stages. waits: whether m is a multiple of pp and each rank has a forward of its last chunk
+    before its first backward.
+
+    A step of equal stages takes 57 s where a rank waits; with m=4 all forwards come first, and it takes 33 s:
+
+    >>> unlike_chunks_work_at_least_s(4, 2, m=8, work_s=24, transfer_s=0.0, waits=True, at_once=False)
+    52.5
+    >>> unlike_chunks_work_at_least_s(4, 2, m=4, work_s=24, transfer_s=0.0, waits=True, at_once=True)
+    33.0
+    """
+    stages = pp * vpp
+    through_s = through_at_least_s(stages, work_s, transfer_s)
+    plain_s = largest(share_at_least_s(pp, m, work_s), through_s)
+    half_s = share_at_least_s(pp, m, work_s) + (pp - 1) / (2 * stages) * work_s + (stages - 1) * transfer_s
+    waiting_s = where(waits, largest(plain_s, half_s), plain_s)
+    return where(at_once, largest(waiting_s, through_s + (m - 1) / stages * work_s), waiting_s)

@@ -61,21 +61,25 @@ class Family(NamedTuple):
         return self.pp > 1 and self.num_virtual_stages > 1 and self.rules.stages_are_free
 
     def waits_for_all(self, m: Array | int) -> Array | bool:
-        """One chunk a rank: by row, whether no rank has more forwards before its first backward than 1f1b. Each then
-        waits while the first microbatch goes through all ranks behind and back, and at the end once more."""
-        return self._warm_ups_are(m, lambda warm, rank, count: warm <= self.pp - rank)
+        """By row, whether each rank waits before its first backward, and at the end once more. With one chunk a rank:
+        no rank has more forwards before its first backward than 1f1b, so it waits while the first microbatch goes
+        through all ranks behind and back. With several: each has one of its last chunk, so it waits for that."""
+        pp, before = self.pp, (self.num_virtual_stages - 1) * self.pp
+        if before:
+            return self._warm_ups_are(m, lambda warm, rank, count: warm > before and count % pp == 0)
+        return self._warm_ups_are(m, lambda warm, rank, count: warm <= pp - rank)
 
     def is_at_once(self, m: Array | int) -> Array | bool:
-        """One chunk a rank: by row, whether all forwards come before all backwards."""
-        return self._warm_ups_are(m, lambda warm, rank, count: warm == count)
+        """By row, whether all forwards come before all backwards."""
+        return self._warm_ups_are(m, lambda warm, rank, count: warm == count * self.num_virtual_stages)
 
     def _warm_ups_are(self, m: Array | int, such: Callable[[int, int, int], bool]) -> Array | bool:
-        warm_up, pp = self.rules.warm_up, self.pp
+        warm_up, pp, vpp = self.rules.warm_up, self.pp, self.num_virtual_stages
         if warm_up is None or self.rules.weights_apart:
             return False
 
         def all_are(count: int) -> list[int]:
-            return [int(all(such(warm_up(rank, pp, count, 1), rank, count) for rank in range(pp)))]
+            return [int(all(such(warm_up(rank, pp, count, vpp), rank, count) for rank in range(pp)))]
 
         (such_rows,) = by_count(all_are, m)
         return such_rows > 0

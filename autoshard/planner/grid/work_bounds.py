@@ -36,9 +36,10 @@ def by_work_at_least_s(
     layers, launch_s = problem.model.num_hidden_layers, problem.cluster.device.pass_launch_s
     stages_s = layers * block_s + pp * vpp * (2 * launch_s + opening_s)
     work_s = stages_s + ends_s[0] + ends_s[1]
-    waits, at_once = (family.waits_for_all(m), family.is_at_once(m)) if vpp == 1 else (False, False)
+    has_kinds = len(problem.model.kinds) > 1
+    waits, at_once = (family.waits_for_all(m), family.is_at_once(m)) if vpp == 1 or has_kinds else (False, False)
     seconds: Array
-    if len(problem.model.kinds) > 1:
+    if has_kinds:
         seconds = unlike_stages_at_least_s(pp, vpp, m, work_s, hop_s, waits, at_once, apart)
     elif apart:
         seconds = share_at_least_s(pp, m, work_s)
