@@ -84,7 +84,7 @@ def time_values(
         (afterwards.of_kinds(load.block_kinds, *load.has_ends) for load in loads), key=lambda of_rank: of_rank.total_s
     )
     if software is not COMPILED:
-        after = _overlapped(after, busiest, num_microbatches, software)
+        after = _overlapped(after, busiest, (mesh.pp, num_microbatches, vpp), software)
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
     after = after._replace(scatter_s=after.scatter_s + scattering_s, gather_s=after.gather_s + gathering_s)
     return (*work, bubble_s, with_transfers_s - pipeline_s, *after)
@@ -150,10 +150,14 @@ def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
     return gathering_s, scattering_s
 
 
-def _overlapped(after: After, load: RankLoad, num_microbatches: int, software: Software) -> After:
-    """Data-parallel transfers hide behind a share of the last microbatch's backward and of the next one's forward; with
-    sharded parameters they run in every microbatch, twice the gathers, and hide behind a share of all its work, which
-    takes longer meanwhile: both move through the same memory."""
+def _overlapped(after: After, load: RankLoad, pipeline: tuple[int, int, int], software: Software) -> After:
+    """What of the data-parallel transfers nothing hides. pipeline: (pp, num_microbatches, vpp).
+
+    They hide behind a share of the last microbatch's backward and of the next one's forward; with sharded parameters
+    they run in every microbatch, twice the gathers, and hide behind a share of all its work, which takes longer
+    meanwhile: both move through the same memory.
+    """
+    pp, num_microbatches, vpp = pipeline
     scatter_s, gather_s, other_s, update_s = after
     window_s = software.overlap * load.work_s
     if software.sharded_parameters or software.sharded_gradients:
@@ -163,9 +167,24 @@ def _overlapped(after: After, load: RankLoad, num_microbatches: int, software: S
         exposed_s = sent_s - (1 - software.contention) * hidden_s
     else:
         sent_s = scatter_s + gather_s
-        exposed_s = max(0.0, sent_s - window_s)
+        exposed_s = unhidden_s(sent_s, window_s, vpp, min(pp, num_microbatches))
     share = exposed_s / (scatter_s + gather_s) if sent_s else 0.0
     return After(share * scatter_s, share * gather_s, other_s, update_s + software.step_overhead_s)
+
+
+def unhidden_s(sent_s: float, window_s: float, num_chunks: int, run: int) -> float:
+    """Seconds of a rank's data-parallel transfers that its work does not hide.
+
+    sent_s: of all of them. window_s: of one microbatch's work in all chunks, what they hide behind. run: microbatches
+    that pass through one chunk before the next chunk has its turn.
+
+    A chunk's gradients leave after its last microbatch, while `run` microbatches pass through each chunk that follows;
+    only the last chunk has no other to hide behind than itself. The parameters that the next step reads come likewise
+    (megatron/core/pipeline_parallel/schedules.py: grad_sync_func and param_sync_func of the interleaved schedule).
+    """
+    turn_s = run * window_s / num_chunks
+    waiting_s = max(sent_s / num_chunks, sent_s - (num_chunks - 1) * turn_s)
+    return max(0.0, waiting_s - window_s / num_chunks)
 
 
 def _work_values(load: RankLoad, num_microbatches: int, accumulation_s: float) -> tuple[float, ...]:

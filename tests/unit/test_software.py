@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.stacks import COMPILED, TRACED, TRACED_LORA, Software
+from autoshard.cost.step import unhidden_s
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.spec.cluster import Cluster, Link, load_cluster
@@ -106,6 +107,15 @@ def test_transfers_that_hide_slow_the_work_down() -> None:
     assert sent_s(overlap=100.0) == 0
     assert sent_s(overlap=100.0, contention=0.25) == pytest.approx(0.25 * sent_s())
     assert sent_s(contention=0.25) == pytest.approx(sent_s())
+
+
+def test_transfers_hide_behind_the_chunks_that_follow() -> None:
+    """8 s of transfers, work that hides 2 s a microbatch. Four chunks: 2 s each, and each turn of a chunk hides 0.5 s
+    for every microbatch that passes: with two, 3 x 1 s before the last chunk's, which hides 0.5 s more."""
+    assert unhidden_s(8.0, 2.0, num_chunks=1, run=4) == 6.0
+    assert unhidden_s(8.0, 2.0, num_chunks=4, run=2) == 8.0 - 3 * 1.0 - 0.5
+    assert unhidden_s(8.0, 2.0, num_chunks=4, run=8) == 2.0 - 0.5  # all but the last chunk's are hidden
+    assert unhidden_s(0.5, 2.0, num_chunks=4, run=1) == 0.0
 
 
 def test_products_that_add_to_the_sum() -> None:
