@@ -240,8 +240,9 @@ def _head_bytes(plan: Plan, program: Program) -> float:
 
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
-    gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks. Before that,
-    what the first and the last stage share is summed over both, one parameter at a time."""
+    gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks, or its shard,
+    while that is summed over replicas. Before that, what the first and the last stage share is summed over both, one
+    parameter at a time."""
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
@@ -252,6 +253,8 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
         sums = key.sum_axes or key.replica_axes or (key.shard_axes and not key.unit)
         summed += owned * gradient_bytes if sums else 0.0
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
+        if key.replica_axes and not key.unit:  # as it was scattered and as it is summed
+            largest = max(largest, owned * gradient_bytes)
     return max(summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
 
 

@@ -17,7 +17,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
 from autoshard.plans.differences import loses, term_differences
 from autoshard.plans.layout_syntax import CHOICES, DEGREES
-from autoshard.plans.names import layout_name, recompute_by_stage, recompute_words, short_name
+from autoshard.plans.names import layout_name, recompute_by_stage, recompute_words, sharding_name, short_name
 from autoshard.plans.plan import Plan, SearchSummary
 from autoshard.plans.search_result import Candidate, Rejection
 from autoshard.plans.stage_sections import RankGraphs, rank_graphs
@@ -344,12 +344,14 @@ _SHARDED = {1: "state", 2: "state and gradients", 3: "state, gradients and weigh
 
 
 def _optimizer(plan: Plan) -> str:
-    """The optimizer in words: 'AdamW, ZeRO-1 over dp 2; float32 master weights and moments'."""
+    """The optimizer in words: 'AdamW, ZeRO-1: state sharded 2 ways over dp; float32 master weights and moments'."""
     precision = plan.training.precision
     axes = plan.zero_axes
     shards = plan.mesh.size(axes)
     zero = plan.strategy.zero
-    name = f"ZeRO-{zero}" + (", called FSDP there" if zero == 3 and plan.cluster.stack is not None else "")
-    state = f"{name}: {_SHARDED[zero]} sharded {shards} ways over {' x '.join(axes)}" if axes else "state not sharded"
+    name, over = sharding_name(plan.strategy), " x ".join(axes)
+    state = f"{name}: {_SHARDED[zero]} sharded {shards} ways over {over}" if axes else "state not sharded"
+    if plan.strategy.dp_replicate > 1:
+        state = f"{name}; {_SHARDED[zero]} sharded over {over}"
     master = f"{precision.master_dtype} master weights" if precision.master_dtype else "no master weights"
     return f"AdamW, {state}; {master}, {precision.optimizer_dtype} moments"

@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
     cp: int | None
     ep: int | None
     etp: int | None
-    dp_replicate: int | None
+    dp_replicate: int | str | None
     vpp: int | None
     micro_batch: int | None
     schedule: str | None

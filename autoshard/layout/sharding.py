@@ -69,7 +69,7 @@ def _is_expert_work(op: Operator) -> bool:
 
 def hidden_state(axes: Axes, sequence_parallel: bool) -> State:
     """State of the hidden activation between blocks and between stages, with an entry for each mesh axis."""
-    states = {"dp": "batch", "ep": "batch", "cp": "seq"}
+    states = {**dict.fromkeys(DATA_AXES, "batch"), "cp": "seq"}
     inside = "seq" if sequence_parallel else INVARIANT
     return tuple(states.get(axis, inside) for axis in axes)
 

@@ -46,4 +46,4 @@ def best_practice(problem: Problem, best: Candidate, fit_probability: float) -> 
 def follows(strategy: Strategy, cluster: Cluster) -> bool:
     """Whether a layout is the advice."""
     s = strategy
-    return (s.tp, s.pp, s.cp, s.zero) == (cluster.devices_per_chip, 1, 1, 3)
+    return (s.tp, s.pp, s.cp, s.zero, s.dp_replicate) == (cluster.devices_per_chip, 1, 1, 3, 1)

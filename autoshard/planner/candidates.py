@@ -28,6 +28,7 @@ from autoshard.layout.mesh import AXIS_ORDER, experts_objection, parse_axis_orde
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES
 from autoshard.planner.axis_orders import first_order
 from autoshard.planner.beaten_path import check_path
+from autoshard.planner.hybrid import replica_degrees
 from autoshard.plans.search_result import Pins
 from autoshard.schedules import SCHEDULES, usual_schedule
 
@@ -175,8 +176,9 @@ def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:
 def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
     """(the legal ways to use a mesh, or the first rule that all of them break).
 
-    With and without sequence parallelism, every stage of ZeRO, as far as there is a difference; every kind of context
-    parallelism; the first attention kernel that the rules allow: flash keeps less and computes less than plain.
+    With and without sequence parallelism, every stage of ZeRO, as far as there is a difference; replicas of shards,
+    where they are searched; every kind of context parallelism; the first attention kernel that the rules allow: flash
+    keeps less and computes less than plain.
     """
     first = None
     legal: list[Draft] = []
@@ -185,8 +187,10 @@ def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
         broken = first_broken(mesh_rules(problem.backend), problem, draft)
         if broken is None:
             kernels, broken = _kernels(problem, pins, draft)
-            for zero in zero_stages(problem, pins, mesh):
-                for variant in (kernel._replace(zero=zero) for kernel in kernels):
+            stages = zero_stages(problem, pins, mesh)
+            shared = [(zero, replicas) for zero in stages for replicas in replica_degrees(problem, pins, draft, zero)]
+            for zero, replicas in shared:
+                for variant in (kernel._replace(zero=zero, dp_replicate=replicas) for kernel in kernels):
                     broken_by_state = first_broken(state_rules(problem.backend), problem, variant)
                     if broken_by_state is None:
                         legal.append(variant)

@@ -273,9 +273,12 @@ PINS = (
     _pin_degree("cp", "context-parallel degree"),
     _pin_degree("ep", "expert-parallel degree, carved out of dp x cp"),
     _pin_degree("etp", "tensor-parallel degree of experts: 1, each tp rank has its own, or tp (default: tp)"),
-    _pin_degree(
+    Option(
         "dp_replicate",
-        "groups of replicas that each hold all that ZeRO shards (HSDP), with backend torch (default: 1, one group)",
+        whole_or(SEARCHED),
+        "N",
+        "groups of replicas that each hold all that ZeRO shards (HSDP), with backend torch; auto tries, with ZeRO-3, "
+        "shards that fill a node or an UltraServer (default: 1, FSDP or ZeRO over all replicas)",
     ),
     _pin_degree("vpp", "virtual stages on each pipeline rank"),
     _pin_degree("micro_batch", "sequences of a microbatch on one data-parallel rank"),
@@ -321,4 +324,6 @@ def request_from(values: Mapping[str, Any], top: int = TOP) -> PlanRequest:
     pins = {option.name: given.pop(option.name) for option in PINS if option.name in given}
     if "hardware" in given:
         given["hardware"] = Path(given["hardware"])
-    return PlanRequest(**given, top=top, pins={name: value for name, value in pins.items() if value != SEARCHED})
+    searches = pins.get("dp_replicate") == SEARCHED
+    fixed = {name: value for name, value in pins.items() if value != SEARCHED}
+    return PlanRequest(**given, top=top, pins=fixed, searches_replicas=searches)

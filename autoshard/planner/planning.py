@@ -25,6 +25,7 @@ from autoshard.models.registry import is_user_module, load_model, published_drop
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
+from autoshard.planner.hybrid import beside_fsdp
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
@@ -70,6 +71,7 @@ def answer(request: PlanRequest) -> Answer:
     if request.stack == "auto" and problem.cluster.compiles_regions:
         problem, result, ways = _way_of_compiling(problem, result, request)
     advice = best_practice(problem, result.best, request.fit_probability)
+    advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
     return Answer(problem, result, (*notes, *backend_notes, *result.notes, *ways, *advice))
 
 
@@ -277,7 +279,7 @@ def _traced(model: str, seq_len: int | None) -> ModelSpec:
 def pins_of(request: PlanRequest) -> Pins:
     """The choices that the user fixed."""
     named = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
-    return Pins(**named, beaten_path=request.beaten_path)
+    return Pins(**named, beaten_path=request.beaten_path, searches_replicas=request.searches_replicas)
 
 
 def _solved(

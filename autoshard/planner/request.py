@@ -60,6 +60,7 @@ class PlanRequest:
     top: int = TOP
     exhaustive: bool = False
     beaten_path: bool = False
+    searches_replicas: bool = False
     pins: Mapping[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
 

@@ -83,6 +83,21 @@ def recompute_by_stage(strategy: Strategy) -> str:
     return "; ".join(parts)
 
 
+ZERO_NAMES = {1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP (ZeRO-3)"}
+
+
+def sharding_name(strategy: Strategy) -> str:
+    """What data-parallel ranks share in the field's words: 'ZeRO-1', 'FSDP (ZeRO-3)', or where groups of
+    them hold all shards 'HSDP: shards over 8, 4 replicas'; 'DDP' where they share nothing."""
+    s = strategy
+    if s.zero == 0:
+        return "DDP"
+    if s.dp_replicate == 1:
+        return ZERO_NAMES[s.zero]
+    stage = "" if s.zero == 3 else f" with {ZERO_NAMES[s.zero]}"
+    return f"HSDP{stage}: shards over {s.dp_shard * s.cp}, {s.dp_replicate} replicas"
+
+
 def layout_words(strategy: Strategy) -> list[str]:
     """The words of its name."""
     s = strategy

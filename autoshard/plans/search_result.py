@@ -18,6 +18,7 @@ class Pins:
 
     axis_order: As strategy.axis_order, with dashes between, 'dp-pp-cp-tp'.
     beaten_path: Whether only features may be chosen that are known to have run.
+    searches_replicas: Whether dp_replicate is searched, where it is not fixed; else it is 1.
     """
 
     tp: int | None = None
@@ -36,11 +37,12 @@ class Pins:
     etp: Annotated[int | None, Absence.WRITTEN] = None
     dp_replicate: Annotated[int | None, Absence.WRITTEN] = None
     beaten_path: Annotated[bool, Absence.WRITTEN] = False
+    searches_replicas: Annotated[bool, Absence.WRITTEN] = False
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """The choices that are pinned, in order; beaten_path is none of them, but a rule for all."""
-        names = [f.name for f in fields(self) if f.name != "beaten_path"]
+        """The choices that are pinned, in order; those that are rules for the search are none of them."""
+        names = [f.name for f in fields(self) if f.name not in ("beaten_path", "searches_replicas")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

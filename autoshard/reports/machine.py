@@ -14,6 +14,7 @@ MOST_DEVICES = 2_048
 """Devices that are drawn: whole nodes from the first on; the others repeat their pattern."""
 WHAT = {
     "pp": "activations of neighbouring stages",
+    "dp_replicate": "sums of gradients, a shard of them",
     "dp": "gradients and updated weights of replicas",
     "cp": "keys and values of parts of a sequence",
     "ep": "tokens of experts",

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
-from autoshard.graph.count import Collective
+from autoshard.graph.count import Collective, backward_collectives, forward_collectives
 from autoshard.layout.strategy import Strategy, read_strategy
 from autoshard.plans.step_collectives import step_collectives
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
@@ -36,6 +36,16 @@ def test_a_strategy_without_replicas_of_shards_is_written_as_before() -> None:
     assert written["dp_replicate"] == 2
     assert read_strategy(written, "strategy") == hybrid
     assert read_strategy(to_json(strategy(dp=8)), "strategy").dp_replicate == 1
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_microbatch_moves_nothing_between_replicas_of_the_shards(documents: bool) -> None:
+    hybrid = plan_of(LLAMA, strategy(tp=2, pp=2, dp=4, zero=3, dp_replicate=2), 3, FP32)
+    for stage in hybrid.stages:
+        program = hybrid.program(stage.layers, stage.has_embedding, stage.has_head, documents)
+        issued = {axes for step in program.steps for _, axes, _ in forward_collectives(program, step)}
+        issued |= {axes for step in program.steps for _, axes, _ in backward_collectives(program, step)}
+        assert issued == {("tp",)}
 
 
 def _over_data(chosen: Strategy) -> dict[Collective, int]:

@@ -31,6 +31,18 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ring": ("llama3-8b", 2, {"tp": 2, "cp": 2, "context_parallel": "ring"}),
     "ZeRO-2": ("llama3-8b", 4, {"tp": 2, "dp": 4, "zero": 2}),
     "ZeRO-3": ("llama3-8b", 8, {"pp": 2, "dp": 8, "zero": 3, "recompute": "core_attention+mlp"}),
+    "HSDP": ("llama3-8b", 8, {"pp": 2, "dp": 8, "zero": 3, "dp_replicate": 2, "recompute": "core_attention+mlp"}),
+    "HSDP, kv replicated, ZeRO-2": ("llama3-8b", 2, {"tp": 16, "dp": 8, "zero": 2, "dp_replicate": 4}),
+    "HSDP, ZeRO-1, full at the update": (
+        "llama3-8b",
+        2,
+        {"tp": 2, "dp": 8, "dp_replicate": 4, "recompute": "full", "sequence_length": 256},
+    ),
+    "HSDP of experts, ZeRO-3": (
+        "mixtral-8x7b",
+        4,
+        {"pp": 2, "dp": 32, "ep": 4, "zero": 3, "dp_replicate": 2, "recompute": "full"},
+    ),
     "padded vocabulary": ("padded", 2, {"tp": 4, "pp": 2}),
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
     "experts whole, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 8, "zero": 3, "recompute": "full"}),
@@ -89,12 +101,13 @@ def plan(name: str) -> Plan:
         model = load_model(model_name).some_blocks(places(load_model(model_name), NUM_LAYERS))
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
     fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
+    length = fields.pop("sequence_length", SEQUENCE_LENGTH)
     fields["sequence_parallel"] = fields["tp"] > 1
     if fields["num_virtual_stages"] > 1:
         fields["schedule"] = "interleaved"
     stages = fields["pp"] * fields["num_virtual_stages"]
     strategy = Strategy(stage_layers=even_stage_layers(NUM_LAYERS, stages), **fields)
-    length = min(SEQUENCE_LENGTH, model.max_position_embeddings)
+    length = min(length, model.max_position_embeddings)
     training = TrainingSpec(length, microbatches * strategy.dp, load_precision("mixed_precision"))
     cluster = local_cluster(strategy.world_size)
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
