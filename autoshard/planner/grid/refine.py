@@ -108,7 +108,7 @@ def refine(
                 continue
         fastest = _fastest(whole, draft, sets, limit_bytes, best_s * (1 - ROUNDING))
         if fastest.at_least_s < best_s * (1 - ROUNDING):
-            at_least_s = min(at_least_s, fastest.at_least_s)
+            at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is not None:
             better.append(Timed(fastest.step_time_s, fastest.strategy))
             best_s = fastest.step_time_s
