@@ -73,8 +73,12 @@ def check_members(recompute: str, block: Iterable[Operator]) -> None:
 
 def is_recomputed(op: Operator, recompute: str) -> bool:
     """Whether a recompute set names the operator or its module."""
-    chosen = members(recompute)
-    return in_block(op) and not chosen.isdisjoint((op.module, PART_OF.get(op.module), name_in_block(op.name)))
+    return in_block(op) and _is_named(op.module, op.name, recompute)
+
+
+def _is_named(module: str, name: str, recompute: str) -> bool:
+    """Whether a recompute set names a module of a block, or the operator in it."""
+    return not members(recompute).isdisjoint((module, PART_OF.get(module), name_in_block(name)))
 
 
 def in_block(op: Operator) -> bool:
@@ -99,24 +103,34 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
     """
     known = _known(program)
     if recompute not in known.segments:
-        keys = [block_of(op.name) if op and is_recomputed(op, recompute) else None for op in known.owners]
-        cuts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]] + [len(keys)]
         known.segments[recompute] = tuple(
-            Segment(start, stop, keys[start] is not None, _replay_stop(program, start, stop))
-            for start, stop in pairwise(cuts)
+            Segment(start, stop, again, _replay_stop(program, start, stop))
+            for start, stop, again in _cuts(known.owners, recompute)
         )
     return known.segments[recompute]
+
+
+Owner = tuple[str, str]
+"""(module, name) of an operator of a block."""
+
+
+@lru_cache(maxsize=4096)
+def _cuts(owners: tuple[Owner | None, ...], recompute: str) -> tuple[tuple[int, int, bool], ...]:
+    """(start, stop, whether backward runs them again) of the segments. Programs of many shards have the same owners."""
+    keys = [block_of(owner[1]) if owner and _is_named(*owner, recompute) else None for owner in owners]
+    cuts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]] + [len(keys)]
+    return tuple((start, stop, keys[start] is not None) for start, stop in pairwise(cuts))
 
 
 @dataclass(frozen=True, eq=False)
 class _Known:
     """Results kept with a program, because every recompute set asks for them again.
 
-    owners: for each step, the operator with which it runs again, if any. saved: `saved_activations` by step.
+    owners: for each step, the operator of a block with which it runs again, if any. saved: `saved_activations` by step.
     kept, replay_stops: by segment, which many sets share.
     """
 
-    owners: tuple[Operator | None, ...]
+    owners: tuple[Owner | None, ...]
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
     saved: dict[int, dict[str, float]] = field(default_factory=dict)
     kept: dict[tuple[int, int, bool], dict[str, float]] = field(default_factory=dict)
@@ -130,7 +144,7 @@ def _known(program: Program) -> _Known:
     return known
 
 
-def _owners(program: Program) -> tuple[Operator | None, ...]:
+def _owners(program: Program) -> tuple[Owner | None, ...]:
     """For each step, the operator with which it runs again in backward; None for steps that never do.
 
     A redistribution runs again with the operator behind it. The one that brings the embedding's output into the first
@@ -143,7 +157,8 @@ def _owners(program: Program) -> tuple[Operator | None, ...]:
         if operators := operator_steps(step):
             following = operators[0].operator
         from_outside = isinstance(step, RedistributeStep) and step.source in outside
-        owners.append(None if from_outside else following)
+        runs_again = following is not None and in_block(following) and not from_outside
+        owners.append((following.module, following.name) if following is not None and runs_again else None)
     return tuple(reversed(owners))
 
 

@@ -14,6 +14,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.planner.candidates import check_pins
+from autoshard.planner.choose import GIVEN_AWAY
 from autoshard.planner.collector import uncollected
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
@@ -49,7 +50,8 @@ class Searches:
         check_pins(problem, pins)
         cluster = problem.cluster
         self._check_clock()
-        choice = choose(self.layouts(problem, pins), pins, levels(cluster, fit_probability), self._clock)
+        wanted, behind = levels(cluster, fit_probability), 1 + GIVEN_AWAY  # what `simplest_of_equals` looks at
+        choice = choose(self.layouts(problem, pins), pins, wanted, self._clock, behind=behind)
         self._check_clock()  # what was chosen in a hurry may not be the best
         if choice is None:
             model, training, _, backend = problem

@@ -28,6 +28,8 @@ FEW = 6_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
 FIRST, MORE = 1_000, 2
 """So many of more layouts are priced at first, then up to so many times as many as before."""
+LEAST = 300
+"""So many are priced together, if there are any: fewer take hardly less time, and who asks for the next one goes on."""
 NEAREST = 100
 """So many layouts that do not fit are priced at once, to find the one that needs least."""
 
@@ -123,7 +125,7 @@ class Waiting:
         self._bound(ways)
         taken: list[MeshDrafts] = []
         count = 0
-        while self._bounded and self._bounded[0].own_s <= below_s and count < self._at_once:
+        while self._bounded and (count < LEAST or self._bounded[0].own_s <= below_s) and count < self._at_once:
             one = self._bounded.popleft()
             taken.append(one.layouts)
             count += len(one.layouts.schedules)

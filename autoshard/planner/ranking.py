@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from math import inf
 from typing import NamedTuple, Protocol
 
 from autoshard.graph.recompute import NO_RECOMPUTE, members
@@ -68,12 +69,17 @@ def in_order(layouts: Iterable[Timed]) -> Iterator[Timed]:
         yield from sorted(equal, key=lambda one: simplicity(one.strategy))
 
 
-def best_of_each_kind(layouts: Iterable[Timed], count: int) -> list[Timed]:
+def best_of_each_kind(layouts: Iterable[Timed], count: int, behind: float = inf) -> list[Timed]:
     """The `count` first kinds; of each the fastest in the default order of axes and the fastest in another, as far as
-    they come before the last kind. layouts: by rising step time."""
+    they come before the last kind. layouts: by rising step time. behind: those that take more than so many times as
+    long as the first are left out."""
     best: dict[tuple[object, ...], Timed] = {}
     kinds: set[tuple[object, ...]] = set()
+    most_s = inf
     for layout in in_order(layouts):
+        most_s = min(most_s, behind * layout.step_time_s)
+        if layout.step_time_s > most_s:
+            break
         kinds.add(its := kind(layout.strategy))
         best.setdefault((its, layout.strategy.axis_order == AXIS_ORDER), layout)
         if len(kinds) == count:

@@ -117,18 +117,28 @@ class Choice(NamedTuple):
 
 
 def choose(
-    priced: PricedLayouts, pins: Pins, wanted: Sequence[Level], clock: Clock, count: int = COMPARED
+    priced: PricedLayouts,
+    pins: Pins,
+    wanted: Sequence[Level],
+    clock: Clock,
+    count: int = COMPARED,
+    behind: float = inf,
 ) -> Choice | None:
     """The choice among layouts that fit as surely as is wanted most, else among those that fit less surely; None where
     none fits.
 
     wanted: levels of memory, the surest first, of no more memory than the layouts were priced for. clock: when it has
-    run out, what was found by then is the answer. count: how many of the fastest are wanted.
+    run out, what was found by then is the answer. count: how many of the fastest are wanted. behind: those that take
+    more than so many times as long as the first are not wanted.
     """
+    path, graphs = precedent(priced.problem, pins), compiling(priced.problem)
+    if path is not None or graphs is not None:
+        behind = inf  # what they choose instead may be further behind
     for level in wanted:
-        fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count)
+        fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count, behind)
         if fastest:
             known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
+            known_s = min(known_s, behind * fastest[0].step_time_s)
             priced.price_below(known_s)
             others: list[Priced] = []
             if clock.in_time():
@@ -137,15 +147,15 @@ def choose(
                 at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
             if others:
                 more = PricedLayouts(priced.problem, others)
-                fastest, others_s = _fastest(more, pins, level.memory_bytes, clock, count, fastest, priced.at_least_s)
+                bounds_s = priced.at_least_s
+                fastest, others_s = _fastest(more, pins, level.memory_bytes, clock, count, behind, fastest, bounds_s)
                 at_least_s = min(at_least_s, others_s)
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
             place = simplest_of_equals(priced.problem.cluster, fastest)
             every = priced.and_in(others, known_s)
             choice = Choice(level, fastest, place, gap, every)
-            if (graphs := compiling(priced.problem)) is not None:
+            if graphs is not None:
                 choice = _by_the_compiler(choice, graphs, every)
-            path = precedent(priced.problem, pins)
             return choice if path is None else _by_the_path(choice, path, every)
     return None
 
@@ -202,15 +212,16 @@ def _fastest(
     limit_bytes: float,
     clock: Clock,
     count: int,
+    behind: float,
     known: Sequence[Timed] = (),
     at_least_s: Callable[[Draft], float] | None = None,
 ) -> tuple[list[Timed], float]:
-    """(the fastest of each kind, what no other one takes less than). known: others, fastest first. at_least_s: what is
-    known of drafts, by default by the layouts themselves."""
+    """(the fastest of each kind, what no other one takes less than). count, behind: as `best_of_each_kind` has them.
+    known: others, fastest first. at_least_s: what is known of drafts, by default by the layouts themselves."""
     from autoshard.planner.grid.refine import refine
 
     fitting = merge(known, priced.fastest_first(limit_bytes), key=_step_time_s)
-    ranked = best_of_each_kind(fitting, count)
+    ranked = best_of_each_kind(fitting, count, behind)
     known_s = ranked[0].step_time_s if ranked else inf
     bounds_s = at_least_s or priced.at_least_s
     refined = refine(priced.wholes, sets_by_stage(pins), limit_bytes, known_s, clock.in_time, bounds_s)
@@ -218,7 +229,7 @@ def _fastest(
     if pins.beaten_path:
         path = precedent(priced.problem, pins)
         better = [one for one in better if path is None or path.known(one.strategy)]
-    ranked = best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count)
+    ranked = best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s)
 
 

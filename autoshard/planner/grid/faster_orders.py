@@ -19,7 +19,7 @@ from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
-from autoshard.planner.grid.refine import may_fit
+from autoshard.planner.grid.refine import promising
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
 from autoshard.planner.grid.unit_costs import PartColumns, as_columns, mean_columns, part_numbers, stage_law
@@ -37,10 +37,7 @@ def faster_orders(
 ) -> Iterator[Draft]:
     """Drafts in their other orders, but for those of which no layout takes less than known_s. wholes: those that were
     priced. others: those that were not. least_s: what one that was takes at least in any order, as far as known."""
-    promising = ([least_s(draft) < known_s for draft in whole.drafts.drafts] for whole in wholes)
-    every = [whole.only(np.flatnonzero(such)) for whole, such in zip(wholes, promising, strict=True) if any(such)]
-    fitting = [(whole, np.flatnonzero(may_fit(whole, problem.cluster.device.memory_bytes))) for whole in every]
-    every = [whole.only(rows) for whole, rows in fitting if len(rows)]
+    every = [*promising(wholes, known_s, least_s)]
     unpriced = Table(problem, (NO_RECOMPUTE,))
     for draft in others:
         unpriced.add(draft)

@@ -37,8 +37,6 @@ from autoshard.planner.ranking import Timed
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
-LONG_S = 1e12
-"""Longer than any step takes."""
 MOST_CHUNKED = 12
 """Layouts with several chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take
 a second."""
@@ -82,7 +80,7 @@ def refine(
     least_s: what a draft takes at least, as far as that is known."""
     ranked = [
         promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
-        for whole in wholes
+        for whole in promising(wholes, known_s * (1 - ROUNDING), least_s)
         for promise in _promises(whole, by_stage, limit_bytes, known_s)
     ]
     # what is solved sooner comes first
@@ -113,6 +111,15 @@ def refine(
             better.append(Timed(fastest.step_time_s, fastest.strategy))
             best_s = fastest.step_time_s
     return Refined(better, min(at_least_s, best_s), 0)
+
+
+def promising(wholes: Iterable[Whole], known_s: float, least_s: Callable[[Draft], float]) -> Iterator[Whole]:
+    """The wholes with only those drafts of which it is not known that they take known_s seconds or more. least_s: what
+    a draft takes at least."""
+    for whole in wholes:
+        may = [place for place, draft in enumerate(whole.drafts.drafts) if least_s(draft) < known_s]
+        if may:
+            yield whole if len(may) == len(whole.drafts.drafts) else whole.only(np.array(may))
 
 
 def _chunks_at_least_s(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> float:
@@ -201,18 +208,6 @@ def _least_fits(
         of_rank = rank_rows(whole.family, holds[rank], blocks, rank, block, ends, hidden_bytes)
         fits &= rank_memory(of_rank, state, precision).total <= free
     return fits
-
-
-def may_fit(whole: Whole, limit_bytes: float) -> Array:
-    """Whether some cut and some sets of each draft may fit, by draft; no order of axes needs more memory or less."""
-    drafts = np.arange(len(whole.drafts.drafts))
-    if whole.has_kinds:
-        return np.isfinite(kinds_at_least_s(whole, drafts, limit_bytes)) if whole.family.pp > 1 else drafts >= 0
-    if whole.family.cuts_are_free:
-        sets = len(whole.sets)
-        recompute = np.broadcast_to(np.arange(sets), (len(drafts), sets))
-        return _Bounds(whole, np.repeat(drafts, sets).reshape(-1, sets), recompute).has_room(limit_bytes, LONG_S)
-    return _least_fits(whole, whole.least_parts_of(drafts), drafts, limit_bytes)
 
 
 def _interleaved_at_least_s(
