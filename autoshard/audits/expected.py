@@ -94,8 +94,6 @@ def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expe
     for stage, program in zip(stages, programs, strict=True):
         for key, value in program_flops(program, plan.strategy.recompute[stage.index]):
             flops[key] += value  # type: ignore[assignment]
-    strategy = plan.strategy
-    order = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)[pipeline_rank]
     rank = plan.mesh.rank(pipeline_rank, {}) if rank is None else rank
     elements = sum(sum(parameter_elements(program).values()) for program in programs)
     first, last = (plan.program(s.layers, s.has_embedding, s.has_head) for s in (plan.stages[0], plan.stages[-1]))
@@ -107,11 +105,18 @@ def expectation(plan: Plan, pipeline_rank: int, rank: int | None = None) -> Expe
         collectives,
         _transfers(plan, pipeline_rank, programs[0]),
         {key: value * plan.num_microbatches for key, value in flops.items()},
-        tuple(map(str, order)),
+        expected_order(plan, pipeline_rank),
         rank_graphs(plan, rank) if plan.cluster.compiles else None,
         held,
         unmatched,
     )
+
+
+def expected_order(plan: Plan, pipeline_rank: int) -> tuple[str, ...]:
+    """A rank's actions in a step, in their order."""
+    strategy = plan.strategy
+    orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
+    return tuple(map(str, orders[pipeline_rank]))
 
 
 def label(step: Step) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import gc
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ from autoshard.audits.expected import label, shortened, telling_microbatches
 from autoshard.audits.graphs import GraphCounter
 from autoshard.audits.memory import peak, state_allocations
 from autoshard.audits.recorder import SYNC, Recorder, Running
-from autoshard.audits.steady import irregular
+from autoshard.audits.steady import irregular, microbatch_bytes
 from autoshard.audits.values import Flops, Measurement, Role
 from autoshard.graph.count import Collective, operator_steps
 from autoshard.graph.partition import GatherEinsumStep, RedistributeStep, Step
@@ -53,12 +53,33 @@ class Recording:
 
 def measure(plan: Plan, role: Role, num_microbatches: int | None = None) -> Measurement:
     """Run one step of the role's rank. num_microbatches: as many as tell all, unless given."""
+    return measure_all(plan, role, (0,), num_microbatches)[0]
+
+
+def measure_all(
+    plan: Plan, role: Role, more_held: Sequence[int], num_microbatches: int | None = None
+) -> tuple[Measurement, ...]:
+    """Run one step of the role's rank -> what ranks would measure that run the same program and hold more microbatches.
+
+    more_held: by how many, for each such rank; more than 0 needs a rank that holds three or more. num_microbatches: as
+    many as tell all, unless given.
+    """
     with recorded(plan, role, num_microbatches) as one:
         measurement = _measurement(plan, one.short, one.probe, one.recorder, one.ready)
-        if one.counter is None:
-            return measurement
-        graphs = one.counter.found(one.probe.functions, role.rank, measurement)
-        return replace(measurement, graphs=graphs)
+        if one.counter is not None:
+            measurement = replace(measurement, graphs=one.counter.found(one.probe.functions, role.rank, measurement))
+        return tuple(_holding(measurement, one, more) for more in more_held)
+
+
+def _holding(measurement: Measurement, one: Recording, more: int) -> Measurement:
+    """The measurement of a rank that holds so many more microbatches."""
+    if not more:
+        return measurement
+    each, why_not = microbatch_bytes(one.recorder)
+    held, peak_at = peak(one.recorder, state_allocations(one.probe, one.recorder.memory), one.ready, more * each)
+    held["token ids and labels"] = measurement.held["token ids and labels"]
+    irregular = (*measurement.irregular, *[why_not] * bool(why_not))
+    return replace(measurement, held=held, peak_at=peak_at, irregular=irregular)
 
 
 @contextmanager

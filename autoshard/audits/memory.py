@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.audits.memory_log import Allocation, MemoryLog, storages
-from autoshard.audits.recorder import Recorder
+from autoshard.audits.recorder import SYNC, Recorder
 from autoshard.audits.values import MEMORY_KINDS
 from autoshard.runtime.session import Probe
 
@@ -20,10 +20,15 @@ def state_allocations(probe: Probe, log: MemoryLog) -> dict[str, set[int]]:
     }
 
 
-def peak(recorder: Recorder, state: dict[str, set[int]], ready: int) -> tuple[dict[str, int], str]:
-    """(bytes by kind at the fullest moment, that moment). ready: the last event before the step."""
+def peak(recorder: Recorder, state: dict[str, set[int]], ready: int, more: int = 0) -> tuple[dict[str, int], str]:
+    """(bytes by kind at the fullest moment, that moment). ready: the last event before the step.
+
+    more: bytes of further microbatches that would be kept during all actions, and are gone at the end of the step.
+    """
     log, actions = recorder.memory, recorder.actions
-    moment, _ = log.peak(ready + 1, log.events + 1)
+    end = next((action.first_event for action in actions if action.text == SYNC), log.events + 1)
+    levels = log.levels(ready + 1, log.events + 1)
+    moment, _ = max(levels, key=lambda level: level[1] + more * (level[0] < end), default=(ready + 1, 0))
     current = max((i for i, action in enumerate(actions) if action.first_event <= moment), default=0)
     start = actions[current].first_event - 1
     kinds = {identity: kind for kind, ids in state.items() for identity in ids}
@@ -34,6 +39,7 @@ def peak(recorder: Recorder, state: dict[str, set[int]], ready: int) -> tuple[di
             held[kinds.get(id(allocation)) or _kind(allocation, ready, start)] += allocation.size
         if allocation.birth == moment:
             operator = allocation.operator
+    held["kept activations"] += more * (moment < end)
     return held, f"{actions[current].text}, {operator or 'between operators'}"
 
 

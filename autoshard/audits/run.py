@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 
 from autoshard.audits.compare import differences, rows
-from autoshard.audits.expected import expectation, shortened
+from autoshard.audits.expected import expectation, expected_order, shortened
 from autoshard.audits.pool import Pool, clean_end
 from autoshard.audits.roles import roles
+from autoshard.audits.shared import Run, alone, runs
 from autoshard.audits.values import Difference, Role, RoleAudit
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
@@ -21,21 +22,28 @@ Orders = tuple[tuple[str, ...], ...]
 
 
 def audit(
-    plan: Plan, pipeline_ranks: tuple[int, ...] | None, on_role: Callable[[int, int, RoleAudit], None]
+    plan: Plan,
+    pipeline_ranks: tuple[int, ...] | None,
+    on_role: Callable[[int, int, RoleAudit], None],
+    in_place: bool = False,
 ) -> tuple[RoleAudit, ...]:
-    """Every role of the chosen pipeline ranks (None: all), in their order. on_role: told (done, all, what was found).
+    """Every role of the chosen pipeline ranks (None: all), in their order.
 
+    on_role: told (done, all, what was found). in_place: each is run in its own place, also where another one runs the
+    same program. Takes two to seven times as long.
     Raises AutoshardError for a pipeline rank that the plan does not have, and where torch is missing.
     """
     wanted = roles(plan, pipeline_ranks)
-    processes = min(PROCESSES, os.cpu_count() or 1, len(wanted))
+    programs = tuple(alone(plan, role) for role in wanted) if in_place else runs(plan, wanted)
+    processes = min(PROCESSES, os.cpu_count() or 1, len(programs))
     audit_of: dict[int, RoleAudit] = {}
     with clean_end(), Pool(processes) as pool:
         ((_, orders),) = pool.results(held_orders, [(plan,)])
-        for index, role_audit in pool.results(audit_role, [(plan, role, orders) for role in wanted]):
-            audit_of[index] = role_audit
-            on_role(len(audit_of), len(wanted), role_audit)
-    return tuple(audit_of[index] for index in range(len(wanted)))
+        for _, audits in pool.results(audit_run, [(plan, run, orders) for run in programs]):
+            for one in audits:
+                audit_of[one.role.rank] = one
+                on_role(len(audit_of), len(wanted), one)
+    return tuple(audit_of[role.rank] for role in wanted)
 
 
 def held_orders(plan: Plan) -> Orders:
@@ -45,17 +53,27 @@ def held_orders(plan: Plan) -> Orders:
 
 
 def audit_role(plan: Plan, role: Role, orders: Orders) -> RoleAudit:
-    """Run the role's program in this process and compare. orders: of `held_orders`."""
+    """Run the role's program in its own place, in this process, and compare. orders: of `held_orders`."""
+    return audit_run(plan, alone(plan, role), orders)[0]
+
+
+def audit_run(plan: Plan, run: Run, orders: Orders) -> tuple[RoleAudit, ...]:
+    """Run one program in this process, and compare each role that it stands for with the plan. orders: of
+    `held_orders`. The first role's audit has the seconds of all."""
     start = time.perf_counter()
-    measured = _measuring().measure(plan, role)
-    expected = expectation(plan, role.pipeline_rank, role.rank)
-    short = expectation(shortened(plan, measured.microbatches), role.pipeline_rank).order
-    compared = rows(plan, expected, measured)
-    held = orders[role.pipeline_rank] if orders else expected.order
-    apart = differences(compared, expected, measured, (short, expected.order, held))
-    apart += tuple(_deadlock(plan))
-    seconds = time.perf_counter() - start
-    return RoleAudit(role, compared, apart, expected.unmatched, measured.peak_at, measured.microbatches, seconds)
+    measurements = _measuring().measure_all(run.plan, run.role, [more for _, more in run.roles])
+    found = []
+    for (role, _), measured in zip(run.roles, measurements, strict=True):
+        expected = expectation(plan, role.pipeline_rank, role.rank)
+        short = expected_order(shortened(run.plan, measured.microbatches), run.role.pipeline_rank)
+        compared = rows(plan, expected, measured)
+        held = orders[role.pipeline_rank] if orders else expected.order
+        apart = differences(compared, expected, measured, (short, expected.order, held))
+        apart += tuple(_deadlock(plan))
+        seconds, start = time.perf_counter() - start, time.perf_counter()
+        facts = (compared, apart, expected.unmatched, measured.peak_at, measured.microbatches)
+        found.append(RoleAudit(role, *facts, seconds))
+    return tuple(found)
 
 
 def _measuring() -> ModuleType:

@@ -89,7 +89,8 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     """Builds the program that the torch runtime would execute at full size, on fake tensors, and compares it with the
     plan: parameters and state, FLOPs by operator, every collective, the order of actions, peak memory. Needs torch.
 
-    stages: pipeline ranks; None: all. use_cache: take what was audited before. Raises AutoshardError for a pipeline
+    stages: pipeline ranks, each run in its own place; None: all, where one is run for those with the same program that
+    hold more microbatches of it. use_cache: take what was audited before. Raises AutoshardError for a pipeline
     rank that the plan does not have.
     """
     from autoshard.audits.cache import cache_file, load, save
@@ -105,7 +106,9 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     missing = sorted({role.pipeline_rank for role in wanted if role.rank not in by_rank})
     if missing:
         with RoleProgress(sys.stderr) as progress:
-            by_rank |= {one.role.rank: one for one in audited(plan, tuple(missing), progress.update)}
+            by_rank |= {
+                one.role.rank: one for one in audited(plan, tuple(missing), progress.update, stages is not None)
+            }
         save(file, by_rank)
     return Audit(plan, tuple(by_rank[role.rank] for role in wanted))
 

@@ -32,12 +32,13 @@ from autoshard.runtime.processes import (
     python_command,
     start_interpreter,
 )
+from autoshard.runtime.worker import PR_SET_PDEATHSIG, main
 
 _SERVE = "from autoshard.runtime.fork_server import serve; serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
 _MESSAGE_BYTES = 65_536
 _LOOK_S = 0.1
 _ADOPTED_S = 0.0005
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 class ForkServer:
@@ -121,7 +122,7 @@ def serve(connection_fd: int, parent_pid: int, modules: Sequence[str]) -> NoRetu
 
     What cannot be imported is left to the ranks, whose failures are reported.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
     connection = socket.socket(fileno=connection_fd)
@@ -176,8 +177,6 @@ def _fork_again(connection: socket.socket, asked: bytes, fds: Sequence[int], tel
 
 
 def _begin(asked: bytes, fds: Sequence[int], forked_by: int) -> NoReturn:
-    from autoshard.runtime.worker import main
-
     rank, spec_path, environment = json.loads(asked)
     os.setsid()
     stdin_fd, log_fd, report_fd = fds

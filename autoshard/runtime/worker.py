@@ -24,6 +24,10 @@ Work = Callable[[dict[str, Any], "Reporter"], "dict[str, Any] | None"]
 """Type of a worker function: arguments and reporter in, a result of plain values out."""
 
 
+PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+"""Of prctl."""
+
+
 class Reporter:
     """How the work in one process speaks to the supervisor.
 
@@ -104,6 +108,8 @@ def main(spec_path: str, rank: int, report_fd: int) -> NoReturn:
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     finished = threading.Event()
     end_with_supervisor(spec["supervisor_pid"], finished)
+    if sys.platform == "linux":  # for who looks for a rank among processes: a forked one has no RANK in /proc
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {rank}".encode())
     os.set_inheritable(report_fd, False)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks a hanging rank where it is
@@ -150,8 +156,7 @@ def end_with_supervisor(supervisor_pid: int, finished: threading.Event) -> None:
     changed parent. Everywhere, stdin is a pipe that only the supervisor can write to: its end is the supervisor's.
     """
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         os._exit(1)
     lifeline = os.dup(0)  # not inherited by what this process starts

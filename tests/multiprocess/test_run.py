@@ -186,7 +186,7 @@ def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, e
     if blow == "Ctrl-C":
         process.send_signal(signal.SIGINT)
     else:
-        workers[3].send_signal(signal.SIGKILL)
+        next(one for one in workers if one.name() == "rank 3").send_signal(signal.SIGKILL)
     _, stderr = process.communicate(timeout=20)
     assert time.monotonic() - start < 10
     assert process.returncode == expected, stderr
@@ -204,7 +204,7 @@ def test_a_rank_that_hangs_is_named_with_its_stage_and_action(tmp_path: Path) ->
     command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000", "--timeout", "6"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     workers = wait_for_workers(tmp_path, process)
-    stopped = next(one for one in workers if one.environ()["RANK"] == "3")
+    stopped = next(one for one in workers if one.name() == "rank 3")
     stopped.suspend()  # the other three wait for it in collectives, and look just as silent
     start = time.monotonic()
     _, stderr = process.communicate(timeout=60)

@@ -21,20 +21,25 @@ import torch.distributed as dist
 from autoshard.audits.cache import cache_file, load, save
 from autoshard.audits.compare import Scale
 from autoshard.audits.expected import shortened, telling_microbatches
-from autoshard.audits.measure import group_axes, measure
+from autoshard.audits.measure import group_axes, measure, measure_all
 from autoshard.audits.pool import Pool
 from autoshard.audits.report import render, to_dict
 from autoshard.audits.roles import roles
 from autoshard.audits.run import audit_role, held_orders
+from autoshard.audits.shared import runs
 from autoshard.audits.values import Role, RoleAudit
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.plans.plan_json import write_plan
+from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend import collectives, stage_module
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.schedules import actions
+from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.started import by_default
 from tests.validation.audit_plans import PLANS, plan
 
@@ -89,6 +94,81 @@ def test_more_microbatches_are_more_of_the_same(name: str) -> None:
         assert full.collectives == {
             one: count * (1 if one.phase == "sync" else times) for one, count in short.collectives.items()
         }
+
+
+PIPELINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "1f1b": ("llama3-8b", {"tp": 2}),
+    "ring": ("llama3-8b", {"tp": 2, "cp": 2, "context_parallel": "ring"}),
+    "ZeRO-3": ("llama3-8b", {"dp": 4, "zero": 3}),
+    "experts": ("mixtral-8x7b", {"dp": 2, "ep": 2}),
+    "gpipe": ("llama3-8b", {"tp": 2, "schedule": "gpipe"}),
+}
+
+
+def long_pipeline(name: str) -> Plan:
+    """Eight stages, of which 2 to 5 have the same program: in the others recompute or the number of blocks differs."""
+    model_name, changes = PIPELINES[name]
+    model = load_model(model_name).some_blocks(range(9))
+    fields: dict[str, Any] = dict.fromkeys(("tp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
+    fields |= {"schedule": "1f1b", "zero": 1, "attention_kernel": "flash", **changes}
+    strategy = Strategy(
+        pp=8,
+        recompute=("full", "mlp_norm+mlp", *("core_attention",) * 6),
+        stage_layers=(1, 1, 1, 1, 1, 1, 2, 1),
+        sequence_parallel=fields["tp"] > 1,
+        **fields,
+    )
+    training = TrainingSpec(2048, 16 * strategy.dp, load_precision("mixed_precision"))
+    cluster = local_cluster(strategy.world_size)
+    return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_stages_that_are_run_once_are_what_they_are_in_their_own_places(name: str) -> None:
+    p = long_pipeline(name)
+    programs = runs(p, roles(p))
+    found = [(run.role.pipeline_rank, [role.pipeline_rank for role, _ in run.roles]) for run in programs]
+    assert found == [(0, [0]), (5, [1]), (5, [2, 3, 4, 5]), (6, [6]), (7, [7])]
+    for run in programs[1:3]:
+        many = measure_all(run.plan, run.role, [more for _, more in run.roles])
+        chosen = [0, 1] if len(many) > 1 else [0]
+        for index in chosen:
+            role, more = run.roles[index]
+            once, itself = many[index], measure(p, role)
+            assert more == (0 if name == "gpipe" else 5 - role.pipeline_rank)
+            assert once.irregular == itself.irregular == ()
+            small = ("tables", "token ids and labels")  # some numbers of a step, bytes
+            assert {**itself.held} == once.held | {kind: pytest.approx(once.held[kind], abs=64) for kind in small}
+            assert (once.state, once.peak_at, once.parameter_elements) == (
+                itself.state,
+                itself.peak_at,
+                itself.parameter_elements,
+            )
+            times = itself.microbatches / once.microbatches
+            assert itself.flops == {key: pytest.approx(count * times) for key, count in once.flops.items()}
+            assert itself.transfers == {key: count * times for key, count in once.transfers.items()}
+            assert itself.collectives == {
+                one: count * (1 if one.phase == "sync" else times) for one, count in once.collectives.items()
+            }
+
+
+def test_stages_are_run_in_their_own_places_where_more_than_their_depth_differs() -> None:
+    for name in ("interleaved", "zero bubble", "unequal blocks", "1f1b"):
+        p = plan(name)
+        assert all(run.plan is p and run.roles == ((run.role, 0),) for run in runs(p, roles(p)))
+
+
+def test_what_only_some_forwards_keep_is_found_where_a_stage_stands_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, forward = list[Any](), stage_module.StageModule.forward
+
+    def keeping(self: Any, *inputs: Any) -> Any:
+        kept.append(torch.empty(1_000_000))
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(stage_module.StageModule, "forward", keeping)
+    p = long_pipeline("1f1b")
+    run = next(run for run in runs(p, roles(p)) if len(run.roles) > 1)
+    assert "F1.0 keeps" in measure_all(run.plan, run.role, [1])[0].irregular[-1]
 
 
 def test_counts_of_a_part_of_the_step_become_whole_counts() -> None:
