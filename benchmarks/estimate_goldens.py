@@ -150,10 +150,13 @@ def terms(found: Estimate) -> list[float]:
 
 
 def written(strategy: Strategy) -> list[Any]:
-    """A strategy as JSON values: its fields in their order, runs of equal stages as '3*full,5*none'; etp, the last one,
-    where it is there."""
+    """A strategy as JSON values: its fields in their order, runs of equal stages as '3*full,5*none'. The last ones are
+    left out where they are their defaults."""
     values = [_runs(value) if type(value) is tuple else value for value in asdict(strategy).values()]
-    return values if strategy.etp is not None else values[:-1]
+    defaults = [field.default for field in fields(Strategy)]
+    while values[-1] == defaults[len(values) - 1]:
+        values.pop()
+    return values
 
 
 def read(values: list[Any]) -> Strategy:
