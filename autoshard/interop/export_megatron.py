@@ -93,6 +93,8 @@ def _layout(plan: Plan) -> Iterator[str]:
         yield "--use-distributed-optimizer"
     if strategy.zero > 1:
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {SHARDING[strategy.zero]}"
+    if strategy.dp_replicate > 1:
+        yield f"--num-distributed-optimizer-instances {strategy.dp_replicate}"
     yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
     match strategy.uniform_recompute:
         case "none":

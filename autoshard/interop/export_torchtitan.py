@@ -97,6 +97,8 @@ def _short(plan: Plan) -> str:
     """Degrees as names of torchtitan's functions have them: 'tp4_fsdp16_sac'."""
     s, mode = plan.strategy, RECOMPUTE.get(plan.strategy.uniform_recompute or "", "full")
     degrees = {"tp": s.tp, "pp": s.pp, "cp": s.cp, "ep": s.ep, "fsdp" if s.zero else "ddp": s.dp}
+    if s.dp_replicate > 1:
+        degrees |= {"fsdp": s.dp_shard, "replicas": s.dp_replicate}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
     return "_".join([*words, {"none": "noac", "selective": "sac", "full": "fac"}[mode]])
 
@@ -136,9 +138,10 @@ def _training(plan: Plan) -> dict[str, Any]:
 def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
     """Fields of ParallelismConfig. head: the name of the output projection."""
     strategy = plan.strategy
+    shard = strategy.dp_shard
     values: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if strategy.zero else strategy.dp,
-        "data_parallel_shard_degree": strategy.dp if strategy.zero and strategy.dp > 1 else (-1, 1)[not strategy.zero],
+        "data_parallel_replicate_degree": strategy.dp_replicate if strategy.zero else strategy.dp,
+        "data_parallel_shard_degree": shard if strategy.zero and strategy.dp > 1 else (-1, 1)[not strategy.zero],
         "fsdp_reshard_after_forward": "always" if strategy.zero == 3 else "never",
         "tensor_parallel_degree": strategy.tp,
         "enable_sequence_parallel": strategy.sequence_parallel,

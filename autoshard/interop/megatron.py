@@ -124,6 +124,9 @@ def megatron_layout(text: str) -> WrittenLayout:
         "sequence_parallel": "sequence-parallel" in flags and options["tp"] > 1,
         "zero": _zero(flags),
     }
+    instances = whole_number(f"--{INSTANCES}", flags.get(INSTANCES, "1"))
+    if fields["zero"] and instances > 1:
+        fields["dp_replicate"] = instances
     if "pipeline-model-parallel-layout" in flags:
         fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
@@ -231,6 +234,8 @@ NO_EFFECT = re.compile(
     re.VERBOSE,
 )
 """Flags that leave the work of a step as it is, and those that a warning speaks of."""
+INSTANCES = "num-distributed-optimizer-instances"
+"""Groups of data-parallel ranks that each hold all shards."""
 READ = (
     *NUMBERS,
     *SIZES,
@@ -241,7 +246,7 @@ READ = (
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
-    *("use-distributed-optimizer", "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"),
+    *(INSTANCES, "use-distributed-optimizer", "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"),
     *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""

@@ -45,6 +45,7 @@ READ = {
     "parallelism": (
         *DEGREES.values(),
         "data_parallel_shard_degree",
+        "data_parallel_replicate_degree",
         "fsdp_reshard_after_forward",
         "enable_sequence_parallel",
         "pipeline_parallel_schedule",
@@ -64,7 +65,7 @@ NO_EFFECT = re.compile(
     |memory_estimation|quantize|float8|mx|lora|peft)(\..*)?
     |model\.(hf_assets_path|tokenizer_path|tokenizer|print_after_conversion|converters)
     |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+|dtype|data_parallel_\w+)
-    |experimental\.custom_\w+|parallelism\.(data_parallel_replicate_degree|disable_loss_parallel)""",
+    |experimental\.custom_\w+|parallelism\.disable_loss_parallel""",
     re.VERBOSE,
 )
 """Keys that leave the work of a step as it is, and those that a warning speaks of."""
@@ -91,8 +92,11 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     batch = training.get("global_batch_size", -1)
     fields: dict[str, Any] = {
         "sequence_parallel": options["tp"] > 1 and parallelism.get("enable_sequence_parallel", True) is not False,
-        "zero": _zero(parallelism, options["pp"]),
+        "zero": _zero(parallelism, options["pp"], options["cp"]),
     }
+    copies = whole_number("data_parallel_replicate_degree", parallelism.get("data_parallel_replicate_degree", 1))
+    if fields["zero"] and copies > 1:
+        fields["dp_replicate"] = copies
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)
     else:
@@ -116,9 +120,6 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if known:
         options["model"] = known
     notes = [NOTES[fields["zero"]]] if fields["zero"] else []
-    copies = parallelism.get("data_parallel_replicate_degree", 1)
-    if fields["zero"] and copies != 1:
-        notes.append(f"HSDP with data_parallel_replicate_degree={show(copies)} is priced as FSDP over all its replicas")
     if mode == "selective":
         notes.append("activation_checkpoint.mode=selective is priced as core_attention+mlp")
     left_out = tuple(
@@ -171,9 +172,10 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"optimizer.name={optimizer} is priced as AdamW, with two moments"
 
 
-def _zero(parallelism: Mapping[str, Any], pp: int) -> int:
-    """The ZeRO stage. By torchtitan's default, parameters are sharded again after forward if there is no pipeline."""
-    if parallelism.get("data_parallel_shard_degree", -1) == 1:
+def _zero(parallelism: Mapping[str, Any], pp: int, cp: int) -> int:
+    """The ZeRO stage; ranks of cp share shards too. By torchtitan's default, parameters are sharded again after forward
+    if there is no pipeline."""
+    if parallelism.get("data_parallel_shard_degree", -1) == 1 and cp == 1:
         return 0
     after = parallelism.get("fsdp_reshard_after_forward", "default")
     return 3 if after == "always" or (after == "default" and pp == 1) else 1

@@ -1,15 +1,34 @@
 """Hybrid sharding (HSDP): ZeRO shards inside groups of replicas, which repeat the shards."""
 
+import json
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import Draft, Problem
 from autoshard.errors import AutoshardError
+from autoshard.explanation.describe import describe
 from autoshard.files.codec import to_json
 from autoshard.graph.count import Collective, backward_collectives, forward_collectives
+from autoshard.interop.export import export
 from autoshard.layout.strategy import Strategy, read_strategy
+from autoshard.models.registry import load_model
+from autoshard.planner.hybrid import replica_degrees
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
+from autoshard.planner.written import read_written
+from autoshard.plans.names import layout_name, sharding_name
+from autoshard.plans.plan import Plan
+from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.search_result import Pins
 from autoshard.plans.step_collectives import step_collectives
+from autoshard.plans.validate import plan_from_dict
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.units import format_seconds
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 
 
@@ -73,3 +92,103 @@ def test_the_earlier_stages_of_zero_sum_shards_alike(zero: int) -> None:
     assert summed == 4 * (4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 2 * 96 * 64 + 9 * 64) // 4
     inside = {one: count for one, count in hybrid.items() if one.axes == ("dp",)}
     assert inside == _over_data(strategy(dp=4, zero=zero))
+
+
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "FSDP in groups": ("h100-80gb", {"tp": 2, "pp": 1, "cp": 1, "zero": 3, "dp_replicate": 4}),
+    "ZeRO-1 and a pipeline": ("h100-80gb", {"tp": 2, "pp": 2, "zero": 1, "cp": 1, "dp_replicate": 2}),
+    "shards over cp alone": ("h100-80gb", {"tp": 1, "pp": 1, "cp": 4, "dp": 8, "zero": 3, "dp_replicate": 8}),
+    "native Neuron": ("trn2.48xlarge", {"tp": 4, "pp": 1, "cp": 1, "zero": 3, "dp_replicate": 4}),
+}
+
+
+@cache
+def hybrid(name: str) -> Plan:
+    instance, pins = HYBRIDS[name]
+    pins = {"recompute": "full", "context_parallel": "all_gather" if pins["cp"] > 1 else None, **pins}
+    pins = {name: value for name, value in pins.items() if value is not None}
+    return plan_for(PlanRequest("llama3-8b", instance, 4, backend="torch", global_batch=256, top=0, pins=pins))
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("form", "file"), [("torchtitan", "r.py"), ("torchtitan-toml", "r.toml"), ("megatron", "r.sh")]
+)
+def test_other_frameworks_read_and_write_the_same_layout(
+    name: str, form: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = hybrid(name)
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(export(plan, form).text)
+    read = read_written(file, {"instance": plan.cluster.instance, "nodes": 4, "backend": "torch"})
+    assert read.strategy == plan.strategy
+    assert not any("replicate" in note or "HSDP" in note for note in read.notes)
+
+
+def test_torchtitan_has_the_degrees_by_its_names() -> None:
+    text = export(hybrid("FSDP in groups"), "torchtitan-toml").text
+    assert "\ndata_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 4\n" in text
+    assert "def llama3_8b_tp4_fsdp16_replicas4_fac()" in export(hybrid("native Neuron"), "torchtitan").text
+    assert "--num-distributed-optimizer-instances 4\n" in export(hybrid("FSDP in groups"), "megatron").text
+
+
+def test_replicas_that_torchtitan_would_refuse_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_replicate_degree = 3\n')
+    with pytest.raises(AutoshardError) as error:
+        read_written(str(file), {"instance": "h100-80gb"})
+    assert str(error.value).endswith(
+        "dp_replicate=3 must divide dp=8: ZeRO shards inside each of so many groups of replicas"
+    )
+
+
+def test_names_on_a_page() -> None:
+    names = {strategy(dp=8, zero=zero): name for zero, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "FSDP (ZeRO-3)"))}
+    names[strategy(dp=32, zero=3, dp_replicate=4)] = "HSDP: shards over 8, 4 replicas"
+    names[strategy(dp=4, cp=2, zero=3, dp_replicate=4)] = "HSDP: shards over 2, 4 replicas"
+    names[strategy(dp=32, zero=1, dp_replicate=4)] = "HSDP with ZeRO-1: shards over 8, 4 replicas"
+    assert {one: sharding_name(one) for one in names} == names
+    plan = hybrid("FSDP in groups")
+    assert "dp_replicate=4" in layout_name(plan.strategy).split()
+    optimizer = dict(describe(plan).facts)["optimizer"]
+    assert optimizer.startswith(
+        "AdamW, HSDP: shards over 4, 4 replicas; state, gradients and weights sharded over dp; "
+    )
+
+
+def test_a_search_that_is_asked_tries_shards_that_fill_a_node_or_a_domain() -> None:
+    """On nodes of 8 devices: dp=16 with tp=2 is 4 groups of a node each; dp=4 with tp=8 would leave one rank."""
+    training = TrainingSpec(8192, 256, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-8b"), training, load_cluster("h100-80gb", 4), "torch")
+    searched = Pins(searches_replicas=True)
+    mesh = Draft(2, 1, 16, 1, 1)
+    assert replica_degrees(problem, searched, mesh, 3) == (1, 4)
+    assert replica_degrees(problem, searched, mesh, 1) == replica_degrees(problem, Pins(), mesh, 3) == (1,)
+    assert replica_degrees(problem, searched, Draft(8, 1, 4, 1, 1), 3) == (1,)  # one rank would hold all
+    assert replica_degrees(problem, searched, Draft(1, 2, 16, 1, 1), 3) == (1, 2)
+    assert replica_degrees(
+        problem._replace(cluster=load_cluster("h100-80gb", 1)), searched, Draft(2, 1, 4, 1, 1), 3
+    ) == (1,)
+    domains = problem._replace(cluster=load_cluster("gb200-186gb", 36))  # 18 nodes of 4 are one rack
+    assert domains.cluster.nodes_per_domain * domains.cluster.devices_per_node == 72
+    assert replica_degrees(domains, searched, Draft(1, 1, 144, 1, 1), 3) == (1, 2, 36)
+
+
+def test_beside_fsdp_stands_what_hsdp_would_give() -> None:
+    request = PlanRequest("llama3-8b", "h100-80gb", 4, backend="torch", global_batch=256, top=0)
+    pins = {"tp": 1, "pp": 1, "cp": 1, "zero": 3}
+    (note,) = (one for one in plan_for(replace(request, pins=pins)).notes if "HSDP" in one)
+    other = plan_for(replace(request, pins={**pins, "dp_replicate": 4}))
+    assert note.startswith(
+        "HSDP: shards over 8, 4 replicas, the same layout otherwise: predicted "
+        f"{format_seconds(other.estimate.step_time_s)} a step, "
+    )
+    assert note.endswith("; --dp-replicate 4 takes it, --dp-replicate auto searches it")
+    assert not any("HSDP" in one for one in other.notes)
+    found = plan_for(replace(request, pins=pins, searches_replicas=True))
+    assert found.strategy == other.strategy and found.pins.fixed == {"tp": 1, "pp": 1, "cp": 1, "zero": 3}
+    assert read_back(found) == found
+
+
+def read_back(plan: Plan) -> Plan:
+    return plan_from_dict(json.loads(plan_to_json(plan)))

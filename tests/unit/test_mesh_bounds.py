@@ -9,11 +9,13 @@ from math import inf
 import numpy as np
 import pytest
 
-from autoshard.backends.rules import Draft, Problem
+from autoshard.backends.rules import Draft, Problem, divisors
+from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.errors import NoLayoutFits
 from autoshard.models.registry import load_model
 from autoshard.planner import priced as pricing
 from autoshard.planner.axis_orders import other_orders
+from autoshard.planner.grid.best_laws import best_law
 from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
 from autoshard.planner.grid.table import Table
 from autoshard.planner.layouts import legal_layouts
@@ -28,6 +30,9 @@ from autoshard.spec.training import TrainingSpec, load_precision
 
 MODELS = ("llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma3-1b", "llama3.2-1b", "gpt-oss-20b")
 CLUSTERS = (("h100-80gb", 1), ("trn1.32xlarge", 1), ("b200-180gb", 2), ("trn2.3xlarge", 2))
+
+IN_GROUPS, ANY_GROUPS = Pins(dp_replicate=2), Pins(searches_replicas=True)
+"""Requests for hybrid sharding (HSDP)."""
 
 
 def small_model(name: str, layers: int) -> ModelSpec:
@@ -50,9 +55,11 @@ def random_problem(seed: int) -> Problem:
     return Problem(model, training, replace(cluster, device=device), "torch")
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_no_price_is_below_a_bound(seed: int) -> None:
-    problem, pins = random_problem(seed), Pins()
+@pytest.mark.parametrize(
+    ("seed", "pins"), [*((seed, Pins()) for seed in range(12)), (0, IN_GROUPS), (104, IN_GROUPS), (11, ANY_GROUPS)]
+)
+def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
+    problem = random_problem(seed)
     sets, limit_bytes = recompute_sets(problem, pins), problem.cluster.device.memory_bytes
     ways = legal_layouts(problem, pins, Tally())
     of_ways = ways_at_least_s(problem, ways)
@@ -78,19 +85,40 @@ def test_no_price_is_below_a_bound(seed: int) -> None:
         assert (needed <= chunk.memory_bytes * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("seed", range(100, 110))
-def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("instance", "nodes"), [("trn1.32xlarge", 2), ("trn3-gen2", 2), ("gb200-186gb", 4)])
+def test_no_group_along_two_axes_has_a_better_law(instance: str, nodes: int) -> None:
+    """Whatever lies inside of them, between them and outside."""
+    cluster = load_cluster(instance, nodes)
+    for inside in divisors(world := cluster.world_size):
+        for inner in divisors(of_inner := world // inside):
+            for between in divisors(of_between := of_inner // inner):
+                for outer in divisors(of_outer := of_between // between):
+                    around = (("tp", inside), ("cp", inner), ("pp", between), ("dp", outer), ("ep", of_outer // outer))
+                    shape = group_shape(tuple(reversed(around)), ("cp", "dp"), cluster)
+                    for kind in ("all_gather", "reduce_scatter", "all_reduce") if shape.size > 1 else ():
+                        law = collective_law(kind, shape, cluster)
+                        least = best_law(cluster, kind, shape.size, 1, 1, along_two=True)
+                        assert least.latency_s <= law.latency_s * (1 + 1e-12), (kind, around)
+                        assert least.seconds_per_byte <= law.seconds_per_byte * (1 + 1e-12), (kind, around)
+
+
+@pytest.mark.parametrize(
+    ("seed", "pins"), [*((seed, Pins()) for seed in range(100, 110)), (100, IN_GROUPS), (107, ANY_GROUPS)]
+)
+def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(
+    seed: int, pins: Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = random_problem(seed)
     for name, value in (("FEW", 0), ("FIRST", 20)):
         monkeypatch.setattr(pricing, name, value)
     try:
-        slow = search(*problem[:3], backend=problem.backend, exhaustive=True)
+        slow = search(*problem[:3], pins, problem.backend, exhaustive=True)
     except NoLayoutFits as error:
         with pytest.raises(NoLayoutFits) as found:
-            search(*problem[:3], backend=problem.backend)
+            search(*problem[:3], pins, problem.backend)
         assert str(found.value) == str(error)  # noqa: PT017
         return
-    quick = search(*problem[:3], backend=problem.backend)
+    quick = search(*problem[:3], pins, problem.backend)
     assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
     assert quick.optimality == slow.optimality or len(problem.model.kinds) > 1
     assert quick.fitting <= slow.fitting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -9,7 +10,7 @@ from math import prod
 import numpy as np
 
 from autoshard.backends.rules import Problem, divisors
-from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.collectives import CollectiveLaw, GroupShape, collective_law, group_shape
 from autoshard.cost.program import LawOf
 from autoshard.cost.stage import LocalShape, stage_mesh
 from autoshard.planner.grid.arrays import Array
@@ -17,14 +18,23 @@ from autoshard.spec.cluster import Cluster
 
 
 def best_laws(
-    cluster: Cluster, kind: str, sizes: Array, beside: Array | int = 1, multiples: Array | int = 1
+    cluster: Cluster,
+    kind: str,
+    sizes: Array,
+    beside: Array | int = 1,
+    multiples: Array | int = 1,
+    along_two: bool = False,
 ) -> CollectiveLaw:
     """The least latency and the least seconds a byte of a collective among so many ranks, by row. beside: other ranks,
-    of tensor parallelism. multiples: of these the strides between the ranks are multiples."""
+    of tensor parallelism. multiples: of these the strides between the ranks are multiples. along_two: whether the ranks
+    may lie along two axes, with other axes between."""
     columns = np.broadcast_arrays(sizes, multiples, beside)
     shape = (cluster.world_size + 1, cluster.world_size + 1, int(columns[2].max()) + 1)
     different, inverse = np.unique(np.ravel_multi_index(tuple(columns), shape), return_inverse=True)
-    laws = [best_law(cluster, kind, *map(int, key)) for key in zip(*np.unravel_index(different, shape), strict=True)]
+    laws = [
+        best_law(cluster, kind, *map(int, key), along_two)
+        for key in zip(*np.unravel_index(different, shape), strict=True)
+    ]
     latency_s, s_per_byte = np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T
     return CollectiveLaw(latency_s[inverse], s_per_byte[inverse])
 
@@ -47,10 +57,11 @@ def stage_laws_at_best(problem: Problem, shape: LocalShape) -> LawOf:
 
 
 @lru_cache(maxsize=4096)
-def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int) -> CollectiveLaw:
+def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int, along_two: bool = False) -> CollectiveLaw:
     """The least latency and the least seconds a byte of groups of this size at any stride, a multiple of one.
 
     tp: tensor-parallel ranks beside the group, inside of its stride or outside of it; 1 for a group of these.
+    along_two: whether the ranks may lie along two axes, with other axes between.
     """
     world, meshes = cluster.world_size // size, []
     for stride in divisors(world):
@@ -59,12 +70,26 @@ def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int) -> 
             meshes.append((("pp", world // stride), (name, size), ("cp", stride // tp), ("tp1", tp)))
         if stride % multiple == 0 and world // stride % tp == 0:
             meshes.append((("pp", world // stride // tp), ("tp1", tp), ("dp", size), ("cp", stride)))
+    shapes = {group_shape(mesh, (name,), cluster) for mesh in meshes for name in ("dp", "tp") if name in dict(mesh)}
     laws = [
-        collective_law(kind, group_shape(mesh, (name,), cluster), cluster)
-        for mesh in meshes
-        for name in ("dp", "tp")
-        if name in dict(mesh)
+        collective_law(kind, one, cluster)
+        for shape in shapes
+        for one in (shape, *(_along_two(shape, cluster) if along_two else ()))
     ]
     return CollectiveLaw(
         min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
     )
+
+
+def _along_two(shape: GroupShape, cluster: Cluster) -> Iterator[GroupShape]:
+    """Groups of as many ranks with the same stride, but of another axis between them: fewer are then in a node, or they
+    span more of it, over a link that may be faster."""
+    for local in divisors(shape.size):
+        if local > shape.ranks_per_node:
+            return
+        nodes, span = shape.size // local, 1 + (local - 1) * shape.stride
+        spans = (span, *(devices for devices, _ in cluster.intra_node if local > 1 and devices > span))
+        for near in divisors(nodes):
+            if near <= cluster.nodes_per_domain and nodes <= cluster.nodes:
+                for wider in spans:
+                    yield replace(shape, ranks_per_node=local, nodes=nodes, span=wider, nodes_per_domain=near)

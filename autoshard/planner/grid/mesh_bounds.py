@@ -277,7 +277,7 @@ class _Parts:
             return sum(
                 self._mean(matrices)[:, rows.shape]
                 * size
-                * best_laws(self._problem.cluster, kind, owners, tp, stride).seconds_per_byte
+                * best_laws(self._problem.cluster, kind, owners, tp, stride, along_two=True).seconds_per_byte
                 for matrices, owners, stride in zip(self._matrices, rows.owners, strides, strict=True)
             )
 
