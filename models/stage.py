@@ -11,6 +11,7 @@ from autoshard.models.families import FAMILIES
 from autoshard.models.padding import multiple_of, padded_heads, padded_width
 from autoshard.models.prediction import JOINED, prediction
 from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
 
 VOCABULARY_MULTIPLE = 8
@@ -66,7 +67,7 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         }
     if (mamba := model.mamba) is not None:
         sizes |= {
-            "mamba_head": padded_width(model, mamba.mamba_n_heads, tp),
+            **_mamba_heads(model, mamba, tp),
             "mamba_headdim": mamba.mamba_d_head,
             "mamba_state": mamba.mamba_d_state,
             "mamba_tap": mamba.mamba_d_conv,
@@ -74,6 +75,14 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes
+
+
+def _mamba_heads(model: ModelSpec, mamba: Mamba, tp: int) -> dict[str, int]:
+    """Sizes of the dims of Mamba-2's heads. Heads that share one B and C are split over tp ranks, with padding; of
+    groups each rank has whole ones."""
+    if mamba.mamba_n_groups == 1:
+        return {"mamba_head": padded_width(model, mamba.mamba_n_heads, tp)}
+    return {"mamba_group": mamba.mamba_n_groups, "mamba_head": mamba.mamba_n_heads // mamba.mamba_n_groups}
 
 
 def _latent_sizes(model: ModelSpec, latent: LatentAttention) -> dict[str, int]:

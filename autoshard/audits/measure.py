@@ -30,7 +30,7 @@ from autoshard.graph.partition import GatherEinsumStep, RedistributeStep, Step
 from autoshard.layout.mesh import Mesh
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Probe
-from autoshard.runtime.torch_backend.optimizer_settings import DTYPES, OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.probe import SessionProbe
 from autoshard.runtime.torch_backend.session import Session
 
@@ -122,13 +122,8 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
 
 
 def _session(plan: Plan, rank: int, on_action: Any, counter: GraphCounter | None = None) -> Session:
-    precision = plan.training.precision
-    settings = OptimizerSettings(
-        learning_rate=LEARNING_RATE,
-        master_dtype=DTYPES[precision.master_dtype or precision.parameter_dtype],
-        gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
-        zero=plan.strategy.zero,
-    )
+    """A session whose optimizer is the run's: one that rounds at random has buffers that plain AdamW has not."""
+    settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero, seed=0)
     return Session(
         plan,
         rank,

@@ -91,6 +91,20 @@ def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def tp_divides_groups(problem: Problem, draft: Draft) -> str | None:
+    """A rank has whole groups of Mamba-2's heads: the B and C of a part would have to be computed more than once."""
+    mamba = problem.model.mamba
+    if mamba is None or mamba.mamba_n_groups == 1 or mamba.mamba_n_groups % draft.tp == 0:
+        return None
+    known = fitting(
+        divisors(mamba.mamba_n_groups), lambda tp: tp_is_a_group_size(problem, Draft(tp, 1, 1, 1, 1)) is None
+    )
+    return (
+        f"tp={draft.tp} must divide mamba_n_groups={mamba.mamba_n_groups} of {problem.model.name}; "
+        f"degrees that fit here: {known}"
+    )
+
+
 def sequence_splits(problem: Problem, draft: Draft) -> str | None:
     """Context parallelism splits the sequence, sequence parallelism splits each part again."""
     pieces = draft.cp * (draft.tp if draft.sequence_parallel else 1)
@@ -232,6 +246,7 @@ COMMON_MESH_RULES = (
     Rule("most of the heads would be padding", padding_is_the_smaller_part),
     Rule("tp and the key-value heads do not divide", kv_heads_are_shared_evenly),
     Rule("tp does not divide the MLP", tp_divides_ffn),
+    Rule("tp does not divide the groups of a state space", tp_divides_groups),
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("the experts do not split over ep", experts_split),
     Rule("experts with context parallelism", experts_share_sequences),

@@ -579,7 +579,8 @@ class StateSpaceScan(OperatorKind):
     """Mamba-2's state space (Dao and Gu 2024, arXiv 2405.21060), in chunks of the attribute chunk_size tokens.
 
     x: batch seq mamba_head mamba_headdim; dt: batch seq mamba_head; B, C: batch seq mamba_state, one for all heads;
-    A_log, D, dt_bias: mamba_head. With t = softplus(dt + dt_bias), the state of a head, [mamba_headdim, mamba_state],
+    A_log, D, dt_bias: mamba_head. With groups of heads, each with a B and C of its own, mamba_group stands before
+    mamba_head and mamba_state. With t = softplus(dt + dt_bias), the state of a head, [mamba_headdim, mamba_state],
     is multiplied by exp(-t exp(A_log)) at each token, and t x B^T is added. The output, like x, is the state times C,
     plus D x. Not split over the sequence. Computed in FP32; keeps its inputs, backward computes the states again.
     """
@@ -588,7 +589,7 @@ class StateSpaceScan(OperatorKind):
         width, state, seq = sizes["mamba_headdim"], sizes["mamba_state"], sizes["seq"]
         chunk = min(float(str(op.attributes["chunk_size"])), seq)
         head = 2 * chunk * width + 4 * width * state + 2 * chunk
-        return head * _elements(graph, op.inputs[1], sizes) + 2 * chunk * state * sizes["batch"] * seq
+        return head * _elements(graph, op.inputs[1], sizes) + 2 * chunk * _elements(graph, op.inputs[2], sizes)
 
     def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
         return _as_product(self.flops(op, graph, sizes), _elements(graph, op.inputs[1], sizes), sizes["mamba_headdim"])

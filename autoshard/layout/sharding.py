@@ -58,7 +58,7 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, whole_experts: bool
     return "seq" if sequence_parallel else INVARIANT
 
 
-_TENSOR_PARALLEL_DIMS = ("shared_ffn", "dense_ffn", "vocab", "linear_key_head", "mamba_head")
+_TENSOR_PARALLEL_DIMS = ("shared_ffn", "dense_ffn", "vocab", "linear_key_head", "mamba_group", "mamba_head")
 _AROUND_EXPERTS = ("dispatch", "combine")
 """They see whole sequences: of ranks that share one, each gives its own experts their tokens."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Count
+from autoshard.files.codec import Absence, Count
 from autoshard.files.fields import check_flag, check_integer
 
 SMALL = 8
@@ -59,7 +60,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class Mamba:
-    """Sizes of Mamba-2's state space, under the names of Granite's Hugging Face config. All heads share one B and C.
+    """Sizes of Mamba-2's state space, under the names of Granite's Hugging Face config.
 
     mamba_n_heads: Heads.
     mamba_d_head: Width of a head.
@@ -67,8 +68,9 @@ class Mamba:
     mamba_d_conv: Tokens that the convolution before it sees, the own one included.
     mamba_chunk_size: Tokens of a chunk, within which the recurrence is a matrix product.
     mamba_conv_bias: Whether the convolution has a bias.
+    mamba_n_groups: Groups of heads that follow one another; the heads of a group share one B and C.
 
-    Raises AutoshardError for sizes that are no counts.
+    Raises AutoshardError for sizes that are no counts or do not divide.
     """
 
     mamba_n_heads: Count
@@ -77,12 +79,27 @@ class Mamba:
     mamba_d_conv: Count
     mamba_chunk_size: Count
     mamba_conv_bias: bool
+    mamba_n_groups: Annotated[Count, Absence.WRITTEN] = 1
 
     def __post_init__(self) -> None:
-        for name in ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_d_conv", "mamba_chunk_size"):
-            check_integer("mamba", name, getattr(self, name))
         check_flag("mamba", "mamba_conv_bias", self.mamba_conv_bias)
+        for one in fields(self):
+            if one.name != "mamba_conv_bias":
+                check_integer("mamba", one.name, getattr(self, one.name))
+        if self.mamba_n_heads % self.mamba_n_groups:
+            raise AutoshardError(
+                f"mamba_n_groups={self.mamba_n_groups} of mamba must divide mamba_n_heads={self.mamba_n_heads}"
+            )
 
     def shrunk(self, tp: int) -> Mamba:
-        """The same with few and narrow heads, of which each of tp ranks has some."""
-        return replace(self, mamba_n_heads=2 * tp, mamba_d_head=SMALL, mamba_d_state=SMALL, mamba_chunk_size=SMALL)
+        """The same with few and narrow heads, and groups of them if there are any, of which each of tp ranks has
+        some."""
+        groups = 1 if self.mamba_n_groups == 1 else tp if tp > 1 else 2
+        return replace(
+            self,
+            mamba_n_heads=2 * max(tp, groups),
+            mamba_d_head=SMALL,
+            mamba_d_state=SMALL,
+            mamba_chunk_size=SMALL,
+            mamba_n_groups=groups,
+        )

@@ -59,8 +59,8 @@ def _mamba(config: Config) -> Mamba:
             f"mamba_n_heads={heads} x mamba_d_head={width} of {config.name} must be mamba_expand x hidden_size={inner}"
         )
     groups, limit = config.integer("mamba_n_groups", 1), config.value("time_step_limit", UNLIMITED[0])
-    if groups != 1:
-        raise AutoshardError(f"mamba_n_groups={groups} of {config.name} is not supported; 1 is")
+    if heads % groups:
+        raise AutoshardError(f"mamba_n_groups={groups} of {config.name} must divide mamba_n_heads={heads}")
     if limit not in UNLIMITED:
         raise AutoshardError(f"time_step_limit={show(limit)} of {config.name} is not supported; 0 to infinity is")
     return Mamba(
@@ -70,6 +70,7 @@ def _mamba(config: Config) -> Mamba:
         mamba_d_conv=config.integer("mamba_d_conv", 4),
         mamba_chunk_size=config.integer("mamba_chunk_size", 256),
         mamba_conv_bias=config.value("mamba_conv_bias", True),
+        mamba_n_groups=groups,
     )
 
 

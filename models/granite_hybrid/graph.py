@@ -7,14 +7,22 @@ from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, linear, rms_norm
 from autoshard.models.mixtral.graph import mixture
 from autoshard.models.olmo2.graph import norm_over_heads
+from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import MAMBA, ModelSpec
 
 __all__ = ["block", "embedding", "head"]
 
-HEADS = "mamba_head mamba_headdim"
-PARTS = {"z_proj": HEADS, "x_proj": HEADS, "dt_proj": "mamba_head", "b_proj": "mamba_state", "c_proj": "mamba_state"}
+PROJECTED = ("z", "x", "dt", "b", "c")
 """The projections of a block with a state space, of which the checkpoint has one matrix."""
-CONVOLVED = {"x": HEADS, "b": "mamba_state", "c": "mamba_state"}
+CONVOLVED = ("x", "b", "c")
+
+
+def mamba_dims(mamba: Mamba) -> dict[str, str]:
+    """Dims of what a block with a state space makes of a token, by name: z and x of all heads, dt a number for each
+    head, b and c of what heads share."""
+    group = "" if mamba.mamba_n_groups == 1 else "mamba_group "
+    heads, state = f"{group}mamba_head mamba_headdim", f"{group}mamba_state"
+    return {"z": heads, "x": heads, "dt": f"{group}mamba_head", "b": state, "c": state}
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -34,33 +42,35 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 
 def _mamba(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
-    """Append norm, projections, causal convolutions, Mamba-2's state space, a norm over all heads, output projection
-    and residual; returns the sum's name. x: [batch, seq, embed]."""
+    """Append norm, projections, causal convolutions, Mamba-2's state space, a norm over all heads (or over those of
+    each group), output projection and residual; returns the sum's name. x: [batch, seq, embed]."""
     mamba, prefix = model.mamba, f"model.layers.{layer}"
     assert mamba is not None, model.name
     name = f"{prefix}.mamba"
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
+    dims = mamba_dims(mamba)
     made = {
-        part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", False)
-        for part, dims in PARTS.items()
+        part: linear(b, f"{name}.{part}_proj", h, f"{HIDDEN}, {dims[part]} embed -> batch seq {dims[part]}", False)
+        for part in PROJECTED
     }
     mixed = {}
-    for part, dims in CONVOLVED.items():
+    for part in CONVOLVED:
         conv = f"{name}.{part}_conv1d"
-        weights = [b.parameter(f"{conv}.weight", f"{dims} mamba_tap")]
-        weights += [b.parameter(f"{conv}.bias", dims)] if mamba.mamba_conv_bias else []
-        x_dims = b.dims(made[f"{part}_proj"])
-        convolved = (made[f"{part}_proj"], *weights)
+        weights = [b.parameter(f"{conv}.weight", f"{dims[part]} mamba_tap")]
+        weights += [b.parameter(f"{conv}.bias", dims[part])] if mamba.mamba_conv_bias else []
+        x_dims = b.dims(made[part])
+        convolved = (made[part], *weights)
         mixed[part] = b.operator("causal_conv", conv, convolved, x_dims, ("batch", *x_dims[2:]))
     b.module = "core_attention"
-    of_heads = [b.parameter(f"{name}.{part}", "mamba_head") for part in ("A_log", "D", "dt_bias")]
-    inputs = (mixed["x"], made["dt_proj"], mixed["b"], mixed["c"], *of_heads)
-    loops, chunk = ("batch", "mamba_head"), mamba.mamba_chunk_size
+    of_heads = [b.parameter(f"{name}.{part}", dims["dt"]) for part in ("A_log", "D", "dt_bias")]
+    inputs = (mixed["x"], made["dt"], mixed["b"], mixed["c"], *of_heads)
+    loops, chunk = ("batch", *dims["dt"].split()), mamba.mamba_chunk_size
     scanned = b.operator("state_space_scan", f"{name}.scan", inputs, b.dims(mixed["x"]), loops, chunk_size=chunk)
     b.module = "attention"
-    gated = b.elementwise("silu_mul", f"{name}.gated", made["z_proj"], scanned)
-    normal = norm_over_heads(b, model, f"{name}.norm", gated, mamba.mamba_n_heads)
-    out = linear(b, f"{name}.out_proj", normal, f"batch seq {HEADS}, embed {HEADS} -> batch seq embed", False)
+    gated = b.elementwise("silu_mul", f"{name}.gated", made["z"], scanned)
+    groups = mamba.mamba_n_groups
+    normal = norm_over_heads(b, model, f"{name}.norm", gated, mamba.mamba_n_heads // groups, groups > 1)
+    out = linear(b, f"{name}.out_proj", normal, f"batch seq {dims['x']}, embed {dims['x']} -> batch seq embed", False)
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))

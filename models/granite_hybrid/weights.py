@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.granite_hybrid.graph import CONVOLVED, HEADS
+from autoshard.models.granite_hybrid.graph import mamba_dims
 from autoshard.models.llama.weights import attention, ends
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import MAMBA, ModelSpec
@@ -43,21 +43,23 @@ def _experts(name: str) -> Iterator[Part]:
 def _mamba(model: ModelSpec, name: str) -> Iterator[Part]:
     mamba = model.mamba
     assert mamba is not None, model.name
-    inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_d_state
-    channels = {"x": (HEADS, inner), "b": ("mamba_state", state), "c": ("mamba_state", state)}
-    rows = {"z": (HEADS, inner), **channels, "dt": ("mamba_head", mamba.mamba_n_heads)}
-    first, count = 0, sum(size for _, size in rows.values())
-    for part, (dims, size) in rows.items():
-        yield Part(f"{name}.in_proj.weight", f"([{dims}]) embed", f"{name}.{part}_proj.weight", first=first, rows=count)
+    inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_n_groups * mamba.mamba_d_state
+    dims, channels = mamba_dims(mamba), {"x": inner, "b": state, "c": state}
+    rows = {"z": inner, **channels, "dt": mamba.mamba_n_heads}
+    first, count = 0, sum(rows.values())
+    for part, size in rows.items():
+        hub, own = f"{name}.in_proj.weight", f"{name}.{part}_proj.weight"
+        yield Part(hub, f"([{dims[part]}]) embed", own, first=first, rows=count)
         first += size
-    first, count = 0, sum(size for _, size in channels.values())
-    for part, dims in CONVOLVED.items():
-        own = f"{name}.{part}_conv1d"
-        yield Part(f"{name}.conv1d.weight", f"([{dims}]) 1 mamba_tap", f"{own}.weight", first=first, rows=count)
+    first, count = 0, sum(channels.values())
+    for part, size in channels.items():
+        hub, own, of = f"{name}.conv1d", f"{name}.{part}_conv1d", f"([{dims[part]}])"
+        yield Part(f"{hub}.weight", f"{of} 1 mamba_tap", f"{own}.weight", first=first, rows=count)
         if mamba.mamba_conv_bias:
-            yield Part(f"{name}.conv1d.bias", f"([{dims}])", f"{own}.bias", first=first, rows=count)
-        first += channels[part][1]
+            yield Part(f"{hub}.bias", of, f"{own}.bias", first=first, rows=count)
+        first += size
+    of_heads = dims["dt"] if mamba.mamba_n_groups == 1 else f"({dims['dt']})"
     for part in ("A_log", "D", "dt_bias"):
-        yield Part.same(f"{name}.{part}", "mamba_head")
-    yield Part.same(f"{name}.norm.weight", f"({HEADS})")
-    yield Part.same(f"{name}.out_proj.weight", f"embed ({HEADS})")
+        yield Part.same(f"{name}.{part}", of_heads)
+    yield Part.same(f"{name}.norm.weight", f"({dims['x']})")
+    yield Part.same(f"{name}.out_proj.weight", f"embed ({dims['x']})")

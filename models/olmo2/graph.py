@@ -45,12 +45,14 @@ def _attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: st
     return output_projection(b, model, name, context)
 
 
-def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads: int) -> str:
+def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads: int, groups: bool = False) -> str:
     """Append an RMS norm over all heads of x [batch, seq, heads, width of a head], and return its output.
 
     heads: as published; padding counts for nothing. A rank that has some of the heads sums squares with the others.
+    groups: x has a dim of groups before its heads, and the norm is over those of each group.
     """
     dims = b.dims(x)
+    over = dims[3:] if groups else dims[2:]
     weight = b.parameter(f"{name}.weight", " ".join(dims[2:]))
     return b.operator(
         "norm",
@@ -60,6 +62,6 @@ def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads:
         dims[:-1],
         function="rms",
         eps=model.norm_eps,
-        over=dims[2:],
+        over=over,
         width=heads * b.size(dims[-1]),
     )

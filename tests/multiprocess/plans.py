@@ -183,6 +183,7 @@ MODELS["granite hybrid, experts"] = replace(
     shared_expert_intermediate_size=48,
     mamba=Mamba(3, 64, 12, 4, 256, False),
 )
+MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
 MODELS["mixtral, dropping"] = replace(MODELS["mixtral"], num_key_value_heads=2, dropout=Dropout(0.1, 0.2, 0.3))
@@ -405,6 +406,8 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "linear attention, zigzag ring": ("qwen3 next", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
         "state space, tp": ("granite hybrid", strategy(tp=2), 2),
         "state space, tp, no sequence parallel": ("granite hybrid", strategy(tp=2, sp=False, recompute="full"), 2),
+        "state space, groups, tp": ("granite hybrid, groups", strategy(tp=2, recompute="attention"), 2),
+        "state space, groups, ring": ("granite hybrid, groups", strategy(cp=2, attention="ring"), 2),
         "state space, pp": ("granite hybrid, experts", strategy(pp=2, layers=(1, 3), schedule="zero_bubble"), 3),
         "state space, dp, ZeRO-3": ("granite hybrid", strategy(dp=2, zero=3, recompute="core_attention"), 2),
         "state space, ring": ("granite hybrid", strategy(cp=2, attention="ring", recompute="full"), 2),
@@ -520,6 +523,8 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "linear attention, tp x cp": ("qwen3 next", strategy(tp=2, cp=2, ep=2, attention="ring"), 2),
         "state space, padded heads and ep": ("granite hybrid, experts", strategy(tp=2, dp=2, ep=2), 2),
         "state space, tp 4": ("granite hybrid", strategy(tp=4, recompute="attention"), 2),
+        "state space, a group a rank": ("granite hybrid, groups", strategy(tp=4, sp=False), 2),
+        "state space, groups, tp x ZeRO-3": ("granite hybrid, groups", strategy(tp=2, dp=2, zero=3), 2),
         "state space, tp x zigzag ring": ("granite hybrid", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
         "mixtral ep x pp": ("mixtral", strategy(dp=2, ep=2, pp=2, recompute="full"), 4),
         "mixtral ep, pp innermost": ("mixtral", strategy(dp=2, ep=2, pp=2, order="dp-cp-tp-pp"), 2),

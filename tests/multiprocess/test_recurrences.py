@@ -62,6 +62,34 @@ def scan_token_by_token(*values: torch.Tensor) -> torch.Tensor:
     return torch.stack(out, 1)
 
 
+def grouped_scan_inputs(dtype: torch.dtype, length: int) -> Values:
+    """As scan_inputs, with GROUP groups of heads behind the tokens."""
+    token, heads = (BATCH, length, GROUP), ((GROUP, HEADS),) * 3
+    return numbers(dtype, (*token, HEADS, KEY), (*token, HEADS), (*token, STATE), (*token, STATE), *heads)
+
+
+def by_groups(scan: Callable[..., torch.Tensor], values: Values) -> torch.Tensor:
+    groups = zip(*(x.unbind(2 if i < 4 else 0) for i, x in enumerate(values)), strict=True)
+    return torch.stack([scan(*one) for one in groups], 2)
+
+
+def grouped_scan_token_by_token(*values: torch.Tensor) -> torch.Tensor:
+    return by_groups(scan_token_by_token, values)
+
+
+def grouped_scan_in_chunks(*values: torch.Tensor) -> torch.Tensor:
+    return by_groups(scan_in_chunks, values)
+
+
+def grouped_scan_of_transformers(*values: torch.Tensor) -> torch.Tensor:
+    """Whose heads lie behind one another, those of a group together."""
+    x, dt, b, c, *of_heads = values
+    a_log, d, dt_bias = (one.flatten() for one in of_heads)
+    given = (x.flatten(2, 3), dt.flatten(2), -a_log.exp(), b, c)
+    found: torch.Tensor = mamba2_chunk_scan(*given, chunk_size=16, D=d, dt_bias=dt_bias, dt_softplus=True)
+    return found.view(x.shape)
+
+
 def delta_of_transformers(*values: torch.Tensor) -> torch.Tensor:
     q, k, v, b, a, a_log, dt_bias = values
     g = -a_log.exp() * F.softplus(a + dt_bias)
@@ -89,6 +117,7 @@ EVERY = pytest.mark.parametrize(
     [
         (_delta_rule, delta_token_by_token, delta_of_transformers, delta_inputs),
         (scan_in_chunks, scan_token_by_token, scan_of_transformers, scan_inputs),
+        (grouped_scan_in_chunks, grouped_scan_token_by_token, grouped_scan_of_transformers, grouped_scan_inputs),
     ],
 )
 Inputs = Callable[[torch.dtype, int], Values]

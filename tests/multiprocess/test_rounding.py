@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from autoshard.runtime.torch_backend.rounded_adamw import Piece, RoundedAdamW
@@ -59,3 +60,33 @@ def test_small_steps_are_not_lost() -> None:
         adamw.step(torch.ones(4096), 2**-12, BETAS, 0.0, 0.0)
     moved = 1 - float(weights.double().mean())
     assert abs(moved / (64 * 2**-12) - 1) < 0.05
+
+
+@pytest.mark.parametrize("elements", [1, 5, 7, 12, 13, 100])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        Piece("w", 3, 51, 0, (8, 6), (0, 0), (8, 6)),
+        Piece("w", 0, 13, 9, (8, 6), (0, 3), (8, 3)),
+        Piece("w", 2, 60, 11, (4, 5, 7), (1, 0, 2), (3, 5, 5)),
+        Piece("w", 0, 9, 4, (40,), (10,), (20,)),
+    ],
+)
+def test_parts_of_a_piece_have_its_places(piece: Piece, elements: int) -> None:
+    parts = list(piece.parts(elements))
+    assert all(part.stop - part.start <= elements for part in parts)
+    found = torch.cat([part.places(torch.device("cpu")) for part in parts])
+    whole = places(piece.shape, piece.starts, piece.lengths, ZERO)
+    assert torch.equal(found, whole[piece.skipped : piece.skipped + piece.stop - piece.start])
+
+
+def test_an_update_in_parts_is_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, gradient = torch.randn(8, 6).bfloat16(), torch.randn(48)
+    found = []
+    for at_once in (2**22, 7):
+        monkeypatch.setattr("autoshard.runtime.torch_backend.rounded_adamw.AT_ONCE", at_once)
+        adamw = RoundedAdamW(weight.flatten().clone(), [Piece("w", 0, 48, 0, (8, 6), (0, 0), (8, 6))], seed=3)
+        for _ in range(3):
+            adamw.step(gradient, 1e-2, BETAS, 1e-8, 0.1)
+        found.append(adamw.weights)
+    assert torch.equal(*found)

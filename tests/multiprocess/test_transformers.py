@@ -187,6 +187,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 4,
     },
     "granite hybrid": {**SMALL, **STATE_SPACE, "model_type": "granitemoehybrid"},
+    "granite hybrid, groups": {**SMALL, **STATE_SPACE, "model_type": "granitemoehybrid", "mamba_n_groups": 4},
     "granite hybrid, no experts": {
         **SMALL,
         **STATE_SPACE,

@@ -148,7 +148,7 @@ def _norm_over_several(place: Place, x: Array, weight: Array) -> Result:
     """An RMS norm over dims that ranks may share, all but the last of them."""
     over, width = place.attributes["over"], place.attributes["width"]
     last = tuple(range(x.ndim - len(over), x.ndim))
-    rows = tuple(range(len(place.axes), x.ndim - len(over)))
+    rows = tuple(range(len(place.axes), x.ndim - len(place.dims(1))))
 
     def total(values: Array, report: Report) -> Array:
         found: Array = values.sum(last, keepdims=True)

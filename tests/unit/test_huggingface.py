@@ -377,8 +377,8 @@ def test_other_rope() -> None:
             "residual_multiplier=0 of m must be a finite number above 0",
         ),
         (
-            {"model_type": "granitemoehybrid", "mamba_n_groups": 8},
-            "mamba_n_groups=8 of m is not supported; 1 is",
+            {"model_type": "granitemoehybrid", "mamba_n_heads": 128, "mamba_n_groups": 3},
+            "mamba_n_groups=3 of m must divide mamba_n_heads=128",
         ),
         (
             {"model_type": "granitemoehybrid", "mamba_n_heads": 100},

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.mesh_rules import tp_divides_groups
+from autoshard.backends.problem import Draft, Problem
 from autoshard.cost.estimate import model_flops_per_step
 from autoshard.cost.stage import block_part, local_shape
 from autoshard.errors import AutoshardError
@@ -147,6 +149,39 @@ def test_made_small_they_keep_their_form() -> None:
     assert NEXT.linear_attention.shrunk(4) == LinearAttention(4, 8, 8, 8, 4)
     assert GRANITE.mamba is not None
     assert GRANITE.mamba.shrunk(2) == Mamba(4, 8, 8, 4, 8, True)
+    groups = replace(GRANITE.mamba, mamba_n_groups=8)
+    assert groups.shrunk(1) == Mamba(4, 8, 8, 4, 8, True, 2)
+    assert groups.shrunk(4) == Mamba(8, 8, 8, 4, 8, True, 4)
+
+
+def in_groups(model: ModelSpec, groups: int) -> ModelSpec:
+    assert model.mamba is not None
+    return replace(model, mamba=replace(model.mamba, mamba_n_groups=groups))
+
+
+def test_flops_of_the_state_space_scan_in_groups() -> None:
+    """As above, with a square of B and C for each of 8 groups, which the ranks share."""
+    each = 2 * 256 * 64 + 2 * 2 * 64 * 128 + 2 * 256
+    whole, half = (program(in_groups(GRANITE, 8), 0, tp=tp) for tp in (1, 2))
+    work = operator_work(whole, step_of(whole, "state_space_scan"))
+    assert work.flops == SEQ * (64 * each + 8 * 2 * 256 * 128)
+    assert operator_work(half, step_of(half, "state_space_scan")).flops == work.flops / 2
+
+
+def test_ranks_have_whole_groups_of_a_state_space() -> None:
+    model = in_groups(GRANITE, 8)
+    problem = Problem(model, TRAINING, CLUSTER, "torch")
+    assert tp_divides_groups(problem, Draft(8, 1, 8, 1, 1)) is None
+    assert tp_divides_groups(problem, Draft(16, 1, 4, 1, 1)) == (
+        f"tp=16 must divide mamba_n_groups=8 of {model.name}; degrees that fit here: 1, 4"
+    )
+    assert tp_divides_groups(problem._replace(model=GRANITE), Draft(16, 1, 4, 1, 1)) is None
+
+
+def test_groups_divide_the_heads() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        Mamba(16, 8, 12, 4, 8, True, 3)
+    assert str(raised.value) == "mamba_n_groups=3 of mamba must divide mamba_n_heads=16"
 
 
 def test_value_heads_come_in_whole_groups() -> None:

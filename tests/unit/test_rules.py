@@ -44,9 +44,17 @@ def on(cluster: str, nodes: int, lnc: int | None = None) -> dict[str, Any]:
     return {"cluster": load_cluster(cluster, nodes, lnc)}
 
 
+GRANITE = load_model("granite-4.0-h-tiny")
+assert GRANITE.mamba is not None
+IN_GROUPS = replace(GRANITE, mamba=replace(GRANITE.mamba, mamba_n_groups=2))
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"model": IN_GROUPS, "backend": "torch"},
+        {"tp": 8, "pp": 1, "dp": 64, "layers": IN_GROUPS.num_hidden_layers},
+        "tp=8 must divide mamba_n_groups=2 of granite-4.0-h-tiny; degrees that fit here: 1, 2",
+    ),
     (
         {**WHOLE, "model": load_model("mixtral-8x7b")},
         {"tp": 4, "pp": 1, "dp": 64, "layers": 32},

@@ -281,6 +281,24 @@ def test_an_operator_that_computes_too_much(monkeypatch: pytest.MonkeyPatch) -> 
     assert "forward einsum model.layers.*.mlp.gate_proj + up_proj" in told(found, "FLOPs")
 
 
+def test_rounding_at_random_is_audited_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its update has buffers that plain AdamW has not. In parts they are small; all at once the audit would tell."""
+    p = plan("tp x dp")
+    rounds = load_precision("bf16_sr")
+    training = replace(p.training, precision=rounds, sequence_length=16)
+    strategy = replace(p.strategy, zero=0)
+    made = make_plan(p.model, training, p.cluster, "torch", strategy, estimate(p.model, training, p.cluster, strategy))
+    role = roles(made)[0]
+    in_parts, at_once = (measured_with(elements, made, role, monkeypatch) for elements in (2**22, 2**40))
+    assert at_once > 1.5 * in_parts
+
+
+def measured_with(elements: int, p: Plan, role: Role, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes at the peak where an update takes so many elements at once."""
+    monkeypatch.setattr("autoshard.runtime.torch_backend.rounded_adamw.AT_ONCE", elements)
+    return sum(measure(p, role).held.values())
+
+
 def test_a_plan_that_expects_less_memory() -> None:
     p = plan("tp x dp")
     lean = replace(p.strategy, recompute=("full",))

@@ -176,12 +176,20 @@ def _delta_rule(
 
 def state_space_scan(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of Mamba-2's state space: x [batch, seq, head, width], dt [batch, seq, head], B, C [batch, seq,
-    state], A_log, D, dt_bias [head] -> a tensor like x."""
+    state], A_log, D, dt_bias [head] -> a tensor like x. Groups of heads, each with its B and C, are a dim more."""
     chunk: Any = step.operator.attributes["chunk_size"]
     sizes, (_, ranks) = context.graph.sizes, context.piece(step, "mamba_head")
     heads = sizes["mamba_head"] // ranks * sizes["mamba_headdim"] // (SCANNED * chunk)
     slices = Slices((2, 2, None, None, 0, 0, 0), max(1, heads))
-    return _in_order(context, step, lambda *values: _scan(*values, chunk=chunk), 4, slices)
+    scan = _in_order(context, step, lambda *values: _scan(*values, chunk=chunk), 4, slices)
+    if "mamba_group" not in step.operator.loop_dims:
+        return scan
+
+    def of_groups(*values: torch.Tensor) -> torch.Tensor:
+        groups = zip(*(x.unbind(2 if i < 4 else 0) for i, x in enumerate(values)), strict=True)
+        return torch.stack([scan(*one) for one in groups], 2)
+
+    return of_groups
 
 
 def _scan(

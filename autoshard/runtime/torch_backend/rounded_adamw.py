@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.halves import Halves
 from autoshard.runtime.torch_backend.stochastic_rounding import places, random_bits, random_key, rounded
 
+AT_ONCE = 2**22
+"""Elements that are updated together where nothing compiles the update: its buffers take some 60 bytes each, which
+would be more than a step's activations for a whole embedding."""
 _KEPT = ("weight", "first moment", "second moment")
 """Tensors that are rounded, as their random numbers know them."""
 
@@ -40,11 +44,34 @@ class Piece:
 
     def places(self, device: torch.device) -> torch.Tensor | Halves:
         """Flat places of the piece's elements in the whole parameter, 64 bits [stop - start]."""
-        mine = slice(self.skipped, self.skipped + self.stop - self.start)
+        starts, lengths, skipped = self._rows()
+        mine = slice(skipped, skipped + self.stop - self.start)
         if not devices.has_64_bits(device):
             zero = torch.zeros((), dtype=torch.int32, device=device)
-            return places(self.shape, self.starts, self.lengths, Halves(zero, zero))[mine]
-        return places(self.shape, self.starts, self.lengths, torch.zeros((), dtype=torch.int64, device=device))[mine]
+            return places(self.shape, starts, lengths, Halves(zero, zero))[mine]
+        return places(self.shape, starts, lengths, torch.zeros((), dtype=torch.int64, device=device))[mine]
+
+    def _rows(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """(starts, lengths, skipped) of the least part of the rank's piece, rows of one dim, that holds all elements:
+        dims before it have length 1."""
+        starts, lengths, skipped = [*self.starts], [*self.lengths], self.skipped
+        for dim in range(len(lengths)):
+            row = prod(lengths[dim + 1 :])
+            first, last = skipped // row, (skipped + self.stop - self.start - 1) // row
+            starts[dim], lengths[dim], skipped = starts[dim] + first, last - first + 1, skipped - first * row
+            if last > first:
+                break
+        return tuple(starts), tuple(lengths), skipped
+
+    def parts(self, elements: int) -> Iterator[Piece]:
+        """The piece in parts of so many elements at most; none crosses from one to the next of dim 0's rows where a
+        row is longer than that."""
+        row, at = prod(self.lengths[1:]), self.start
+        while at < self.stop:
+            skipped = self.skipped + at - self.start
+            stop = min(at + elements, self.stop, at + row - skipped % row if row > elements else self.stop)
+            yield replace(self, start=at, stop=stop, skipped=skipped)
+            at = stop
 
 
 class RoundedAdamW:
@@ -55,9 +82,13 @@ class RoundedAdamW:
     """
 
     def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], seed: int, compiler: Compiler | None = None):
-        self.weights, self._pieces, self._seed = weights, tuple(pieces), seed
+        self.weights, self._seed = weights, seed
         self.first_moment, self.second_moment = torch.zeros_like(weights), torch.zeros_like(weights)
         self._compiler = compiler if compiler is not None and compiler.compiles_all else None
+        # a graph is one for each piece: its buffers are the compiler's affair
+        self._pieces = (
+            tuple(pieces) if self._compiler else tuple(part for piece in pieces for part in piece.parts(AT_ONCE))
+        )
         self._step = 0
 
     def load(self, first_moment: torch.Tensor, second_moment: torch.Tensor, steps: int) -> None:
