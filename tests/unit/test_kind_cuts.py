@@ -120,7 +120,7 @@ def test_replays_that_memory_forces_are_a_bound(schedule: str) -> None:
         limit = limit_of(priced, seed)
         best_s = best_of_all(problem, draft, priced, limit, seed)
         some = priced.whole, np.zeros(1, dtype=int), limit
-        replayed_s = replayed_at_least_s(*some)
+        replayed_s = replayed_at_least_s(*some, best_s * (1 + 1e-9))
         bound_s = kinds_at_least_s(*some, replayed_s)[0]
         assert bound_s <= best_s * (1 + 1e-9)
         forced += bound_s > kinds_at_least_s(*some)[0]

@@ -66,7 +66,7 @@ def test_no_layout_that_fits_is_ruled_out_for_its_own_time(seed: int) -> None:
         for draft, seconds in zip(drafts, least_s.tolist(), strict=True):
             some = chunk.whole, np.array([draft]), limit_bytes
             assert may_hold_all(*some, seconds * (1 + 1e-9)).all()
-            replayed_s = replayed_at_least_s(*some)
+            replayed_s = replayed_at_least_s(*some, seconds * (1 + 1e-9))
             assert kinds_at_least_s(*some, replayed_s)[0] <= seconds * (1 + 1e-9)
             ruled_out += not may_hold_all(chunk.whole, np.array([draft]), limit_bytes, FASTER * seconds).all()
     assert checked == 0 or ruled_out > 0

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.memory import BOUNDARY_BUFFERS, living_bytes
+from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES, living_bytes, rank_memory
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Unit
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
+from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 
 PRICES = np.array(
@@ -69,7 +70,7 @@ class Blocks:
         sums_s = self._per_parameter * np.stack([unit.parameters for unit in units])[..., None]
         self.forward_s, self.backward_s = column("forward_s"), column("backward_s") + sums_s
         self.state_bytes = np.stack([self._lives(unit) for unit in units])[..., None]
-        self.kept_bytes, self._working_bytes = column("kept_bytes"), column("working_bytes").min((0, 2))
+        self.kept_bytes, self.working_bytes = column("kept_bytes"), column("working_bytes").min((0, 2))
         self.waiting_bytes = column("weights_waiting_bytes") if self.apart else np.zeros_like(self.kept_bytes)
 
     def _lives(self, unit: Unit) -> Array:
@@ -86,9 +87,33 @@ class Blocks:
             for part, unit in ((first, state.first), (last, state.last))
         ]
 
+    def least_work_s(self) -> Array:
+        """Seconds of the fastest block for one microbatch, by draft."""
+        found: Array = (self.forward_s + self.backward_s).min((0, 2))
+        return found
+
+    def beside_bytes(self, rank: int) -> Array:
+        """Bytes that a rank with blocks needs beside their state and what they keep, at least, (kind, draft, set) of a
+        block that it has.
+
+        Why: with much kept, what travels hides best behind what backward has freed, and with one block least travels.
+        """
+        whole, kinds, sets = self.whole, len(self.counts), len(self.whole.sets)
+        each, much = len(self.drafts) * sets, min(self._limit_bytes, MOST_BYTES) + 2 * BUCKET_BYTES
+        rows = np.tile(np.repeat(self.drafts, sets), kinds)
+        of_kinds = [np.repeat(np.arange(kinds) == kind, each).astype(int) for kind in range(kinds)]
+        block, first, last, state = whole.parts_of(rows, np.tile(np.arange(sets), len(self.drafts) * kinds), of_kinds)
+        ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
+        holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0)
+        of_rank = rank_rows(whole.family, holds, np.ones_like(rows), rank, block, ends, hidden_bytes)
+        of_rank = of_rank._replace(kinds=(block._replace(kept_bytes=np.full(len(rows), much)),))
+        memory = rank_memory(of_rank, state, whole.problem.training.precision)
+        found: Array = (memory.ends + memory.replay + memory.working).reshape(kinds, len(self.drafts), sets)
+        return found
+
     def ranks(self) -> Iterator[RankRoom]:
         """The ranks in order."""
-        family, drafts, free = self.whole.family, len(self.drafts), self._limit_bytes - self._working_bytes
+        family, drafts, free = self.whole.family, len(self.drafts), self._limit_bytes - self.working_bytes
         free = free - self.whole.problem.cluster.device.reserved_memory_bytes
         hidden_bytes = self.whole.hidden_bytes(self.drafts)
         for rank, holds in enumerate(family.holds(self.m)):
@@ -190,20 +215,29 @@ def _taken_bytes(blocks: Blocks, rank: RankRoom, held: Array) -> Array:
     return taken
 
 
-def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float) -> Array:
-    """Seconds that all blocks together replay for one microbatch, at least, by draft, whichever cut and sets fit.
+def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:
+    """Seconds that all blocks together replay for one microbatch, at least, by draft, whichever cut and sets fit and
+    take less than limit_s.
 
     Why: with any price of each rank's memory, a block costs what it replays and the price of what it takes, no less
     than on the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the
-    seconds of every choice that fits (Lagrange's relaxation). The prices are such that a mean block costs as much on
-    each rank, and what it costs is such that the ranks have room for as many mean blocks as there are.
+    seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside what its blocks take is that of
+    the block that needs most: the mean is no more, and a rank has no more blocks than it has time for. The prices are
+    such that a mean block costs as much on each rank, and what it costs is such that the ranks have room for as many
+    mean blocks as there are.
     """
     blocks = Blocks(whole, drafts, limit_bytes)
     more_s = blocks.backward_s - blocks.backward_s.min(2, keepdims=True)
+    most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
+    of_ends = {rank: blocks.beside_bytes(rank) for rank in {0, min(1, blocks.pp - 1), blocks.pp - 1}}
     rooms, taken = [], []
     for rank in blocks.ranks():
-        rooms.append(np.clip(rank.room_bytes, 0.0, MOST_BYTES))
-        taken.append(_taken_bytes(blocks, rank, rank.held.min(0)))
+        beside = of_ends[rank.rank if rank.rank in of_ends else 1]
+        least = beside.min((0, 2))
+        room = rank.room_bytes + blocks.working_bytes - least
+        rooms.append(np.clip(room, 0.0, MOST_BYTES))
+        shared = (beside - least[:, None]) / most[:, None]
+        taken.append(_taken_bytes(blocks, rank, rank.held.min(0)) + shared)
     room_bytes, taken_bytes = np.stack(rooms), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
     share = blocks.counts / blocks.counts.sum()
     mean_s, mean_bytes = np.tensordot(share, more_s, 1), np.tensordot(share, taken_bytes, (0, 1))

@@ -155,7 +155,7 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     if len(drafts) and whole.moves_blocks:
         drafts = drafts[may_hold_all(whole, drafts, limit_bytes, known_s)]
     if len(drafts):
-        replayed_s = replayed_at_least_s(whole, drafts, limit_bytes)
+        replayed_s = replayed_at_least_s(whole, drafts, limit_bytes, known_s)
         at_least_s[drafts] = kinds_at_least_s(whole, drafts, limit_bytes, replayed_s)
     for draft in drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)].tolist():
         yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft))
