@@ -18,7 +18,8 @@ from autoshard.planner.grid import kind_chunks, kind_stage_cuts
 from autoshard.planner.grid import refine as refinement
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import fastest
-from autoshard.planner.grid.kind_choices import KindChoices
+from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
+from autoshard.planner.grid.kind_room import replayed_at_least_s
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.table import Priced
 from tests.unit.as_estimated import check_as_estimated
@@ -108,6 +109,22 @@ def test_two_chunks_a_rank_are_proven_or_within_the_gap(seed: int) -> None:
     check_as_estimated(problem, best.strategy, best.step_time_s, limit)
     if refined.at_least_s >= best.step_time_s * (1 - 1e-8):
         assert best.step_time_s <= best_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble", "interleaved"])
+def test_replays_that_memory_forces_are_a_bound(schedule: str) -> None:
+    forced = 0
+    for seed in range(100, 115):
+        problem, draft = random_layout(seed, (schedule,))
+        (priced,) = table_of(problem, draft, by_stage=True).price()
+        limit = limit_of(priced, seed)
+        best_s = best_of_all(problem, draft, priced, limit, seed)
+        some = priced.whole, np.zeros(1, dtype=int), limit
+        replayed_s = replayed_at_least_s(*some, best_s * (1 + 1e-9))
+        bound_s = kinds_at_least_s(*some, replayed_s)[0]
+        assert bound_s <= best_s * (1 + 1e-9)
+        forced += bound_s > kinds_at_least_s(*some)[0]
+    assert forced
 
 
 def test_layouts_with_chunks_that_are_not_solved_are_a_proven_gap(monkeypatch: pytest.MonkeyPatch) -> None:

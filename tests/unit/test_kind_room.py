@@ -11,7 +11,9 @@ import pytest
 
 from autoshard.backends.rules import Problem
 from autoshard.models.registry import load_model
-from autoshard.planner.grid.kind_room import may_hold_all
+from autoshard.planner.grid.kind_choices import kinds_at_least_s
+from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
+from autoshard.planner.grid.refine import may_fit
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.plans.search_result import Pins
@@ -61,6 +63,9 @@ def test_no_layout_that_fits_is_ruled_out_for_its_own_time(seed: int) -> None:
         least_s = np.array([exact_s[chunk.draft[fits] == draft].min() for draft in drafts])
         checked += len(drafts)
         for draft, seconds in zip(drafts, least_s.tolist(), strict=True):
-            assert may_hold_all(chunk.whole, np.array([draft]), limit_bytes, seconds * (1 + 1e-9)).all()
+            some = chunk.whole, np.array([draft]), limit_bytes
+            assert may_hold_all(*some, seconds * (1 + 1e-9)).all()
+            replayed_s = replayed_at_least_s(*some, seconds * (1 + 1e-9))
+            assert kinds_at_least_s(*some, replayed_s)[0] <= seconds * (1 + 1e-9)
             ruled_out += not may_hold_all(chunk.whole, np.array([draft]), limit_bytes, FASTER * seconds).all()
     assert checked == 0 or ruled_out > 0

@@ -23,10 +23,13 @@ MOST_ROUNDS = 40
 """Rounds in which a block is moved or a set changed."""
 
 
-def kinds_at_least_s(whole: Whole, draft: Array, limit_bytes: float = inf) -> Array:
+def kinds_at_least_s(whole: Whole, draft: Array, limit_bytes: float = inf, replayed_s: Array | float = 0.0) -> Array:
     """Seconds of a step, at least, by draft, whatever its cut and the sets of its stages are. Where chunks must have as
-    many blocks, there is one cut: its time and its memory are priced as if each stage had the least of all sets."""
-    at_least_s = _by_work_at_least_s(whole, draft)
+    many blocks, there is one cut: its time and its memory are priced as if each stage had the least of all sets.
+
+    replayed_s: what all blocks together replay for one microbatch, at least.
+    """
+    at_least_s = _by_work_at_least_s(whole, draft, replayed_s)
     if whole.moves_blocks:
         return at_least_s
     family, layers = whole.family, whole.problem.model.num_hidden_layers
@@ -36,7 +39,7 @@ def kinds_at_least_s(whole: Whole, draft: Array, limit_bytes: float = inf) -> Ar
     return np.where(fits, np.maximum(at_least_s, step_times_s(whole.problem, family, layouts)), inf)
 
 
-def _by_work_at_least_s(whole: Whole, draft: Array) -> Array:
+def _by_work_at_least_s(whole: Whole, draft: Array, replayed_s: Array | float) -> Array:
     problem, family, m = whole.problem, whole.family, whole.count[draft]
     device = problem.cluster.device
     per_parameter = accumulation_s_per_parameter(problem.training.precision, device)
@@ -45,6 +48,7 @@ def _by_work_at_least_s(whole: Whole, draft: Array) -> Array:
         unit_work_s(part, unit, per_parameter)
         for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
+    block_s = block_s + replayed_s / problem.model.num_hidden_layers
     seconds = by_work_at_least_s(problem, family, m, block_s, (first_s, last_s), whole.hop_s[draft])
     after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state[draft])
     found: Array = seconds + after_s

@@ -1,16 +1,21 @@
-"""Whether the ranks of a layout have time and memory for all blocks, where these are of several kinds: a bound of all
-cuts and sets, for many layouts at once."""
+"""What the memory of ranks allows, where blocks are of several kinds: bounds of all cuts and sets, for many layouts at
+once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
 import numpy as np
 
-from autoshard.cost.memory import BOUNDARY_BUFFERS, living_bytes
+from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES, living_bytes, rank_memory
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Unit
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
+from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 
 PRICES = np.array(
@@ -23,10 +28,103 @@ PRICES = np.array(
     ]
 )
 """Prices that are tried: of a rank's time, of its time beside one microbatch's way, of its memory."""
+HALVINGS = 12
+"""Passes that look for the price of memory at which ranks hold as many blocks as there are."""
+DEAREST = 64.0
+"""A block costs at most so many times what the slowest set replays."""
+MOST_BYTES = 1e15
+"""More memory than a rank has."""
 SMALLEST = 1e-30
 """Less than anything costs."""
 ROUNDING = 1e-9
 """Share of a block by which a number of them may be off for rounding."""
+
+
+class RankRoom(NamedTuple):
+    """What one rank has for blocks, by draft. rank: its number. held: microbatches that it holds of each chunk, (chunk,
+    draft). waiting: microbatches whose weight gradients wait. room_bytes: memory that is left beside the rest."""
+
+    rank: int
+    held: Array
+    waiting: Array
+    room_bytes: Array
+
+
+class Blocks:
+    """What blocks need in some drafts, (kind, draft, set) each, and what the ranks have for them. drafts: places."""
+
+    def __init__(self, whole: Whole, drafts: Array, limit_bytes: float):
+        self.whole, self.drafts, self._limit_bytes = whole, drafts, limit_bytes
+        problem, sets = whole.problem, len(whole.sets)
+        self.pp, self.vpp, self.m = whole.family.pp, whole.family.num_virtual_stages, whole.count[drafts]
+        self.apart, self.counts = whole.family.rules.weights_apart, np.array(whole.kind_counts)
+        self._per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
+        state = whole.state_columns.take(drafts)
+        self._ends_bytes = self._lives(state.first), self._lives(state.last)
+        blocks = whole.blocks_of(np.repeat(drafts, sets), np.tile(np.arange(sets), len(drafts)))
+        units = [state.kinds[kind] for kind in problem.model.kinds]
+
+        def column(name: str) -> Array:
+            return np.stack([getattr(block, name).reshape(-1, sets) for block in blocks])
+
+        sums_s = self._per_parameter * np.stack([unit.parameters for unit in units])[..., None]
+        self.forward_s, self.backward_s = column("forward_s"), column("backward_s") + sums_s
+        self.state_bytes = np.stack([self._lives(unit) for unit in units])[..., None]
+        self.kept_bytes, self.working_bytes = column("kept_bytes"), column("working_bytes").min((0, 2))
+        self.waiting_bytes = column("weights_waiting_bytes") if self.apart else np.zeros_like(self.kept_bytes)
+
+    def _lives(self, unit: Unit) -> Array:
+        held = living_bytes(1, 1, unit, (), self.whole.problem.training.precision)
+        return np.asarray(held.parameters + held.gradients + held.optimizer_state)
+
+    @cached_property
+    def ends_s(self) -> list[Array]:
+        """Seconds of the ends of the model, (forward and backward, draft) each."""
+        _, first, last, _ = self.whole.least_parts_of(self.drafts)
+        state = self.whole.state_columns.take(self.drafts)
+        return [
+            np.stack([part.forward_s, part.backward_s + self._per_parameter * unit.parameters])
+            for part, unit in ((first, state.first), (last, state.last))
+        ]
+
+    def least_work_s(self) -> Array:
+        """Seconds of the fastest block for one microbatch, by draft."""
+        found: Array = (self.forward_s + self.backward_s).min((0, 2))
+        return found
+
+    def beside_bytes(self, rank: int) -> Array:
+        """Bytes that a rank with blocks needs beside their state and what they keep, at least, (kind, draft, set) of a
+        block that it has.
+
+        Why: with much kept, what travels hides best behind what backward has freed, and with one block least travels.
+        """
+        whole, kinds, sets = self.whole, len(self.counts), len(self.whole.sets)
+        each, much = len(self.drafts) * sets, min(self._limit_bytes, MOST_BYTES) + 2 * BUCKET_BYTES
+        rows = np.tile(np.repeat(self.drafts, sets), kinds)
+        of_kinds = [np.repeat(np.arange(kinds) == kind, each).astype(int) for kind in range(kinds)]
+        block, first, last, state = whole.parts_of(rows, np.tile(np.arange(sets), len(self.drafts) * kinds), of_kinds)
+        ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
+        holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0)
+        of_rank = rank_rows(whole.family, holds, np.ones_like(rows), rank, block, ends, hidden_bytes)
+        of_rank = of_rank._replace(kinds=(block._replace(kept_bytes=np.full(len(rows), much)),))
+        memory = rank_memory(of_rank, state, whole.problem.training.precision)
+        found: Array = (memory.ends + memory.replay + memory.working).reshape(kinds, len(self.drafts), sets)
+        return found
+
+    def ranks(self) -> Iterator[RankRoom]:
+        """The ranks in order."""
+        family, drafts, free = self.whole.family, len(self.drafts), self._limit_bytes - self.working_bytes
+        free = free - self.whole.problem.cluster.device.reserved_memory_bytes
+        hidden_bytes = self.whole.hidden_bytes(self.drafts)
+        for rank, holds in enumerate(family.holds(self.m)):
+            if self.vpp > 1:
+                held = np.broadcast_to(warm_up_visits(family, rank)[:, None], (self.vpp, drafts))
+            else:
+                held = np.broadcast_to(holds.in_flight, (1, drafts))
+            room = free - (BOUNDARY_BUFFERS + holds.in_flight - holds.heads) * hidden_bytes
+            for bytes_of, has in zip(self._ends_bytes, (rank == 0, rank == self.pp - 1), strict=True):
+                room = room - has * bytes_of
+            yield RankRoom(rank, held, holds.waiting * np.ones(drafts), room)
 
 
 def may_hold_all(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:
@@ -38,90 +136,128 @@ def may_hold_all(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float
     one microbatch takes through all stages and back, and the rank's work on all but those of its warm-up, come one
     after the other. Where weight gradients are put off, that microbatch counts on its way up, and all of backward.
     """
-    family, problem = whole.family, whole.problem
-    pp, vpp, device = family.pp, family.num_virtual_stages, problem.cluster.device
-    apart = family.rules.weights_apart
-    if family.rules.warm_up is None:
-        return np.ones(len(drafts), dtype=bool)
-    sets, kinds, m = len(whole.sets), problem.model.kinds, whole.count[drafts]
-    rows, of_set = np.repeat(drafts, sets), np.tile(np.arange(sets), len(drafts))
-    per_parameter = accumulation_s_per_parameter(problem.training.precision, device)
-    state = whole.state_columns.take(drafts)
-
-    def lives(unit: Unit) -> Array:
-        held = living_bytes(1, 1, unit, (), problem.training.precision)
-        return np.asarray(held.parameters + held.gradients + held.optimizer_state)
-
-    blocks = whole.blocks_of(rows, of_set)
-    units = [state.kinds[kind] for kind in kinds]
-    forward_s, backward_s = (
-        np.stack([getattr(block, name).reshape(-1, sets) for block in blocks]) for name in ("forward_s", "backward_s")
-    )
-    backward_s += per_parameter * np.stack([unit.parameters for unit in units])[..., None]
-    kept_bytes = np.stack([block.kept_bytes.reshape(-1, sets) for block in blocks])
-    state_bytes = np.stack([lives(unit) for unit in units])[..., None]
-    working_bytes = np.min([block.working_bytes.reshape(-1, sets).min(1) for block in blocks], axis=0)
-    _, first, last, _ = whole.least_parts_of(drafts)
-    waiting_bytes = np.stack([block.weights_waiting_bytes.reshape(-1, sets) for block in blocks]) if apart else 0.0
-    ends_s = [
-        np.stack([part.forward_s, part.backward_s + per_parameter * unit.parameters])
-        for part, unit in ((first, state.first), (last, state.last))
-    ]
-    counts, launch_s = whole.kind_counts, device.pass_launch_s
-    up_s, down_s = (
-        np.array(counts) @ seconds.min(2) + sum(end[way] for end in ends_s) + pp * vpp * launch_s
-        for way, seconds in enumerate((forward_s, backward_s))
-    )
-    hops_s = (pp * vpp - 1) * whole.hop_s[drafts]
-    way_s = up_s + hops_s if apart else up_s + down_s + 2 * hops_s
-    time_s = limit_s - after_any_cut_at_least_s(counts, whole.states, whole.state[drafts])
-    holds, ends = family.holds(m), (lives(state.first), lives(state.last))
-    may, of_all, of_kinds = np.ones(len(drafts), dtype=bool), np.zeros(len(drafts)), np.zeros((len(kinds), len(drafts)))
-    for rank in range(pp):
-        if vpp > 1:
-            held = np.broadcast_to(np.array(warm_up_visits(family, rank))[:, None], (vpp, len(drafts)))
-        else:
-            held = np.broadcast_to(holds[rank].in_flight, (1, len(drafts)))
-        has = (rank == 0, rank == pp - 1)
-        ahead = np.maximum(m - held, 0)  # of all passes, those behind the warm-up, (chunk, draft)
-        back = np.broadcast_to(m, ahead.shape) if apart else ahead
-        of_ends_s = sum((m * end.sum(0) for end, it in zip(ends_s, has, strict=True) if it), np.zeros(len(drafts)))
-        own_s = time_s - of_ends_s - 2 * m * vpp * launch_s
-        beside_s = time_s - way_s - (ahead + back).sum(0) * launch_s
-        for end, chunk, it in zip(ends_s, (0, -1), has, strict=True):
-            beside_s = beside_s - it * (ahead[chunk] * end[0] + back[chunk] * end[1])
-        room = limit_bytes - device.reserved_memory_bytes - working_bytes
-        room = room - (BOUNDARY_BUFFERS + holds[rank].in_flight - holds[rank].heads) * whole.hidden_bytes(drafts)
-        room = room - has[0] * ends[0] - has[1] * ends[1]
-        there = np.stack([own_s, beside_s, room])
-        may &= (there > 0).all(0)
-        shares = PRICES[:, :, None] / np.maximum(there, SMALLEST)  # (price, resource, draft)
-        of_waiting = holds[rank].waiting * np.ones(len(drafts))
-        costs = np.stack(  # (chunk, price, kind, draft)
-            [
-                (
-                    _by(shares[:, 0] * m + shares[:, 1] * forwards, forward_s)
-                    + _by(shares[:, 0] * m + shares[:, 1] * backwards, backward_s)
-                    + _by(shares[:, 2], state_bytes + count[:, None] * kept_bytes + of_waiting[:, None] * waiting_bytes)
-                ).min(3)
-                for forwards, backwards, count in zip(ahead, back, held, strict=True)
-            ]
-        )
-        costs = np.maximum(costs, SMALLEST)  # a rank may have all microbatches in its warm-up
+    may, of_all = np.ones(len(drafts), dtype=bool), np.zeros(len(drafts))
+    if whole.family.rules.warm_up is None:
+        return may
+    blocks = Blocks(whole, drafts, limit_bytes)
+    of_kinds = np.zeros((len(blocks.counts), len(drafts)))
+    times_s = _times_s(blocks, limit_s)
+    for rank in blocks.ranks():
+        there = _resources(blocks, rank, *times_s)
+        costs = _costs(blocks, rank, there)
         of_kinds += np.floor((1 / costs.min(0)).min(0) + ROUNDING)
         of_any = costs.min(2)  # (chunk, price, draft)
-        pinned = np.ones(vpp)
+        pinned = np.ones(blocks.vpp)
         if whole.bare_ends:
-            pinned[0] -= has[0]
-            pinned[-1] -= has[1]
+            pinned[0] -= rank.rank == 0
+            pinned[-1] -= rank.rank == blocks.pp - 1
         spare = 1 - np.tensordot(pinned, of_any, 1)
-        may &= (spare >= -ROUNDING).all(0)
+        may &= (there > 0).all(0) & (spare >= -ROUNDING).all(0)
         of_all += np.floor(pinned.sum() + (np.maximum(spare, 0.0) / of_any.min(0)).min(0) + ROUNDING)
-    enough: Array = may & (of_all >= sum(counts)) & (of_kinds >= np.array(counts)[:, None]).all(0)
+    enough: Array = may & (of_all >= blocks.counts.sum()) & (of_kinds >= blocks.counts[:, None]).all(0)
     return enough
+
+
+def _times_s(blocks: Blocks, limit_s: float) -> tuple[Array, Array]:
+    """(seconds of the pipeline, those that one microbatch takes through all stages and back at least), by draft."""
+    whole, drafts, launch_s = blocks.whole, blocks.drafts, blocks.whole.problem.cluster.device.pass_launch_s
+    stages = blocks.pp * blocks.vpp
+    up_s, down_s = (
+        blocks.counts @ seconds.min(2) + sum(end[way] for end in blocks.ends_s) + stages * launch_s
+        for way, seconds in enumerate((blocks.forward_s, blocks.backward_s))
+    )
+    hops_s = (stages - 1) * whole.hop_s[drafts]
+    after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state[drafts])
+    return limit_s - after_s, up_s + hops_s if blocks.apart else up_s + down_s + 2 * hops_s
+
+
+def _passes(blocks: Blocks, rank: RankRoom) -> tuple[Array, Array]:
+    """Forwards and backwards of each chunk behind the warm-up, (chunk, draft) each."""
+    ahead = np.maximum(blocks.m - rank.held, 0)
+    return ahead, np.broadcast_to(blocks.m, ahead.shape) if blocks.apart else ahead
+
+
+def _resources(blocks: Blocks, rank: RankRoom, time_s: Array, way_s: Array) -> Array:
+    """What a rank has for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s, way_s:
+    as of `_times_s`."""
+    launch_s, (ahead, back) = blocks.whole.problem.cluster.device.pass_launch_s, _passes(blocks, rank)
+    own_s = time_s - 2 * blocks.m * blocks.vpp * launch_s
+    beside_s = time_s - way_s - (ahead + back).sum(0) * launch_s
+    for end, chunk, has in zip(blocks.ends_s, (0, -1), (rank.rank == 0, rank.rank == blocks.pp - 1), strict=True):
+        own_s = own_s - has * blocks.m * end.sum(0)
+        beside_s = beside_s - has * (ahead[chunk] * end[0] + back[chunk] * end[1])
+    return np.stack([own_s, beside_s, rank.room_bytes])
+
+
+def _costs(blocks: Blocks, rank: RankRoom, there: Array) -> Array:
+    """Shares of what a rank has that a block of each kind costs at least, (chunk, price, kind, draft)."""
+    shares = PRICES[:, :, None] / np.maximum(there, SMALLEST)  # (price, resource, draft)
+    costs = [
+        (
+            _by(shares[:, 0] * blocks.m + shares[:, 1] * forwards, blocks.forward_s)
+            + _by(shares[:, 0] * blocks.m + shares[:, 1] * backwards, blocks.backward_s)
+            + _by(shares[:, 2], _taken_bytes(blocks, rank, held))
+        ).min(3)
+        for forwards, backwards, held in zip(*_passes(blocks, rank), rank.held, strict=True)
+    ]
+    return np.maximum(np.stack(costs), SMALLEST)  # a rank may have all microbatches in its warm-up
 
 
 def _by(prices: Array, amounts: Array) -> Array:
     """Costs by (price, kind, draft, set). prices: (price, draft). amounts: (kind, draft, set)."""
     costs: Array = prices[:, None, :, None] * amounts
     return costs
+
+
+def _taken_bytes(blocks: Blocks, rank: RankRoom, held: Array) -> Array:
+    """Bytes that a block takes on a rank, (kind, draft, set). held: microbatches of its chunk, by draft."""
+    taken: Array = blocks.state_bytes + held[:, None] * blocks.kept_bytes + rank.waiting[:, None] * blocks.waiting_bytes
+    return taken
+
+
+def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:
+    """Seconds that all blocks together replay for one microbatch, at least, by draft, whichever cut and sets fit and
+    take less than limit_s.
+
+    Why: with any price of each rank's memory, a block costs what it replays and the price of what it takes, no less
+    than on the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the
+    seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside what its blocks take is that of
+    the block that needs most: the mean is no more, and a rank has no more blocks than it has time for. The prices are
+    such that a mean block costs as much on each rank, and what it costs is such that the ranks have room for as many
+    mean blocks as there are.
+    """
+    blocks = Blocks(whole, drafts, limit_bytes)
+    more_s = blocks.backward_s - blocks.backward_s.min(2, keepdims=True)
+    most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
+    of_ends = {rank: blocks.beside_bytes(rank) for rank in {0, min(1, blocks.pp - 1), blocks.pp - 1}}
+    rooms, taken = [], []
+    for rank in blocks.ranks():
+        beside = of_ends[rank.rank if rank.rank in of_ends else 1]
+        least = beside.min((0, 2))
+        room = rank.room_bytes + blocks.working_bytes - least
+        rooms.append(np.clip(room, 0.0, MOST_BYTES))
+        shared = (beside - least[:, None]) / most[:, None]
+        taken.append(_taken_bytes(blocks, rank, rank.held.min(0)) + shared)
+    room_bytes, taken_bytes = np.stack(rooms), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
+    share = blocks.counts / blocks.counts.sum()
+    mean_s, mean_bytes = np.tensordot(share, more_s, 1), np.tensordot(share, taken_bytes, (0, 1))
+
+    def prices(cost_s: Array) -> Array:
+        """By (rank, draft, set): the price of memory at which a mean block costs so much."""
+        found: Array = (cost_s[:, None] - mean_s) / mean_bytes
+        return found
+
+    low = np.zeros(len(drafts))
+    high = DEAREST * mean_s.max(1)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        best = prices(middle).argmax(2)[..., None]
+        held = (room_bytes / np.take_along_axis(mean_bytes, best, 2)[..., 0]).sum(0)
+        enough = held >= blocks.counts.sum()
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    at_least_s = np.zeros(len(drafts))
+    for cost_s in (low, high):
+        price = np.maximum(prices(cost_s).max(2), 0.0)  # (rank, draft)
+        costs = (more_s + price[:, None, :, None] * taken_bytes).min((0, 3))
+        at_least_s = np.maximum(at_least_s, blocks.counts @ costs - (price * room_bytes).sum(0))
+    return at_least_s
