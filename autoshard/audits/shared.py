@@ -52,6 +52,9 @@ def runs(plan: Plan, wanted: tuple[Role, ...]) -> tuple[Run, ...]:
             found.append(alone(plan, role))
     place = plan.strategy.pp - WARM_UP
     for same in alike.values():
+        if [role.pipeline_rank for role in same] == [place]:
+            found.append(alone(plan, same[0]))
+            continue
         moved = _moved(plan, same[0].pipeline_rank, place)
         held = [_held(plan, role.pipeline_rank) - _held(plan, place) for role in same]
         why = f"run in the place of stage {place}, and what each further microbatch keeps is added"

@@ -544,14 +544,20 @@ def working_bytes(program: Program, step: Step) -> float:
     Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
     """
     if isinstance(step, RedistributeStep):
-        return _view_bytes(program, step.source) + _view_bytes(program, step.target)
+        return view_bytes(program, step.source) + view_bytes(program, step.target)
     if isinstance(step, GatherEinsumStep):
-        written = sum(_view_bytes(program, einsum.operator.output) for einsum in step.einsums)
-        return 2 * _view_bytes(program, step.gather.target) + written
+        written = sum(view_bytes(program, einsum.operator.output) for einsum in step.einsums)
+        return 2 * view_bytes(program, step.gather.target) + written
+    return operator_bytes(program, step)
+
+
+def operator_bytes(program: Program, step: OperatorStep) -> float:
+    """Bytes that backward of one operator needs beside what forward kept: gradients of what it read and wrote, what it
+    saves beside its output, buffers inside, such as those of a ring."""
     op = step.operator
     extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
     inside = sum(e.bytes for e in extra) + _inner_bytes(program, step)
-    return sum(_view_bytes(program, view) for view in (*step.inputs, op.output)) + inside
+    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + inside
 
 
 def _inner_bytes(program: Program, step: Step) -> float:
@@ -562,6 +568,6 @@ def _inner_bytes(program: Program, step: Step) -> float:
     return KINDS[op.kind].inner_backward_bytes(op, program.graph, loop_sizes(program, step))
 
 
-def _view_bytes(program: Program, view: str) -> float:
-    """0 for a parameter: it is charged where it lives."""
+def view_bytes(program: Program, view: str) -> float:
+    """Local bytes of a view; 0 for a parameter, which is charged where it lives."""
     return 0.0 if program.tensor(view).role == "parameter" else program.local_bytes[view]

@@ -15,12 +15,13 @@ from autoshard.cost.after import after_s_per_parameter, update_s_per_parameter
 from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.memory import BUCKET_BYTES, memory_values
+from autoshard.cost.program import _inner_bytes, working_bytes
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stage import LocalShape, local_shape, mesh_order, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import parts_state, zero_axes
 from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.partition import Choice
+from autoshard.graph.partition import Choice, GatherEinsumStep
 from autoshard.graph.redistribute import Axes, NoTransition
 from autoshard.layout.sharding import OperatorChoices, differing, stage_program
 from autoshard.layout.strategy import Strategy
@@ -32,7 +33,7 @@ from autoshard.planner.operators import solve
 from autoshard.planner.operators.combine import WORTH, combine, even
 from autoshard.planner.operators.improve import Solver, graphs, layout_prices
 from autoshard.planner.operators.options import operator_options
-from autoshard.planner.operators.prices import program_price
+from autoshard.planner.operators.prices import _working_bytes, program_price
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.plan import operator_choices
 from autoshard.plans.search_result import Pins
@@ -156,6 +157,20 @@ def test_rows_of_memory_count_state_as_the_cost_model_does(zero: int) -> None:
     state = parts_state(parts, zero, precision, mesh, problem.cluster)
     of_state = memory_values(load, state, precision, problem.cluster.device)[:3]
     assert found[telling_ranks(strategy, parts, count).index(1)] == pytest.approx(sum(of_state), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_operators_work_in_what_the_cost_model_says_buffers_of_rings_included(shape: LocalShape) -> None:
+    problem, draft = real_layout(shape)
+    strategy = even(problem, draft, "none")
+    mesh = strategy_mesh(problem.model, problem.cluster, strategy)
+    program = stage_program(graphs(problem, strategy)[0], mesh.stage_axes, shape.sequence_parallel)
+    inside = 0.0
+    for step in program.steps:
+        if not isinstance(step, GatherEinsumStep):  # the solver knows no such step
+            assert _working_bytes(program, step) == working_bytes(program, step)
+            inside += _inner_bytes(program, step)
+    assert bool(inside) == (shape.cp > 1 and shape.context_parallel != "all_gather")
 
 
 @pytest.mark.parametrize("zero", range(2))

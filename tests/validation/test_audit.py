@@ -128,8 +128,8 @@ def test_stages_that_are_run_once_are_what_they_are_in_their_own_places(name: st
     p = long_pipeline(name)
     programs = runs(p, roles(p))
     found = [(run.role.pipeline_rank, [role.pipeline_rank for role, _ in run.roles]) for run in programs]
-    assert found == [(0, [0]), (5, [1]), (5, [2, 3, 4, 5]), (6, [6]), (7, [7])]
-    for run in programs[1:3]:
+    assert sorted(found) == [(0, [0]), (5, [1]), (5, [2, 3, 4, 5]), (6, [6]), (7, [7])]
+    for run in (run for run in programs if run.role.pipeline_rank == 5):
         many = measure_all(run.plan, run.role, [more for _, more in run.roles])
         chosen = [0, 1] if len(many) > 1 else [0]
         for index in chosen:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoshard.cost.collectives import exposed_ring_s
+from autoshard.cost.program import operator_bytes, view_bytes
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
-    loop_sizes,
     operator_steps,
     parameter_elements,
 )
-from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.layout.buckets import is_matrix
@@ -75,7 +74,7 @@ def program_price(program: Program, prices: Prices) -> Price:
             seconds += sum(forward[segment.start : segment.replay_stop])
             replay = max(replay, replayed_activations(program, segment))
     kept = sum(kept_activations(program, prices.recompute).values())
-    working = max((working_bytes(program, step) for step in program.steps), default=0.0)
+    working = max((_working_bytes(program, step) for step in program.steps), default=0.0)
     elements = [
         (count, program.gradient_sync.get(name, ()), is_matrix(program, name))
         for name, count in parameter_elements(program).items()
@@ -111,19 +110,9 @@ def with_collectives_s(prices: Prices, operators_s: float, issued: Iterable[tupl
     return operators_s + others_s + waits_s
 
 
-def working_bytes(program: Program, step: Step) -> float:
-    """Bytes of activations that a step reads and writes at once, gathered where it gathers them."""
+def _working_bytes(program: Program, step: Step) -> float:
+    """Bytes that the backward of a step works in. Of operators that share a gather each stands for itself: the integer
+    program does not know which do."""
     if isinstance(step, RedistributeStep):
         return view_bytes(program, step.source) + view_bytes(program, step.target)
     return max(operator_bytes(program, one) for one in operator_steps(step))
-
-
-def operator_bytes(program: Program, step: OperatorStep) -> float:
-    op = step.operator
-    extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
-    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + sum(one.bytes for one in extra)
-
-
-def view_bytes(program: Program, view: str) -> float:
-    """Local bytes of a view; 0 for a parameter, which is charged where it is stored."""
-    return 0.0 if program.tensor(view).role == "parameter" else float(program.local_bytes[view])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, prod
 
+from autoshard.cost.program import operator_bytes, view_bytes
 from autoshard.graph.count import backward_collectives, forward_collectives, loop_sizes
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operators import KINDS
@@ -29,7 +30,7 @@ from autoshard.graph.redistribute import Axes, NoTransition, Transition, local_s
 from autoshard.graph.states import REPLICATED, State, without_gradient
 from autoshard.layout.buckets import is_matrix
 from autoshard.planner.operators.linear import LinearProgram
-from autoshard.planner.operators.prices import Prices, operator_bytes, view_bytes, with_collectives_s
+from autoshard.planner.operators.prices import Prices, with_collectives_s
 from autoshard.planner.operators.replay import KEPT, Replay
 from autoshard.units import MB
 
