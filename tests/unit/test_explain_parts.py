@@ -77,7 +77,7 @@ def test_words_of_a_layout() -> None:
         (
             "zp=2",
             (
-                "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, schedule, recompute, attention, "
+                "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, recompute, attention, "
                 "context, order, zero"
             ),
         ),
