@@ -48,6 +48,7 @@ def changed_words(one: Strategy, other: Strategy) -> str:
         "attention": f"attention={other.attention_kernel}",
         "sp": "sp=on",
         "zero": f"zero={other.zero}",
+        "dp_replicate": f"dp_replicate={other.dp_replicate}",
         "order": f"order={other.axis_order_name}",
         "context": "",  # goes with cp
     }

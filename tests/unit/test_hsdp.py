@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.allocations.changes import changes
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.collectives import GroupShape, collective_law
 from autoshard.cost.estimate import estimate
@@ -240,3 +241,28 @@ def test_thousands_are_priced_as_one_by_one(model: str, instance: str, pins: Pin
         expected = estimate(*problem[:3], layout)
         assert one.memory_bytes[row] == pytest.approx(expected.fullest.total_bytes, rel=1e-12)
         assert one.exact_s([row])[0] == pytest.approx(expected.step_time_s, rel=1e-12)
+
+
+def test_a_run_short_of_memory_may_shard_over_more_ranks() -> None:
+    found = changes(hybrid("FSDP in groups"), 0)
+    assert {"dp_replicate=1", "dp_replicate=2"} <= {one.words for one in found}
+    for name in HYBRIDS:  # no layout of those is impossible
+        assert changes(hybrid(name), 0)
+
+
+def test_a_plan_that_is_edited_stays_a_plan() -> None:
+    plan = hybrid("FSDP in groups")
+    mutable = json.loads(plan_to_json(plan))
+    mutable["strategy"]["dp_replicate"] = 2
+    with pytest.raises(AutoshardError, match="dp_replicate is 4, but strategy"):
+        plan_from_dict(mutable)
+    mutable["inputs"]["pins"].pop("dp_replicate")
+    with pytest.raises(AutoshardError) as error:
+        plan_from_dict(mutable)
+    assert str(error.value) == "mesh.axes[0].size is 4, but the degrees in strategy give 2"
+    mutable["strategy"]["dp_replicate"] = 3
+    with pytest.raises(AutoshardError) as error:
+        plan_from_dict(mutable)
+    assert str(error.value) == (
+        "strategy: dp_replicate=3 must divide dp=16: ZeRO shards inside each of so many groups of replicas"
+    )
