@@ -88,8 +88,8 @@ ZERO_NAMES = {1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP (ZeRO-3)"}
 
 
 def sharding_name(strategy: Strategy) -> str:
-    """The name in the field of what data-parallel ranks share: 'ZeRO-1', 'FSDP (ZeRO-3)', or where groups of
-    them hold all shards 'HSDP: shards over 8, 4 replicas'; 'DDP' where they share nothing."""
+    """The field's name of what data-parallel ranks share: 'ZeRO-1', 'FSDP (ZeRO-3)', or where groups of them hold all
+    shards 'HSDP: shards over 8, 4 replicas'; 'DDP' where they share nothing."""
     s = strategy
     if s.zero == 0:
         return "DDP"
