@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Problem, divisors
+from autoshard.layout.mesh import replicas_objection
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.score import score
 from autoshard.planner.sets import recompute_sets
@@ -49,6 +50,8 @@ def _variants(plan: Plan, problem: Problem) -> Iterator[Strategy]:
             yield replace(one, microbatch_size=size)
     for zero in range(one.zero + 1, 4):
         yield replace(one, zero=zero)
+    for replicas in divisors(one.dp_replicate)[:-1]:
+        yield replace(one, dp_replicate=replicas)
     blocks, vpp = sum(one.stage_layers), one.num_virtual_stages
     if vpp > 1:
         yield replace(
@@ -59,8 +62,8 @@ def _variants(plan: Plan, problem: Problem) -> Iterator[Strategy]:
             recompute=(_heaviest(one),),
         )
     for factor in (2, 4, 8):
-        if one.dp % (factor * one.ep) == 0:
-            dp, pp = one.dp // factor, one.pp * factor
+        dp, pp = one.dp // factor, one.pp * factor
+        if one.dp % (factor * one.ep) == 0 and replicas_objection(one.dp_replicate, one.ep, dp, one.cp) is None:
             yield replace(one, tp=one.tp * factor, dp=dp, sequence_parallel=one.sequence_parallel or one.tp == 1)
             if pp * vpp <= blocks:
                 layers = even_stage_layers(blocks, pp * vpp)

@@ -30,7 +30,7 @@ def simplicity(s: Strategy) -> tuple[object, ...]:
     recompute = sum(len(members(one)) for one in s.recompute)
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
     degrees = (s.pp, s.num_virtual_stages, recompute, s.cp, s.ep, s.tp, s.microbatch_size)
-    unusual = (s.zero != 1, s.tp > 1 and not s.sequence_parallel, uneven, len(set(s.recompute)) > 1)
+    unusual = (s.zero != 1, s.dp_replicate, s.tp > 1 and not s.sequence_parallel, uneven, len(set(s.recompute)) > 1)
     ways = (s.attention_kernel, s.context_parallel, tuple(map(AXIS_ORDER.index, s.axis_order)))
     return (axes, *degrees, *unusual, *ways, s.stage_layers, s.recompute)
 

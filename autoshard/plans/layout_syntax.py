@@ -15,9 +15,9 @@ DEGREES = {
     "cp": "cp",
     "ep": "ep",
     "etp": "etp",
-    "dp_replicate": "dp_replicate",
     "vpp": "num_virtual_stages",
     "mbs": "microbatch_size",
+    "dp_replicate": "dp_replicate",
 }
 CHOICES = {
     "schedule": "schedule",

@@ -48,6 +48,7 @@ def changed_words(one: Strategy, other: Strategy) -> str:
         "attention": f"attention={other.attention_kernel}",
         "sp": "sp=on",
         "zero": f"zero={other.zero}",
+        "dp_replicate": f"dp_replicate={other.dp_replicate}",
         "order": f"order={other.axis_order_name}",
         "context": "",  # goes with cp
     }
@@ -87,8 +88,8 @@ ZERO_NAMES = {1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP (ZeRO-3)"}
 
 
 def sharding_name(strategy: Strategy) -> str:
-    """What data-parallel ranks share in the field's words: 'ZeRO-1', 'FSDP (ZeRO-3)', or where groups of
-    them hold all shards 'HSDP: shards over 8, 4 replicas'; 'DDP' where they share nothing."""
+    """The field's name of what data-parallel ranks share: 'ZeRO-1', 'FSDP (ZeRO-3)', or where groups of them hold all
+    shards 'HSDP: shards over 8, 4 replicas'; 'DDP' where they share nothing."""
     s = strategy
     if s.zero == 0:
         return "DDP"

@@ -112,6 +112,19 @@ def test_eight_processes_lose_four_and_the_loss_goes_on(tmp_path: Path, undistur
     assert found == pytest.approx(undisturbed[ALONE[0]], rel=1e-9)
 
 
+def test_hsdp_goes_on_as_fsdp_and_back(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
+    """Of two groups of replicas one reads and sends the other its shards."""
+    in_groups = ("hsdp.json", strategy(dp=4, zero=3, dp_replicate=2), 1, FP64)
+    over_all = ("fsdp.json", strategy(dp=4, zero=3), 1, FP64)
+    for layout, steps in ((in_groups, 3), (over_all, 5), (in_groups, STEPS)):
+        done = run(tmp_path, layout, steps=steps)
+        assert done.returncode == 0, done.stderr
+    assert "after step 5: " in done.stdout
+    assert "read by 2 of 4 ranks" in done.stdout
+    found = [loss for one in losses(tmp_path) for loss in one]
+    assert found == pytest.approx(undisturbed[ALONE[0]], rel=1e-9)
+
+
 def spoil_bit(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

@@ -77,8 +77,8 @@ def test_words_of_a_layout() -> None:
         (
             "zp=2",
             (
-                "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, schedule, recompute, attention, "
-                "context, order, zero"
+                "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, recompute, "
+                "attention, context, order, zero"
             ),
         ),
         ("tp=8 tp=4", "--why has tp twice"),

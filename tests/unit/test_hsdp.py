@@ -1,6 +1,7 @@
 """Hybrid sharding (HSDP): ZeRO shards inside groups of replicas, which repeat the shards."""
 
 import json
+import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from autoshard.allocations.changes import changes
 from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.collectives import GroupShape, collective_law
+from autoshard.cost.estimate import estimate
+from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
 from autoshard.files.codec import to_json
@@ -16,6 +21,7 @@ from autoshard.graph.count import Collective, backward_collectives, forward_coll
 from autoshard.interop.export import export
 from autoshard.layout.strategy import Strategy, read_strategy
 from autoshard.models.registry import load_model
+from autoshard.models.stage import parameter_count
 from autoshard.planner.hybrid import replica_degrees
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
@@ -27,9 +33,10 @@ from autoshard.plans.search_result import Pins
 from autoshard.plans.step_collectives import step_collectives
 from autoshard.plans.validate import plan_from_dict
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.spec.training import DTYPE_BYTES, TrainingSpec, load_precision
 from autoshard.units import format_seconds
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.unit.test_grid import priced
 
 
 @pytest.mark.parametrize(
@@ -192,3 +199,70 @@ def test_beside_fsdp_stands_what_hsdp_would_give() -> None:
 
 def read_back(plan: Plan) -> Plan:
     return plan_from_dict(json.loads(plan_to_json(plan)))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_group_costs_as_if_it_were_alone_but_for_one_sum_of_its_shards(zero: int) -> None:
+    """4 nodes, each a group that shards: against one node with a quarter of the batch."""
+    model, precision = load_model("llama3-8b"), load_precision("mixed_precision")
+    clusters = {nodes: load_cluster("h100-80gb", nodes) for nodes in (1, 4)}
+    found = {
+        nodes: estimate(
+            model,
+            TrainingSpec(8192, 16 * nodes, precision),
+            clusters[nodes],
+            replace(strategy(dp=8 * nodes, zero=zero, layers=(32,), recompute="full"), dp_replicate=nodes),
+        )
+        for nodes in (1, 4)
+    }
+    assert found[4].fullest == found[1].fullest
+    shard = parameter_count(model) / 8 * DTYPE_BYTES[precision.gradient_reduce_dtype]
+    group = GroupShape(size=4, ranks_per_node=1, nodes=4, stride=8, span=1, senders_per_node=8)
+    law = collective_law("all_reduce", group, clusters[4])
+    buckets, rest = divmod(shard, BUCKET_BYTES)
+    sums_s = buckets * law.time_s(BUCKET_BYTES) + law.time_s(rest)
+    assert found[4].step_time_s - found[1].step_time_s == pytest.approx(sums_s, rel=1e-6)
+    terms = [{term.name: term.value for term in one.time_terms} for one in (found[1], found[4])]
+    differing = {name for name in terms[1] if terms[0].get(name) != pytest.approx(terms[1][name], rel=1e-9)}
+    assert differing == {"gradient reduce-scatter"}
+
+
+@pytest.mark.parametrize("pins", [Pins(dp_replicate=2), Pins(searches_replicas=True)])
+@pytest.mark.parametrize(("model", "instance"), [("llama3-8b", "trn2.48xlarge"), ("mixtral-8x7b", "h100-80gb")])
+def test_thousands_are_priced_as_one_by_one(model: str, instance: str, pins: Pins) -> None:
+    training = TrainingSpec(4096, 64, load_precision("mixed_precision"))
+    problem = Problem(load_model(model), training, load_cluster(instance, 2), "torch")
+    chunks = [one for one in priced(problem, pins) if any(draft.dp_replicate > 1 for draft in one.whole.drafts.drafts)]
+    choose = random.Random(0)
+    for _ in range(40):
+        one = choose.choice(chunks)
+        row = choose.randrange(len(one.step_time_s))
+        layout = one.strategy(row)
+        expected = estimate(*problem[:3], layout)
+        assert one.memory_bytes[row] == pytest.approx(expected.fullest.total_bytes, rel=1e-12)
+        assert one.exact_s([row])[0] == pytest.approx(expected.step_time_s, rel=1e-12)
+
+
+def test_a_run_short_of_memory_may_shard_over_more_ranks() -> None:
+    found = changes(hybrid("FSDP in groups"), 0)
+    assert {"dp_replicate=1", "dp_replicate=2"} <= {one.words for one in found}
+    for name in HYBRIDS:  # no layout of those is impossible
+        assert changes(hybrid(name), 0)
+
+
+def test_a_plan_that_is_edited_stays_a_plan() -> None:
+    plan = hybrid("FSDP in groups")
+    mutable = json.loads(plan_to_json(plan))
+    mutable["strategy"]["dp_replicate"] = 2
+    with pytest.raises(AutoshardError, match="dp_replicate is 4, but strategy"):
+        plan_from_dict(mutable)
+    mutable["inputs"]["pins"].pop("dp_replicate")
+    with pytest.raises(AutoshardError) as error:
+        plan_from_dict(mutable)
+    assert str(error.value) == "mesh.axes[0].size is 4, but the degrees in strategy give 2"
+    mutable["strategy"]["dp_replicate"] = 3
+    with pytest.raises(AutoshardError) as error:
+        plan_from_dict(mutable)
+    assert str(error.value) == (
+        "strategy: dp_replicate=3 must divide dp=16: ZeRO shards inside each of so many groups of replicas"
+    )

@@ -59,7 +59,8 @@ def test_every_role_of_these_plans_agrees(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sdk"), [("tied tables", "2.32"), ("interleaved", "2.32"), ("experts apart, ZeRO-3", "2.33")]
+    ("name", "sdk"),
+    [("tied tables", "2.32"), ("interleaved", "2.32"), ("experts apart, ZeRO-3", "2.33"), ("HSDP", "2.33")],
 )
 def test_graphs_of_native_neuron_are_counted_and_broadcasts_are_transfers(name: str, sdk: str) -> None:
     p = plan(name)
