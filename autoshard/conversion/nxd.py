@@ -21,6 +21,7 @@ from autoshard.conversion.source import Source
 from autoshard.conversion.torch_file import state_file, xser_files
 from autoshard.conversion.torch_read import FoundTensor, read_state
 from autoshard.errors import AutoshardError
+from autoshard.models.weights import parameter_dims
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 
@@ -28,7 +29,7 @@ MODEL, DONE, CHECKPOINT = "model", "done", "checkpoint"
 """A folder, and the markers with which NxD knows a whole checkpoint."""
 _NAME = re.compile(r"dp_rank_(\d+)(?:_ep_rank_(\d+))?_tp_rank_(\d+)_pp_rank_(\d+)\.pt")
 CONSTANTS = re.compile(r".*rotary_emb\.inv_freq")
-_EMBEDDING = "embed"
+_EMBEDDINGS = ("embed_tokens.", "embed_in.", ".wte.")
 Rank = tuple[int, int, int]
 """(expert, tensor, pipeline) rank."""
 States = Mapping[Rank, Mapping[str, FoundTensor]]
@@ -89,12 +90,12 @@ def _pipeline_rank(plan: Plan, tensor: str) -> int:
     A block's tensor is where the block is, the embedding on the first rank, the last norm and the head on the last
     stage's.
     """
-    block = re.search(r"\.layers\.(\d+)\.", tensor)
+    block = re.search(r"\.(?:layers|blocks)\.(\d+)\.", tensor)
     last = len(plan.stages) - 1
     if block is not None:
         index = next(stage.index for stage in plan.stages if int(block[1]) in stage.layers)
     else:
-        index = 0 if _EMBEDDING in tensor and "embed_out" not in tensor else last
+        index = 0 if any(name in tensor for name in _EMBEDDINGS) else last
     return plan.stages[index].pipeline_rank
 
 
@@ -217,7 +218,6 @@ def _checked(found: FoundTensor, expected: TensorLayout) -> TensorLayout:
 def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: States) -> NxdLayout:
     """The layout of queries, keys and values, by the names and shapes of the first block's tensors."""
     first = dict(states_of_rank(states, 0, 0))
-    prefix = "model.layers.0.self_attn."
     styles = {
         "gqa": "qkv_proj.weight_k",
         "fused": "qkv_proj.weight_qkv",
@@ -226,6 +226,7 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
     }
     if model.model_type == "gpt_neox":
         return NxdLayout(model, tp, ep, 1, INTERLEAVED, "separate")
+    prefix = _first_attention(model)
     style = next((style for style, name in styles.items() if prefix + name in first), None)
     if style is None:
         raise AutoshardError(
@@ -250,11 +251,18 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
     return layout
 
 
+def _first_attention(model: ModelSpec) -> str:
+    """What the names of the first block's attention begin with, such as "model.layers.0.self_attn."; NxD's begin
+    alike."""
+    keys = "k_proj.weight"
+    return next(name for name in parameter_dims(model)[0] if name.endswith(keys)).removesuffix(keys)
+
+
 def _is_interleaved(layout: NxdLayout, states: States) -> bool:
     """Whether the first block's keys repeat as K0 K1 K0 K1, rather than K0 K0 K1 K1; the keys themselves are
     compared.
     """
-    name = "model.layers.0.self_attn.k_proj.weight"
+    name = f"{_first_attention(layout.model)}k_proj.weight"
     adjacent = replace(layout, order=ADJACENT)
     if _repeats(layout, states, name):
         if _repeats(adjacent, states, name):

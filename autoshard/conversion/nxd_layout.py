@@ -14,13 +14,15 @@ from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
 
-MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox")
+MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_neox", "dbrx")
 INTERLEAVED, ADJACENT = "interleaved", "adjacent"
 """Key-value heads beyond those that the model has: K0 K1 K0 K1 as on trn1, or K0 K0 K1 K1 as on trn2.
 
 NxD's own converter 0.18.0 repeats them as on trn1 for trn2 too, beside query heads as its layers have them on trn2."""
-_EXPERTS = {"w1": 0, "w3": 1, "w2": None, "gate_proj": 0, "up_proj": 1, "down_proj": None}
+_EXPERTS = {"w1": 0, "w3": 1, "v1": 1, "w2": None, "gate_proj": 0, "up_proj": 1, "down_proj": None}
 """Place in the fused matrix of an expert; None: by itself."""
+_MIXTURES = {".block_sparse_moe": ".mlp", ".mlp": ".mlp", ".ffn": ".ffn"}
+"""Name of a block's mixture in ours -> in NxD's examples of Mixtral and DBRX."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,13 @@ class NxdLayout:
         if last in ("q_proj", "k_proj", "v_proj"):
             rows = heads if kind == "bias" else f"{heads} embed"
             return Part(f"{module}.{self._qkv_name(last[0], kind)}", rows, name)
-        if module.endswith(".experts"):
-            block = module.removesuffix(".block_sparse_moe.experts").removesuffix(".mlp.experts")
+        inside, is_expert, _ = module.partition(".experts")
+        mixture = next(
+            (inside.removesuffix(own) + theirs for own, theirs in _MIXTURES.items() if inside.endswith(own)), ""
+        )
+        if is_expert:
             fused = _EXPERTS[last]
-            matrix = f"{block}.mlp.expert_mlps.mlp_op"
+            matrix = f"{mixture}.expert_mlps.mlp_op"
             if fused is None:
                 return Part(f"{matrix}.down_proj.weight", "expert ffn embed", name)
             return Part(f"{matrix}.gate_up_proj.weight", "expert embed (part ffn)", name, fused, 2)
@@ -169,10 +174,11 @@ class NxdLayout:
             rows = "(part ffn)" if kind == "bias" else "(part ffn) embed"
             return Part(f"{module}.gate_up_proj.{kind}", rows, name, int(last == "up_proj"), 2)
         if last == "gate":
-            block = module.removesuffix(".block_sparse_moe").removesuffix(".mlp")
-            return Part(f"{block}.mlp.router.linear_router.weight", flat, name)
-        if last == "o_proj" and kind == "weight":
-            return Part(name, f"embed {heads}", name)
+            return Part(f"{mixture}.router.linear_router.weight", flat, name)
+        if last == "layer" and module.endswith(".router"):
+            return Part(f"{module}.linear_router.weight", flat, name)
+        if last in ("o_proj", "out_proj") and kind == "weight":
+            return Part(f"{module}.o_proj.weight", f"embed {heads}", name)
         return Part(name, flat, name)
 
     def _qkv_name(self, letter: str, kind: str) -> str:

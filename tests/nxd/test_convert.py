@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +80,26 @@ def test_files_of_the_trn2_layouts_equal_those_of_its_converter(name: str, tmp_p
     assert mixed, "the converter still repeats heads as on trn1"
 
 
+def test_files_of_dbrx_equal_those_of_the_examples_converter(tmp_path: Path, example_file: Path) -> None:
+    """examples/training/dbrx has names of its own: blocks, ffn, wte, and o_proj for out_proj."""
+    model = replace(MODELS["dbrx"], num_key_value_heads=2)
+    hf = huggingface_folder(tmp_path / "hf", model)
+    conversion = Conversion("nxd", plan(model, tp=4, pp=2))
+    convert(open_source(hf), tmp_path / "nxd", conversion, lambda count: None, lambda count: None)
+    spec = spec_from_file_location("dbrx_converter", example_file.parents[1] / "dbrx" / "convert_checkpoints.py")
+    assert spec is not None and spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    cuts = [f"transformer.blocks.{model.num_hidden_layers // 2 - 1}"]
+    for tp_rank in range(4):
+        for pp_rank in range(2):
+            expected = theirs(hf, 4, 2, cuts, "gqa", tp_rank, pp_rank, converter=example.CheckpointConverterDbrx())
+            ours = torch.load(tmp_path / "nxd" / "model" / file_name(tp_rank, pp_rank), weights_only=True)
+            assert ours.keys() == expected.keys()
+            for tensor, value in expected.items():
+                assert torch.equal(ours[tensor], value), tensor
+
+
 def even_cuts(hf: Path, stages: int) -> list[str]:
     """Where NxD cuts by itself."""
     partition = importlib.import_module("neuronx_distributed.pipeline.partition")
@@ -87,12 +109,22 @@ def even_cuts(hf: Path, stages: int) -> list[str]:
 
 
 def theirs(
-    hf: Path, tp: int, pp: int, cuts: list[str], qkv: str, tp_rank: int, pp_rank: int, backend: str = "trn1"
+    hf: Path,
+    tp: int,
+    pp: int,
+    cuts: list[str],
+    qkv: str,
+    tp_rank: int,
+    pp_rank: int,
+    backend: str = "trn1",
+    converter: Any = None,
 ) -> dict[str, torch.Tensor]:
-    """A rank's state, by NxD's converter."""
-    converter = importlib.import_module("neuronx_distributed.scripts.checkpoint_converter").CheckpointConverterBase()
+    """A rank's state, by NxD's converter, or by another one that is made of it."""
+    if converter is None:
+        scripts = importlib.import_module("neuronx_distributed.scripts.checkpoint_converter")
+        converter = scripts.CheckpointConverterBase()
     config = json.loads((hf / "config.json").read_text())
-    multiplier = max(1, tp // config["num_key_value_heads"])
+    multiplier = max(1, tp // converter._get_config_value(config, "num_key_value_heads"))
     arguments = SimpleNamespace(
         tp_size=tp,
         pp_size=pp,
@@ -106,9 +138,10 @@ def theirs(
         hw_backend=backend,
         model_style="hf",
         convert_from_full_state=True,
-        n_layers=config["num_hidden_layers"],
+        n_layers=converter._get_config_value(config, "num_hidden_layers"),
+        config=hf / "config.json",
     )
-    state = load_file(hf / "model.safetensors")
+    state = converter.pre_process_full_state_before_tp_conversion(load_file(hf / "model.safetensors"), arguments)
     found: dict[str, torch.Tensor] = converter.convert_full_state_to_tp(
         state, arguments, tp_rank, pp_rank, 0, cuts, config
     )
