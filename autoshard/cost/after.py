@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoshard.cost.collectives import collective_law, group_shape
+from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
@@ -67,6 +67,7 @@ class AfterLastMicrobatch:
         self._gathered_more = gathered_difference_bytes(precision)
         units = (*contents.blocks.values(), contents.first, contents.last)
         self._kinds = tuple(contents.blocks)
+        self._laws: dict[tuple[str, tuple[str, ...]], CollectiveLaw] = {}
         self._num_tensors = [unit.num_tensors for unit in units]
         self._has_replicas = mesh.size(REPLICA_AXES) > 1
         self._summed = []
@@ -96,7 +97,7 @@ class AfterLastMicrobatch:
         times = (*(blocks.get(kind, 0) for kind in self._kinds), first, last)
 
         def on_rank(counts: Sequence[float]) -> Number:
-            return sum(time * count for time, count in zip(times, counts, strict=True) if count)
+            return sum([time * count for time, count in zip(times, counts, strict=True) if count])
 
         scatter_s = gather_s = other_s = owned = repeated = cast = 0.0
         scattered: dict[tuple[str, ...], Number] = {}
@@ -134,7 +135,10 @@ class AfterLastMicrobatch:
         return After(scatter_s, gather_s, other_s, owned * self._update_s + cast * self._cast_s)
 
     def _buckets_s(self, kind: str, axes: tuple[str, ...], size: Number) -> Number:
-        law = collective_law(kind, group_shape(self._order, tuple(sorted(axes)), self._cluster), self._cluster)
+        law = self._laws.get((kind, axes))
+        if law is None:
+            group = group_shape(self._order, tuple(sorted(axes)), self._cluster)
+            law = self._laws[kind, axes] = collective_law(kind, group, self._cluster)
         full, rest = divmod(size, BUCKET_BYTES)
         return self._software.link_slowdown * (law.time_s(rest) + full * law.time_s(BUCKET_BYTES))
 

@@ -40,6 +40,7 @@ PROBABILITY_BYTES = 4
 """The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
 
 
+@lru_cache(maxsize=256)
 def zero_axes(gradient_axes: tuple[str, ...]) -> tuple[str, ...]:
     """The axes, of those that sum a gradient, that share its optimizer state; tensor-parallel ranks keep copies."""
     return tuple(axis for axis in gradient_axes if axis in ZERO_AXES)
@@ -51,14 +52,14 @@ def held_elements(parameters: Counts, matrices: Counts, mesh: Mesh, sharded: boo
     everything = float(sum(parameters.values()))
     if not sharded:
         return everything
-    return everything - sum(count - count / mesh.size(zero_axes(axes)) for axes, count in matrices.items())
+    return everything - sum([count - count / mesh.size(zero_axes(axes)) for axes, count in matrices.items()])
 
 
 def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
     """Number of these elements whose optimizer state a rank keeps."""
     if not zero:
         return float(sum(parameters.values()))
-    return sum(count / mesh.size(zero_axes(axes)) for axes, count in parameters.items())
+    return sum([count / mesh.size(zero_axes(axes)) for axes, count in parameters.items()])
 
 
 class Turns(NamedTuple):

@@ -12,7 +12,7 @@ from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.doubt import doubt, pairs
 from autoshard.explanation.flips import same_layout
 from autoshard.files.codec import to_json
-from autoshard.planner.search import search
+from autoshard.planner.search import search, search_once
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
@@ -68,7 +68,7 @@ def why(plan: Plan, asked: str, pins: Pins) -> Why:
     chosen = Candidate(plan.strategy, plan.estimate)
     sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
     try:
-        best = search(*problem[:3], pins, plan.backend, top=0, fit_probability=sure).best
+        best = search_once(problem, pins, top=0, fit_probability=sure).best
         return Why(asked, chosen, best, "")
     except NoLayoutFits as error:
         return Why(asked, chosen, _nearest(problem, pins), str(error))

@@ -151,7 +151,7 @@ def _owners(program: Program) -> tuple[Owner | None, ...]:
     block's state does not: its replay would keep that output, unsummed, for every microbatch in flight.
     """
     outside = {op.output for op in program.graph.operators if not in_block(op)}
-    owners: list[Operator | None] = []
+    owners: list[Owner | None] = []
     following: Operator | None = None
     for step in reversed(program.steps):
         if operators := operator_steps(step):

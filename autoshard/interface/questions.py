@@ -25,6 +25,7 @@ from autoshard.interface.limits import TIME_LIMIT_S
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.interface.watch import watched
 from autoshard.layout.strategy import Strategy
+from autoshard.planner.kept import Kept
 from autoshard.planner.written import Written
 from autoshard.plans import plan as plans
 from autoshard.plans.layout_syntax import read_partial
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from autoshard.explanation.answers import Sensitivity
     from autoshard.planner.score import Score as Priced
 
+ANSWERED: Kept[Sensitivity] = Kept(64)
+"""Answers to what would change the choice, for the plans that were asked about last."""
 Layout = str | Path | plans.Plan | Strategy | Mapping[str, Any]
 """A file that somebody wrote; a plan; words such as "tp=8 pp=16 mbs=1"; a strategy, or fields of one as a dict."""
 
@@ -170,12 +173,25 @@ def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S) -> Iterator[S
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
+    known = ANSWERED.known(_question(plan))
+    if known is not None:
+        yield known
+        return
     try:
         for answers in answers_so_far(plan, Clock(time_limit), on_answer):
             clear()
+            if not answers.unanswered:
+                ANSWERED.keep(_question(plan), answers)
             yield answers
     finally:
         clear()
+
+
+def _question(plan: plans.Plan) -> tuple[object, ...]:
+    """What the answers about a plan follow from: its operators too, of which the step time tells."""
+    sure = None if plan.search is None else plan.search.fit_probability
+    problem = plan.model, plan.training, plan.cluster, plan.backend
+    return *problem, plan.pins, plan.strategy, plan.estimate.step_time_s, sure
 
 
 def why_not(plan: plans.Plan, layout: str) -> Why:

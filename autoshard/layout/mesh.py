@@ -90,8 +90,12 @@ class Mesh:
 
     def size(self, names: Iterable[str]) -> int:
         """Number of ranks along the named stage axes together; a name that is none of them counts as 1."""
-        wanted = set(names)
-        return prod(axis.size for axis in self.axes if axis.name in wanted)
+        sizes = self._sizes
+        return prod([sizes.get(name, 1) for name in set(names)])
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {axis.name: axis.size for axis in self.axes}
 
     def coordinates(self, rank: int) -> tuple[int, dict[str, int]]:
         """(pipeline rank, index along every stage axis) of a rank."""

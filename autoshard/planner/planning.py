@@ -27,7 +27,7 @@ from autoshard.planner.best_practice import best_practice
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
-from autoshard.planner.search import search
+from autoshard.planner.search import search_once
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster, load_cluster
@@ -381,9 +381,7 @@ def _searched(problem: Problem, pins: Pins, request: PlanRequest) -> SearchResul
     if is_other(request):
         return other_search(problem, pins, request)
     limit_s = inf if request.time_limit is None else request.time_limit
-    model, training, cluster, backend = problem
-    how = (request.top, request.exhaustive, request.fit_probability, limit_s)
-    return search(model, training, cluster, pins, backend, *how)
+    return search_once(problem, pins, request.top, request.exhaustive, request.fit_probability, limit_s)
 
 
 def _why_not(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:

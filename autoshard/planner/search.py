@@ -18,9 +18,10 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.planner.beaten_path import Precedent, best_on_path, path_notes, precedent, wins
 from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS, check_pins
-from autoshard.planner.choose import COMPARED, simplest_of_equals
+from autoshard.planner.choose import COMPARED, GIVEN_AWAY, simplest_of_equals
 from autoshard.planner.collector import uncollected
 from autoshard.planner.compiling import Compiling, compile_notes, compiling, fastest_that_compiles
+from autoshard.planner.kept import Kept
 from autoshard.planner.priced import Clock, PricedLayouts, count_rest, ideal_step_time_s, price_layouts, table_of
 from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_order
 from autoshard.planner.rejections import MEMORY, Tally
@@ -67,7 +68,8 @@ def search(
     check_pins(problem, pins)
     tally = Tally()
     priced = price_layouts(problem, pins, tally, clock, exhaustive)
-    choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED))
+    behind = inf if top else 1 + GIVEN_AWAY  # nobody asks for more than the best one
+    choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED), behind)
     if choice is None:
         count_rest(priced, pins, tally, clock)
         raise _nothing(problem, pins, tally)
@@ -90,11 +92,34 @@ def search(
     return Searched(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes, path, priced)
 
 
+def search_once(
+    problem: Problem,
+    pins: Pins = Pins(),  # noqa: B008  a frozen value
+    top: int = 5,
+    exhaustive: bool = False,
+    fit_probability: float = FIT_PROBABILITY,
+    time_limit_s: float = inf,
+) -> Searched:
+    """The result of `search`, which this process asks once for each of the last few questions without a time limit.
+
+    Raises what `search` raises.
+    """
+    how = (top, exhaustive, fit_probability)
+    if time_limit_s < inf:
+        return search(*problem[:3], pins, problem.backend, *how, time_limit_s)
+    known = SEARCHED.known((problem, pins, *how))
+    return known or SEARCHED.keep((problem, pins, *how), search(*problem[:3], pins, problem.backend, *how))
+
+
 @dataclass(frozen=True)
 class Searched(SearchResult):
     """A result with every layout that was priced on the way; layouts that a bound ruled out are not among them."""
 
     priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
+
+
+SEARCHED: Kept[Searched] = Kept(2)
+"""Results, each with its prices: up to some tens of MB."""
 
 
 class Choice(NamedTuple):

@@ -1,0 +1,88 @@
+"""What a search leaves unpriced, because a bound or the question says that it cannot matter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import load_model
+from autoshard.planner.grid.refine import promising
+from autoshard.planner.layouts import MeshDrafts
+from autoshard.planner.priced import LEAST, Bounded, Clock, Waiting, price_layouts
+from autoshard.planner.ranking import Timed, best_of_each_kind
+from autoshard.planner.rejections import Tally
+from autoshard.planner.search import search
+from autoshard.plans.search_result import Pins
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+
+def problem_of(model: str, instance: str, nodes: int, batch: int = 256) -> Problem:
+    training = TrainingSpec(4096, batch, load_precision("mixed_precision"))
+    return Problem(load_model(model), training, load_cluster(instance, nodes), "torch")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of("llama3-8b", "trn1.32xlarge", 1),
+        problem_of("mistral-7b", "h100-80gb", 2),
+        problem_of("mixtral-8x7b", "h100-80gb", 2, 64),
+    ],
+    ids=lambda problem: problem.model.name,
+)
+def test_the_best_layout_alone_is_the_first_of_several(problem: Problem) -> None:
+    alone, several = (search(*problem[:3], Pins(), problem.backend, top=top) for top in (0, 5))
+    assert alone.best == several.best
+    assert alone.optimality == several.optimality
+    assert several.runners_up and not alone.runners_up
+    priced = [sum(len(chunk.step_time_s) for chunk in one.priced.others) for one in (alone, several) if one.priced]
+    assert priced[0] < priced[1]
+
+
+def test_what_is_further_behind_than_is_wanted_is_left_out() -> None:
+    one: Strategy = search(*problem_of("llama3-8b", "trn1.32xlarge", 1)[:3], Pins(tp=8), "nxd", top=0).best.strategy
+    ranked = [Timed(seconds, replace(one, microbatch_size=size)) for size, seconds in ((1, 1.0), (2, 1.01), (4, 1.02))]
+    assert best_of_each_kind(ranked, 6) == ranked
+    assert best_of_each_kind(ranked, 6, behind=1.01) == ranked[:2]
+    assert best_of_each_kind(ranked, 1, behind=1.01) == ranked[:1]
+
+
+def test_drafts_that_are_known_to_be_slower_are_not_refined() -> None:
+    problem = problem_of("llama3-8b", "trn1.32xlarge", 1)
+    wholes = price_layouts(problem, Pins(tp=8), Tally(), Clock(inf)).wholes
+    drafts = [draft for whole in wholes for draft in whole.drafts.drafts]
+    sizes = {draft.microbatch_size for draft in drafts}
+    assert len(sizes) > 1
+    left = [*promising(wholes, 2.0, lambda draft: 1.0 if draft.microbatch_size == 1 else 2.0)]
+    found = [draft for whole in left for draft in whole.drafts.drafts]
+    assert found == [draft for draft in drafts if draft.microbatch_size == 1]
+    assert all(len(whole.count) == len(whole.drafts.drafts) for whole in left)
+
+
+def test_a_few_layouts_are_never_priced_alone() -> None:
+    """1,000 layouts with bounds of 0, 1, 2, ... seconds: who wants those below half a second has some hundred priced,
+    those with the lowest bounds, and who then wants those below 600 s has the rest of these."""
+    ways = [
+        Bounded(float(place), float(place), 0.0, MeshDrafts(0.0, Draft(1, 1, place + 1, 1, 1), [("1f1b", 1, 1)]))
+        for place in range(1000)
+    ]
+    priced: list[int] = []
+
+    def price(layouts: list[MeshDrafts]) -> list[object]:
+        priced.append(len(layouts))
+        return []
+
+    def bounds(some: list[MeshDrafts]) -> list[Bounded]:
+        return [ways[one.way.dp - 1] for one in some]
+
+    waiting = Waiting(ways, bounds, price, lambda: True)  # type: ignore[arg-type]
+    assert len(waiting.left_below(inf)) == 1000  # all are bounded, and none is priced
+    waiting.price_more(0.5)
+    assert (priced, waiting.left_at_least_s) == ([LEAST], float(LEAST))
+    waiting.price_more(600.0)
+    assert (priced[1], waiting.left_at_least_s) == (601 - LEAST, 601.0)
