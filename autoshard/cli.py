@@ -125,11 +125,12 @@ def command_module(name: str) -> ModuleType:
 
 
 def build_parser(command: str = "") -> Parser:
-    """With all commands; with the options of `command` only, where it is one: building them all takes time."""
+    """With all commands; with the options of `command` only, where it is one: building them all takes time. --version
+    needs none."""
     from autoshard.commands.completion import PrintCompletion
     from autoshard.commands.parser import Parser
 
-    wanted = {command} if command in COMMANDS else set(COMMANDS)
+    wanted = {command} if command in COMMANDS else set[str]() if command == "--version" else set(COMMANDS)
     parser = Parser(prog="autoshard", usage=USAGE, description=DESCRIPTION, version=autoshard.__version__)
     parser.add_argument("--print-completion", action=PrintCompletion, build=build_parser)
     subcommands = parser.add_subcommands(dest="command", metavar="COMMAND", title="commands", description=None)

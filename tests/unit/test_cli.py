@@ -405,6 +405,16 @@ def test_a_plan_imports_what_it_uses() -> None:
         assert find_spec(name) is not None
 
 
+def test_the_version_imports_no_command() -> None:
+    code = (
+        "import atexit, sys; from autoshard.cli import main; unused = {'numpy', 'autoshard.commands.plan'}; "
+        "atexit.register(lambda: print(unused & {*sys.modules})); main(['--version'])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert done.stdout == f"autoshard {autoshard.__version__}\nset()\n"
+
+
 def test_garbage_is_collected_again_after_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert gc.isenabled()
     assert main([*SMALL, "--out", "plan.json"]) == 0 and gc.isenabled()
