@@ -71,11 +71,9 @@ def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int, alo
         if stride % multiple == 0 and world // stride % tp == 0:
             meshes.append((("pp", world // stride // tp), ("tp1", tp), ("dp", size), ("cp", stride)))
     shapes = {group_shape(mesh, (name,), cluster) for mesh in meshes for name in ("dp", "tp") if name in dict(mesh)}
-    laws = [
-        collective_law(kind, one, cluster)
-        for shape in shapes
-        for one in (shape, *(_along_two(shape, cluster) if along_two else ()))
-    ]
+    if along_two:
+        shapes.update([other for shape in shapes for other in _along_two(shape, cluster)])
+    laws = [collective_law(kind, shape, cluster) for shape in shapes]
     return CollectiveLaw(
         min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
     )
@@ -88,8 +86,10 @@ def _along_two(shape: GroupShape, cluster: Cluster) -> Iterator[GroupShape]:
         if local > shape.ranks_per_node:
             return
         nodes, span = shape.size // local, 1 + (local - 1) * shape.stride
-        spans = (span, *(devices for devices, _ in cluster.intra_node if local > 1 and devices > span))
-        for near in divisors(nodes):
-            if near <= cluster.nodes_per_domain and nodes <= cluster.nodes:
-                for wider in spans:
-                    yield replace(shape, ranks_per_node=local, nodes=nodes, span=wider, nodes_per_domain=near)
+        if nodes > cluster.nodes:
+            continue
+        wider = [(link.bandwidth_bytes_per_s, devices) for devices, link in cluster.intra_node if devices > span]
+        spans = {span, max(wider)[1]} if wider and local > 1 else {span}
+        for near in {1, max(near for near in divisors(nodes) if near <= cluster.nodes_per_domain)}:
+            for reached in spans:
+                yield GroupShape(shape.size, local, nodes, shape.stride, reached, shape.senders_per_node, near)
