@@ -6,6 +6,7 @@ torch-neuronx's process group, read before release 2.33; "Beta 3" is torch-neuro
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +27,8 @@ from autoshard.units import format_bytes
 PACKAGE = "torch-neuronx"
 POINT_TO_POINT_SINCE = (2, 13, 3)
 """The version of torch-neuronx of release P2P_RELEASE: the first with send and receive."""
+COMPILE_ONLY = "TORCH_NEURONX_COMPILE_ONLY"
+"""Variable that makes torch-neuronx compile graphs and run none [doc torch/compile/about-torch-compile]."""
 ALL_TO_ALL_SIZES = "4, 8, 16 or a multiple of 32"
 
 
@@ -40,6 +43,11 @@ def takes_all_to_all(size: int) -> bool:
 def has_point_to_point(found: tuple[int, ...] | None) -> bool:
     """Whether this version of torch-neuronx sends and receives; one that is not known does."""
     return found is None or found >= POINT_TO_POINT_SINCE
+
+
+def compiles_only() -> bool:
+    """Whether this process compiles graphs for a cache and computes nothing: what its graphs give means nothing."""
+    return os.environ.get(COMPILE_ONLY) == "1"
 
 
 @cache

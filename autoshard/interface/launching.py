@@ -140,6 +140,10 @@ def _notes(plan: Plan, program: str | None, precompile: bool, compiled_for: str 
         )
     if precompile and not on_trainium:
         raise AutoshardError(f"--precompile is for Trainium; {plan.cluster.instance} compiles nothing ahead")
+    if precompile and plan.cluster.stack is not None and not plan.cluster.compiles:
+        raise AutoshardError(
+            f"--precompile: stack={plan.cluster.stack} compiles nothing ahead; plan with --stack neuron-compiled"
+        )
     if precompile and program is not None:
         notes.append("warning: --program must stop by itself after a few steps, with checkpoints off")
     if compiled_for is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import rank_graphs
 from autoshard.precedents.graph_size import Region, regions
@@ -56,7 +57,7 @@ def native_compiler(plan: Plan, cache: str, precompile: bool) -> Iterator[Variab
         "TORCH_NEURONX_NEFF_CACHE_DIR", cache, "compiled graphs, shared by all nodes, so that each is compiled once"
     )
     if precompile:
-        yield Variable("TORCH_NEURONX_COMPILE_ONLY", "1", "compile graphs and run none: no device is needed")
+        yield Variable(COMPILE_ONLY, "1", "compile graphs and run none: no device is needed")
         yield Variable(
             "NEURON_PLATFORM_TARGET_OVERRIDE",
             plan.cluster.platform.name,

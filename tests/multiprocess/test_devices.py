@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from autoshard.backends import native_neuron
-from autoshard.backends.native_neuron import check_native
+from autoshard.backends.native_neuron import COMPILE_ONLY, check_native
 from autoshard.errors import AutoshardError
-from autoshard.runtime.torch_backend.devices import connect, device_of
+from autoshard.runtime.torch_backend.devices import computes, connect, device_of
 from autoshard.spec.cluster import load_cluster
 from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
 
@@ -71,3 +71,11 @@ def test_auto_computes_a_plan_for_trainium_on_the_host_only_in_a_rehearsal() -> 
 
 def plan(**layout: Any) -> Any:
     return plan_of(MODELS["llama"], strategy(**layout), 4, FP32)
+
+
+def test_only_the_native_device_can_be_asked_to_compute_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMPILE_ONLY, "1")
+    assert computes(torch.device("cpu"))
+    assert not computes(SimpleNamespace(type="neuron"))  # type: ignore[arg-type]  # torch alone has no such one
+    monkeypatch.setenv(COMPILE_ONLY, "0")
+    assert computes(SimpleNamespace(type="neuron"))  # type: ignore[arg-type]

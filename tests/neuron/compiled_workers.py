@@ -34,6 +34,20 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     return {name: _compared(name, plan, device, reporter) for name, plan in plans.items()}
 
 
+def precompiled(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """What rank 0 compiled in two steps of each layout, and the loss of the second."""
+    plans = {name: native(in_precision(case(reporter.world_size, name), FP32), "2.33") for name in arguments["names"]}
+    device = device_of(next(iter(plans.values())), "neuron", False, reporter.local_rank)
+    connect(reporter, device)
+    graphs, found = import_module("torch_neuronx").neuron_dynamo_backend.graphs, {}
+    for name, plan in plans.items():
+        reporter.last_action, before = name, len(graphs)
+        _, outcomes, _ = train(plan, reporter.rank, 2, device=device, compiler=Compiler(backend="neuron"))
+        compiled = [(one.is_backward, sorted(one.operators), len(one.groups)) for one in graphs[before:]]
+        found[name] = {"compiled": compiled, "loss": outcomes[-1][0]}
+    return found
+
+
 def native(plan: Plan, sdk: str, stack: str = "neuron-compiled") -> Plan:
     """The plan as for ranks of trn2 under native PyTorch, of a release of the Neuron SDK."""
     own = replace(plan.cluster, layout_rules="trn2", lnc=2, stack=stack, sdk=sdk)

@@ -6,6 +6,7 @@ import pytest
 
 from autoshard.audits.measure import measure
 from autoshard.audits.values import Role
+from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.plans.stage_sections import rank_graphs
 from autoshard.runtime.launch import RunOutcome
 from tests.multiprocess.plans import BF16, FP32, case
@@ -28,6 +29,7 @@ NAMES = (
     "dropout, gpt2 tp, recompute all",
 )
 WHOLE = ("tp", "tp, plain attention", "dp", "pp", "pp, interleaved", "pp, tied")
+AHEAD = ("tp", "dp, ZeRO-3", "pp, interleaved", "mixtral ep")
 PIPELINES = ("pp 4", "pp 4, zero bubble", "interleaved x dp x ZeRO-2, tied")
 
 
@@ -61,6 +63,21 @@ def test_the_graphs_are_the_planned_ones(installed: Installed, name: str) -> Non
     for planned, compiled, planned_of_twin, seen in first_rank(_outcome(installed))[name]["graphs"]:
         assert planned == compiled, "segments, distinct ones, operators, functions, communicators"
         assert seen == planned_of_twin, "graphs, operators forward, communicators"
+
+
+@cache
+def _precompiled(installed: Installed, compile_only: str) -> RunOutcome:
+    with installed(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv(COMPILE_ONLY, compile_only)
+        return start("compiled_workers:precompiled", 2, {"names": AHEAD}, 400, package="neuron")
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_without_computing_the_same_graphs_are_compiled(installed: Installed, name: str) -> None:
+    """Two steps: a first one that computes nothing must come to the update, and to the graphs of a second."""
+    ahead, computed = (first_rank(_precompiled(installed, value))[name] for value in ("1", "0"))
+    assert ahead["loss"] == 0 < computed["loss"]
+    assert ahead["compiled"] == computed["compiled"] != []
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.spec.training import Precision, load_precision
@@ -66,6 +67,21 @@ def test_checkpoints_go_from_device_to_device(installed: Installed, tmp_path: Pa
     ran = run(tmp_path / "cpu", "cpu", *on)
     assert ran.returncode == 0, ran.stderr
     assert measured(tmp_path / "again", "loss") == pytest.approx(measured(tmp_path / "cpu", "loss"), rel=1e-5)
+
+
+def test_graphs_ahead(installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `launch --precompile` runs on each node."""
+    monkeypatch.setenv(COMPILE_ONLY, "1")
+    write_plan(plan(dp=2, zero=3), tmp_path / "plan.json")
+    with installed():
+        ran = run(tmp_path / "neuron", "neuron", "--steps", "2")
+        saves = run(tmp_path / "saves", "neuron", "--steps", "2", *SAVING)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{COMPILE_ONLY}=1: graphs are compiled and nothing is computed; losses and " in ran.stdout
+    assert saves.returncode == 2
+    assert saves.stderr.endswith(
+        f"--checkpoint-every: with {COMPILE_ONLY}=1 graphs are compiled and nothing is computed; unset one\n"
+    )
 
 
 def test_torchrun(installed: Installed, tmp_path: Path) -> None:

@@ -118,6 +118,16 @@ def native_plan(nodes: int = 2) -> Plan:
     return plan_for(PlanRequest("llama3-8b", "trn2.48xlarge", nodes, backend="torch", top=0, pins=pins))
 
 
+def test_what_is_not_compiled_is_not_compiled_ahead(capsys: pytest.CaptureFixture[str]) -> None:
+    pins = {"tp": 4, "pp": 1, "cp": 1, "zero": 3}
+    request = PlanRequest("llama3-8b", "trn2.48xlarge", 1, backend="torch", stack="neuron-eager", top=0, pins=pins)
+    write_plan(plan_for(request), Path("eager.json"))
+    assert main(["launch", "eager.json", "--slurm", "--precompile"]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: --precompile: stack=neuron-eager compiles nothing ahead; plan with --stack neuron-compiled\n"
+    )
+
+
 def test_a_job_on_native_pytorch() -> None:
     plan = native_plan()
     found = {one.name: one.value for one in variables(plan, OPTIONS, "cache")}

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from autoshard.backends.native_neuron import check_native
+from autoshard.backends.native_neuron import check_native, compiles_only
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
@@ -93,6 +93,12 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "neuron":
         torch.get_device_module(device).synchronize()
+
+
+def computes(device: torch.device) -> bool:
+    """Whether the device computes: native Neuron may be asked to compile graphs for a cache alone, which then give
+    anything."""
+    return device.type != "neuron" or not compiles_only()
 
 
 def has_64_bits(device: torch.device) -> bool:

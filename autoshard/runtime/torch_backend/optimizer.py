@@ -19,6 +19,7 @@ from autoshard.layout.buckets import BucketKey, bucket_key
 from autoshard.layout.mesh import Mesh
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.compiled import Compiler
+from autoshard.runtime.torch_backend.devices import computes
 from autoshard.runtime.torch_backend.flat_buffers import Bucket, Common, PieceShape, ShardedBucket
 from autoshard.runtime.torch_backend.fused_adamw import FusedAdamW
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
@@ -116,6 +117,8 @@ class ShardedAdamW:
         shards = [bucket.reduce() for bucket in self.buckets]
         self._summed = [shard.clone() for shard in shards] if keep_gradients else []
         norm = self._norm(shards)
+        if self.buckets and not computes(self.buckets[0].master.device):
+            norm = 0.0
         if not isfinite(norm):
             raise AutoshardError(f"the gradient norm is {norm}")
         scale = min(1.0, s.max_gradient_norm / (norm + 1e-6))

@@ -22,7 +22,7 @@ from autoshard.runtime.data.stream import NOT_LEARNED
 from autoshard.runtime.session import StepResult, Tokens
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import in_pieces
-from autoshard.runtime.torch_backend.devices import host_group
+from autoshard.runtime.torch_backend.devices import computes, host_group
 from autoshard.runtime.torch_backend.dropout import on_device, sequence_keys
 from autoshard.runtime.torch_backend.evaluation import Evaluation
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups, communicating_axes
@@ -133,6 +133,8 @@ class Session:
         self.steps_done += 1
         self._on_action("summing gradients and updating parameters")
         loss = self._total_loss(losses, weight)
+        if not computes(self.device):
+            loss = 0.0
         if not isfinite(loss):
             raise AutoshardError(f"the loss is {loss}; --debug-nan names the operator that it comes from")
         return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))

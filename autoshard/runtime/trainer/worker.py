@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.backends.registry import ANYWHERE
+from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import one_process
-from autoshard.runtime.torch_backend.devices import group_timeout, host_group, peak_memory
+from autoshard.runtime.torch_backend.devices import computes, group_timeout, host_group, peak_memory
 from autoshard.runtime.trainer.batches import open_data
 from autoshard.runtime.trainer.difference import RankFiles, comparable, differences_to, own_tensors, sharded_tensors
 from autoshard.runtime.trainer.loop import check_step, runtime_of, train_steps
@@ -34,6 +36,8 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     plan = read_plan(Path(arguments.plan))
     runtime = runtime_of(arguments.backend)
     device = runtime.device_of(plan, arguments.device, arguments.rehearsal, reporter.local_rank)
+    if not computes(device):
+        _check_computes_nothing(arguments, reporter)
     compiles = arguments.compile
     if compiles is None:
         compiles = device.type == "neuron" and not arguments.debug_nan
@@ -59,6 +63,25 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     if arguments.gather:
         result["ranks"] = _gathered(result, arguments, reporter)
     return result
+
+
+def _check_computes_nothing(arguments: TrainArguments, reporter: Reporter) -> None:
+    """Raises AutoshardError where a run that only compiles is asked for something that it would have to compute."""
+    saved = arguments.checkpoints
+    asked = {
+        "--checkpoint-every": saved is not None and saved.every is not None,
+        "--debug-nan": arguments.debug_nan,
+        "--no-compile": arguments.compile is False,
+        "--profile": arguments.profile,
+    }
+    for flag, is_given in asked.items():
+        if is_given:
+            raise AutoshardError(
+                f"{flag}: with {COMPILE_ONLY}=1 graphs are compiled and nothing is computed; unset one"
+            )
+    if reporter.rank == 0:
+        text = f"{COMPILE_ONLY}=1: graphs are compiled and nothing is computed; losses and times below mean nothing"
+        reporter.report("note", text=text)
 
 
 def _gathered(result: dict[str, Any], arguments: TrainArguments, reporter: Reporter) -> list[dict[str, Any]] | None:
