@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from math import inf
 
@@ -15,6 +16,7 @@ from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
+from autoshard.planner.search import search
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
@@ -22,6 +24,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 
 MODELS = ("gemma3-1b", "gpt-oss-20b", "deepseek-v2-lite", "llama4-scout")
 FASTER = 0.5
+TRAINING = TrainingSpec(4096, 1024, load_precision("mixed_precision"))
 
 
 def some_blocks(name: str, layers: int) -> ModelSpec:
@@ -68,3 +71,22 @@ def test_no_layout_that_fits_is_ruled_out_for_its_own_time(seed: int) -> None:
             assert kinds_at_least_s(*some, replayed_s)[0] <= seconds * (1 + 1e-9)
             ruled_out += not may_hold_all(chunk.whole, np.array([draft]), limit_bytes, FASTER * seconds).all()
     assert checked == 0 or ruled_out > 0
+
+
+@pytest.mark.parametrize(("model", "nodes"), [("deepseek-v3", 64), ("deepseek-v2", 16)])
+def test_large_mixtures_are_proven_within_three_percent(model: str, nodes: int) -> None:
+    result = search(load_model(model), TRAINING, load_cluster("trn2.48xlarge", nodes), backend="torch")
+    found = re.match(r"within ([\d.]+) % of the optimum", result.optimality)
+    assert result.optimality.startswith("optimal") or (found and float(found[1]) <= 3.0), result.optimality
+
+
+def test_a_bound_holds_in_every_order_of_axes() -> None:
+    problem = Problem(load_model("gemma3-27b"), TRAINING, load_cluster("trn2.48xlarge", 4), "torch")
+    priced = price_layouts(problem, Pins(), Tally(), Clock(inf))
+    next(priced.fastest_first(problem.cluster.device.memory_bytes))
+    drafts = [draft for whole in priced.wholes for draft in whole.drafts.drafts if draft.pp > 1 and draft.etp is None]
+    known = [draft for draft in drafts if priced.at_least_s(draft)]
+    assert known
+    for draft in known[:20]:
+        turned = draft._replace(axis_order=draft.axis_order[::-1])
+        assert 0.0 < priced.at_least_s(turned) == priced.at_least_s(draft, in_any_order=True)
