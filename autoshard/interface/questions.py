@@ -144,7 +144,8 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
     """Explains what a plan does, why it was chosen, and what would change the choice.
 
     quick: leave out what would change the choice, which searches again at other bandwidths, memories, batches, nodes
-    and prices. time_limit: seconds that this may take; what is not answered by then is said to be open.
+    and prices. time_limit: seconds that this may take; what is not answered by then is said to be open. A process that
+    has explained a plan in full answers at once when it is asked again.
 
     >>> import autoshard
     >>> plan = autoshard.plan("llama3-8b", nodes=4)

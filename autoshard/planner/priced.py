@@ -203,6 +203,12 @@ class PricedLayouts:
         """The bounds and parts that each family of layouts was priced by, each once."""
         return list({id(one.whole): one.whole for one in self.chunks}.values())
 
+    @property
+    def fitting(self) -> set[Draft]:
+        """The drafts of which some layout that is priced fits."""
+        capacity = self.problem.cluster.device.memory_bytes
+        return {draft for one in self.chunks for draft in one.fitting(capacity)}
+
     def and_in(self, others: list[Priced], below_s: float) -> PricedLayouts:
         """These layouts and, as far as they take less than below_s, the others together."""
         if not others:

@@ -219,10 +219,8 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[
     from autoshard.planner.grid.faster_orders import faster_orders
 
     table = table_of(problem, pins)
-    left = priced.left_below(known_s)
-    for draft in faster_orders(
-        problem, priced.wholes, pins, known_s, left, partial(priced.at_least_s, in_any_order=True)
-    ):
+    left, least_s = priced.left_below(known_s), partial(priced.at_least_s, in_any_order=True)
+    for draft in faster_orders(problem, priced.wholes, pins, known_s, left, least_s, priced.fitting):
         table.add(draft)
     return [*table.price()]
 

@@ -14,6 +14,7 @@ from autoshard.backends.rules import Problem
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
+from autoshard.planner.grid.refine import may_fit
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
@@ -62,6 +63,7 @@ def test_no_layout_that_fits_is_ruled_out_for_its_own_time(seed: int) -> None:
             continue
         exact_s = chunk.exact_s(fits.tolist())
         drafts = np.unique(chunk.draft[fits])
+        assert may_fit(chunk.whole, limit_bytes)[drafts].all()
         least_s = np.array([exact_s[chunk.draft[fits] == draft].min() for draft in drafts])
         checked += len(drafts)
         for draft, seconds in zip(drafts, least_s.tolist(), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
 
@@ -19,7 +19,7 @@ from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
-from autoshard.planner.grid.refine import promising
+from autoshard.planner.grid.refine import may_fit, promising
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
 from autoshard.planner.grid.unit_costs import PartColumns, as_columns, mean_columns, part_numbers, stage_law
@@ -34,9 +34,11 @@ def faster_orders(
     known_s: float,
     others: Sequence[Draft] = (),
     least_s: Callable[[Draft], float] = lambda draft: 0.0,
+    fitting: Set[Draft] = frozenset(),
 ) -> Iterator[Draft]:
-    """Drafts in their other orders, but for those of which no layout takes less than known_s. wholes: those that were
-    priced. others: those that were not. least_s: what one that was takes at least in any order, as far as known."""
+    """Drafts in their other orders, but for those of which no layout fits or takes less than known_s. wholes: those
+    that were priced. others: those that were not. least_s: what one that was takes at least in any order, as far as
+    known. fitting: those of which it is known that some layout fits."""
     every = [*promising(wholes, known_s, least_s)]
     unpriced = Table(problem, (NO_RECOMPUTE,))
     for draft in others:
@@ -47,13 +49,25 @@ def faster_orders(
     orders = _Orders(problem, pins, wholes)
     table = Table(problem, (NO_RECOMPUTE,))
     for whole in wholes:
-        for place in np.flatnonzero(orders.at_least_s(whole) < known_s).tolist():
+        places = np.flatnonzero(orders.at_least_s(whole) < known_s)
+        if whole in every:
+            places = _may_fit(whole, places, fitting)
+        for place in places.tolist():
             draft = whole.drafts.drafts[place]
             for order in orders.of(draft):
                 table.add(draft._replace(axis_order=order))
     for whole in table.wholes():
         for place in np.flatnonzero(in_this_order_at_least_s(whole) < known_s).tolist():
             yield whole.drafts.drafts[place]
+
+
+def _may_fit(whole: Whole, places: Array, fitting: Set[Draft]) -> Array:
+    """The places of drafts that are known to fit, or may."""
+    unsure = np.array([place for place in places.tolist() if whole.drafts.drafts[place] not in fitting], dtype=int)
+    if not len(unsure):
+        return places
+    may = may_fit(whole.only(unsure), whole.problem.cluster.device.memory_bytes)
+    return np.setdiff1d(places, unsure[~may], assume_unique=True)
 
 
 class _Orders:

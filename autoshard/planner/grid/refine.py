@@ -37,6 +37,8 @@ from autoshard.planner.ranking import Timed
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
+LONG_S = 1e12
+"""Longer than any step takes."""
 MOST_CHUNKED = 12
 """Layouts with several chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take
 a second."""
@@ -215,6 +217,18 @@ def _least_fits(
         of_rank = rank_rows(whole.family, holds[rank], blocks, rank, block, ends, hidden_bytes)
         fits &= rank_memory(of_rank, state, precision).total <= free
     return fits
+
+
+def may_fit(whole: Whole, limit_bytes: float) -> Array:
+    """Whether some cut and some sets of each draft may fit, by draft; no order of axes needs more memory or less."""
+    drafts = np.arange(len(whole.drafts.drafts))
+    if whole.has_kinds:
+        return np.isfinite(kinds_at_least_s(whole, drafts, limit_bytes)) if whole.family.pp > 1 else drafts >= 0
+    if whole.family.cuts_are_free:
+        sets = len(whole.sets)
+        recompute = np.broadcast_to(np.arange(sets), (len(drafts), sets))
+        return _Bounds(whole, np.repeat(drafts, sets).reshape(-1, sets), recompute).has_room(limit_bytes, LONG_S)
+    return _least_fits(whole, whole.least_parts_of(drafts), drafts, limit_bytes)
 
 
 def _interleaved_at_least_s(

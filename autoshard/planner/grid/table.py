@@ -93,6 +93,11 @@ class Priced:
         layers = np.broadcast_to(cut.of_stages(family.pp, family.num_virtual_stages)[:, 0], stages).tolist()
         return self.whole.strategy(int(self.draft[row]), [self.whole.sets[self.recompute[row]]] * stages, layers)
 
+    def fitting(self, capacity_bytes: float) -> list[Draft]:
+        """The drafts of which a layout fits."""
+        drafts = self.whole.drafts.drafts
+        return [drafts[place] for place in different(self.draft[self.memory_bytes <= capacity_bytes])]
+
     def pairs(self, capacity_bytes: float) -> tuple[int, int]:
         """(that fit, that do not): layouts whatever their cut, which fit if one of their cuts does."""
         layout = self._layout
