@@ -86,7 +86,7 @@ def _held(plan: Plan, rank: int) -> int:
 def _moved(plan: Plan, stage: int, place: int) -> Plan:
     """The plan with two stages in each other's places."""
     strategy = plan.strategy
-    layers, recompute = (_swapped(one, stage, place) for one in (strategy.stage_layers, strategy.recompute))
+    layers, recompute = _swapped(strategy.stage_layers, stage, place), _swapped(strategy.recompute, stage, place)
     return replace(plan, strategy=replace(strategy, stage_layers=layers, recompute=recompute))
 
 

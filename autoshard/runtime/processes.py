@@ -37,7 +37,7 @@ def python_command(statements: str, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a process of a run begins with.
+    """A process of a run, as it is about to begin.
 
     environment: variables that are this rank's own. stdin_fd, log_fd, report_fd: the ends of its lifeline, its log and
     its pipe to the supervisor.

@@ -131,7 +131,7 @@ def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
         alone = _compare(rehearsal.plan, arguments, options, start, directory)
         if alone.exit_code:
             return _failed(alone)
-    found = verdict(rehearsal.plan, sharded.results, alone.results[0])
+    found = verdict(rehearsal.plan, sharded.results, _both(alone.results))
     print(result_tables(found), flush=True)
     _write_result(directory, found)
     _say_where(metrics, directory, files)
@@ -224,17 +224,21 @@ def _train(
 
 
 def _compare(plan: Plan, arguments: TrainArguments, options: RunOptions, start: Start, directory: Path) -> RunOutcome:
-    # twice as many steps: it trains once more in the next finer precision
-    with _progress(one_process(plan), replace(options, steps=2 * options.steps), "one process") as progress:
+    with _progress(one_process(plan), options, "one process") as progress:
         return run_processes(
             _COMPARE,
             to_json(arguments),
-            1,
+            2,  # one of them trains in the next finer precision
             on_message=_recorder(None, progress),
             log_directory=directory / "logs" / "one-process",
             hang_timeout_s=options.timeout_s,
             start=start,
         )
+
+
+def _both(results: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """The results of the processes that compare, as those of one."""
+    return {name: value for one in results if one is not None for name, value in one.items()}
 
 
 def _recorder(metrics: MetricsWriter | None, progress: ProgressDisplay) -> Callable[[Message], None]:

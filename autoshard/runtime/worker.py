@@ -67,6 +67,18 @@ class Reporter:
         """Send one message: plain values, or scalars and arrays with tolist() such as torch's and numpy's."""
         self._send({"type": "message", "kind": kind, "values": values})
 
+    def as_one(self, sends: bool) -> Reporter:
+        """The same for a plan of one device, which this process executes by itself. sends: whether its messages are
+        sent on."""
+        return Reporter(
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            init_method=self.init_method,
+            send=self._send if sends else lambda message: None,
+            write_action=self._write_action,
+        )
+
 
 def peak_memory_bytes() -> int:
     """Most host memory this process ever had resident.

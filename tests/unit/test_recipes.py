@@ -17,12 +17,14 @@ from autoshard.planner.planning import inputs_of
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.training import PRECISIONS
+from benchmarks import operator_recipes
 from benchmarks.published_recipes import measured_id
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
 MEASURED = sorted((REPOSITORY / "recipes" / "measured").glob("*.yaml"))
 OPEN = sorted((REPOSITORY / "recipes" / "open").glob("*.yaml"))
+OPERATORS = sorted((REPOSITORY / "recipes" / "operators").glob("*.yaml"))
 SWEEPS = sorted((REPOSITORY / "recipes" / "sweeps").glob("*.yaml"))
 RECOMPUTE = {
     "selective[CoreAttention]": "core_attention",
@@ -104,7 +106,7 @@ def test_an_open_recipe_fixes_no_choice(path: Path) -> None:
     inputs_of(request_from({option: OPTIONS[option].parse(value) for option, value in recipe.items()}))
 
 
-@pytest.mark.parametrize("path", [*RECIPES, *MEASURED, *OPEN], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*RECIPES, *MEASURED, *OPEN, *OPERATORS], ids=lambda path: path.stem)
 def test_a_recipe_is_a_config_of_the_command(path: Path) -> None:
     parsed = build_parser("plan").parse_args(["plan", "--config", str(path)])
     recipe = read(path)
@@ -118,6 +120,20 @@ def test_every_recipe_is_in_the_table_of_results() -> None:
     listed = re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
     recipes = REPOSITORY / "recipes"
     assert listed == [path.relative_to(recipes).with_suffix("").as_posix() for path in (*RECIPES, *MEASURED, *OPEN)]
+
+
+@pytest.mark.parametrize("path", [one for one in OPERATORS if "1chip" in one.stem], ids=lambda path: path.stem)
+def test_the_solver_pays_where_a_recipe_asks_for_it(path: Path) -> None:
+    found = operator_recipes.row(path)
+    assert found.faster > 0.02
+    assert found.sent < found.by_rule and found.changed
+
+
+def test_every_recipe_of_the_solver_is_in_its_table_and_pays() -> None:
+    table = (REPOSITORY / "benchmarks" / "results" / "operator_recipes.md").read_text()
+    found = re.findall(r"^\| `([^`]+)` \|.*\| ([\d.]+)% \| -[\d.]+% \|", table, flags=re.MULTILINE)
+    assert [name for name, _ in found] == [path.stem for path in OPERATORS]
+    assert len(found) >= 5 and all(float(share) > 2 for _, share in found)
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Session
@@ -60,6 +61,22 @@ def differences_to(others: Tensors, session: Session) -> dict[str, Any]:
 def own_tensors(session: Session) -> Tensors:
     """Whole gradients and master weights of a session that is one process."""
     return {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
+
+
+def leave(tensors: Tensors, file: Path) -> None:
+    """Write tensors for another process, to be read with `left` once the file exists."""
+    part = file.with_suffix(".part")
+    save_file({f"{what}/{name}": one.clone() for what, named in tensors.items() for name, one in named.items()}, part)
+    part.rename(file)
+
+
+def left(file: Path) -> Tensors:
+    """The tensors that `leave` wrote."""
+    tensors: Tensors = {}
+    for key, value in load_file(file).items():
+        what, _, name = key.partition("/")
+        tensors.setdefault(what, {})[name] = value
+    return tensors
 
 
 def sharded_tensors(plan: Plan, files: RankFiles, prefix: str) -> Tensors:

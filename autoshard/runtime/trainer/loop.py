@@ -51,11 +51,9 @@ def train_steps(
     device: torch.device,
     reporter: Reporter,
     keep: bool,
-    offset: int = 0,
     saved: CheckpointOptions | None = None,
 ) -> tuple[Session, dict[str, Any]]:
-    """Train up to the asked number of steps. Steps are reported by their number, from 1 on; offset: added
-    to it."""
+    """Train up to the asked number of steps. Steps are reported by their number, from 1 on."""
     session = _session(plan, arguments, device, reporter, "step 1")
     compiler = _compiler_of(session, reporter, "the first step takes longer")
     if reporter.rank == 0:
@@ -92,7 +90,7 @@ def train_steps(
             measured = {"held_out_loss": held_out_losses[step]} if step in held_out_losses else {}
             speed = {"step_time_s": times[-1], "tokens_per_s": inputs.size / times[-1]}
             told = {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm, "learning_rate": rate}
-            reporter.report("step", step=offset + step + 1, **told, **speed, **measured)
+            reporter.report("step", step=step + 1, **told, **speed, **measured)
             if compiler is not None and len(times) == 1:
                 both = format_seconds(times[0]), format_seconds(compiler.compile_time_s)
                 reporter.report("note", text="first step: {}, of which compiling {}".format(*both))

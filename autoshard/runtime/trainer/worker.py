@@ -1,9 +1,10 @@
-"""The work of each process of a run: `train` in every rank of the plan, `compare` in the one process that checks it."""
+"""The work of each process of a run: `train` in every rank of the plan, `compare` in the two that check it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import torch
@@ -18,7 +19,15 @@ from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.devices import computes, group_timeout, host_group, peak_memory
 from autoshard.runtime.trainer.batches import open_data
-from autoshard.runtime.trainer.difference import RankFiles, comparable, differences_to, own_tensors, sharded_tensors
+from autoshard.runtime.trainer.difference import (
+    RankFiles,
+    comparable,
+    differences_to,
+    leave,
+    left,
+    own_tensors,
+    sharded_tensors,
+)
 from autoshard.runtime.trainer.loop import check_step, runtime_of, train_steps
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import TrainArguments
@@ -27,6 +36,8 @@ from autoshard.spec.training import Precision
 CHECK, TRAINED, ROUNDING = "check", "trained", "rounding"
 """Names of the trainings that are compared: one FP32 step, the training in the plan's precision, and that training in
 the next finer one."""
+_FINER = "finer.safetensors"
+_LOOK_S = 0.05
 
 
 def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -97,33 +108,35 @@ def _gathered(result: dict[str, Any], arguments: TrainArguments, reporter: Repor
 
 
 def compare(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """One process: the same training unsharded, then every tensor that the ranks left against it.
+    """One or two processes, each with the same training unsharded: rank 0 compares with it every tensor that the ranks
+    left.
 
-    Trains once more in the next finer precision: the difference is what rounding alone does to this run, the yardstick
-    for what sharding does to it.
+    The last rank trains in the next finer precision: the difference is what rounding alone does to this run, the
+    yardstick for what sharding does to it.
     """
     arguments = from_json(TrainArguments, values, "arguments")
     assert arguments.tensors is not None, "the ranks left nothing to compare"
     plan, tensors = read_plan(Path(arguments.plan)), Path(arguments.tensors)
     arguments = replace(arguments, profile=False, backend=ANYWHERE.name, compile=False)
-    alone = one_process(plan)
+    alone, found = one_process(plan), dict[str, Any]()
     device = torch.device("cpu")
     data = open_data(arguments, plan)
-    files = RankFiles(tensors)
-    session, check = check_step(alone, arguments, data, device, reporter)
+    if reporter.rank == reporter.world_size - 1:
+        finer = replace(alone, training=replace(alone.training, precision=_finer(alone.training.precision)))
+        session, found[ROUNDING] = train_steps(finer, arguments, data, device, reporter.as_one(sends=False), keep=True)
+        leave(own_tensors(session), tensors / _FINER)
+    if reporter.rank:
+        return found
+    files, one = RankFiles(tensors), reporter.as_one(sends=True)
+    session, found[CHECK] = check_step(alone, arguments, data, device, one)
     differences = {CHECK: differences_to(sharded_tensors(plan, files, CHECK), session)}
-    session, trained = train_steps(alone, arguments, data, device, reporter, keep=True)
+    session, found[TRAINED] = train_steps(alone, arguments, data, device, one, keep=True)
     differences[TRAINED] = differences_to(sharded_tensors(plan, files, TRAINED), session)
-    finer = replace(alone, training=replace(alone.training, precision=_finer(alone.training.precision)))
-    other, finer_trained = train_steps(finer, arguments, data, device, reporter, keep=True, offset=arguments.steps)
-    differences[ROUNDING] = differences_to(own_tensors(other), session)
-    return {
-        CHECK: check,
-        TRAINED: trained,
-        ROUNDING: finer_trained,
-        "differences": differences,
-        "peak_memory_bytes": peak_memory(device),
-    }
+    while not (tensors / _FINER).exists():
+        one.last_action = "waiting for the training in finer precision"
+        sleep(_LOOK_S)
+    differences[ROUNDING] = differences_to(left(tensors / _FINER), session)
+    return found | {"differences": differences, "peak_memory_bytes": peak_memory(device)}
 
 
 def _finer(precision: Precision) -> Precision:
