@@ -226,6 +226,8 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
     such that a mean block costs as much on each rank, and what it costs is such that the ranks have room for as many
     mean blocks as there are.
     """
+    if whole.family.rules.warm_up is None:
+        return np.zeros(len(drafts))
     blocks = Blocks(whole, drafts, limit_bytes)
     more_s = blocks.backward_s - blocks.backward_s.min(2, keepdims=True)
     most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
