@@ -13,7 +13,7 @@ from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES, living_bytes, 
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Unit
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.bounds import after_any_cut_at_least_s, chunks_weights
+from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
@@ -31,9 +31,7 @@ PRICES = np.array(
 HALVINGS = 12
 """Passes that look for the price of memory at which ranks hold as many blocks as there are."""
 DEAREST = 64.0
-"""A block costs at most so many times as much more than the fastest as the slowest takes more."""
-TILTS = (0.1, 0.25, 0.5, 1.0)
-"""Parts of the largest tilt of `chunks_weights` that are tried."""
+"""A block costs at most so many times what the slowest set replays."""
 MOST_BYTES = 1e15
 """More memory than a rank has."""
 SMALLEST = 1e-30
@@ -219,78 +217,49 @@ def _taken_bytes(blocks: Blocks, rank: RankRoom, held: Array) -> Array:
 
 def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:
     """Seconds that all blocks together replay for one microbatch, at least, by draft, whichever cut and sets fit and
-    take less than limit_s."""
+    take less than limit_s.
+
+    Why: with any price of each rank's memory, a block costs what it replays and the price of what it takes, no less
+    than on the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the
+    seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside what its blocks take is that of
+    the block that needs most: the mean is no more, and a rank has no more blocks than it has time for. The prices are
+    such that a mean block costs as much on each rank, and what it costs is such that the ranks have room for as many
+    mean blocks as there are.
+    """
+    if whole.family.rules.warm_up is None:
+        return np.zeros(len(drafts))
     blocks = Blocks(whole, drafts, limit_bytes)
     more_s = blocks.backward_s - blocks.backward_s.min(2, keepdims=True)
-    return _all_at_least_s(blocks, np.broadcast_to(more_s, (blocks.pp, *more_s.shape)), *_memory(blocks, limit_s))
-
-
-def tilted_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:
-    """Seconds of a step, at least, by draft, whichever cut and sets fit and take less than limit_s; several chunks a
-    rank. 0 where a rank does not wait.
-
-    Why: see `chunks_weights`. Early ranks hold more, so late ones have more blocks, and count more.
-    """
-    blocks, waits = Blocks(whole, drafts, limit_bytes), whole.family.waits_for_all(whole.count[drafts])
-    memory, pp, stages = _memory(blocks, limit_s), blocks.pp, blocks.pp * blocks.vpp
-    both_s, launch_s = blocks.forward_s + blocks.backward_s, 2 * whole.problem.cluster.device.pass_launch_s
-    rest_s = [np.full(len(drafts), blocks.vpp * launch_s) for _ in range(pp)]
-    for end, rank in zip(blocks.ends_s, (0, -1), strict=True):
-        rest_s[rank] = rest_s[rank] + end.sum(0)
-    after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state[drafts])
-    after_s = after_s + (stages - 1) * whole.hop_s[drafts]
-    at_least_s = np.zeros(len(drafts))
-    for tilt in TILTS:
-        weights = chunks_weights(pp, blocks.vpp, blocks.m, tilt / blocks.vpp)
-        seconds = np.stack([weight[:, None] * both_s for weight in weights])
-        of_blocks = _all_at_least_s(blocks, seconds, *memory)
-        of_rest = sum(weight * rest for weight, rest in zip(weights, rest_s, strict=True))
-        np.maximum(at_least_s, of_blocks + of_rest + after_s, out=at_least_s)
-    return np.where(waits, at_least_s, 0.0)
-
-
-def _memory(blocks: Blocks, limit_s: float) -> tuple[Array, Array]:
-    """(room of each rank, (rank, draft); bytes that a block takes of it, (rank, kind, draft, set)).
-
-    Why: what a rank needs beside what its blocks take is that of the block that needs most. The mean is no more, and a
-    rank has no more blocks than it has time for.
-    """
     most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
     of_ends = {rank: blocks.beside_bytes(rank) for rank in {0, min(1, blocks.pp - 1), blocks.pp - 1}}
     rooms, taken = [], []
     for rank in blocks.ranks():
         beside = of_ends[rank.rank if rank.rank in of_ends else 1]
         least = beside.min((0, 2))
-        rooms.append(np.clip(rank.room_bytes + blocks.working_bytes - least, 0.0, MOST_BYTES))
+        room = rank.room_bytes + blocks.working_bytes - least
+        rooms.append(np.clip(room, 0.0, MOST_BYTES))
         shared = (beside - least[:, None]) / most[:, None]
         taken.append(_taken_bytes(blocks, rank, rank.held.min(0)) + shared)
-    return np.stack(rooms), np.stack(taken)
-
-
-def _all_at_least_s(blocks: Blocks, seconds: Array, room_bytes: Array, taken_bytes: Array) -> Array:
-    """Seconds of all blocks together, at least, by draft, however they are spread over the ranks, whichever sets fit.
-
-    Why: with any price of each rank's memory, a block costs its seconds and the price of what it takes, no less than on
-    the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the seconds of
-    every choice that fits (Lagrange's relaxation). The prices are such that a mean block costs as much on each rank,
-    and what it costs is such that the ranks have room for as many mean blocks as there are.
-
-    seconds: of a block, (rank, kind, draft, set). room_bytes, taken_bytes: as of `_memory`.
-    """
+    room_bytes, taken_bytes = np.stack(rooms), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
     share = blocks.counts / blocks.counts.sum()
-    mean_s, mean_bytes = (np.tensordot(share, one, (0, 1)) for one in (seconds, taken_bytes))  # (rank, draft, set)
-    low = mean_s.min((0, 2))
-    high = low + DEAREST * np.maximum(mean_s.max((0, 2)) - low, SMALLEST)
+    mean_s, mean_bytes = np.tensordot(share, more_s, 1), np.tensordot(share, taken_bytes, (0, 1))
+
+    def prices(cost_s: Array) -> Array:
+        """By (rank, draft, set): the price of memory at which a mean block costs so much."""
+        found: Array = (cost_s[:, None] - mean_s) / mean_bytes
+        return found
+
+    low = np.zeros(len(drafts))
+    high = DEAREST * mean_s.max(1)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        price = (middle[:, None] - mean_s) / mean_bytes
-        best = price.argmax(2)[..., None]
-        price, taken = (np.take_along_axis(one, best, 2)[..., 0] for one in (price, mean_bytes))
-        enough = np.where(price > 0, room_bytes / taken, 0.0).sum(0) >= blocks.counts.sum()
+        best = prices(middle).argmax(2)[..., None]
+        held = (room_bytes / np.take_along_axis(mean_bytes, best, 2)[..., 0]).sum(0)
+        enough = held >= blocks.counts.sum()
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    at_least_s = np.zeros(len(blocks.drafts))
+    at_least_s = np.zeros(len(drafts))
     for cost_s in (low, high):
-        price = np.maximum(((cost_s[:, None] - mean_s) / mean_bytes).max(2), 0.0)  # (rank, draft)
-        costs = (seconds + price[:, None, :, None] * taken_bytes).min((0, 3))
+        price = np.maximum(prices(cost_s).max(2), 0.0)  # (rank, draft)
+        costs = (more_s + price[:, None, :, None] * taken_bytes).min((0, 3))
         at_least_s = np.maximum(at_least_s, blocks.counts @ costs - (price * room_bytes).sum(0))
     return at_least_s
