@@ -16,7 +16,6 @@ from autoshard.planner.grid.bounds import (
     RankBackward,
     any_cut_at_least_s,
     busiest_rank_at_least_s,
-    chunks_weights,
     equal_chunks_at_least_s,
     fewest_blocks,
     recomputed_at_least_s,
@@ -141,14 +140,6 @@ def test_no_step_of_several_chunks_is_faster_than_its_work_allows(one: Pipeline)
     ramp_s = 3 * (one.pp - 1)
     short_s = 0.0 if one.m == one.pp else ramp_s / 2
     assert bound_s == pytest.approx(equal.simulated_s - short_s)
-
-
-@given(pipelines("interleaved"), st.floats(0, 1))
-def test_no_step_of_several_chunks_is_faster_than_the_weighted_work_of_its_ranks(one: Pipeline, part: float) -> None:
-    weights = chunks_weights(one.pp, one.vpp, one.m, part / one.vpp)
-    work_s = sum(weight * sum(one.stage_s[rank :: one.pp]) for rank, weight in enumerate(weights))
-    transfers_s = (one.pp * one.vpp - 1) * one.transfer_s
-    assert work_s + transfers_s <= one.simulated_s * ROUNDING
 
 
 @given(pipelines("interleaved"))

@@ -84,7 +84,7 @@ def test_the_page_of_targets() -> None:
         "trainium/trn1": {**empty, "rows": 1, "mape": 0.2, "worst_ape": 0.2, "coverage90": 0.9},
         "few": {**empty, "rows": 10, "coverage90": 1.0},
         "many": {**empty, "rows": 100, "coverage90": 1.0},
-        "nemo-docs": {**empty, "rows": 16, "coverage90": 0.6875},
+        "zero-bubble": {**empty, "rows": 36, "coverage90": 1.0},
     }
     picks = [
         Pick(NOTHING, "s", 0, 0.05, 0.03),
@@ -99,7 +99,7 @@ def test_the_page_of_targets() -> None:
     assert "* trainium/trn1: 90%\n" in page
     assert "* few: 100%: too few rows to tell (10 rows: 70% to 100%)\n" in page  # 0.9^10 is 35 %
     assert "* many: 100%: missed (100 rows: 85% to 95%)\n" in page
-    assert "* nemo-docs: 69%: missed (16 rows: 75% to 100%): three rows lie within two points of the ends" in page
+    assert "* zero-bubble: 100%: missed (36 rows: 81% to 97%): its vocabulary is not stated, so nothing" in page
     assert "| nothing | 1 | +5.0 | +3.0 | +2.0 |  |  |  |" in page
     assert "| pp > 1 | 1 | +6.0 | +2.0 | +4.0 | 1 | +4.0 | +2.0 |" in page  # no less than with nothing left out
     assert "All 2 picks with a feature left out: curse +2.5, corrected\n+0.0;" in page

@@ -419,23 +419,3 @@ def unlike_chunks_work_at_least_s(
     half_s = share_at_least_s(pp, m, work_s) + (pp - 1) / (2 * stages) * work_s + (stages - 1) * transfer_s
     waiting_s = where(waits, largest(plain_s, half_s), plain_s)
     return where(at_once, largest(waiting_s, through_s + (m - 1) / stages * work_s), waiting_s)
-
-
-def chunks_weights(pp: int, vpp: int, m: Number, tilt: float) -> list[Number]:
-    """How often a step counts the work of each rank, at least, where ranks wait: `unlike_chunks_work_at_least_s` by
-    rank.
-
-    Why: its weights may be any mean in which those of a >= 1 stay, and those of a = 0 add to a later rank's no less
-    than to an earlier one's. Then a stage of rank r counts m times the weights of r and (pp - 1 - r) / (pp vpp).
-    Transfers count pp vpp - 1 times at least.
-
-    tilt: 0 where all ranks have equal weights, up to 1 / vpp: the last rank has (1 + tilt) / pp, the first (1 - tilt) /
-    pp. pp is at least 2.
-
-    >>> chunks_weights(4, 2, m=8, tilt=0.0)
-    [2.375, 2.25, 2.125, 2.0]
-    >>> chunks_weights(4, 2, m=8, tilt=3 / 32)
-    [2.1875, 2.1875, 2.1875, 2.1875]
-    """
-    shares = [(1 + tilt * (2 * rank / (pp - 1) - 1)) / pp for rank in range(pp)]
-    return [m * share + (pp - 1 - rank) / (pp * vpp) for rank, share in enumerate(shares)]

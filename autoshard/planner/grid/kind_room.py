@@ -1,5 +1,4 @@
-"""What the memory of ranks allows, where blocks are of several kinds: bounds of all cuts and sets, for many layouts at
-once."""
+"""Bounds from the memory of ranks, where blocks are of several kinds: of all cuts and sets, for many layouts at once."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ ROUNDING = 1e-9
 
 
 class RankRoom(NamedTuple):
-    """What one rank has for blocks, by draft. rank: its number. held: microbatches that it holds of each chunk, (chunk,
+    """The room of one rank for blocks, by draft. rank: its number. held: microbatches that it holds of each chunk, (chunk,
     draft). waiting: microbatches whose weight gradients wait. room_bytes: memory that is left beside the rest."""
 
     rank: int
@@ -51,7 +50,7 @@ class RankRoom(NamedTuple):
 
 
 class Blocks:
-    """What blocks need in some drafts, (kind, draft, set) each, and what the ranks have for them. drafts: places."""
+    """The needs of blocks in some drafts, (kind, draft, set) each, and what the ranks have for them. drafts: places."""
 
     def __init__(self, whole: Whole, drafts: Array, limit_bytes: float):
         self.whole, self.drafts, self._limit_bytes = whole, drafts, limit_bytes
@@ -178,7 +177,7 @@ def _passes(blocks: Blocks, rank: RankRoom) -> tuple[Array, Array]:
 
 
 def _resources(blocks: Blocks, rank: RankRoom, time_s: Array, way_s: Array) -> Array:
-    """What a rank has for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s, way_s:
+    """The room of a rank for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s, way_s:
     as of `_times_s`."""
     launch_s, (ahead, back) = blocks.whole.problem.cluster.device.pass_launch_s, _passes(blocks, rank)
     own_s = time_s - 2 * blocks.m * blocks.vpp * launch_s

@@ -27,7 +27,7 @@ from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts
-from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s, tilted_at_least_s
+from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
 from autoshard.planner.grid.kind_stage_cuts import KindStageCuts, WeightsApartCuts
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
@@ -166,10 +166,6 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     if len(drafts):
         replayed_s = replayed_at_least_s(whole, drafts, limit_bytes, known_s)
         at_least_s[drafts] = kinds_at_least_s(whole, drafts, limit_bytes, replayed_s)
-        drafts = drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)]
-    if len(drafts) and whole.family.num_virtual_stages > 1:
-        tilted_s = tilted_at_least_s(whole, drafts, limit_bytes, known_s)
-        at_least_s[drafts] = np.maximum(at_least_s[drafts], tilted_s)
     for draft in drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)].tolist():
         yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft))
 
