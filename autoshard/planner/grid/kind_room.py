@@ -1,4 +1,4 @@
-"""Bounds from the memory of ranks, where blocks are of several kinds: of all cuts and sets, for many layouts at once."""
+"""Bounds from the memory of ranks, where blocks are of several kinds: of all cuts and sets, for many layouts."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ ROUNDING = 1e-9
 
 
 class RankRoom(NamedTuple):
-    """The room of one rank for blocks, by draft. rank: its number. held: microbatches that it holds of each chunk, (chunk,
-    draft). waiting: microbatches whose weight gradients wait. room_bytes: memory that is left beside the rest."""
+    """The room of one rank for blocks, by draft. rank: its number. held: microbatches that it holds of each chunk,
+    (chunk, draft). waiting: microbatches whose weight gradients wait. room_bytes: memory beside what is there always.
+    """
 
     rank: int
     held: Array
@@ -177,8 +178,8 @@ def _passes(blocks: Blocks, rank: RankRoom) -> tuple[Array, Array]:
 
 
 def _resources(blocks: Blocks, rank: RankRoom, time_s: Array, way_s: Array) -> Array:
-    """The room of a rank for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s, way_s:
-    as of `_times_s`."""
+    """The room of a rank for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s,
+    way_s: as of `_times_s`."""
     launch_s, (ahead, back) = blocks.whole.problem.cluster.device.pass_launch_s, _passes(blocks, rank)
     own_s = time_s - 2 * blocks.m * blocks.vpp * launch_s
     beside_s = time_s - way_s - (ahead + back).sum(0) * launch_s
