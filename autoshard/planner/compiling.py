@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from autoshard.backends.problem import Draft, Problem
+from autoshard.backends.problem import Problem
 from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.ranking import Timed, describe
@@ -32,7 +30,6 @@ from autoshard.spec.stack import STACKS
 from autoshard.units import format_seconds
 
 if TYPE_CHECKING:
-    from autoshard.planner.grid.arrays import Array
     from autoshard.planner.grid.table import Priced
 
 SAID = 3
@@ -68,13 +65,9 @@ class Compiling:
             self._refused[shape] = any(one.verdict is Verdict.REFUSED for one in self.judged(layout))
         return self._refused[shape]
 
-    def rows(self, priced: Priced) -> Array:
-        """By layout of some that are priced together, whether no graph is refused."""
-        drafts: tuple[Draft, ...] = tuple(priced.whole.drafts.drafts)
-        first, last = (int(priced.draft.min()), int(priced.draft.max())) if len(priced.draft) else (0, -1)
-        takes = np.array([not self.refuses(one) for one in drafts[first : last + 1]], bool)
-        found: Array = takes[priced.draft - first]
-        return found
+    def takes(self, priced: Priced, row: int) -> bool:
+        """Whether no graph is refused of one of the layouts that are priced together."""
+        return not self.refuses(priced.whole.drafts.drafts[priced.draft[row]])
 
 
 def compiling(problem: Problem) -> Compiling | None:

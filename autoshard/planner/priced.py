@@ -221,9 +221,10 @@ class PricedLayouts:
         above_bytes: float = 0.0,
         below_s: float = inf,
         such: Callable[[Priced], Array] | None = None,
+        takes: Callable[[Priced, int], bool] | None = None,
     ) -> Iterator[Timed]:
         """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
-        such: as of grid.order.fastest_first."""
+        such, takes: as of grid.order.fastest_first."""
         from autoshard.planner.grid.order import fastest_first
 
         streams: list[Iterator[Timed]] = []
@@ -235,12 +236,12 @@ class PricedLayouts:
                 heappush(heads, (head.step_time_s, place, head))
 
         def add(chunks: list[Priced]) -> None:
-            streams.append(fastest_first(chunks, limit_bytes, above_bytes, below_s, such))
+            streams.append(fastest_first(chunks, limit_bytes, above_bytes, below_s, such, takes))
             follow(len(streams) - 1)
 
         if self.others:
             most_s = min(below_s, self._below_s)
-            others = fastest_first(self.others, limit_bytes, above_bytes, most_s, such)
+            others = fastest_first(self.others, limit_bytes, above_bytes, most_s, such, takes)
             streams.append(one for one in others if one.step_time_s < most_s)
             follow(0)
         known = len(self.chunks)

@@ -191,7 +191,7 @@ def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -
     choice = choice._replace(graphs=graphs)
     if not graphs.refuses(chosen.strategy):
         return choice
-    rest = in_order(priced.fastest_first(choice.level.memory_bytes, such=graphs.rows))
+    rest = in_order(priced.fastest_first(choice.level.memory_bytes, takes=graphs.takes))
     best = fastest_that_compiles(graphs, choice.fastest, rest)
     if best is None:
         return choice

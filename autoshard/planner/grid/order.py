@@ -23,9 +23,10 @@ def fastest_first(
     above_bytes: float = 0.0,
     below_s: float = inf,
     such: Callable[[Priced], Array] | None = None,
+    takes: Callable[[Priced, int], bool] | None = None,
 ) -> Iterator[Timed]:
     """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`. such:
-    by layout, whether it is wanted at all.
+    by layout, whether it is wanted at all. takes: the same of one layout, (layouts, row), asked when its turn comes.
 
     Where a step time is a lower bound only, the layout is simulated when its turn comes, and waits until its step time
     has come up.
@@ -53,6 +54,8 @@ def fastest_first(
 
     for begin in range(0, len(order), AT_ONCE):
         places = order[begin : begin + AT_ONCE]
+        if takes is not None:
+            places = places[[takes(priced[chunk[place]], row[place]) for place in places]]
         exact = _exact_s(priced, chunk[places], row[places], times[places])
         for place, step_time_s, exact_s in zip(places.tolist(), times[places].tolist(), exact.tolist(), strict=True):
             while waiting and waiting[0][0] <= step_time_s:
