@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.manifest import QUANTITIES, read_manifest
+from autoshard.plans.plan import Plan
+from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.trainer.shard_files import host_copy, read_rank
 from autoshard.runtime.worker import Reporter
@@ -18,6 +21,7 @@ from tests.nxd.checkpoint_workers import saved
 from tests.nxd.workers import LEARNING_RATE, batch, connect, make_session
 
 STEPS = 20
+TIMEOUT_S = 120.0
 EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hf_llama_7B": ({"tp": 4, "kernel": "plain", "recompute": "core_attention"}, {"tp": 4, "zero": 1}),
     "hf_llama3_8B": (
@@ -50,34 +54,54 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Name in examples/conf of NxD Training -> (its layout, the one that it is migrated to), on 4 processes in FP32."""
 
 
-def migrate(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """20 steps under NxD, then 20 more under NxD and under torch from NxD's checkpoint; then 20 more under torch, and
-    under NxD from torch's.
+def leave(arguments: dict[str, Any], reporter: Reporter) -> dict[str, list[float]]:
+    """20 steps under NxD, saved as "left", and 20 more, saved as "stayed".
 
-    Returns the losses of each, and by quantity the difference of what they hold after 40 steps, as a share of its
+    Returns the losses of the later ones, as "nxd".
+    """
+    connect(reporter)
+    session = make_session(_there(arguments), reporter.rank)
+    _steps(session, 0, reporter)
+    _save(arguments, "left", STEPS, session, reporter)
+    losses = _steps(session, STEPS, reporter)
+    _save(arguments, "stayed", 2 * STEPS, session, reporter)
+    return {"nxd": losses}
+
+
+def go_on(arguments: dict[str, Any], reporter: Reporter) -> dict[str, list[float]]:
+    """20 steps under torch on a Neuron device from what NxD left, saved as "moved", and 20 more.
+
+    Returns the losses of both, as "torch" and "torch, on".
+    """
+    plan = plan_of(**EXAMPLES[arguments["name"]][1])
+    device = devices.device_of(plan, "neuron", False, reporter.local_rank)
+    devices.connect(device, timedelta(seconds=TIMEOUT_S), reporter)
+    session = make_session(plan, reporter.rank, Session, device)
+    _load(session, _folder(arguments, "left"))
+    losses = _steps(session, STEPS, reporter)
+    _save(arguments, "moved", 2 * STEPS, session, reporter)
+    return {"torch": losses, "torch, on": _steps(session, 2 * STEPS, reporter)}
+
+
+def come_back(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """20 steps under NxD from what torch saved.
+
+    Returns their losses, as "back", and by quantity the difference of what was moved to what stayed, as a share of its
     norm.
     """
     connect(reporter)
-    there, here = (plan_of(**layout) for layout in EXAMPLES[arguments["name"]])
-    store = LocalStore(Path(arguments["folder"]))
-    theirs = make_session(there, reporter.rank)
-    _steps(theirs, 0, reporter)
-    first = _saved(store, STEPS, there, theirs, reporter)
-    losses = {"nxd": _steps(theirs, STEPS, reporter)}
-    ours = make_session(here, reporter.rank, Session)
-    _load(ours, first)
-    losses["torch"] = _steps(ours, STEPS, reporter)
-    second = _saved(store, 2 * STEPS, here, ours, reporter)
-    held, read = host_copy(theirs.optimizer.state()), _read(theirs, second)
+    session = make_session(_there(arguments), reporter.rank)
+    stayed, moved = (_read(session, _folder(arguments, name)) for name in ("stayed", "moved"))
     differences = {
-        quantity: _difference([one[index] for one in held], [one[index] for one in read])
+        quantity: _difference([one[index] for one in stayed], [one[index] for one in moved])
         for index, quantity in enumerate(QUANTITIES)
     }
-    again = make_session(there, reporter.rank)
-    _load(again, second)
-    losses["back"] = _steps(again, 2 * STEPS, reporter)
-    losses["torch, on"] = _steps(ours, 2 * STEPS, reporter)
-    return {"losses": losses, "differences": differences}
+    _load(session, _folder(arguments, "moved"))
+    return {"back": _steps(session, 2 * STEPS, reporter), "differences": differences}
+
+
+def _there(arguments: dict[str, Any]) -> Plan:
+    return plan_of(**EXAMPLES[arguments["name"]][0])
 
 
 def _steps(session: Any, first: int, reporter: Reporter) -> list[float]:
@@ -89,13 +113,21 @@ def _steps(session: Any, first: int, reporter: Reporter) -> list[float]:
     return losses
 
 
-def _saved(store: LocalStore, step: int, plan: Any, session: Any, reporter: Reporter) -> Any:
+def _store(arguments: dict[str, Any], name: str) -> LocalStore:
+    return LocalStore(Path(arguments["folder"]) / name)
+
+
+def _folder(arguments: dict[str, Any], name: str) -> Any:
+    (folder,) = _store(arguments, name).folders()
+    return folder
+
+
+def _save(arguments: dict[str, Any], name: str, step: int, session: Any, reporter: Reporter) -> None:
     everyone: list[Any] = [None] * reporter.world_size
     dist.all_gather_object(everyone, (session.shards(), host_copy(session.optimizer.state())))
     if reporter.rank == 0:
-        saved(store, step, plan, everyone)
+        saved(_store(arguments, name), step, session.plan, everyone)
     dist.barrier()
-    return store.folders()[0]  # the newest
 
 
 def _read(session: Any, folder: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.nxd.migrated import EXAMPLES, STEPS
+from tests.neuron.installed import build, present
+from tests.nxd.migrated import STEPS
 from tests.nxd.test_conformance import run
 
 PROCESSES = 4
@@ -34,16 +37,26 @@ class Proof:
 
 
 def proof(name: str) -> Proof:
-    """Moves one of EXAMPLES there and back on 4 processes; takes a minute or two of CPU."""
-    with TemporaryDirectory() as folder:
-        ranks: Any = run("migrated:migrate", {"name": name, "folder": folder}, PROCESSES)
-    losses = [rank["losses"] for rank in ranks]
-    assert name in EXAMPLES and all(len(series) == STEPS for one in losses for series in one.values())
+    """Moves one of EXAMPLES there and back on 4 processes, under torch on the twin of a Neuron device
+    (tests/neuron/README.md); takes a minute or two of CPU."""
+    with TemporaryDirectory() as folder, TemporaryDirectory() as twin:
+        build(Path(twin))
+        arguments = {"name": name, "folder": folder}
+        ranks = [*run("migrated:leave", arguments, PROCESSES)]
+        with present(Path(twin)):
+            ranks = _with(ranks, run("migrated:go_on", arguments, PROCESSES))
+        ranks = _with(ranks, run("migrated:come_back", arguments, PROCESSES))
+    assert all(len(one[series]) == STEPS for one in ranks for series in ("nxd", "torch", "torch, on", "back"))
     return Proof(
-        max(_apart(one["torch"], one["nxd"]) for one in losses),
-        max(_apart(one["back"], one["torch, on"]) for one in losses),
+        max(_apart(one["torch"], one["nxd"]) for one in ranks),
+        max(_apart(one["back"], one["torch, on"]) for one in ranks),
         **{what: max(rank["differences"][what] for rank in ranks) for what in ranks[0]["differences"]},
     )
+
+
+def _with(known: list[Any], more: Iterable[Any]) -> list[Any]:
+    """By rank, what is known and more of it."""
+    return [one | other for one, other in zip(known, more, strict=True)]
 
 
 def _apart(found: list[float], expected: list[float]) -> float:

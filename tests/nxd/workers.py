@@ -22,6 +22,7 @@ from tests.nxd.cases import CASES, plan_of
 STEPS = 3
 LEARNING_RATE = 1e-3
 SEED = 3
+CPU = torch.device("cpu")
 NEGLIGIBLE = 1e-5
 """A gradient this much smaller than the largest is rounding, which Adam scales up: a key's bias has none."""
 
@@ -52,12 +53,14 @@ def batch(plan: Plan, step: int, unlearned: int = 3) -> tuple[Any, Any]:
     return tokens[:, :-1], labels
 
 
-def make_session(plan: Plan, rank: int, make: Callable[..., Any] | None = None) -> Any:
-    """On neuronx-distributed, or what `make` makes."""
-    from autoshard.runtime.nxd_backend.session import NxdSession
+def make_session(plan: Plan, rank: int, make: Callable[..., Any] | None = None, device: torch.device = CPU) -> Any:
+    """On neuronx-distributed, or what `make` makes on a device."""
+    if make is None:
+        from autoshard.runtime.nxd_backend.session import NxdSession
 
+        make = NxdSession
     settings = optimizer_settings(plan.training.precision, LEARNING_RATE, plan.strategy.zero, SEED)
-    return (make or NxdSession)(plan, rank, torch.device("cpu"), settings, SEED)
+    return make(plan, rank, device, settings, SEED)
 
 
 def trained(
