@@ -144,9 +144,10 @@ def kill(folder: Path, randomness: random.Random) -> Moment:
                 _wait(lambda: any(folder.glob("saved/step-*.tmp/*")), process, log)
             time.sleep(randomness.uniform(0, WITHIN_S[phase]))
             known = newest(folder)
-            workers = psutil.Process(process.pid).children()
-            everyone = [*workers, psutil.Process(process.pid)]
-            victims = randomness.choice((everyone[:1], everyone))
+            supervisor = psutil.Process(process.pid)
+            workers = supervisor.children()  # ranks, and who forks them
+            ranks = [one for one in workers if one.name().startswith("rank ")]
+            victims = randomness.choice(([*ranks, supervisor][:1], [*workers, supervisor]))
             while_saving = any(folder.glob("saved/step-*.tmp"))
             for one in victims:
                 one.kill()

@@ -47,11 +47,12 @@ power of two that comes nearest to the peak FLOP/s before. hf_llama_7B has the 3
 
 Layouts, steps and memory are those of the examples' own size, by the cost model: nothing here ran on a chip.
 
-The columns from `made small` on are from runs on four CPU processes in FP32, on small models with the example's layers:
-20 steps under neuronx-distributed 0.18, the real library; from its checkpoint 20 more under it and under the torch
-backend; from torch's checkpoint 20 more under both. They are the largest relative differences of a loss there, of a
-loss back, and of weights and moments after the steps there (norms, any rank). tests/nxd/test_migrate.py makes the same
-runs and allows 1e-5. `python -m benchmarks.migrations` writes this page.
+The columns from `made small` on are from runs of four processes in FP32, on small models with the example's layers: 20
+steps under neuronx-distributed 0.18, the real library, on the CPU; from its checkpoint 20 more under it, and under the
+torch backend on the twin of a Neuron device (tests/neuron/README.md); from torch's checkpoint 20 more under both. They
+are the largest relative differences of a loss there, of a loss back, and of weights and moments after the steps there
+(norms, any rank). tests/nxd/test_migrate.py makes the same runs and allows 1e-5. `python -m benchmarks.migrations`
+writes this page.
 
 """
 
