@@ -252,8 +252,7 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
 
 
 def _first_attention(model: ModelSpec) -> str:
-    """What the names of the first block's attention begin with, such as "model.layers.0.self_attn."; NxD's begin
-    alike."""
+    """The prefix of names in the first block's attention, such as "model.layers.0.self_attn."; NxD's begin alike."""
     keys = "k_proj.weight"
     return next(name for name in parameter_dims(model)[0] if name.endswith(keys)).removesuffix(keys)
 

@@ -151,7 +151,7 @@ def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
 
 
 def _overlapped(after: After, load: RankLoad, pipeline: tuple[int, int, int], software: Software) -> After:
-    """What of the data-parallel transfers nothing hides. pipeline: (pp, num_microbatches, vpp).
+    """The part of data-parallel transfers that nothing hides. pipeline: (pp, num_microbatches, vpp).
 
     They hide behind a share of the last microbatch's backward and of the next one's forward; with sharded parameters
     they run in every microbatch, twice the gathers, and hide behind a share of all its work, which takes longer

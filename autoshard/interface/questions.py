@@ -189,7 +189,7 @@ def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S) -> Iterator[S
 
 
 def _question(plan: plans.Plan) -> tuple[object, ...]:
-    """What the answers about a plan follow from: its operators too, of which the step time tells."""
+    """All that the answers about a plan follow from: its operators too, of which the step time tells."""
     sure = None if plan.search is None else plan.search.fit_probability
     problem = plan.model, plan.training, plan.cluster, plan.backend
     return *problem, plan.pins, plan.strategy, plan.estimate.step_time_s, sure

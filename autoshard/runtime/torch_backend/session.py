@@ -235,7 +235,7 @@ class Session:
 
 
 def _further_tokens(inputs: torch.Tensor, labels: torch.Tensor, starts: Tokens | None) -> dict[str, torch.Tensor]:
-    """What a prediction module reads, [batch, seq]: the token behind each place, and the label of that one. A row's
+    """The inputs of a prediction module, [batch, seq]: the token behind each place, and the label of that one. A row's
     last place has neither, a document's last no label."""
     ids, ahead = torch.zeros_like(inputs), torch.full_like(labels, NOT_LEARNED)
     ids[:, :-1], ahead[:, :-1] = inputs[:, 1:], labels[:, 1:]
