@@ -30,7 +30,7 @@ from autoshard.layout.mesh import (
     replicas_of_experts,
 )
 from autoshard.layout.sharding import OperatorChoices, stage_program
-from autoshard.layout.strategy import Strategy
+from autoshard.layout.strategy import ATTENTION_KERNELS, Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
@@ -337,7 +337,6 @@ def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, softw
     return law_of
 
 
-@lru_cache(maxsize=2048)
 def stage_work(
     model: ModelSpec,
     sequence_length: int,
@@ -356,6 +355,39 @@ def stage_work(
     Where tensor-parallel ranks hold experts of their own, these split the experts first: the exchange over ep then
     splits them further. Raises AutoshardError for ranks that share sequences and not their experts.
     """
+    seen = seen_by_operators(model, shape, layers, last)
+    if seen is not shape:
+        capacity_factor = 1.0
+    return _stage_work(
+        model, sequence_length, capacity_factor, dtype, seen, kv_inner, layers, first, last, quantized
+    )
+
+
+def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ...], last: bool) -> LocalShape:
+    """The local shape with the usual value of all that a stage's operators do not see: without experts, how these are
+    spread; without blocks, also how attention is computed. layers, last: as of `stage_work`."""
+    predicts = last and model.multi_token_prediction is not None
+    if model.graph is not None or shape.operators or predicts or any(map(model.has_experts, layers)):
+        return shape
+    ep = min(shape.ep, 2 * shape.cp)
+    if layers:
+        return replace(shape, ep=ep, etp=None)
+    return replace(shape, ep=ep, etp=None, attention_kernel=ATTENTION_KERNELS[0], context_parallel=UNUSED)
+
+
+@lru_cache(maxsize=2048)
+def _stage_work(
+    model: ModelSpec,
+    sequence_length: int,
+    capacity_factor: float,
+    dtype: str,
+    shape: LocalShape,
+    kv_inner: bool,
+    layers: tuple[int, ...],
+    first: bool,
+    last: bool,
+    quantized: Quantized,
+) -> ProgramWork:
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
     kv_heads = padded_heads(model, shape.tp).key_value
