@@ -358,9 +358,7 @@ def stage_work(
     seen = seen_by_operators(model, shape, layers, last)
     if seen is not shape:
         capacity_factor = 1.0
-    return _stage_work(
-        model, sequence_length, capacity_factor, dtype, seen, kv_inner, layers, first, last, quantized
-    )
+    return _stage_work(model, sequence_length, capacity_factor, dtype, seen, kv_inner, layers, first, last, quantized)
 
 
 def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ...], last: bool) -> LocalShape:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from typing import TypeVar
 
 from autoshard.graph.ir import OPERAND_BYTES, Graph
 from autoshard.graph.operators import KINDS, Internal
@@ -13,6 +15,8 @@ from autoshard.graph.states import COLLECTIVES
 
 QUANTIZED = ":quantized"
 """Ends the name of a quantised copy of a tensor."""
+StepT = TypeVar("StepT", OperatorStep, Step)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, order=True)
@@ -46,6 +50,23 @@ class OperatorWork:
     backward_flops_ratio: float
 
 
+def once_a_step(
+    count: Callable[[Program, StepT], Found],
+) -> Callable[[Program, StepT], Found]:
+    """The function of a program and a step, which keeps its results with the program: many counts ask for them."""
+    name = f"_{count.__name__}"
+
+    @wraps(count)
+    def known(program: Program, step: StepT) -> Found:
+        results: dict[int, tuple[StepT, Found]] = program.__dict__.setdefault(name, {})
+        found = results.get(id(step))
+        if found is None or found[0] is not step:  # an id that another step had
+            found = results[id(step)] = step, count(program, step)
+        return found[1]
+
+    return known
+
+
 def operator_steps(step: Step) -> tuple[OperatorStep, ...]:
     """The operators that run in a step: one, several that share a gathered input, or none in a redistribution."""
     if isinstance(step, OperatorStep):
@@ -53,7 +74,8 @@ def operator_steps(step: Step) -> tuple[OperatorStep, ...]:
     return step.einsums if isinstance(step, GatherEinsumStep) else ()
 
 
-def loop_sizes(program: Program, step: OperatorStep) -> dict[str, float]:
+@once_a_step
+def loop_sizes(program: Program, step: OperatorStep) -> Mapping[str, float]:
     """Local size of each dim of the graph on one rank while the operator of this step runs."""
     sizes: dict[str, float] = dict(program.graph.sizes)
     for axis, size in program.axes.items():
@@ -86,7 +108,8 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
     )
 
 
-def saved_activations(program: Program, step: Step) -> dict[str, float]:
+@once_a_step
+def saved_activations(program: Program, step: Step) -> Mapping[str, float]:
     """Name -> bytes of the buffers that autograd keeps for this step's backward, on one rank.
 
     Two steps that keep the same buffer give it the same name.

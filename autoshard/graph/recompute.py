@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -126,13 +126,12 @@ def _cuts(owners: tuple[Owner | None, ...], recompute: str) -> tuple[tuple[int, 
 class _Known:
     """Results kept with a program, because every recompute set asks for them again.
 
-    owners: for each step, the operator of a block with which it runs again, if any. saved: `saved_activations` by step.
-    kept, replay_stops: by segment, which many sets share.
+    owners: for each step, the operator of a block with which it runs again, if any. kept, replay_stops: by segment,
+    which many sets share.
     """
 
     owners: tuple[Owner | None, ...]
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
-    saved: dict[int, dict[str, float]] = field(default_factory=dict)
     kept: dict[tuple[int, int, bool], dict[str, float]] = field(default_factory=dict)
     replay_stops: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -192,12 +191,8 @@ def _replay_stop(program: Program, start: int, stop: int) -> int:
     return known[start, stop]
 
 
-def _saved(program: Program, index: int) -> dict[str, float]:
-    """`saved_activations` of one step."""
-    known = _known(program).saved
-    if index not in known:
-        known[index] = saved_activations(program, program.steps[index])
-    return known[index]
+def _saved(program: Program, index: int) -> Mapping[str, float]:
+    return saved_activations(program, program.steps[index])
 
 
 def kept_activations(program: Program, recompute: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from autoshard.cost.zero_sharding import (
 )
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.unit_costs import unit_programs
+from autoshard.planner.grid.unit_costs import Units, unit_programs
 
 MANY_BLOCKS = 1 << 20
 """So many fill thousands of buckets."""
@@ -44,9 +44,7 @@ class RankState:
         self.state = self._state(hidden_bytes(problem.model, problem.training, replace(shape, microbatch_size=1)))
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> ModelContents:
-        units = unit_programs(problem, shape)
-        blocks = dict(zip(problem.model.kinds, units.blocks, strict=True))
-        return model_contents(blocks, units.embedding, units.head, units.tied if mesh.pp == 1 else None)
+        return _contents(unit_programs(problem, shape), problem.model.kinds, mesh.pp == 1)
 
     def _state(self, hidden_bytes: float) -> State:
         """hidden_bytes: of a microbatch of one sequence."""
@@ -99,6 +97,13 @@ class RankState:
         rates_s = ((1 - OF_LAST_BUCKET) * self.after_kinds_s(many, False, False) / MANY_BLOCKS for many in of_each)
         shared_s = sum(count * rate for count, rate in zip(blocks, rates_s, strict=True)) / self._mesh.pp
         return max(alone_s, shared_s)
+
+
+@lru_cache(maxsize=2048)
+def _contents(units: Units, kinds: tuple[int, ...], together: bool) -> ModelContents:
+    """Contents of the ranks that run these programs. together: whether one rank has both ends of the model."""
+    blocks = dict(zip(kinds, units.blocks, strict=True))
+    return model_contents(blocks, units.embedding, units.head, units.tied if together else None)
 
 
 def stacked(states: Sequence[State]) -> State:
