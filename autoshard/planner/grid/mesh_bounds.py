@@ -43,6 +43,8 @@ PRICES = 8
 """Prices of memory that are tried."""
 HALVINGS = 6
 """Passes that look for the seconds of the slowest stage."""
+AT_ONCE = 1 << 15
+"""Numbers of an array that stays in a core's cache."""
 
 
 class Bounds(NamedTuple):
@@ -337,12 +339,14 @@ class _Parts:
             if family.num_virtual_stages == 1 and len(counts) == 1:
                 may = needed <= limit_bytes
                 ends[-1] -= at_end  # what blocks replay comes when the loss is over
-                room = (limit_bytes - base - ends)[:, may, None] - replayed[0][may]
-                room[-1] = (limit_bytes - base - ends[-1])[may, None] - np.maximum(replayed[0], at_end[:, None])[may]
-                fit = room / (state[0][:, may, None] + held[:, may, None] * kept[0][may])
                 first_s, last_s = (end_s[may] for end_s in work.ends_s)
+                of_set = replayed[0][may].T, kept[0][may].T, block_s[may].T
+                room = (limit_bytes - base - ends)[:, may]
+                at_last = room[-1] - at_end[may]
                 slowest_s = np.zeros(len(may))
-                slowest_s[may] = self._slowest_s(family.pp, np.maximum(fit, 0.0), block_s[may], (first_s, last_s))
+                slowest_s[may] = self._slowest_s(
+                    room, at_last, state[0][:, may], held[:, may], *of_set, (first_s, last_s)
+                )
         slowest_s = np.minimum(slowest_s, LONG_S)
         seconds = self._by_work_s(family, rows, work, block_s.min(1), slowest_s)
         needed = needed * (1 - FEWER_BYTES)
@@ -430,25 +434,59 @@ class _Parts:
             np.maximum(least_s, (block_s + price[:, None] * kept).min(1) - price * room, out=least_s)
         return least_s
 
-    def _slowest_s(self, pp: int, fit: Array, block_s: Array, ends_s: tuple[Array, Array]) -> Array:
+    def _slowest_s(
+        self,
+        room: Array,
+        at_last: Array,
+        state: Array,
+        held: Array,
+        replayed: Array,
+        kept: Array,
+        block_s: Array,
+        ends_s: tuple[Array, Array],
+    ) -> Array:
         """Seconds of one microbatch on the slowest rank, at least, by row; one chunk a rank, blocks of one kind.
 
         Why: a rank holds no more blocks than fit with some set, nor more than it works on in time. So the ranks hold
         all blocks only if the slowest one has time enough.
 
-        fit: blocks that fit, (rank, row, set). block_s: (row, set).
+        room: bytes for blocks, (rank, row). at_last: the same on the last rank while the loss is computed, (row,).
+        state: bytes of a block, held: microbatches of it, (rank, row). replayed, kept: bytes of a microbatch, block_s:
+        its seconds, (set, row). ends_s: of the ends, (row,).
         """
-        layers = self._problem.model.num_hidden_layers
-        own_s = np.zeros(fit.shape[:2])
+        slowest_s = np.empty(room.shape[1])
+        at_once = max(1, AT_ONCE // (len(room) * len(block_s)))
+        for begin in range(0, len(slowest_s), at_once):
+            rows = slice(begin, begin + at_once)
+            free = room[:, rows] - replayed[:, None, rows]
+            free[:, -1] = np.minimum(free[:, -1], at_last[rows])
+            fit = np.maximum(free / (state[:, rows] + held[:, rows] * kept[:, None, rows]), 0.0)
+            of_ends = ends_s[0][rows], ends_s[1][rows]
+            slowest_s[rows] = self._slowest_of(fit, block_s[:, rows], of_ends)
+        return slowest_s
+
+    def _slowest_of(self, fit: Array, block_s: Array, ends_s: tuple[Array, Array]) -> Array:
+        """The seconds of `_slowest_s`, by row. fit: blocks that fit, (set, rank, row)."""
+        layers, ranks = self._problem.model.num_hidden_layers, fit.shape[1]
+        own_s = np.zeros(fit.shape[1:])
         own_s[0] += ends_s[0]
         own_s[-1] += ends_s[1]
-        low, high = layers * block_s.min(1) / pp, layers * block_s.max(1)
-        fits = np.floor(fit.max(2) + ROUNDING).sum(0) >= layers
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            blocks = np.minimum(fit, np.maximum(middle - own_s, 0.0)[:, :, None] / block_s).max(2)
-            enough = blocks.sum(0) >= layers
-            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        low, high = layers * block_s.min(0) / ranks, layers * block_s.max(0)
+        fits = np.floor(fit.max(0) + ROUNDING).sum(0) >= layers
+
+        def is_enough(seconds: Array, rows: Array) -> Array:
+            free_s = np.maximum(seconds - own_s[:, rows], 0.0)
+            blocks = np.minimum(fit[:, :, rows], free_s / block_s[:, None, rows]).max(0)
+            enough: Array = blocks.sum(0) >= layers
+            return enough
+
+        rows = np.flatnonzero(fits)
+        nearest = low + (high - low) / (1 << HALVINGS)
+        rows = rows[~is_enough(nearest[rows], rows)]  # of the others no pass would move the lower end
+        for _ in range(HALVINGS if len(rows) else 0):
+            middle = (low[rows] + high[rows]) / 2
+            enough = is_enough(middle, rows)
+            low[rows], high[rows] = np.where(enough, low[rows], middle), np.where(enough, middle, high[rows])
         return np.where(fits, low, LONG_S)
 
 
