@@ -11,7 +11,7 @@ from autoshard.cost.values import Term
 from autoshard.explanation.advice import advice, expected_step_time_s
 from autoshard.explanation.doubt import doubt, memory_interval
 from autoshard.explanation.links import axis_links
-from autoshard.jobs.native import first_start
+from autoshard.jobs.native import first_start, graphs_by_rank
 from autoshard.layout.mesh import AXIS_ORDER, Mesh
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
@@ -20,7 +20,7 @@ from autoshard.plans.layout_syntax import CHOICES, DEGREES
 from autoshard.plans.names import layout_name, recompute_by_stage, recompute_words, sharding_name, short_name
 from autoshard.plans.plan import Plan, SearchSummary
 from autoshard.plans.search_result import Candidate, Rejection
-from autoshard.plans.stage_sections import RankGraphs, rank_graphs
+from autoshard.plans.stage_sections import RankGraphs
 from autoshard.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -315,10 +315,10 @@ def _experts(plan: Plan) -> str:
 
 def _graphs(plan: Plan) -> str:
     """How many graphs a rank compiles for a step, of what; where pipeline ranks differ, of which."""
-    ranks = [rank_graphs(plan, plan.mesh.rank(pp, {})) for pp in range(plan.strategy.pp)]
+    ranks = graphs_by_rank(plan)
     runs = groupby(enumerate(ranks), key=lambda one: one[1])
     found = [([pp for pp, _ in same], counts) for counts, same in runs]
-    start = f"a first start compiles for {first_start(plan)}"
+    start = f"a first start compiles for {first_start(plan, ranks)}"
     if len(found) == 1:
         return f"{ranks[0].graphs} a rank: {_counted(ranks[0], plan.cluster.compiles_stages)}; {start}"
     most = max(range(len(ranks)), key=lambda pp: ranks[pp].graphs)

@@ -5,11 +5,11 @@ Sources are in brackets: doc is the Neuron documentation 2.33, src torch-neuronx
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.plans.plan import Plan
-from autoshard.plans.stage_sections import rank_graphs
+from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.precedents.graph_size import Region, regions
 from autoshard.spec.platform import Variable
 
@@ -71,18 +71,24 @@ def native_compilation(plan: Plan) -> str:
         return "To compile: nothing ahead; native PyTorch runs operators one by one, each from its cache."
     what = "what ranks compute of a block between collectives, once for equal blocks"
     what = "both passes through each stage of a rank" if plan.cluster.compiles_stages else what
+    start = first_start(plan, graphs_by_rank(plan))
     return (
         f"To compile: {what}, and the optimizer. A "
-        f"first start takes {first_start(plan)} (graphs of 8 to 323 nodes took 1.4 to 5.1 s each, whole models 11 "
+        f"first start takes {start} (graphs of 8 to 323 nodes took 1.4 to 5.1 s each, whole models 11 "
         "to 51 minutes; third parties), later ones read the cache. Another tp, cp, ep, microbatch, sequence length, "
         "recompute set or precision compiles anew; another number of nodes, cut, schedule or global batch does not."
     )
 
 
-def first_start(plan: Plan) -> str:
-    """How long a first start takes, such as "1 to 2 minutes": the rank that compiles most keeps the others waiting."""
+def graphs_by_rank(plan: Plan) -> list[RankGraphs]:
+    """The graphs that a rank of each pipeline rank compiles."""
+    return [rank_graphs(plan, plan.mesh.rank(pp, {})) for pp in range(plan.strategy.pp)]
+
+
+def first_start(plan: Plan, ranks: Sequence[RankGraphs]) -> str:
+    """How long a first start takes, such as "1 to 2 minutes": the rank that compiles most keeps the others waiting.
+    ranks: as `graphs_by_rank` has them."""
     found = regions(plan.model, plan.training, plan.cluster, plan.strategy)
-    ranks = (rank_graphs(plan, plan.mesh.rank(pp, {})) for pp in range(plan.strategy.pp))
     low_s, high_s = first_start_s(max(one.graphs for one in ranks), found)
     return f"{max(1, round(low_s / 60))} to {max(2, round(high_s / 60))} minutes"
 

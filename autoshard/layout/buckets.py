@@ -131,10 +131,17 @@ def units(program: Program, mesh: Mesh, tied: frozenset[str], zero: int) -> dict
 
 def read_in_backward(program: Program, names: Iterable[str]) -> bool:
     """Whether backward reads the values of any of these parameters, so that ZeRO-3 gathers them again."""
-    wanted = set(names)
-    return any(
-        one.inputs[index] in wanted
-        for step in program.steps
-        for one in operator_steps(step)
-        for index in KINDS[one.operator.kind].saved_inputs(one.operator, program.graph)
-    )
+    return not _read_in_backward(program).isdisjoint(names)
+
+
+def _read_in_backward(program: Program) -> frozenset[str]:
+    """The inputs that backward reads, kept with the program."""
+    known: frozenset[str] | None = program.__dict__.get("_read_in_backward")
+    if known is None:
+        known = program.__dict__["_read_in_backward"] = frozenset(
+            one.inputs[index]
+            for step in program.steps
+            for one in operator_steps(step)
+            for index in KINDS[one.operator.kind].saved_inputs(one.operator, program.graph)
+        )
+    return known

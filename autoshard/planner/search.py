@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from heapq import merge
 from math import floor, inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -331,9 +331,29 @@ def _choice_notes(choice: Choice) -> Iterator[str]:
         )
 
 
+class NothingLegal(AutoshardError):
+    """Every layout breaks a rule. Which rules stand in the way is found when the text is read: nobody reads it where
+    another backend has an answer."""
+
+    def __init__(self, problem: Problem, pins: Pins):
+        super().__init__(problem, pins)
+        self._problem, self._pins = problem, pins
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        from autoshard.planner.obstacles import obstacles
+
+        cluster, fixed = self._problem.cluster, self._pins.fixed
+        given = "".join((" with " if fixed else "", " ".join(f"{field}={value}" for field, value in fixed.items())))
+        where = f"{self._problem.model.name} on {cluster.nodes} x {cluster.instance}{given}"
+        return f"no layout of {where} is legal: {obstacles(self._problem, self._pins).text}"
+
+
 def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
     """The error of a search without an answer: no layout is legal, or none fits and this is what would."""
-    from autoshard.planner.obstacles import obstacles
     from autoshard.planner.smallest_cluster import shortage
 
     cluster, name = problem.cluster, problem.model.name
@@ -344,9 +364,7 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
             "leave beaten_path out, or use more nodes"
         )
     if MEMORY not in tally.counts:
-        fixed = " ".join(f"{field}={value}" for field, value in pins.fixed.items())
-        given = f" with {fixed}" if fixed else ""
-        return AutoshardError(f"no layout of {name} on {where}{given} is legal: {obstacles(problem, pins).text}")
+        return NothingLegal(problem, pins)
     needed = tally.nearest_miss(MEMORY)
     return NoLayoutFits(
         f"no layout fits {name} on {where}: the smallest needs {format_bytes(needed)} a device, "

@@ -18,7 +18,7 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.jobs.graphs import StageGraphs, graph_changes, num_distinct_graphs, stage_graphs
 from autoshard.jobs.kubernetes import node_script, pytorch_job
-from autoshard.jobs.native import first_start, first_start_s
+from autoshard.jobs.native import first_start, first_start_s, graphs_by_rank
 from autoshard.jobs.options import LaunchOptions
 from autoshard.jobs.slurm import sbatch_script
 from autoshard.jobs.variables import variables
@@ -174,7 +174,7 @@ def test_the_first_start_counts_every_graph_of_the_rank_that_has_most() -> None:
     graphs = max(rank_graphs(plan, plan.mesh.rank(pp, {})).graphs for pp in range(plan.strategy.pp))
     _, high_s = first_start_s(graphs, regions(plan.model, plan.training, plan.cluster, plan.strategy))
     assert graphs == 2 * 4 + 3 + 3  # four runs between collectives; matrices of a block, tables and norms
-    assert first_start(plan) == f"1 to {round(high_s / 60)} minutes"
+    assert first_start(plan, graphs_by_rank(plan)) == f"1 to {round(high_s / 60)} minutes"
 
 
 def test_graphs_of_regions_do_not_depend_on_nodes() -> None:

@@ -291,7 +291,7 @@ def test_pins_that_contradict_are_one_error(pins: Pins, message: str) -> None:
     with pytest.raises(AutoshardError) as error:
         llama_70b(pins)
     assert str(error.value) == message
-    assert type(error.value) is AutoshardError
+    assert not isinstance(error.value, NoLayoutFits)
 
 
 def test_nothing_fits_names_the_nearest_miss_and_what_would_fit() -> None:
