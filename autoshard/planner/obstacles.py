@@ -6,8 +6,7 @@ does not divide, many layouts break some rule on degrees before that one, and st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from autoshard.backends.problem import Draft, Problem, Rule
@@ -84,26 +83,41 @@ def _fewest_broken(problem: Problem, pins: Pins, mesh: Draft, rules: tuple[Rule,
         for size in microbatch_sizes(problem, pins, mesh)
     ]
     zeros = sorted(zero_stages(problem, pins, mesh), reverse=True)  # what holds least first
-    layouts = (draft._replace(zero=zero) for zero, draft in product(zeros, schedules))
     return {
-        **_least(problem, mesh_rules(problem.backend), sequence_parallel),
-        **_least(problem, kernel_rules(problem.backend), kernels),
-        **_least(problem, (*state_rules(problem.backend), *rules, *LAYOUT_RULES, *SENDING_RULES), layouts),
+        **_least(_broken(problem, mesh_rules(problem.backend), draft) for draft in sequence_parallel),
+        **_least(_broken(problem, kernel_rules(problem.backend), draft) for draft in kernels),
+        **_least(_of_layouts(problem, [mesh._replace(zero=zero) for zero in zeros], schedules, rules)),
     }
 
 
-def _words(broken: Broken) -> str:
-    said = [reason for reason, more in SAID_BY.items() if more in broken]
-    return "; ".join(wrong for reason, wrong in broken.items() if reason not in said)
+def _of_layouts(
+    problem: Problem, states: Sequence[Draft], schedules: Sequence[Draft], rules: tuple[Rule, ...]
+) -> Iterator[Broken]:
+    """The rules that each schedule breaks with each stage of ZeRO. Only those on what is sent read both, and of the
+    schedule its name alone."""
+    of_schedules = [_broken(problem, LAYOUT_RULES, draft) for draft in schedules]
+    names = [draft.schedule for draft in schedules]
+    for state in states:
+        of_state = _broken(problem, (*state_rules(problem.backend), *rules), state)
+        sending = {name: _broken(problem, SENDING_RULES, state._replace(schedule=name)) for name in set(names)}
+        yield from ({**of_state, **broken, **sending[name]} for name, broken in zip(names, of_schedules, strict=True))
 
 
-def _least(problem: Problem, rules: tuple[Rule, ...], drafts: Iterable[Draft]) -> Broken:
-    """The rules that the draft breaks which breaks fewest, the first of equals."""
+def _broken(problem: Problem, rules: tuple[Rule, ...], draft: Draft) -> Broken:
+    return {rule.reason: wrong for rule in rules if (wrong := rule.check(problem, draft)) is not None}
+
+
+def _least(several: Iterable[Broken]) -> Broken:
+    """The broken rules of the draft which breaks fewest, the first of equals."""
     least: Broken | None = None
-    for draft in drafts:
-        broken = {rule.reason: wrong for rule in rules if (wrong := rule.check(problem, draft)) is not None}
+    for broken in several:
         if least is None or len(broken) < len(least):
             least = broken
         if not least:
             break
     return least or {}
+
+
+def _words(broken: Broken) -> str:
+    said = [reason for reason, more in SAID_BY.items() if more in broken]
+    return "; ".join(wrong for reason, wrong in broken.items() if reason not in said)
