@@ -6,8 +6,10 @@ best is for the refinement to say.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -107,22 +109,23 @@ def balanced_cut(model: ModelSpec, stages: int, work: tuple[int, ...]) -> tuple[
     *kinds, first, last = work
     of_kind = dict(zip(model.kinds, kinds, strict=True))
     blocks = [of_kind[kind] for kind in model.block_kinds][::-1]
-    low, high = max(blocks) - 1, sum(blocks) + first + last
+    before = [0, *accumulate(blocks)]
+    low, high = max(blocks) - 1, before[-1] + first + last
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _filled(blocks, stages, middle, first, last) else (middle, high)
-    cut = _filled(blocks, stages, high, first, last)
+        low, high = (low, middle) if _filled(before, stages, middle, first, last) else (middle, high)
+    cut = _filled(before, stages, high, first, last)
     assert cut is not None, "all blocks fit the last limit"
     return cut
 
 
-def _filled(blocks: Sequence[int], stages: int, most: int, first: int, last: int) -> tuple[int, ...] | None:
+def _filled(before: Sequence[int], stages: int, most: int, first: int, last: int) -> tuple[int, ...] | None:
     """Blocks of each stage, one at least, where no stage of several works more than `most`; None where there is no such
-    cut. blocks: work of each, the last one first."""
-    cut, place = [], 0
+    cut. before: work of all blocks before each one and of all together, the last block first."""
+    cut, place, count = [], 0, len(before) - 1
     for stage in range(stages - 1, -1, -1):
         room, begin = most - last * (stage == stages - 1) - first * (stage == 0), place
-        while place < len(blocks) - stage and (place == begin or blocks[place] <= room):
-            room, place = room - blocks[place], place + 1
+        full = bisect_right(before, before[begin] + room) - 1
+        place = max(begin, min(max(full, begin + 1), count - stage))
         cut.append(place - begin)
-    return tuple(reversed(cut)) if place == len(blocks) else None
+    return tuple(reversed(cut)) if place == count else None
