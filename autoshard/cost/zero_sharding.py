@@ -378,12 +378,14 @@ def in_work_bytes(
     kept: tuple[Number, Number],
     blocks: Number,
     hidden_bytes: Number,
+    opens: Number = 1.0,
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
     gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
     at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
-    is over when blocks run backward. blocks: of a chunk.
+    is over when blocks run backward. blocks: of a chunk. opens: 1 where such a block may be the first one of a
+    backward, else 0: then the bucket of the head has left before, and the head comes before a block of another kind.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -401,14 +403,16 @@ def in_work_bytes(
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     kept_by_blocks, kept_by_loss = kept
     shared, waiting = ends.tied * first * (whole + parameter), ends.waiting * parameter
-    behind_head = several * larger * whole + last * on_its_way
+    behind_head = several * larger * whole + opens * last * on_its_way
     between = many * larger * whole + several * other * on_its_way
     back_at_end = apart * block.back_late + (1 - apart) * block.back_after
     late = block.late * parameter - block.back_late * hidden_bytes
     gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
     of_larger = block_work + block.all * whole + gradients + largest(behind_head, between)
     after = block_work - block.back_after * hidden_bytes
-    of_other = after + (other + several * larger) * whole + other * parameter + largest(larger, last) * on_its_way
+    of_other = (
+        after + (other + several * larger) * whole + other * parameter + largest(larger, opens * last) * on_its_way
+    )
     leaving = block_work - block.back_leaving * hidden_bytes
     of_leaving = leaving + (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
     of_block = largest(largest(of_larger, apart * of_other), of_leaving) + shared + waiting
@@ -423,4 +427,4 @@ def in_work_bytes(
     on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
     of_head = largest(of_head, predicts * on_prediction)
     of_embedding = first * (parameter + on_its_way) + shared - kept_by_blocks
-    return largest(largest(of_block, of_head) - kept_by_loss, of_embedding)
+    return largest(largest(of_block, opens * of_head) - kept_by_loss, of_embedding)
