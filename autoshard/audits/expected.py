@@ -26,6 +26,7 @@ from autoshard.models.llama.graph import HEAD
 from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.plans.step_collectives import step_collectives
+from autoshard.plans.timeline import planned_given_back_bytes
 from autoshard.schedules import SCHEDULES, actions, rank_holds
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -208,7 +209,8 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     held["kept activations"] = sum(terms.pop(name) for name in kept)
     at_table = _table_bytes(plan, programs[0]) if pipeline_rank == 0 else 0.0
     at_head = _head_bytes(plan, programs[-1]) if pipeline_rank == plan.strategy.pp - 1 else 0.0
-    held["working"] = max(sum(terms.values()), at_table, at_head)
+    at_ends = planned_given_back_bytes(plan, pipeline_rank) + max(at_table, at_head)
+    held["working"] = max(sum(terms.values()), at_ends)
     update = _update_bytes(plan, programs, tied)
     if update > held["kept activations"] + held["working"]:
         held["kept activations"], held["working"] = 0.0, update

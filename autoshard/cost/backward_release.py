@@ -24,12 +24,14 @@ NO_MOMENT = Moment(0.0, {})
 
 class Moments(NamedTuple):
     """early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP.
-    after: most activations after that. end: the last gradient of all."""
+    after: most activations after that. end: the last gradient of all. before: most activations up to the late moment;
+    of this one and `after` one has given nothing back."""
 
     early: Moment = NO_MOMENT
     late: Moment = NO_MOMENT
     after: Moment = NO_MOMENT
     end: Moment = NO_MOMENT
+    before: Moment = NO_MOMENT
 
 
 def moments(program: Program, working: Sequence[float], needed: Sequence[float]) -> Moments:
@@ -46,6 +48,7 @@ def moments(program: Program, working: Sequence[float], needed: Sequence[float])
     held = [need - gone for need, gone in zip(working, given_back_bytes(program), strict=True)]
     first, most = max(range(len(needed)), key=needed.__getitem__), max(needed)
     after = max(held[:late], default=held[late])
+    before = max(range(late, len(needed)), key=needed.__getitem__)
     elements = parameter_elements(program)
 
     def made(since: int) -> dict[tuple[str, ...], int]:
@@ -61,6 +64,7 @@ def moments(program: Program, working: Sequence[float], needed: Sequence[float])
         Moment(most - held[late], made(late)),
         Moment(most - after, made(0)),
         Moment(most - held[end], made(0)),
+        Moment(most - needed[before] if after == most else 0.0, made(before)),
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from math import inf
 from typing import Any, NamedTuple
 
-from autoshard.cost.rank import Rank, rank_of
+from autoshard.cost.rank import LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.zero_sharding import STAYS, Ends, State, Turns, Unit, in_work_bytes
@@ -46,7 +47,7 @@ MEMORY_TERMS = (
 
 class Memory(NamedTuple):
     """Bytes on one rank, over rows: MEMORY_TERMS without the reserve. buckets: all of them; they count as far as
-    activations leave no room."""
+    activations leave no room. given_back: what is not in `kept` any more, of blocks that ran backward before."""
 
     parameters: Number
     gradients: Number
@@ -57,6 +58,7 @@ class Memory(NamedTuple):
     working: Number
     boundary: Number
     buckets: Number
+    given_back: Number = 0.0
 
     @property
     def lives(self) -> Number:
@@ -78,10 +80,16 @@ def memory_values(
     load: RankLoad, state: State, precision: Precision, device: Device, software: Software = COMPILED
 ) -> tuple[float, ...]:
     """Bytes of one rank of one layout, in the order of MEMORY_TERMS. state: of its mesh."""
+    memory = load_memory(load, state, precision, software)
+    *terms, all_buckets, _ = memory
+    buckets = largest(0.0, all_buckets - memory.in_work)
+    return (*terms, buckets, device.reserved_memory_bytes + software.reserved_bytes)
+
+
+def load_memory(load: RankLoad, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
+    """Memory of one rank of one layout. state: of its mesh."""
     state = state.of(load.block_kinds.items())
-    memory = rank_memory(rank_of(load, state), state, precision, software)
-    buckets = largest(0.0, memory.buckets - memory.in_work)
-    return (*memory[:-1], buckets, device.reserved_memory_bytes + software.reserved_bytes)
+    return rank_memory(rank_of(load, state), state, precision, software)
 
 
 def rank_memory(rank: Rank, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
@@ -91,7 +99,8 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     microbatches, under ZeRO-2 and -3 the rank's share, else whole and where that has a dtype of its own with the
     gradients that one backward, a compiled graph, hands over at its end.
     optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
-    gradient. kept activations: of every microbatch in flight, chunk by chunk, and what waits for gradients of weights.
+    gradient. kept activations: of every microbatch in flight, chunk by chunk, less what blocks behind the one at work
+    have given back, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep; where blocks run backward, the loss is over.
     recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator;
     under ZeRO-2 and -3 what travels (cost/zero_sharding.py).
@@ -102,14 +111,16 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     travels = anywhere(state.travels)
 
     kept = _kept_bytes(rank, software)
-    replay, working, over = _in_work(rank, software)
+    backwards = _backwards(rank, software)
+    replay, working, over, given_back = _in_work(rank, software, backwards)
     ends = 0.0 if not rank.ends else _ends_bytes(rank, software) - over
     if software is not COMPILED:
         working = software.working_scale * working
         if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
             working = working + state.block.parameters * parameter
     if travels:
-        travelling = _travelling_bytes(rank, state, (parameter, reduced), kept) - replay + over
+        travelling = _travelling_bytes(rank, state, (parameter, reduced), kept, backwards)
+        travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
     leaving = rank.in_flight - rank.heads_in_flight
     boundary = 0.0 if rank.only else (BOUNDARY_BUFFERS + leaving) * rank.hidden_bytes
@@ -118,7 +129,8 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     lives = living_bytes(rank.blocks, rank.most_blocks, state.block, units, precision, software, state.owners)
     staying = lives.staying
     buckets = smallest(BUCKET_BYTES, staying * reduced) + smallest(BUCKET_BYTES, staying * parameter)
-    return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0))
+    kept = added(kept, -given_back)
+    return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0), given_back)
 
 
 class Living(NamedTuple):
@@ -182,13 +194,14 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
     return kept
 
 
-def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: Number) -> Number:
+def _travelling_bytes(
+    rank: Rank, state: State, dtypes: tuple[int, int], kept: Number, backwards: Sequence[Sequence[Backward]]
+) -> Number:
     """Bytes that one microbatch needs beside kept activations where units travel: cost/zero_sharding.py."""
-    replayed, at_ends = _of_ends(rank)
-    block_work = reduce(largest, (largest(block.replay_bytes, replayed) + block.working_bytes for block in rank.kinds))
+    at_ends = _of_ends(rank)[1]
     ends = _ends_in_turns(rank)
 
-    def needed(turns: Turns) -> Number:
+    def needed(turns: Turns, block_work: Number, opens: Number) -> Number:
         return in_work_bytes(
             state.gathers,
             dtypes,
@@ -199,11 +212,17 @@ def _travelling_bytes(rank: Rank, state: State, dtypes: tuple[int, int], kept: N
             (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
             rank.most_blocks,
             rank.hidden_bytes,
+            opens,
         )
 
+    works = (reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards)
     if not state.turns:
-        return needed(state.block.travelling.turns)
-    return reduce(largest, (where(there, needed(turns), 0.0) for there, turns in state.turns))
+        return needed(state.block.travelling.turns, next(works), 1.0)
+    of_kinds = zip(state.turns, works, rank.kinds, strict=True)
+    return reduce(
+        largest,
+        (where(there, needed(turns, work, last.opens), 0.0) for (there, turns), work, (last, *_) in of_kinds),
+    )
 
 
 def _ends_in_turns(rank: Rank) -> Ends:
@@ -229,19 +248,24 @@ def _keeps_only_inputs(rank: Rank, block: Any) -> bool:
     return bool(block.kept_bytes <= rank.hidden_bytes)
 
 
+def _kept_by(rank: Rank, block: Any, software: Software) -> Number:
+    """Bytes that a block keeps of one microbatch."""
+    if software is COMPILED or _keeps_only_inputs(rank, block):
+        return block.kept_bytes
+    scores = 0.0 if block.replay_bytes else software.score_copies * block.scores_bytes
+    return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
+
+
 def _kept_bytes(rank: Rank, software: Software) -> Number:
     """Bytes that all blocks keep when most is held, and what waits with gradients of weights."""
 
     def of(block: Any) -> Number:
-        if software is COMPILED or _keeps_only_inputs(rank, block):
-            return block.kept_bytes
-        scores = 0.0 if block.replay_bytes else software.score_copies * block.scores_bytes
-        return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
+        return _kept_by(rank, block, software)
 
-    kept = rank.kept_bytes(of) if rank.kept_bytes else rank.in_flight * rank.most_blocks * of(rank.kinds[0])
+    kept = rank.kept_bytes(of) if rank.kept_bytes else rank.in_flight * rank.most_blocks * of(rank.block)
     if not rank.weights_apart:
         return kept
-    return kept + rank.weights_waiting * rank.most_blocks * rank.kinds[0].weights_waiting_bytes
+    return kept + rank.weights_waiting * rank.most_blocks * rank.block.weights_waiting_bytes
 
 
 def _of_ends(rank: Rank) -> tuple[Number, Number]:
@@ -250,36 +274,74 @@ def _of_ends(rank: Rank) -> tuple[Number, Number]:
     return replayed, reduce(largest, (end.part.working_bytes for end in rank.ends), 0.0)
 
 
-def _in_work(rank: Rank, software: Software) -> tuple[Number, Number, Number]:
-    """(replay, working, what the loss of this microbatch no longer keeps) of the part that holds most in backward: of a
-    block, or of an end of the model.
+class Backward(NamedTuple):
+    """Bytes at work when the last block of a kind on a chunk, if it is there, runs backward; or an end of the model.
+    over: what the loss of this microbatch no longer keeps. given_back: what the blocks behind no longer keep."""
 
-    What the block behind the embedding replays more than others is charged to the embedding.
+    block: Any
+    there: Any
+    replay: Number
+    working: Number
+    over: Number
+    given_back: Number
+
+    @property
+    def total(self) -> Number:
+        """Bytes beside all that is kept when most is held."""
+        return added(self.replay, self.working, -self.over, -self.given_back)
+
+
+def _backwards(rank: Rank, software: Software) -> list[list[Backward]]:
+    """What the last block of each kind works with, by kind, then chunk, whether or not the loss is over.
+
+    What the block behind the embedding replays more than others is charged to the embedding: to all blocks of its kind,
+    the first one, on the embedding's rank.
     """
-    best, *others = (_in_work_with(rank, block, software) for block in rank.kinds)
+    of_ends = _of_ends(rank)[0]
+
+    def backward(last: LastBlock, is_first: bool) -> Backward:
+        replayed, given_back = last.part.replay_bytes, 0.0
+        for block, count in last.behind:
+            waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
+            given_back = given_back + count * (_kept_by(rank, block, software) - waiting)
+        replayed = largest(replayed, of_ends) if is_first and rank.ends else replayed
+        return Backward(last.part, last.there, replayed, last.part.working_bytes, 0.0, given_back)
+
+    return [[backward(last, not kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]
+
+
+def _in_work(rank: Rank, software: Software, backwards: Sequence[Sequence[Backward]]) -> tuple[Number, ...]:
+    """(replay, working, over, given back) of the part that holds most in backward: of a block, or of an end of the
+    model."""
+    best, *others = (_in_work_with(rank, one, software) for chunks in backwards for one in chunks)
+    numbers = best[2:]
+    if not others:
+        return numbers
+    most = where(best.there, best.total, -inf)
     for other in others:
-        more = other[0] + other[1] - other[2] > best[0] + best[1] - best[2]
-        best = where(more, other[0], best[0]), where(more, other[1], best[1]), where(more, other[2], best[2])
-    return best
+        total = where(other.there, other.total, -inf)
+        more = total > most
+        numbers = tuple(where(more, number, known) for number, known in zip(other[2:], numbers, strict=True))
+        most = largest(most, total)
+    return numbers
 
 
-def _in_work_with(rank: Rank, block: Any, software: Software) -> tuple[Number, Number, Number]:
-    replayed, working, over = block.replay_bytes, block.working_bytes, 0.0
+def _in_work_with(rank: Rank, one: Backward, software: Software) -> Backward:
+    replayed, working, over, given_back = one[2:]
     if rank.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
-        left = (rank.most_blocks - 1) * (block.weights_waiting_bytes - block.kept_bytes)
-        working = working + largest(0.0, left)
+        left = (rank.most_blocks - 1) * (rank.block.weights_waiting_bytes - rank.block.kept_bytes)
+        working = working + largest(0.0, left + given_back)
     if rank.ends:
-        of_ends, at_ends = _of_ends(rank)
-        replayed = largest(replayed, of_ends)
+        at_ends = _of_ends(rank)[1]
         if rank.has_loss and not software.keeps_loss:
             loss = rank.ends[-1].part
             over = largest(0.0, loss.kept_bytes - loss.weights_waiting_bytes) if rank.weights_apart else loss.kept_bytes
-        at_the_end = at_ends > replayed + working - over
+        at_the_end = at_ends > added(replayed, working, -over, -given_back)
         if anywhere(at_the_end):
-            replayed, over = where(at_the_end, 0.0, replayed), where(at_the_end, 0.0, over)
+            replayed, over, given_back = (where(at_the_end, 0.0, number) for number in (replayed, over, given_back))
             working = where(at_the_end, at_ends, working)
-    if software is COMPILED:
-        return replayed, working, over
-    if _keeps_only_inputs(rank, block):
-        replayed = software.activation_scale * (replayed + software.norm_copies * rank.hidden_bytes)
-    return replayed + (software.score_copies * block.scores_bytes if block.replay_bytes else 0.0), working, over
+    if software is not COMPILED:
+        if _keeps_only_inputs(rank, one.block):
+            replayed = software.activation_scale * (replayed + software.norm_copies * rank.hidden_bytes)
+        replayed = replayed + (software.score_copies * one.block.scores_bytes if one.block.replay_bytes else 0.0)
+    return Backward(one.block, one.there, replayed, working, over, given_back)

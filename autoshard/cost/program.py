@@ -32,6 +32,8 @@ from autoshard.models.prediction import PREDICTION
 from autoshard.rows import Number, added_up, largest, where
 from autoshard.spec.cluster import Device
 
+SHARED_EXPERT = "shared_ffn"
+"""The dim of a shared expert inside."""
 BACKWARD_OPERATORS = 2
 """Launches of backward for each one of forward."""
 ADAPTER_OPERATORS = 2
@@ -529,12 +531,13 @@ def _at_steps(program: Program, working: list[float]) -> list[float]:
     """Bytes that backward of each step works with beyond all that was kept or is run again.
 
     What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
-    its block and has buffers of its own, and with a prediction module, where the end of the model is as long as a
-    block. It is left out elsewhere: the step with the most bytes is then one of the first of its block's backward.
+    its block and has buffers of its own; with a prediction module, where the end of the model is as long as a block;
+    and with a shared expert, whose backward is before that of the others. It is left out elsewhere: the step with the
+    most bytes is then one of the first of its block's backward.
     """
-    predicts = any(op.module == PREDICTION for op in program.graph.operators)
+    is_long = any(op.module == PREDICTION or SHARED_EXPERT in op.loop_dims for op in program.graph.operators)
     given_back = zip(working, given_back_bytes(program), program.steps, strict=True)
-    return [need - gone if predicts or _inner_bytes(program, step) else need for need, gone, step in given_back]
+    return [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in given_back]
 
 
 def working_bytes(program: Program, step: Step) -> float:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stage import Parts
 from autoshard.cost.zero_sharding import State, Unit
-from autoshard.rows import Number
+from autoshard.rows import Number, where
 
 
 class End(NamedTuple):
@@ -25,11 +25,27 @@ class End(NamedTuple):
         return 0 if self.has_table else -1
 
 
+class LastBlock(NamedTuple):
+    """The last block of one kind on a chunk: of its kind the first one to run backward. part: its bytes. there: whether
+    the chunk has such a block. behind: (block, how many) of those behind it, which have run backward by then."""
+
+    part: Any
+    there: Any = True
+    behind: Sequence[tuple[Any, Number]] = ()
+
+    @property
+    def opens(self) -> Number:
+        """1 where nothing is behind it, else 0."""
+        return where(sum(count for _, count in self.behind) > 0, 0.0, 1.0)
+
+
 class Rank(NamedTuple):
-    """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. kinds: its blocks, one
-    for each recompute set among its chunks, that of the first chunk first. ends: those that it has. last_block: of its
-    last chunk. num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block
-    keeps; None where all chunks recompute alike. The others: as in cost.rank_load.RankLoad.
+    """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. block: of its first
+    chunk, the mean where these are of several kinds. kinds: by kind, in the order of zero_sharding.State.turns, its
+    last block on each chunk, one for chunks that are alike. With several chunks nothing is behind these: it is not
+    known which chunk runs backward when most is held. ends: those that it has. last_block: of its last chunk.
+    num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block keeps; None
+    where all chunks recompute alike. The others: as in cost.rank_load.RankLoad.
     """
 
     blocks: Number
@@ -40,7 +56,8 @@ class Rank(NamedTuple):
     weights_waiting: Number
     weights_apart: bool
     only: bool
-    kinds: tuple[Any, ...]
+    block: Any
+    kinds: Sequence[Sequence[LastBlock]]
     ends: tuple[End, ...]
     hidden_bytes: Number
     last_block: Any = None
@@ -51,6 +68,10 @@ class Rank(NamedTuple):
     def has_loss(self) -> bool:
         """Whether the loss is computed on it."""
         return bool(self.ends) and self.ends[-1].has_loss
+
+    def made_of(self, block: Any) -> Rank:
+        """The rank with this block in place of each of its own."""
+        return self._replace(block=block, kinds=((LastBlock(block),),))
 
 
 def model_ends(first: Any, last: Any, state: State, tied: bool) -> tuple[End, ...]:
@@ -84,10 +105,22 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.weights_waiting,
         load.weights_apart,
         first and last,
-        tuple(kind.block for kind in load.kinds),
+        load.chunks[0].block,
+        _last_blocks(load),
         ends_of(ends, first, last),
-        load.parts.hidden_bytes,
+        load.stages[0].hidden_bytes,
         load.chunks[-1].block,
-        load.parts.num_logits,
+        load.stages[0].num_logits,
         load.kept_bytes if load.held else None,
     )
+
+
+def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
+    """Rank.kinds of one layout."""
+    found: dict[int, dict[int, LastBlock]] = {kind: {} for kind in load.block_kinds}
+    for stage in load.stages:
+        behind = dict(stage.behind) if len(load.stages) == 1 else {}
+        for kind, part in stage.blocks.items():
+            others = tuple((stage.blocks[other], count) for other, count in behind.get(kind, ()))
+            found[kind][id(part)] = LastBlock(part, behind=others)
+    return tuple(tuple(of_kind.values()) for of_kind in found.values())

@@ -25,7 +25,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class RankLoad:
-    """One pipeline rank. parts: of its first chunk. ends: embedding or head or both, whichever it has.
+    """One pipeline rank. stages: the parts of each chunk. ends: embedding or head or both, whichever it has.
 
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
     whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides the one
@@ -35,7 +35,7 @@ class RankLoad:
     """
 
     rank: int
-    parts: Parts
+    stages: tuple[Parts, ...]
     chunks: tuple[Chunk, ...]
     ends: tuple[Part, ...]
     in_flight: int
@@ -121,7 +121,7 @@ def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: in
     ends = rank_ends(stages[0], stages[-1], first, last)
     alike = len({(id(chunk.block), chunk.count) for chunk in chunks}) == 1
     held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
-    return RankLoad(rank, stages[0], chunks, ends, *holds, schedule.weights_apart, held)
+    return RankLoad(rank, stages, chunks, ends, *holds, schedule.weights_apart, held)
 
 
 def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:

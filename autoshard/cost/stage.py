@@ -57,6 +57,8 @@ def block_unit(kind: int) -> Unit:
     return (kind,), False, False
 
 
+Behind = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+"""By kind, (kind, how many) of the blocks behind the last one of it."""
 Quantized = tuple[float | None, tuple[str, ...]]
 """(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are
 not)."""
@@ -108,9 +110,9 @@ class Parts:
     """The parts of a stage under one recompute set.
 
     block: one of its blocks, their mean where they are of several kinds. kinds: where the model has several, (kind, how
-    many of the stage's blocks are of it); of_kinds: a block of each of these. tied_ends: embedding and head on one
-    stage, where they share their table. hidden_bytes: what goes from stage to stage. num_logits: of one microbatch on a
-    rank with the head, before the loss.
+    many of the stage's blocks are of it); of_kinds: a block of each of these; behind: as ModelSpec.kinds_behind.
+    tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
+    stage. num_logits: of one microbatch on a rank with the head, before the loss.
     """
 
     block: Part
@@ -121,6 +123,7 @@ class Parts:
     num_logits: Number = 0.0
     kinds: tuple[tuple[int, int], ...] = ()
     of_kinds: Mapping[int, Part] = field(default_factory=dict)
+    behind: Behind = ()
 
     @property
     def blocks(self) -> Mapping[int, Part]:
@@ -431,17 +434,19 @@ def strategy_parts(
             found[name] = replace(parts, block=mean_part((parts.block, other.block), (1 - dense.share, dense.share)))
 
     @cache
-    def with_kinds(recompute: str, kinds: tuple[tuple[int, int], ...]) -> Parts:
+    def with_kinds(recompute: str, kinds: tuple[tuple[int, int], ...], behind: Behind) -> Parts:
         parts = found[recompute]
         if len(model.kinds) == 1:
             return parts
         blocks = {kind: block_part(model, training, cluster, shape, kind, recompute, software) for kind, _ in kinds}
         mean = mean_part(tuple(blocks.values()), tuple(count for _, count in kinds))
-        return replace(parts, block=mean, kinds=kinds, of_kinds=blocks)
+        return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind)
 
-    ranges = strategy.stage_ranges()
-    kinds = (model.kind_counts(*blocks) or ((0, 0),) for blocks in ranges) if len(model.kinds) > 1 else ranges
-    return tuple(map(with_kinds, strategy.recompute, kinds))
+    ranges, several = strategy.stage_ranges(), len(model.kinds) > 1
+    contents = (
+        (model.kind_counts(*one) or ((0, 0),), model.kinds_behind(*one)) if several else ((), ()) for one in ranges
+    )
+    return tuple(with_kinds(name, *content) for name, content in zip(strategy.recompute, contents, strict=True))
 
 
 def block_part(

@@ -8,7 +8,7 @@ hides behind work: cost/passes.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments
@@ -16,7 +16,7 @@ from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, ProgramWork
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
-from autoshard.rows import Number, anywhere, largest, mean, shares
+from autoshard.rows import Number, anywhere, either, largest, mean, shares
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
@@ -68,6 +68,9 @@ class Turns(NamedTuple):
     The gradients that are there early; of the larger bucket, those that are there late in its turn; bytes of
     activations that are freed late, when most is there after that, and when it leaves (cost/backward_release.py), in
     hidden activations of a microbatch.
+
+    is_last: 1 where the larger bucket leaves behind the smaller one, that of few experts, else 0; early is then the
+    moment when most is there before experts have their gradients, and back_before what is freed then.
     """
 
     all: Number
@@ -78,6 +81,8 @@ class Turns(NamedTuple):
     back_late: Number
     back_after: Number
     back_leaving: Number
+    back_before: Number = 0.0
+    is_last: Number = 0.0
 
 
 NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -86,17 +91,21 @@ NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_bytes: float = 1.0) -> Turns:
     """Experts are shared by fewer ranks than the rest of their block and travel apart, in turns with it. Where all is
     shared alike, the one before is the next block's, as large."""
-    counts, early, late = (_by_sharers(several, mesh) for several in (matrices, times.early.made, times.late.made))
+    counts, late = (_by_sharers(several, mesh) for several in (matrices, times.late.made))
     if not counts:
         return NO_TURNS
     total, among = sum(counts.values()), max(counts, key=counts.__getitem__)
     larger = counts[among]
     other = total - larger or larger
-    if larger < total and late.get(among, 0) < larger:  # the rest of the block is larger than its experts
-        return Turns(total, larger, other, larger, larger, 0.0, 0.0, 0.0)
-    leaving = times.end if larger == total else times.after
-    back = [moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving)]
-    return Turns(total, larger, other, sum(early.values()), late.get(among, 0), *back)
+    is_last = larger < total and late.get(among, 0) < larger  # the rest of the block is larger than its experts
+    leaving = times.end if larger == total or is_last else times.after
+    back_late, back_after, back_leaving, back_before = (
+        moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving, times.before)
+    )
+    early = sum(_by_sharers((times.before if is_last else times.early).made, mesh).values())
+    made_late = sum(late.values()) if is_last else late.get(among, 0)
+    back = back_late, back_after, back_leaving, back_before
+    return Turns(total, larger, other, early, made_late, *back, float(is_last))
 
 
 def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:
@@ -378,12 +387,14 @@ def in_work_bytes(
     kept: tuple[Number, Number],
     blocks: Number,
     hidden_bytes: Number,
+    opens: Number = 1.0,
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
     gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
     at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
-    is over when blocks run backward. blocks: of a chunk.
+    is over when blocks run backward. blocks: of a chunk. opens: 1 where such a block may be the first one of a
+    backward, else 0: then the bucket of the head has left before, and the head comes before a block of another kind.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -396,22 +407,12 @@ def in_work_bytes(
     gradient and their sum.
     """
     (parameter, reduced), (block_work, loss_work), (first, last) = dtypes, at_work, ends[:2]
-    larger, other = block.larger, block.other
+    larger = block.larger
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
-    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     kept_by_blocks, kept_by_loss = kept
     shared, waiting = ends.tied * first * (whole + parameter), ends.waiting * parameter
-    behind_head = several * larger * whole + last * on_its_way
-    between = many * larger * whole + several * other * on_its_way
-    back_at_end = apart * block.back_late + (1 - apart) * block.back_after
-    late = block.late * parameter - block.back_late * hidden_bytes
-    gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
-    of_larger = block_work + block.all * whole + gradients + largest(behind_head, between)
-    after = block_work - block.back_after * hidden_bytes
-    of_other = after + (other + several * larger) * whole + other * parameter + largest(larger, last) * on_its_way
-    leaving = block_work - block.back_leaving * hidden_bytes
-    of_leaving = leaving + (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
-    of_block = largest(largest(of_larger, apart * of_other), of_leaving) + shared + waiting
+    given = block, block_work, opens * last, blocks, (parameter, whole, on_its_way), hidden_bytes
+    of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given)) + shared + waiting
     predicts, share = (ends.predicting > 0) * 1.0, 1 / (parameter + PROBABILITY_BYTES)
     probabilities, gradients_of_logits = PROBABILITY_BYTES * share * loss_work, parameter * share * loss_work
     gathered, module = last * (whole + parameter), waiting + ends.leaving * on_its_way
@@ -423,4 +424,61 @@ def in_work_bytes(
     on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
     of_head = largest(of_head, predicts * on_prediction)
     of_embedding = first * (parameter + on_its_way) + shared - kept_by_blocks
-    return largest(largest(of_block, of_head) - kept_by_loss, of_embedding)
+    return largest(largest(of_block, opens * of_head) - kept_by_loss, of_embedding)
+
+
+def _larger_first(
+    block: Turns,
+    work: Number,
+    head: Number,
+    blocks: Number,
+    sizes: tuple[Number, Number, Number],
+    hidden_bytes: Number,
+) -> Number:
+    """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
+    elements of the head's bucket, where that is on its way when blocks run backward. sizes: bytes of a gradient, of a
+    weight that is gathered, of what is on its way."""
+    (parameter, whole, on_its_way), larger, other = sizes, block.larger, block.other
+    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
+    behind_head = several * larger * whole + head * on_its_way
+    between = many * larger * whole + several * other * on_its_way
+    back_at_end = apart * block.back_late + (1 - apart) * block.back_after
+    late = block.late * parameter - block.back_late * hidden_bytes
+    gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
+    of_larger = work + block.all * whole + gradients + largest(behind_head, between)
+    after = work - block.back_after * hidden_bytes
+    of_other = after + (other + several * larger) * whole + other * parameter + largest(larger, head) * on_its_way
+    leaving = work - block.back_leaving * hidden_bytes
+    of_leaving = leaving + (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
+    return largest(largest(of_larger, apart * of_other), of_leaving)
+
+
+def _larger_last(
+    block: Turns,
+    work: Number,
+    head: Number,
+    blocks: Number,
+    sizes: tuple[Number, Number, Number],
+    hidden_bytes: Number,
+) -> Number:
+    """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of _larger_first.
+
+    The bucket of the block before, or of the head, is on its way until the experts leave, these until the rest does.
+    """
+    (parameter, whole, on_its_way), experts, rest = sizes, block.other, block.larger
+    several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
+    early, late, after, leaving = (
+        work - back * hidden_bytes
+        for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
+    )
+    before = largest(
+        several * experts * whole + head * on_its_way, many * experts * whole + several * rest * on_its_way
+    )
+    gradients = largest(early + block.early * parameter, late + block.late * parameter)
+    of_experts = block.all * whole + gradients + before
+    gathered = (rest + several * experts) * whole
+    of_leaving = late + gathered + block.late * parameter + experts * on_its_way
+    of_rest = after + gathered + rest * parameter + experts * on_its_way
+    at_end = leaving + gathered + rest * (parameter + on_its_way)
+    at_most = work + rest * whole  # one of the moments before and after has given nothing back
+    return reduce(largest, (of_experts, of_leaving, of_rest, at_end, at_most))

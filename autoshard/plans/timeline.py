@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoshard.cost.memory import load_memory
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stage import Parts, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter, busiest_rank, pipeline_work
@@ -28,6 +29,14 @@ def planned_waits_s(plan: Plan) -> tuple[float, float]:
     accumulation_s = accumulation_s_per_parameter(plan.training.precision, plan.cluster.device)
     busiest = busiest_rank(loads, _state(plan, parts), count, accumulation_s)
     return busiest.gathering_s, busiest.scattering_s
+
+
+def planned_given_back_bytes(plan: Plan, pipeline_rank: int) -> float:
+    """Bytes of kept activations that are gone at the worst moment of a pipeline rank, as blocks have run backward: the
+    term of the plan's estimate does not have them."""
+    parts = _parts(plan)
+    load = rank_load(plan.strategy, parts, plan.num_microbatches, pipeline_rank)
+    return float(load_memory(load, _state(plan, parts), plan.training.precision).given_back)
 
 
 def _parts(plan: Plan) -> tuple[Parts, ...]:

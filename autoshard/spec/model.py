@@ -334,6 +334,12 @@ class ModelSpec:
         counts = Counter(self.block_kinds[first:stop])
         return tuple((kind, counts[kind]) for kind in self.kinds if kind in counts)
 
+    def kinds_behind(self, first: int, stop: int) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """(kind, `kind_counts` of the blocks behind the last one of that kind) of each kind among the blocks from
+        `first` to before `stop`, in the order of `kinds`."""
+        last = {kind: layer for layer, kind in enumerate(self.block_kinds[first:stop], first)}
+        return tuple((kind, self.kind_counts(last[kind] + 1, stop)) for kind in self.kinds if kind in last)
+
     def some_blocks(self, places: Sequence[int]) -> ModelSpec:
         """The model with these of its blocks alone, in this order."""
         picked: dict[str, Any] = {

@@ -153,12 +153,13 @@ def test_moments_of_a_block() -> None:
     one = strategy(dp=8, ep=4)
     one = replace(one, stage_layers=(2,), recompute=("none",))
     block = strategy_parts(model, TRAINING, local_cluster(8), one)[0].block
-    early, late, after, end = block.moments
+    early, late, after, end, before = block.moments
     matrix = 8 // 4 * 4096 * 14336
     assert sum(early.made.values()) == matrix
     experts = max(late.made, key=lambda axes: late.made[axes])
     assert late.made[experts] == block.matrices[experts] == 3 * matrix
     assert after.made == end.made == block.matrices
+    assert before == early  # before the experts have their gradients
     assert 0 == early.given_back < late.given_back < after.given_back <= end.given_back
 
 

@@ -108,7 +108,7 @@ class MixedLeast:
         ends, hidden_bytes = layouts_ends(whole.family, first, last, self._state), whole.hidden_bytes(self._rows)
         of_rank = rank_rows(whole.family, holds, blocks, rank, self._block, ends, hidden_bytes)
         block = self._block._replace(kept_bytes=much / (of_rank.in_flight * self._layers))
-        needed = rank_memory(of_rank._replace(kinds=(block,)), self._state, problem.training.precision).total
+        needed = rank_memory(of_rank.made_of(block), self._state, problem.training.precision).total
         free: Array = self._limit_bytes + much - problem.cluster.device.reserved_memory_bytes
         return free - self._by_set(needed).min(1)
 

@@ -131,7 +131,7 @@ class InterleavedSets:
             none,
             none,
         )
-        needed: Array = rank_memory(of_rank._replace(kinds=(block,)), self._state, problem.training.precision).total
+        needed: Array = rank_memory(of_rank.made_of(block), self._state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes
 
     @cached_property

@@ -24,7 +24,7 @@ from autoshard.planner.grid.best_choice import Found, TimedChoice, fastest
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.kind_stages import ranges
-from autoshard.planner.grid.price import layouts_ends, rank_rows, with_unlike_chunks
+from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows, with_unlike_chunks
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
@@ -82,7 +82,7 @@ class TwoChunkCuts:
         self._visits = [warm_up_visits(family, rank) for rank in range(self._pp)]
         self._prepare_blocks()
         self._most = self._longest()
-        self._ranges = ranges(problem.model, self._most)
+        self._ranges = ranges(problem.model, self._most, in_order=False)
         self._prepare_contents()
 
     def _prepare_blocks(self) -> None:
@@ -184,11 +184,12 @@ class TwoChunkCuts:
         x, y, a, b = (places.ravel() for places in np.indices(shape))
         counts = [np.stack([count[one[x]], count[two[y]]]) for count in self._ranges.counts]
         rows, m = np.full(len(x), self._draft), np.full(len(x), self._m)
-        block, first, last, state = self._whole.parts_of(rows, self._sets[np.stack([a, b])], counts)
+        block, first, last, state, kinds = self._whole.parts_and_kinds(rows, self._sets[np.stack([a, b])], counts)
         ends, hidden_bytes = layouts_ends(family, first, last, state), self._whole.hidden_bytes(rows)
         layers = np.sum(counts, axis=0)
-        blocks = [type(block)(*(column[chunk] for column in block)) for chunk in (0, 1)]
+        blocks, *of_kinds = [one.of_stages((0, 1)) for one in (block, *kinds)]
         of_rank = rank_rows(family, family.holds(self._m)[rank], layers[0], rank, blocks[0], ends, hidden_bytes)
+        of_rank = of_rank._replace(kinds=last_blocks(of_kinds, np.stack(counts), None))
         of_rank = with_unlike_chunks(of_rank, family, m, rank, layers, blocks)
         state = state.of(zip(problem.model.kinds, (count.sum(0) for count in counts), strict=True))
         needed = rank_memory(of_rank, state, problem.training.precision).total

@@ -34,6 +34,17 @@ class KindCuts(NamedTuple):
         """Blocks by (virtual stage, layout)."""
         return self.different[self.which].T
 
+    def kinds(self, model: ModelSpec) -> Array:
+        """Blocks of each kind, (kind, virtual stage, layout)."""
+        found: Array = kinds_of_stages(model, self.different.T)[..., self.which]
+        return found
+
+    def behind(self, model: ModelSpec, stage: int) -> Array:
+        """`kinds_behind` of one virtual stage, (kind, kind, layout)."""
+        end = self.different[:, : stage + 1].sum(1)
+        found: Array = kinds_behind(model, end - self.different[:, stage], end)[..., self.which]
+        return found
+
     def take(self, rows: Array) -> KindCuts:
         return self._replace(which=self.which[rows])
 
@@ -51,10 +62,44 @@ class KindCuts(NamedTuple):
         return np.array(seconds)[inverse]
 
 
-def kinds_of_stages(model: ModelSpec, layers: Array) -> list[Array]:
-    """How many blocks of each kind stages have, as layers by itself. layers: of all stages, (stage, ...)."""
-    ends = layers.cumsum(0)
-    return [before[ends] - before[ends - layers] for before in blocks_before(model)]
+def kinds_of_stages(model: ModelSpec, layers: Array) -> Array:
+    """How many blocks of each kind stages have, (kind, stage, ...). layers: of all stages, (stage, ...)."""
+    ends, before = layers.cumsum(0), blocks_before(model)
+    found: Array = before[:, ends] - before[:, ends - layers]
+    return found
+
+
+def kinds_behind(model: ModelSpec, begin: Array, end: Array) -> Array:
+    """How many blocks of each kind are behind the last block of another kind in ranges of blocks, (that kind, kind,
+    ...); all blocks of the range where that kind is not among them. begin, end: of the ranges, (...)."""
+    before = blocks_before(model)
+    last = np.array([np.maximum(behind[end], begin) for behind in _behind_last(model)])
+    found: Array = before[:, end] - before[:, last].swapaxes(0, 1)
+    return found
+
+
+@lru_cache(maxsize=32)
+def most_behind(model: ModelSpec) -> Array:
+    """How many blocks of each kind are behind the last block of another kind at most, in any range of blocks, (that
+    kind, kind)."""
+    places, end = np.arange(model.num_hidden_layers), model.num_hidden_layers
+    of_kinds = [places[np.array(model.block_kinds) == kind] for kind in model.kinds]
+    found: Array = np.array(
+        [
+            kinds_behind(model, of_kind, np.append(of_kind[1:], end))[kind].max(1)
+            for kind, of_kind in enumerate(of_kinds)
+        ]
+    )
+    return found
+
+
+@lru_cache(maxsize=32)
+def _behind_last(model: ModelSpec) -> Array:
+    """The place behind the last block of each kind before each block, 0 for none, (kind, block); the last entry is for
+    the model's end."""
+    is_kind = np.array(model.block_kinds)[None] == np.array(model.kinds)[:, None]
+    places = np.maximum.accumulate(is_kind * np.arange(1, model.num_hidden_layers + 1), axis=1)
+    return np.hstack([np.zeros((len(model.kinds), 1), dtype=int), places])
 
 
 @lru_cache(maxsize=32)
@@ -68,7 +113,7 @@ def blocks_before(model: ModelSpec) -> Array:
 def ranks_contents(model: ModelSpec, cut: tuple[int, ...], pp: int) -> tuple[tuple[tuple[int, ...], int], ...]:
     """(blocks of each kind, rank) of each pipeline rank; of ranks between the ends that are alike the first one. cut:
     blocks of each virtual stage."""
-    of_stages = np.array(kinds_of_stages(model, np.array(cut))).reshape(len(model.kinds), -1, pp)
+    of_stages = kinds_of_stages(model, np.array(cut)).reshape(len(model.kinds), -1, pp)
     of_ranks = map(tuple, of_stages.sum(1).T.tolist())
     alike: dict[object, tuple[tuple[int, ...], int]] = {}
     for rank, blocks in enumerate(of_ranks):

@@ -9,11 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES, living_bytes, rank_memory
+from autoshard.cost.rank import LastBlock
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Unit
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
+from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 
@@ -92,6 +94,16 @@ class Blocks:
         found: Array = (self.forward_s + self.backward_s).min((0, 2))
         return found
 
+    @cached_property
+    def given_back_bytes(self) -> Array:
+        """The most that blocks behind the last one of a kind have given back when that runs backward, (kind, draft,
+        set); nothing with several chunks a rank."""
+        if self.vpp > 1:
+            return np.zeros_like(self.kept_bytes)
+        behind = most_behind(self.whole.problem.model)
+        found: Array = np.tensordot(behind, np.maximum(self.kept_bytes - self.waiting_bytes, 0.0), 1)
+        return found
+
     def beside_bytes(self, rank: int) -> Array:
         """Bytes that a rank with blocks needs beside their state and what they keep, at least, (kind, draft, set) of a
         block that it has.
@@ -106,7 +118,8 @@ class Blocks:
         ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
         holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0)
         of_rank = rank_rows(whole.family, holds, np.ones_like(rows), rank, block, ends, hidden_bytes)
-        of_rank = of_rank._replace(kinds=(block._replace(kept_bytes=np.full(len(rows), much)),))
+        block = block._replace(kept_bytes=np.full(len(rows), much))
+        of_rank = of_rank._replace(block=block, kinds=[(LastBlock(block, there == 1),) for there in of_kinds])
         memory = rank_memory(of_rank, state, whole.problem.training.precision)
         found: Array = (memory.ends + memory.replay + memory.working).reshape(kinds, len(self.drafts), sets)
         return found
@@ -222,7 +235,8 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
     Why: with any price of each rank's memory, a block costs what it replays and the price of what it takes, no less
     than on the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the
     seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside what its blocks take is that of
-    the block that needs most: the mean is no more, and a rank has no more blocks than it has time for. The prices are
+    the block that needs most, less what blocks behind that one have given back: the mean is no more, and a rank has no
+    more blocks than it has time for. The prices are
     such that a mean block costs as much on each rank, and what it costs is such that the ranks have room for as many
     mean blocks as there are.
     """
@@ -238,7 +252,7 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
         least = beside.min((0, 2))
         room = rank.room_bytes + blocks.working_bytes - least
         rooms.append(np.clip(room, 0.0, MOST_BYTES))
-        shared = (beside - least[:, None]) / most[:, None]
+        shared = np.maximum(beside - blocks.given_back_bytes - least[:, None], 0.0) / most[:, None]
         taken.append(_taken_bytes(blocks, rank, rank.held.min(0)) + shared)
     room_bytes, taken_bytes = np.stack(rooms), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
     share = blocks.counts / blocks.counts.sum()

@@ -91,8 +91,9 @@ class OneChunkCuts:
         family, model = whole.family, whole.problem.model
         self._pp, self._layers = family.pp, model.num_hidden_layers
         self._m, self._hop_s = int(whole.count[draft]), float(whole.hop_s[draft])
-        self._ranges = ranges(model, min(self._layers, self._layers - self._pp + 1 + 2 * whole.bare_ends))
-        self._stages = stages_of(whole, draft, sets, limit_bytes, self._ranges.counts)
+        most = min(self._layers, self._layers - self._pp + 1 + 2 * whole.bare_ends)
+        self._ranges = ranges(model, most, in_order=True)
+        self._stages = stages_of(whole, draft, sets, limit_bytes, self._ranges)
         self._shorten()
         pad = [(0, 0), (0, 1)]
         content = self._ranges.content
@@ -115,8 +116,8 @@ class OneChunkCuts:
         of_ranges = np.where(self._ranges.content >= 0, np.append(least_s, inf)[self._ranges.content], inf)
         worth = np.flatnonzero((self._m * of_ranges < self._limit_s).any(0))
         most = int(worth.max(initial=1))
-        counts, content, end = self._ranges
-        self._ranges = type(self._ranges)(counts, content[:, : most + 1], end[:, : most + 1])
+        content, end = self._ranges.content[:, : most + 1], self._ranges.end[:, : most + 1]
+        self._ranges = self._ranges._replace(content=content, end=end)
 
     def _least(self, seconds: Array, allowed: Array, joined: np.ufunc) -> list[Array]:
         """By rank, then first block: the least of what this rank and those behind it take together, by sum or by the

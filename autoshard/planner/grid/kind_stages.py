@@ -1,7 +1,8 @@
 """Every range of a model's blocks as the stage of each rank of one layout, with its best recompute set.
 
 With one chunk a rank a stage's memory depends on its own blocks and set alone, and no layout is faster for a slower
-stage: so a stage takes the fastest set that fits. Ranges with as many blocks of each kind are alike.
+stage: so a stage takes the fastest set that fits. Ranges with as many blocks of each kind, in all and behind the last
+one of each, are alike.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.kind_cuts import blocks_before
-from autoshard.planner.grid.price import layouts_ends, rank_rows
+from autoshard.planner.grid.kind_cuts import blocks_before, kinds_behind
+from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules.held import RankHolds
 from autoshard.spec.model import ModelSpec
@@ -25,28 +26,35 @@ from autoshard.spec.model import ModelSpec
 class Ranges(NamedTuple):
     """Ranges of blocks: from each place, those of 0, 1, ... blocks.
 
-    counts: blocks of each kind, (kind, content), of contents that differ. content: by (first block, blocks), the place
-    of its content; -1 behind the model's end. end: alike, where it ends; behind the model's end one more than there are
-    blocks.
+    counts: blocks of each kind, (kind, content), of contents that differ; behind: `kinds_behind` of these, (kind, kind,
+    content). content: by (first block, blocks), the place of its content; -1 behind the model's end. end: alike, where
+    it ends; behind the model's end one more than there are blocks.
     """
 
     counts: Array
+    behind: Array
     content: Array
     end: Array
 
 
-def ranges(model: ModelSpec, most: int) -> Ranges:
-    """All ranges of at most `most` blocks."""
-    before = blocks_before(model)
-    first, count = np.arange(model.num_hidden_layers + 1)[:, None], np.arange(most + 1)
-    inside = first + count <= model.num_hidden_layers
-    end = np.where(inside, first + count, model.num_hidden_layers + 1)
-    counts = before[:, np.minimum(end, model.num_hidden_layers)] - before[:, first]
-    codes = np.ravel_multi_index(tuple(counts), (model.num_hidden_layers + 1,) * len(counts))
-    _, places, content = np.unique(codes[inside], return_index=True, return_inverse=True)
+def ranges(model: ModelSpec, most: int, in_order: bool) -> Ranges:
+    """All ranges of at most `most` blocks. in_order: whether those differ that have as many blocks of each kind, but
+    not as many behind the last one of some kind."""
+    layers, kinds = model.num_hidden_layers, len(model.kinds)
+    first, count = np.arange(layers + 1)[:, None], np.arange(most + 1)
+    inside = first + count <= layers
+    end = np.where(inside, first + count, layers + 1)
+    begin, stop = np.broadcast_to(first, end.shape)[inside], end[inside]
+    counts = blocks_before(model)[:, stop] - blocks_before(model)[:, begin]
+    behind = np.where(counts[:, None] > 0, kinds_behind(model, begin, stop), 0)
+    numbers = np.concatenate([counts, behind.reshape(kinds * kinds, -1)]) if in_order else counts
+    codes = np.zeros(len(stop), dtype=int)
+    for number in numbers:  # one code for all at once may be too large for an integer
+        codes = np.unique(codes * (layers + 1) + number, return_inverse=True)[1].ravel()
+    _, places, content = np.unique(codes, return_index=True, return_inverse=True)
     table = np.full(inside.shape, -1)
     table[inside] = content.ravel()
-    return Ranges(counts[:, inside][:, places], table, end)
+    return Ranges(counts[:, places], behind[..., places], table, end)
 
 
 class Stages(NamedTuple):
@@ -60,14 +68,16 @@ class Stages(NamedTuple):
     after_s: Array
 
 
-def stages_of(whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, counts: Array) -> Stages:
-    """The stages of one draft with one chunk a rank. sets: places of those that stages choose from. counts: blocks of
-    each kind, (kind, content)."""
+def stages_of(whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, found: Ranges) -> Stages:
+    """The stages of one draft with one chunk a rank. sets: places of those that stages choose from. found: ranges of
+    blocks that differ in order, too."""
     problem, family, m = whole.problem, whole.family, int(whole.count[draft])
-    device, contents = problem.cluster.device, counts.shape[1]
+    device, counts, contents = problem.cluster.device, found.counts, found.counts.shape[1]
     rows = np.full(contents * len(sets), draft)
     of_kinds = [np.repeat(count, len(sets)) for count in counts]
-    block, first, last, state = whole.parts_of(rows, np.tile(sets, contents), of_kinds)
+    block, first, last, state, kinds = whole.parts_and_kinds(rows, np.tile(sets, contents), of_kinds)
+    behind = np.repeat(found.behind, len(sets), axis=2)
+    lasts = last_blocks([[kind] for kind in kinds], np.stack(of_kinds)[:, None], behind)
     blocks, hidden_bytes = np.repeat(counts.sum(0), len(sets)), whole.hidden_bytes(rows)
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
     passes = stage_passes(blocks, block, state.block, device, accumulation_s)
@@ -77,7 +87,7 @@ def stages_of(whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float,
         """The first four of Stages, of ranks with the same ends."""
         numbers: Array = np.array([holds[rank] for rank in ranks]).T[..., None]
         held = RankHolds(*numbers)
-        of_rank = rank_rows(family, held, blocks, ranks[0], block, ends, hidden_bytes)
+        of_rank = rank_rows(family, held, blocks, ranks[0], block, ends, hidden_bytes)._replace(kinds=lasts)
         needed = rank_memory(of_rank, state, problem.training.precision).total + device.reserved_memory_bytes
         (ahead_s, back_s), weights_s = passes, blocks * block.weight_gradients_s
         for end in of_rank.ends:

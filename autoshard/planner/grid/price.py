@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import block_passes, end_passes, stages_work
-from autoshard.cost.rank import End, Rank, ends_of, model_ends
+from autoshard.cost.rank import End, LastBlock, Rank, ends_of, model_ends
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts
-from autoshard.planner.grid.kind_cuts import KindCuts, kinds_of_stages
+from autoshard.planner.grid.kind_cuts import KindCuts
 from autoshard.planner.grid.unit_costs import PartColumns
-from autoshard.rows import by_count, different
+from autoshard.rows import by_count, different, shares
 from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, held_together, rank_holds, step_time_s
 from autoshard.schedules.held import RankHolds, warm_ups
 
@@ -94,8 +94,9 @@ class Family(NamedTuple):
 
 class Layouts(NamedTuple):
     """Layouts of one family, an entry each. block: by layout; where the model's blocks are of several kinds, the mean
-    block of each stage, (virtual stage, layout), and so is the one in state. first, last: the ends of the model. hop_s:
-    of one microbatch to the next stage. after_s: once a step, behind the pipeline."""
+    block of each stage, (virtual stage, layout), and so is the one in state; kinds has a block of each kind alike.
+    first, last: the ends of the model. hop_s: of one microbatch to the next stage. after_s: once a step, behind the
+    pipeline."""
 
     num_microbatches: Array
     block: PartColumns
@@ -106,6 +107,7 @@ class Layouts(NamedTuple):
     hop_s: Array
     after_s: Array
     cuts: Cuts | KindCuts
+    kinds: Sequence[PartColumns] = ()
 
 
 def waiting(
@@ -168,27 +170,45 @@ def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
 
 def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Array:
     """Bytes on the fullest rank, by layout, where blocks are of several kinds."""
-    model, pp, m = problem.model, family.pp, layouts.num_microbatches
-    layers = layouts.cuts.of_stages(pp, family.num_virtual_stages)
-    counts = kinds_of_stages(model, layers)
+    assert isinstance(layouts.cuts, KindCuts)
+    model, pp, m, cuts = problem.model, family.pp, layouts.num_microbatches, layouts.cuts
+    layers, counts = cuts.of_stages(pp, family.num_virtual_stages), cuts.kinds(model)
     ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
     fullest: Array = np.zeros_like(layouts.hidden_bytes)
     holds = family.holds(m)
     for rank in range(pp):
-        blocks = [PartColumns(*(column[stage] for column in layouts.block)) for stage in range(rank, len(layers), pp)]
+        stages, of_rank = range(rank, len(layers), pp), counts[:, rank::pp]
+        blocks, *kinds = [block.of_stages(stages) for block in (layouts.block, *layouts.kinds)]
         rows = rank_rows(family, holds[rank], layers[rank], rank, blocks[0], ends, layouts.hidden_bytes)
-        if len(blocks) > 1:
+        behind = cuts.behind(model, rank) if len(stages) == 1 else None
+        rows = rows._replace(kinds=last_blocks(kinds, of_rank, behind))
+        if len(stages) > 1:
             rows = with_unlike_chunks(rows, family, m, rank, layers[rank::pp], blocks)
-        state = layouts.state.of(zip(model.kinds, (count[rank::pp].sum(0) for count in counts), strict=True))
+        state = layouts.state.of(zip(model.kinds, of_rank.sum(1), strict=True))
         np.maximum(fullest, rank_memory(rows, state, problem.training.precision).total, out=fullest)
     return fullest + problem.cluster.device.reserved_memory_bytes
+
+
+def last_blocks(
+    kinds: Sequence[Sequence[PartColumns]], counts: Array, behind: Array | None
+) -> tuple[tuple[LastBlock, ...], ...]:
+    """Rank.kinds of many ranks. kinds: a block of each kind on each chunk, or on all of them. counts: how many there
+    are, (kind, chunk, rank). behind: with one chunk, as of `kinds_behind`, (kind, kind, rank)."""
+
+    def of_kind(kind: int, there: Array) -> Iterator[LastBlock]:
+        on_chunks = there if len(kinds[kind]) == len(there) else there.any(0, keepdims=True)
+        for block, on_chunk in zip(kinds[kind], on_chunks, strict=True):
+            others = [] if behind is None else zip(kinds, behind[kind], strict=True)
+            yield LastBlock(block, on_chunk, [(other, count) for (other,), count in others if count.any()])
+
+    return tuple(tuple(of_kind(kind, share > 0)) for kind, share in enumerate(shares(counts)))
 
 
 def with_unlike_chunks(
     rows: Rank, family: Family, m: Array, rank: int, layers: Array, blocks: Sequence[PartColumns]
 ) -> Rank:
     """One pipeline rank of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches.
-    layers: of each chunk, (chunk, layout). blocks: a block of each chunk."""
+    layers: of each chunk, (chunk, layout). blocks: the mean block of each chunk."""
     of_held: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # many numbers of microbatches are held alike
     for number in different(m):
         held = held_together(family.schedule, family.pp, number, family.num_virtual_stages)[rank]
@@ -202,7 +222,7 @@ def with_unlike_chunks(
             kept[alike] = reduce(np.maximum, (counts @ sizes[:, alike] for counts in held))
         return kept
 
-    return rows._replace(blocks=layers.sum(0), most_blocks=layers.max(0), kinds=tuple(blocks), kept_bytes=kept_bytes)
+    return rows._replace(blocks=layers.sum(0), most_blocks=layers.max(0), kept_bytes=kept_bytes)
 
 
 @lru_cache(maxsize=1024)
@@ -256,7 +276,8 @@ def rank_rows(
         *holds,
         family.rules.weights_apart,
         pp == 1,
-        (block,),
+        block,
+        ((LastBlock(block),),),
         ends_of(ends, rank == 0, rank == pp - 1),
         hidden_bytes,
     )

@@ -62,6 +62,7 @@ class LeastState(RankState):
             return state
         block, first, last = (unit._replace(travelling=_at_once(unit)) for unit in state[:3])
         turns = block.travelling.turns._replace(early=0, late=0, back_late=LARGE, back_after=LARGE, back_leaving=LARGE)
+        turns = turns._replace(back_before=LARGE)
         block = block._replace(travelling=block.travelling._replace(turns=turns))
         return state._replace(block=block, first=first, last=last)
 

@@ -22,7 +22,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
-from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts, kinds_of_stages
+from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.planner.grid.ranks import RankState, stacked
 from autoshard.planner.grid.unit_costs import (
@@ -35,6 +35,8 @@ from autoshard.planner.grid.unit_costs import (
 from autoshard.rows import different
 from autoshard.spec.training import DTYPE_BYTES
 
+PartsAndKinds = tuple[PartColumns, PartColumns, PartColumns, State, list[PartColumns]]
+"""A block, the ends on the first and on the last rank, the state; a block of each kind."""
 CHUNK = 4096
 """Layouts that are priced at once: their columns stay in a core's cache."""
 
@@ -381,20 +383,32 @@ class Whole:
         the block is their mean, by default that of all of the model's. As what waits is no faster apart than together,
         no cut of the model takes less than if all of its blocks were that mean.
         """
+        return self.parts_and_kinds(draft, recompute, counts)[:4]
+
+    def parts_and_kinds(self, draft: Array, recompute: Array, counts: Sequence[Array] | None = None) -> PartsAndKinds:
+        """`parts_of`, and a block of each kind as `blocks_of` has it."""
         rows = self._shape[draft] * len(self.sets) + recompute
         of_first, of_last = (rows[0], rows[-1]) if rows.ndim > 1 else (rows, rows)
         first, last = self._columns.ends(of_first, self.family.pp == 1)
         if of_last is not of_first:
             last = self._columns.ends(of_last, self.family.pp == 1)[1]
         state = self._held.take(self.state[draft])
-        blocks = [block.take(rows) for block in self._columns.blocks]
+        return self._with_mean([block.take(rows) for block in self._columns.blocks], first, last, state, counts)
+
+    def _with_mean(
+        self,
+        blocks: list[PartColumns],
+        first: PartColumns,
+        last: PartColumns,
+        state: State,
+        counts: Sequence[Array] | None,
+    ) -> PartsAndKinds:
         if not self.has_kinds:
-            return *waiting((blocks[0], first, last), state), state
-        model = self.problem.model
+            return *waiting((blocks[0], first, last), state), state, blocks
         if counts is None:
             counts = [np.full(1, count) for count in self.kind_counts]
-        state = state.of(zip(model.kinds, counts, strict=True))
-        return *waiting((mean_columns(blocks, counts), first, last), state), state
+        state = state.of(zip(self.problem.model.kinds, counts, strict=True))
+        return *waiting((mean_columns(blocks, counts), first, last), state), state, blocks
 
     def blocks_of(self, draft: Array, recompute: Array) -> list[PartColumns]:
         """A block of each kind, without waits, by row."""
@@ -426,6 +440,9 @@ class Whole:
     ) -> tuple[PartColumns, PartColumns, PartColumns, State]:
         """Block, ends and state as `parts_of` has them, by draft: of each column, and of each kind of blocks, the least
         of all recompute sets."""
+        return self._least_parts_and_kinds(draft, counts)[:4]
+
+    def _least_parts_and_kinds(self, draft: Array, counts: Sequence[Array] | None) -> PartsAndKinds:
         count, sets = len(draft), len(self.sets)
         rows = (self._shape[draft] * sets)[:, None] + np.arange(sets)
 
@@ -434,12 +451,7 @@ class Whole:
 
         first, last = map(least, self._columns.ends(rows.ravel(), self.family.pp == 1))
         blocks, state = [least(block.take(rows)) for block in self._columns.blocks], self._held.take(self.state[draft])
-        if not self.has_kinds:
-            return *waiting((blocks[0], first, last), state), state
-        if counts is None:
-            counts = [np.full(1, number) for number in self.kind_counts]
-        state = state.of(zip(self.problem.model.kinds, counts, strict=True))
-        return *waiting((mean_columns(blocks, counts), first, last), state), state
+        return self._with_mean(blocks, first, last, state, counts)
 
     @property
     def kind_counts(self) -> tuple[int, ...]:
@@ -452,18 +464,17 @@ class Whole:
         kinds recompute may be None: then nothing is above what it is with any sets."""
         hidden = self.hidden_bytes(draft)
         if isinstance(cuts, KindCuts):
-            layers = cuts.of_stages(self.family.pp, self.family.num_virtual_stages)
-            counts = kinds_of_stages(self.problem.model, layers)
+            counts = [*cuts.kinds(self.problem.model)]
             if recompute is None:
-                block, first, last, state = self.least_parts_of(draft, counts)
+                block, first, last, state, kinds = self._least_parts_and_kinds(draft, counts)
             else:
-                block, first, last, state = self.parts_of(draft, recompute, counts)
+                block, first, last, state, kinds = self.parts_and_kinds(draft, recompute, counts)
             after_s = cuts.after_s(self.problem.model, self.family.pp, self.states, self.state[draft])
         else:
             assert recompute is not None
-            block, first, last, state = self.parts_of(draft, recompute)
+            block, first, last, state, kinds = self.parts_and_kinds(draft, recompute)
             after_s = self._after_s(self.state[draft], cuts)
-        return Layouts(self.count[draft], block, first, last, hidden, state, self.hop_s[draft], after_s, cuts)
+        return Layouts(self.count[draft], block, first, last, hidden, state, self.hop_s[draft], after_s, cuts, kinds)
 
     def _after_s(self, state: Array, cuts: Cuts) -> Array:
         """Looked up once for each different mesh and cut."""

@@ -32,7 +32,7 @@ from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
 from autoshard.planner.grid.steps import Asked, priced_steps
-from autoshard.rows import mean, most, shares
+from autoshard.rows import mean, shares
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -57,16 +57,18 @@ class PartColumns(NamedTuple):
         """These rows alone, in their order."""
         return PartColumns(*(column[rows] for column in self))
 
+    def of_stages(self, stages: Sequence[int]) -> list[PartColumns]:
+        """Those of each of some stages, where columns are (stage, row); those of all where columns are (row,)."""
+        if self.kept_bytes.ndim == 1:
+            return [self]
+        return [PartColumns(*(column[stage] for column in self)) for stage in stages]
+
 
 def mean_columns(blocks: Sequence[PartColumns], counts: Sequence[Array]) -> PartColumns:
-    """A block as the mean of blocks of several kinds, as cost.stage.mean_part has it. blocks: one of each kind. counts:
-    how many are of each kind, in rows that go with those of the blocks; where there are none, the first kind stands for
-    all."""
+    """A block as the mean of blocks of several kinds. blocks: one of each kind. counts: how many are of each kind, in
+    rows that go with those of the blocks; where there are none, the first kind stands for all."""
     share = shares(counts)
-    replay_bytes = most(share, [block.replay_bytes for block in blocks])
-    together_bytes = most(share, [block.replay_bytes + block.working_bytes for block in blocks])
-    means = PartColumns(*(mean(share, columns) for columns in zip(*blocks, strict=True)))
-    return means._replace(replay_bytes=replay_bytes, working_bytes=together_bytes - replay_bytes)
+    return PartColumns(*(mean(share, columns) for columns in zip(*blocks, strict=True)))
 
 
 class StageColumns(NamedTuple):
