@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.backends.rules import Problem, divisors
-from autoshard.layout.mesh import replicas_objection
+from autoshard.layout.mesh import experts_objection, replicas_objection, tensor_ranks_apart
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.score import score
 from autoshard.planner.sets import recompute_sets
@@ -63,8 +63,10 @@ def _variants(plan: Plan, problem: Problem) -> Iterator[Strategy]:
         )
     for factor in (2, 4, 8):
         dp, pp = one.dp // factor, one.pp * factor
-        if one.dp % (factor * one.ep) == 0 and replicas_objection(one.dp_replicate, one.ep, dp, one.cp) is None:
-            yield replace(one, tp=one.tp * factor, dp=dp, sequence_parallel=one.sequence_parallel or one.tp == 1)
+        tp, apart = one.tp * factor, tensor_ranks_apart(one.tp, one.etp)
+        if one.dp % (factor * one.ep) == 0 and replicas_objection(one.dp_replicate, one.ep, dp, one.cp, apart) is None:
+            if experts_objection(one.ep, dp, one.cp, tensor_ranks_apart(tp, one.etp)) is None:
+                yield replace(one, tp=tp, dp=dp, sequence_parallel=one.sequence_parallel or one.tp == 1)
             if pp * vpp <= blocks:
                 layers = even_stage_layers(blocks, pp * vpp)
                 yield replace(one, pp=pp, dp=dp, stage_layers=layers, recompute=(_heaviest(one),))

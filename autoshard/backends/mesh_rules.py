@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
-from autoshard.layout.mesh import experts_objection, replicas_objection, replicas_of_experts
+from autoshard.errors import AutoshardError
+from autoshard.layout.mesh import (
+    build_mesh,
+    experts_objection,
+    replicas_objection,
+    replicas_of_experts,
+    tensor_ranks_apart,
+)
 from autoshard.models.padding import padded_heads
 
 
@@ -115,18 +122,18 @@ def sequence_splits(problem: Problem, draft: Draft) -> str | None:
 
 
 def experts_split(problem: Problem, draft: Draft) -> str | None:
-    experts = problem.model.num_local_experts
-    if draft.ep == 1:
+    experts, apart = problem.model.num_local_experts, tensor_ranks_apart(draft.tp, draft.etp)
+    if draft.ep == 1 and apart == 1:
         return None
     if not experts:
         return f"ep={draft.ep} has no experts to split: {problem.model.name} has none; use ep=1"
     if experts % draft.ep:
-        degrees = fitting(divisors(experts), lambda ep: experts_objection(ep, draft.dp, draft.cp) is None)
+        degrees = fitting(divisors(experts), lambda ep: experts_objection(ep, draft.dp, draft.cp, apart) is None)
         return (
             f"ep={draft.ep} must divide num_local_experts={experts} of {problem.model.name}; "
             f"degrees that fit here: {degrees}"
         )
-    return experts_objection(draft.ep, draft.dp, draft.cp)
+    return experts_objection(draft.ep, draft.dp, draft.cp, apart)
 
 
 def experts_share_sequences(problem: Problem, draft: Draft) -> str | None:
@@ -150,27 +157,28 @@ def replicas_hold_all_shards(problem: Problem, draft: Draft) -> str | None:
             f"dp_replicate={draft.dp_replicate}: {backend.label} shards over all data-parallel ranks alone; "
             f"use dp_replicate=1 or backend {ANYWHERE.name}"
         )
-    return replicas_objection(draft.dp_replicate, draft.ep, draft.dp, draft.cp)
+    apart = tensor_ranks_apart(draft.tp, draft.etp)
+    return replicas_objection(draft.dp_replicate, draft.ep, draft.dp, draft.cp, apart)
 
 
-def experts_are_whole(problem: Problem, draft: Draft) -> str | None:
-    """Ranks of tensor parallelism with experts of their own have them all among themselves: on a mesh where ep lies
-    outside of tp, no exchange would bring a token to its expert's rank at once."""
-    model, etp = problem.model, draft.etp
+def experts_are_cut_apart(problem: Problem, draft: Draft) -> str | None:
+    """Fewer ranks cut an expert than cut the rest: etp is a part of tp, and NxD has no such layout [NxD
+    parallel_layers/parallel_state.py: experts have groups of their own over data-parallel ranks alone]."""
+    model, tp, etp = problem.model, draft.tp, draft.etp
     if etp is None:
         return None
     if not model.is_moe:
         return f"etp={etp} has no experts to place: {model.name} has none; leave it out"
-    if etp != 1:
-        return f"etp={etp} must be 1 or tp={draft.tp}"
     if problem.backend != ANYWHERE.name:
-        return (
-            f"etp=1 with tp={draft.tp}: {BACKENDS[problem.backend].label} cuts every expert over tp; use backend torch"
-        )
-    if draft.ep > 1:
-        return f"etp=1 spreads experts over tp={draft.tp} and nothing else: ep={draft.ep} must be 1"
-    if model.num_local_experts % draft.tp:
-        return f"tp={draft.tp} with etp=1 must divide num_local_experts={model.num_local_experts} of {model.name}"
+        label = BACKENDS[problem.backend].label
+        return f"etp={etp} with tp={tp}: {label} cuts every expert over tp; use backend {ANYWHERE.name}"
+    if not 1 <= etp <= tp or tp % etp:
+        return f"etp={etp} must divide tp={tp}; degrees that do: {fitting(divisors(tp), lambda degree: True)}"
+    kv_heads = padded_heads(model, tp).key_value
+    try:
+        build_mesh(tp, 1, 1, 1, tp // etp, kv_heads, problem.cluster.platform.kv_heads_innermost, etp=etp)
+    except AutoshardError as error:
+        return str(error)
     return None
 
 
@@ -200,7 +208,8 @@ def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
     span = 1
     for name in reversed(draft.axis_order[1:]):
         if name == "dp":
-            yield " x ".join((*names, "ep")), span * replicas_of_experts(draft.ep, draft.cp)
+            apart = tensor_ranks_apart(draft.tp, draft.etp)
+            yield " x ".join((*names, "ep")), span * replicas_of_experts(draft.ep, draft.cp, apart)
             if draft.dp_replicate > 1 and draft.dp % draft.dp_replicate == 0:
                 yield " x ".join((*names, "dp_shard")), span * (draft.dp // draft.dp_replicate)
         names.append(name)
@@ -248,9 +257,9 @@ COMMON_MESH_RULES = (
     Rule("tp does not divide the MLP", tp_divides_ffn),
     Rule("tp does not divide the groups of a state space", tp_divides_groups),
     Rule("the sequence does not split over cp and tp", sequence_splits),
+    Rule("etp is no part of tp", experts_are_cut_apart),
     Rule("the experts do not split over ep", experts_split),
     Rule("experts with context parallelism", experts_share_sequences),
-    Rule("experts do not lie over tp", experts_are_whole),
     Rule("replicas do not hold all shards", replicas_hold_all_shards),
     *ORDER_RULES,
 )

@@ -16,7 +16,7 @@ from autoshard.backends.problem import Draft, Problem, Rule, divisors
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import RINGS
-from autoshard.layout.mesh import replicas_of_experts
+from autoshard.layout.mesh import replicas_of_experts, tensor_ranks_apart
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster
@@ -81,19 +81,24 @@ def check_native(precision: Precision, pp: int, has_p2p: bool) -> None:
 
 
 def experts_have_an_all_to_all(problem: Problem, draft: Draft) -> str | None:
-    if problem.cluster.stack is None or not draft.ep > 1 or _can_exchange(draft.ep, draft.cp):
+    apart = tensor_ranks_apart(draft.tp, draft.etp)
+    if problem.cluster.stack is None or not draft.ep > 1 or _can_exchange(draft.ep, draft.cp, apart):
         return None
-    known = (ep for ep in divisors(problem.model.num_local_experts) if _can_exchange(ep, draft.cp))
-    shared = f" over {replicas_of_experts(draft.ep, draft.cp)} replicas" if draft.cp > 1 else ""
+    known = (ep for ep in divisors(problem.model.num_local_experts) if _can_exchange(ep, draft.cp, apart))
+    replicas = replicas_of_experts(draft.ep, draft.cp, apart)
+    shared = f" over {replicas} replicas" if draft.cp * apart > 1 else ""
+    shared += f" and tp/etp={apart}" if apart > 1 else ""
     return (
         f"ep={draft.ep}{shared}: an all-to-all of native PyTorch on Neuron takes {ALL_TO_ALL_SIZES} ranks; "
         f"degrees that divide the experts: {', '.join(map(str, known)) or 'none'}"
     )
 
 
-def _can_exchange(ep: int, cp: int) -> bool:
-    """Whether the replicas that experts are spread over have an all-to-all; ranks that share a sequence gather it."""
-    return (ep % cp == 0 or ep == 1) and takes_all_to_all(replicas_of_experts(ep, cp))
+def _can_exchange(ep: int, cp: int, apart: int) -> bool:
+    """Whether the replicas that experts are spread over have an all-to-all; ranks that share a sequence gather it, but
+    those of tp that are apart (`tensor_ranks_apart`) exchange the weights of the routers."""
+    divides = ep % (cp * apart) == 0 or ep == apart == 1
+    return divides and all(map(takes_all_to_all, (replicas_of_experts(ep, cp, apart), apart)))
 
 
 def context_parallelism_has_its_collectives(problem: Problem, draft: Draft) -> str | None:
@@ -196,4 +201,4 @@ def native_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
 
 def _leaves_the_node(cluster: Cluster, strategy: Strategy) -> bool:
     """Whether the ranks from a group's first to its last are more than a node has, in the usual order of axes."""
-    return strategy.ep * strategy.tp > cluster.devices_per_node
+    return strategy.ep * (strategy.etp or strategy.tp) > cluster.devices_per_node

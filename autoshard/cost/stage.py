@@ -24,14 +24,13 @@ from autoshard.layout.degrees import Degrees
 from autoshard.layout.mesh import (
     AXIS_ORDER,
     DATA_AXES,
-    TENSOR_PARALLEL_AXES,
     Mesh,
     build_mesh,
     replicas_of_experts,
+    tensor_ranks_apart,
 )
 from autoshard.layout.sharding import OperatorChoices, stage_program
 from autoshard.layout.strategy import ATTENTION_KERNELS, Strategy
-from autoshard.layout.template import template_of
 from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
 from autoshard.rows import Number, largest, mean, most, shares
@@ -81,11 +80,6 @@ class LocalShape:
     operators: OperatorChoices = ()
     placement: tuple[tuple[str, int], ...] = ()
     etp: int | None = None
-
-    @property
-    def expert_ranks(self) -> int:
-        """Ranks among which the experts of a block are spread."""
-        return self.ep * (self.tp if self.etp == 1 else 1)
 
 
 class LocalChoices(Degrees, Protocol):
@@ -139,12 +133,13 @@ def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
     """
     kv_inner = cluster.platform.kv_heads_innermost
     kv_heads = padded_heads(model, shape.tp).key_value
+    tp, cp, ep, etp = shape.tp, shape.cp, shape.ep, shape.etp
     if shape.placement:
         degrees, order = dict(shape.placement), tuple(name for name, _ in shape.placement)
-        return build_mesh(shape.tp, degrees["pp"], degrees["dp"], shape.cp, shape.ep, kv_heads, kv_inner, order)
-    inner = replicas_of_experts(shape.ep, shape.cp)
-    replicas = max(2, cluster.world_size // (shape.tp * shape.cp * inner))
-    return build_mesh(shape.tp, 1, replicas * inner, shape.cp, shape.ep, kv_heads, kv_inner)
+        return build_mesh(tp, degrees["pp"], degrees["dp"], cp, ep, kv_heads, kv_inner, order, etp=etp)
+    inner = replicas_of_experts(ep, cp, tensor_ranks_apart(tp, etp))
+    replicas = max(2, cluster.world_size // (tp * cp * inner))
+    return build_mesh(tp, 1, replicas * inner, cp, ep, kv_heads, kv_inner, etp=etp)
 
 
 def placement(tp: int, pp: int, dp: int, cp: int, ep: int, axis_order: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -302,7 +297,7 @@ def stage_pricer(
         work = stage_work(
             model,
             training.sequence_length,
-            training.expert_slots(shape.expert_ranks),
+            training.expert_slots(shape.ep),
             dtype,
             anywhere,
             kv_inner,
@@ -355,8 +350,7 @@ def stage_work(
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
     its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
 
-    Where tensor-parallel ranks hold experts of their own, these split the experts first: the exchange over ep then
-    splits them further. Raises AutoshardError for ranks that share sequences and not their experts.
+    Raises AutoshardError for ranks that share sequences and not their experts.
     """
     seen = seen_by_operators(model, shape, layers, last)
     if seen is not shape:
@@ -366,14 +360,14 @@ def stage_work(
 
 def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ...], last: bool) -> LocalShape:
     """The local shape with the usual value of all that a stage's operators do not see: without experts, how these are
-    spread; without blocks, also how attention is computed. layers, last: as of `stage_work`."""
+    spread (but for axes of tensor parallelism that are cut for them); without blocks, also how attention is computed.
+    layers, last: as of `stage_work`."""
     predicts = last and model.multi_token_prediction is not None
-    if model.graph is not None or shape.operators or predicts or any(map(model.has_experts, layers)):
+    told = model.graph is not None or shape.operators or shape.etp is not None
+    if told or predicts or any(map(model.has_experts, layers)):
         return shape
-    ep = min(shape.ep, 2 * shape.cp)
-    if layers:
-        return replace(shape, ep=ep, etp=None)
-    return replace(shape, ep=ep, etp=None, attention_kernel=ATTENTION_KERNELS[0], context_parallel=UNUSED)
+    shape = replace(shape, ep=min(shape.ep, 2 * shape.cp))
+    return shape if layers else replace(shape, attention_kernel=ATTENTION_KERNELS[0], context_parallel=UNUSED)
 
 
 @lru_cache(maxsize=2048)
@@ -392,17 +386,14 @@ def _stage_work(
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
     kv_heads = padded_heads(model, shape.tp).key_value
-    replicas = 2 * replicas_of_experts(shape.ep, shape.cp)
-    mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner)
+    replicas = 2 * replicas_of_experts(shape.ep, shape.cp, tensor_ranks_apart(shape.tp, shape.etp))
+    mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner, etp=shape.etp)
     axes = mesh.stage_axes
-    if any(TENSOR_RANKS_FIRST in choice for _, choice in shape.operators):
-        inner = {axis: size for axis, size in axes.items() if axis == "ep"}
-        axes = {axis: size for axis, size in axes.items() if axis != "ep"} | inner
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(model, sizes, layers, first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype])
     graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
-    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp == 1))
+    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None))
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:
@@ -411,7 +402,7 @@ def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) ->
     kv_heads = padded_heads(model, s.tp).key_value
     kv_inner = cluster.platform.kv_heads_innermost
     fold = cluster.fold(s.tp)
-    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, fold, s.dp_replicate)
+    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, fold, s.dp_replicate, s.etp)
 
 
 def strategy_parts(
@@ -513,20 +504,3 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
         weight_gradients_s=number("weight_gradients_s"),
         weights_waiting_bytes=number("weights_waiting_bytes"),
     )
-
-
-TENSOR_RANKS_FIRST = ("tensor ranks first", "expert")
-"""A choice along no axis: of experts, the ranks of tensor parallelism hold the larger pieces, those of ep parts of
-them. The runtimes' meshes have these the other way round."""
-
-
-def experts_over_tensor_ranks(model: ModelSpec) -> OperatorChoices:
-    """Choices with which the ranks of tensor parallelism hold other experts each, in place of a part of every one:
-    Megatron-Core's expert tensor parallelism of 1, with ep spanning tp. Such layouts can be priced; autoshard runs
-    those without ep, which are a strategy's etp=1."""
-    graph = stage_graph(model, dim_sizes(model, 1, model.max_position_embeddings), model.kinds, first=False, last=False)
-    work = [op for op in graph.operators if "expert" in op.loop_dims and op.kind in ("dispatch", "combine")]
-    work += [op for op in graph.operators if "capacity" in op.loop_dims and op not in work]
-    names = dict.fromkeys(template_of(op.name) for op in work)
-    choice = (*((axis, "expert") for axis in TENSOR_PARALLEL_AXES), TENSOR_RANKS_FIRST)
-    return tuple((name, choice) for name in names)

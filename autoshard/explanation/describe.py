@@ -298,7 +298,7 @@ def _attention(strategy: Strategy) -> str:
 
 def _experts(plan: Plan) -> str:
     """How many tokens an expert takes, by the capacity factor or by what the busiest rank gets."""
-    training, ranks = plan.training, plan.strategy.expert_ranks
+    training, ranks = plan.training, plan.strategy.ep
     uneven, slots = training.imbalance(ranks), plan.expert_slots
     per_slot = f"slots for {slots:.4g} times an even share of each sequence's tokens"
     if plan.strategy.etp == 1:

@@ -13,7 +13,10 @@ from autoshard.spec.platform import Fold
 
 AXIS_ORDER = ("pp", "dp", "cp", "tp")
 """NxD's order and torchtitan's, outermost first: neighbours along the last one have neighbouring ranks."""
-FAMILIES = {"dp": ("dp_replicate", "dp", "ep"), "cp": ("cp",), "tp": ("tp", "tp1", "tp0")}
+EXPERT_PART_AXES = ("etp", "etp1", "etp0")
+"""Axes of tensor parallelism that cut every expert, where others hold experts of their own (etp)."""
+TENSOR_PARALLEL_AXES = ("tp", "tp1", "tp0", *EXPERT_PART_AXES)
+FAMILIES = {"dp": ("dp_replicate", "dp", "ep"), "cp": ("cp",), "tp": TENSOR_PARALLEL_AXES}
 """Axes of a stage that stay together wherever their family stands."""
 
 
@@ -41,8 +44,9 @@ def check_axis_order(order: object) -> None:
 class Axis:
     """An axis of the mesh and its number of ranks.
 
-    name: 'dp', 'ep', 'cp', 'tp'; 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads; 'dp_replicate' where
-    ZeRO shards among a part of the replicas alone.
+    name: 'dp', 'ep', 'cp', 'tp'; 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads; 'etp', 'etp1' and
+    'etp0' of these, where a part of tensor parallelism alone cuts experts; 'dp_replicate' where ZeRO shards among a
+    part of the replicas alone.
     """
 
     name: str
@@ -168,41 +172,79 @@ def build_mesh(
     order: tuple[str, ...] = AXIS_ORDER,
     fold: Fold | None = None,
     dp_replicate: int = 1,
+    etp: int | None = None,
 ) -> Mesh:
     """The mesh of a strategy's degrees.
 
-    dp counts all replicas. ep is carved out of dp x cp: experts are split over 'cp' and over the inner part of dp, the
-    axis 'ep'; the axis 'dp' is what is left. dp_replicate is carved out of dp too, its outermost part and an axis of
-    its own: ZeRO shards inside of it. Of the experts, cp's ranks hold the larger pieces: so experts that cp has
-    split are split further by one exchange (graph/redistribute.py); in the other order they would be gathered first.
-    tp beyond the KV heads becomes two axes: tp0 splits the KV heads, tp1 the query heads that share one, and keys and
-    values are replicated over tp1. kv_inner puts tp0 innermost (rank r holds KV block r % num_key_value_heads), else it
-    is outermost (r // multiplier): Platform.kv_heads_innermost.
+    dp counts all replicas. ep is carved out of dp x cp x tp/etp: experts are split over 'cp', over the tensor-parallel
+    ranks that do not cut them, and over the inner part of dp, the axis 'ep'; the axis 'dp' is what is left.
+    dp_replicate is carved out of dp too, its outermost part and an axis of its own: ZeRO shards inside of it. Of the
+    experts, cp's and tp's ranks hold the larger pieces: so experts that these have split are split further by one
+    exchange (graph/redistribute.py); in the other order they would be gathered first. tp beyond the KV heads becomes
+    two axes: tp0 splits the KV heads, tp1 the query heads that share one, and keys and values are replicated over tp1.
+    kv_inner puts tp0 innermost (rank r holds KV block r % num_key_value_heads), else it is outermost
+    (r // multiplier): Platform.kv_heads_innermost. etp, where it is given, is the inner part of tp, axes of its own.
+
+    Raises AutoshardError where etp and the KV heads would cut tp across each other.
     """
-    replicas = replicas_of_experts(ep, cp)
+    replicas = replicas_of_experts(ep, cp, tensor_ranks_apart(tp, etp))
     axes = [Axis("dp_replicate", dp_replicate)] if dp_replicate > 1 else []
     axes += [Axis("dp", dp // (dp_replicate * replicas)), Axis("cp", cp)]
-    if replicas > 1:
-        axes.append(Axis("ep", replicas))
+    of_replicas = [Axis("ep", replicas)] if replicas > 1 else []
     if tp > num_key_value_heads:
         split, replicated = Axis("tp0", num_key_value_heads), Axis("tp1", tp // num_key_value_heads)
-        axes += [replicated, split] if kv_inner else [split, replicated]
+        of_tensors = [replicated, split] if kv_inner else [split, replicated]
     else:
-        axes.append(Axis("tp", tp))
+        of_tensors = [Axis("tp", tp)]
+    if etp is None:
+        axes += [*of_replicas, *of_tensors]
+    else:
+        axes += [*_with_expert_parts(of_tensors, tp, etp), *of_replicas]
     return Mesh(pp, tuple(axes), order, fold)
 
 
-def replicas_of_experts(ep: int, cp: int) -> int:
-    """How many replicas (each with sequences of its own) the ep ranks that share experts are; ranks of cp share
-    sequences.
+def _with_expert_parts(axes: list[Axis], tp: int, etp: int) -> list[Axis]:
+    """The axes of tensor parallelism, outermost first, cut where the inner etp ranks begin."""
+    found: list[Axis] = []
+    left = etp
+    for axis in reversed(axes):
+        inner = min(left, axis.size)
+        if left % inner or axis.size % inner:
+            cut = " x ".join(str(one.size) for one in axes)
+            raise AutoshardError(f"etp={etp} cuts tp={tp} = {cut} (key-value heads and their copies) across")
+        if inner > 1:
+            found.insert(0, Axis(f"e{axis.name}", inner))
+        if axis.size > inner:
+            found.insert(0, Axis(axis.name, axis.size // inner))
+        left //= inner
+    return found
+
+
+def tensor_ranks_apart(tp: int, etp: int | None) -> int:
+    """How many ranks of tensor parallelism, or groups of etp that cut the same experts, hold experts of their own: 1
+    where etp is absent and tp cuts every expert, and where it is no part of tp."""
+    return tp // etp if etp and tp % etp == 0 else 1
+
+
+def replicas_of_experts(ep: int, cp: int, apart: int = 1) -> int:
+    """How many replicas (each with sequences of its own) the ep ranks that share experts are; ranks of cp and those of
+    tp that are apart (`tensor_ranks_apart`) share sequences.
     """
-    return max(1, ep // cp)
+    return max(1, ep // (cp * apart))
 
 
-def experts_objection(ep: int, dp: int, cp: int) -> str | None:
-    """The reason why experts cannot be spread over ep of the dp x cp ranks; None if they can."""
-    if ep == 1 or (ep % cp == 0 and dp % (ep // cp) == 0):
+def experts_objection(ep: int, dp: int, cp: int, apart: int = 1) -> str | None:
+    """The reason why experts cannot be spread over ep of the dp x cp ranks, and of tp those that are apart
+    (`tensor_ranks_apart`); None if they can."""
+    together = cp * apart
+    if (ep == 1 and apart == 1) or (ep % together == 0 and dp % (ep // together) == 0):
         return None
+    if apart > 1:
+        names, every = ("tp/etp", "dp x tp/etp") if cp == 1 else ("cp x tp/etp", "dp x cp x tp/etp")
+        return (
+            f"ep={ep} must be a multiple of {names}={together} that divides {every}={dp * together}: "
+            "experts are spread over the ranks that see the same sequences, and then over replicas"
+        )
     if cp == 1:
         return f"ep={ep} must divide dp={dp}: experts are spread over data-parallel ranks"
     return (
@@ -211,8 +253,9 @@ def experts_objection(ep: int, dp: int, cp: int) -> str | None:
     )
 
 
-def replicas_objection(dp_replicate: int, ep: int, dp: int, cp: int) -> str | None:
-    """The reason why ZeRO cannot shard inside each of dp_replicate groups of the dp x cp ranks; None if it can."""
+def replicas_objection(dp_replicate: int, ep: int, dp: int, cp: int, apart: int = 1) -> str | None:
+    """The reason why ZeRO cannot shard inside each of dp_replicate groups of the dp x cp ranks; None if it can. apart:
+    as in `experts_objection`."""
     if dp_replicate == 1:
         return None
     if dp % dp_replicate:
@@ -220,12 +263,12 @@ def replicas_objection(dp_replicate: int, ep: int, dp: int, cp: int) -> str | No
     shard = dp // dp_replicate
     if shard * cp == 1:
         return f"dp_replicate={dp_replicate} leaves no ranks of dp={dp} to shard over; use zero=0 or fewer replicas"
-    if experts_objection(ep, shard, cp) is not None:
-        return f"ep={ep} must lie inside the {shard * cp} ranks that shard, which dp_replicate={dp_replicate} leaves"
+    if experts_objection(ep, shard, cp, apart) is not None:
+        ranks = shard * cp * apart
+        return f"ep={ep} must lie inside the {ranks} ranks that shard, which dp_replicate={dp_replicate} leaves"
     return None
 
 
-TENSOR_PARALLEL_AXES = ("tp", "tp0", "tp1")
 REPLICA_AXES = ("dp_replicate",)
 """Axes along which shards of ZeRO are repeated: each has the gradients of other sequences."""
 DATA_AXES = (*REPLICA_AXES, "dp", "ep")

@@ -14,7 +14,7 @@ from autoshard.graph.operators import DOCUMENT_STARTS, KINDS, RECURRENCES, SEQUE
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
-from autoshard.layout.mesh import DATA_AXES, TENSOR_PARALLEL_AXES
+from autoshard.layout.mesh import DATA_AXES, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES
 from autoshard.layout.template import template_of
 
 HIDDEN_DIMS = ("batch", "seq", "embed")
@@ -23,16 +23,17 @@ OperatorChoices = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """(template of an operator's name, its choice as pairs of axis and value): what differs from the rule, hashable."""
 
 
-def operator_choice(op: Operator, axes: Axes, sequence_parallel: bool, whole_experts: bool = False) -> dict[str, str]:
+def operator_choice(op: Operator, axes: Axes, sequence_parallel: bool, experts_apart: bool = False) -> dict[str, str]:
     """The loop dim or state that the rule chooses for the operator along each axis of the stage's mesh.
 
     axes: size of each axis. sequence_parallel: whether work outside of matrix products splits the sequence over tp.
-    whole_experts: whether the ranks of tensor parallelism hold experts of their own, not a part of each.
+    experts_apart: whether the ranks along axes of tensor parallelism, but for those of etp, hold experts of their own,
+    not a part of each.
     """
-    return {axis: _along(op, axis, sequence_parallel, whole_experts) for axis in axes}
+    return {axis: _along(op, axis, sequence_parallel, experts_apart) for axis in axes}
 
 
-def _along(op: Operator, axis: str, sequence_parallel: bool, whole_experts: bool) -> str:
+def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool) -> str:
     if axis in DATA_AXES:
         return "expert" if axis == "ep" and _is_expert_work(op) else "batch"
     if axis == "cp":
@@ -40,14 +41,14 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, whole_experts: bool
             return REPLICATED
         return "expert" if _is_expert_work(op) or op.kind in _AROUND_EXPERTS else "seq"
     assert axis in TENSOR_PARALLEL_AXES, axis
-    if whole_experts and (_is_expert_work(op) or op.kind in _AROUND_EXPERTS):
+    if experts_apart and axis not in EXPERT_PART_AXES and (_is_expert_work(op) or op.kind in _AROUND_EXPERTS):
         return "expert"
     if op.kind == "dispatch":
         return REPLICATED
     if op.kind == "combine":
         return PARTIAL
     if "kvhead" in op.loop_dims:
-        if axis == "tp1":
+        if axis in ("tp1", "etp1"):
             return "group" if "group" in op.loop_dims else REPLICATED
         return "kvhead"
     for dim in op.loop_dims:
@@ -85,14 +86,14 @@ def input_states(graph: Graph, axes: Axes, hidden: State) -> dict[str, State]:
 
 
 def choices(
-    graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = (), whole_experts: bool = False
+    graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = (), experts_apart: bool = False
 ) -> dict[str, Choice]:
     """The choice of every operator, by its name: the rule's, except for the templates and axes that `others` names."""
     given = {template: dict(choice) for template, choice in others}
     chosen: dict[str, Choice] = {}
     for op in graph.operators:
         named = given.get(template_of(op.name), {})
-        rule = operator_choice(op, axes, sequence_parallel, whole_experts)
+        rule = operator_choice(op, axes, sequence_parallel, experts_apart)
         chosen[op.name] = {axis: named.get(axis, value) for axis, value in rule.items()}
     return chosen
 
@@ -135,15 +136,15 @@ def divides(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> bool:
 
 
 def stage_program(
-    graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = (), whole_experts: bool = False
+    graph: Graph, axes: Axes, sequence_parallel: bool, others: OperatorChoices = (), experts_apart: bool = False
 ) -> Program:
     """The program of a stage's graph; hidden activations cross its boundary in the state that all stages share.
 
-    axes: size of each mesh axis. others: choices that differ from the rule's. whole_experts: as in `operator_choice`.
+    axes: size of each mesh axis. others: choices that differ from the rule's. experts_apart: as in `operator_choice`.
     Raises NoTransition where a dim does not divide over its axes.
     """
     hidden = hidden_state(axes, sequence_parallel)
-    return partition_stage(graph, axes, choices(graph, axes, sequence_parallel, others, whole_experts), hidden)
+    return partition_stage(graph, axes, choices(graph, axes, sequence_parallel, others, experts_apart), hidden)
 
 
 def partition_stage(graph: Graph, axes: Axes, chosen: dict[str, Choice], hidden: State) -> Program:

@@ -11,7 +11,13 @@ from autoshard.files.codec import Absence, Count, Form, Limit, Whole, from_json,
 from autoshard.files.fields import show
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
-from autoshard.layout.mesh import AXIS_ORDER, check_axis_order, experts_objection, replicas_objection
+from autoshard.layout.mesh import (
+    AXIS_ORDER,
+    check_axis_order,
+    experts_objection,
+    replicas_objection,
+    tensor_ranks_apart,
+)
 from autoshard.schedules import SCHEDULES
 
 ATTENTION_KERNELS = ("flash", "plain")
@@ -40,7 +46,8 @@ class Strategy:
     pp: Pipeline ranks.
     dp: Data-parallel replicas, all of them; experts are spread over a part of them.
     cp: Context-parallel degree: ranks that share one sequence.
-    ep: Expert-parallel degree; carved out of dp x cp, cp first.
+    ep: Expert-parallel degree, over how many ranks experts are spread; carved out of dp x cp, cp first. With etp it is
+        carved out of tp/etp too, before dp.
     num_virtual_stages: Stages on each pipeline rank (chunks).
     microbatch_size: Sequences of one microbatch on one data-parallel rank.
     schedule: Order of forwards and backwards on each pipeline rank: a name of autoshard.schedules.SCHEDULES.
@@ -57,8 +64,8 @@ class Strategy:
         what cp=1 has).
     axis_order: In which order ranks count through the axes, outermost first; ep is the inner part of dp. It decides
         which axis stays within a node.
-    etp: Tensor-parallel degree of experts: 1 gives each tensor-parallel rank experts of its own; absent is a part of
-        every expert, as tp cuts the rest.
+    etp: Tensor-parallel degree of experts, less than tp, the inner part of it; 1 is whole experts. Absent: tp cuts
+        experts as the rest.
     dp_replicate: Groups of data-parallel replicas that each hold all shards of ZeRO (HSDP): gradients are
         reduce-scattered inside a group and all-reduced across them; absent is 1, shards over all of dp x cp.
     """
@@ -98,12 +105,13 @@ class Strategy:
         if type(self.zero) is not int or self.zero not in ZERO_STAGES:
             raise AutoshardError(f"zero={self.zero!r} is not one of: {', '.join(map(str, ZERO_STAGES))}")
         check_axis_order(self.axis_order)
-        if (objection := experts_objection(self.ep, self.dp, self.cp)) is not None:
+        if self.etp is not None and not (type(self.etp) is int and 1 <= self.etp < self.tp and self.tp % self.etp == 0):
+            raise AutoshardError(f"etp={self.etp!r} must divide tp={self.tp} and be less, or absent: as tp")
+        place = self.ep, self.dp, self.cp, tensor_ranks_apart(self.tp, self.etp)
+        if (objection := experts_objection(*place)) is not None:
             raise AutoshardError(objection)
-        if (objection := replicas_objection(self.dp_replicate, self.ep, self.dp, self.cp)) is not None:
+        if (objection := replicas_objection(self.dp_replicate, *place)) is not None:
             raise AutoshardError(objection)
-        if self.etp is not None and (type(self.etp) is not int or self.etp != 1 or self.tp == 1):
-            raise AutoshardError(f"etp={self.etp!r} must be 1, where tp={self.tp} is more, or absent: as tp")
         stages = self.pp * self.num_virtual_stages
         if len(self.stage_layers) != stages:
             raise AutoshardError(
@@ -132,18 +140,13 @@ class Strategy:
         return "-".join(self.axis_order)
 
     @property
-    def expert_ranks(self) -> int:
-        """Ranks among which the experts of a block are spread."""
-        return self.ep * (self.tp if self.etp == 1 else 1)
-
-    @property
     def dp_shard(self) -> int:
         """Data-parallel replicas that share what ZeRO shards, together with the ranks of cp."""
         return self.dp // self.dp_replicate
 
     @property
     def world_size(self) -> int:
-        """Number of logical cores; ep does not count, since it is a part of dp x cp."""
+        """Number of logical cores; ep does not count, since it is a part of dp x cp x tp."""
         return self.tp * self.pp * self.dp * self.cp
 
     def num_microbatches(self, global_batch_size: int) -> int:

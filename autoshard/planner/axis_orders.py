@@ -54,7 +54,7 @@ def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...
     legal = tuple(order for order in orders if _is_legal(problem, draft, order))
     kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.platform.kv_heads_innermost
     degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, min(kv_heads, draft.tp), kv_inner)
-    useful = _useful(problem.cluster, degrees, legal, draft.dp_replicate)
+    useful = _useful(problem.cluster, degrees, legal, draft.dp_replicate, draft.etp)
     return tuple(order for order in useful if order != draft.axis_order)
 
 
@@ -64,13 +64,14 @@ def _useful(
     degrees: tuple[int, int, int, int, int, int, bool],
     legal: tuple[Order, ...],
     dp_replicate: int,
+    etp: int | None,
 ) -> tuple[Order, ...]:
     known: dict[GroupShape, Laws] = {}
     size = dict(zip(("tp", "pp", "dp", "cp"), degrees, strict=False))
     different = {tuple(axis for axis in order if size[axis] > 1): order for order in reversed(legal)}  # the first stays
 
     def laws(order: Order) -> Laws:
-        return order_laws(build_mesh(*degrees, order, dp_replicate=dp_replicate), cluster, known)
+        return order_laws(build_mesh(*degrees, order, dp_replicate=dp_replicate, etp=etp), cluster, known)
 
     return undominated({order: laws(order) for order in legal if order in different.values()})
 

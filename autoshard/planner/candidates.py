@@ -24,7 +24,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, check_integer
 from autoshard.graph.recompute import canonical
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
-from autoshard.layout.mesh import AXIS_ORDER, experts_objection, parse_axis_order
+from autoshard.layout.mesh import AXIS_ORDER, experts_objection, parse_axis_order, tensor_ranks_apart
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES
 from autoshard.planner.axis_orders import first_order
 from autoshard.planner.beaten_path import check_path
@@ -79,9 +79,9 @@ def check_pins(problem: Problem, pins: Pins) -> None:
     _check_batch(problem, pins)
     if (pins.ep or 1) > 1 and not problem.model.is_moe:
         raise AutoshardError(f"ep={pins.ep} has no experts to split: {problem.model.name} has none; use ep=1")
-    if pins.ep is not None and pins.dp is not None:
-        cp = pins.cp or (None if problem.model.is_moe else 1)
-        if cp is not None and (objection := experts_objection(pins.ep, pins.dp, cp)) is not None:
+    if pins.ep is not None and pins.dp is not None and (pins.etp is None or pins.tp is not None):
+        cp, apart = pins.cp or (None if problem.model.is_moe else 1), tensor_ranks_apart(pins.tp or 1, pins.etp)
+        if cp is not None and (objection := experts_objection(pins.ep, pins.dp, cp, apart)) is not None:
             raise AutoshardError(objection)
 
 
@@ -155,8 +155,9 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
                 dp = world // (tp * pp * cp)
                 if dp * tp * pp * cp != world or pins.dp not in (None, dp):
                     continue
-                for ep in _choices(pins.ep, [ep for ep in divisors(dp * cp) if ep <= max(1, experts)]):
-                    etp = None if pins.etp == tp else pins.etp
+                etp = None if pins.etp == tp else pins.etp
+                spread = divisors(dp * cp * tensor_ranks_apart(tp, etp))
+                for ep in _choices(pins.ep, [ep for ep in spread if ep <= max(1, experts)]):
                     replicas = pins.dp_replicate or 1
                     draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp, dp_replicate=replicas)
                     order = first_order(problem, pins, draft)

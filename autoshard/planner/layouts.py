@@ -97,7 +97,7 @@ def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     """Bytes that the fullest rank holds at least: parameters, gradients and optimizer state if all ranks held equal
     shares."""
     parameter, gradient, optimizer = state_dtypes_bytes(problem.training.precision)
-    share = _parameters(problem.model) / (draft.tp * draft.pp * draft.ep)
+    share = _parameters(problem.model) / (draft.pp * draft.ep * (draft.etp or draft.tp))
     weights, sums, states = (
         draft.dp * draft.cp // draft.dp_replicate if draft.zero >= stage else 1 for stage in (3, 2, 1)
     )

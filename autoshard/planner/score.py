@@ -10,13 +10,13 @@ from autoshard.backends.rules import SCHEDULE_RULES, Draft, Problem, all_rules
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
-from autoshard.layout.mesh import AXIS_ORDER, parse_axis_order
+from autoshard.layout.mesh import AXIS_ORDER, parse_axis_order, tensor_ranks_apart
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.candidates import with_kernel
 from autoshard.plans.search_result import Pins
 from autoshard.schedules import usual_schedule
 
-_UNPRICEABLE_REASONS = ("stages do not hold the model", "experts with context parallelism")
+_UNPRICEABLE_REASONS = ("stages do not hold the model", "experts with context parallelism", "etp is no part of tp")
 UNPRICEABLE = (*(rule.reason for rule in SCHEDULE_RULES), *_UNPRICEABLE_REASONS)
 """Reasons: a layout that breaks one of these has no order of work, or no operators, to put a price on."""
 
@@ -50,12 +50,15 @@ def score(problem: Problem, strategy: Strategy) -> Score:
 
 
 def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
-    """The strategy with the given fields. Absent degrees are 1; other absent fields are none, even, the default order
-    or the first kernel that the rules allow.
+    """The strategy with the given fields. Absent degrees are 1, ep the least that etp leaves; other absent fields are
+    none, even, the default order or the first kernel that the rules allow.
 
     Raises AutoshardError where the degrees do not divide the cluster.
     """
     degrees = {name: fields.get(name, 1) for name in ("tp", "pp", "cp", "ep")}
+    etp = None if fields.get("etp") == degrees["tp"] else fields.get("etp")
+    if etp is not None and "ep" not in fields:
+        degrees["ep"] = degrees["cp"] * tensor_ranks_apart(degrees["tp"], etp)
     model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
     world = problem.cluster.world_size
     if "dp" not in fields and world % model_parallel:
@@ -73,6 +76,7 @@ def completed(problem: Problem, fields: Mapping[str, Any]) -> Strategy:
         sequence_parallel=fields.get("sequence_parallel", degrees["tp"] > 1),
         zero=fields.get("zero", 1),
         axis_order=parse_axis_order(fields.get("axis_order", "-".join(AXIS_ORDER))),
+        etp=etp,
         dp_replicate=fields.get("dp_replicate", 1),
         stage_layers=fields.get(
             "stage_layers", even_stage_layers(problem.model.num_hidden_layers, degrees["pp"] * vpp)

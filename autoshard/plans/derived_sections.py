@@ -20,7 +20,7 @@ from autoshard.plans.plan import Plan
 from autoshard.spec.training import FloatingDtype
 
 Section = dict[str, Any]
-_NAMES = ["dp_replicate", "dp", "ep", "cp", "tp", "tp1", "tp0"]
+_NAMES = ["dp_replicate", "dp", "ep", "cp", "tp", "tp1", "tp0", "etp", "etp1", "etp0"]
 _AXES = {"type": "array", "items": {"enum": _NAMES}, "uniqueItems": True}
 Axes = Annotated[tuple[str, ...], Form(list, reader_of(tuple[str, ...]), _AXES)]
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")

@@ -131,7 +131,7 @@ class Plan:
     @property
     def expert_slots(self) -> float:
         """Slots of each expert over the even share of a sequence's tokens, see TrainingSpec.expert_slots."""
-        return self.training.expert_slots(self.strategy.expert_ranks)
+        return self.training.expert_slots(self.strategy.ep)
 
     @property
     def zero_axes(self) -> tuple[str, ...]:
@@ -201,7 +201,8 @@ def operator_choices(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> 
     axes = strategy_mesh(model, cluster, strategy).stage_axes
     templates = operator_templates(model, strategy)
     return {
-        name: operator_choice(op, axes, strategy.sequence_parallel, strategy.etp == 1) for name, op in templates.items()
+        name: operator_choice(op, axes, strategy.sequence_parallel, strategy.etp is not None)
+        for name, op in templates.items()
     }
 
 

@@ -241,7 +241,7 @@ def _steps(
     work = stage_work(
         model,
         training.sequence_length,
-        training.expert_slots(shape.expert_ranks),
+        training.expert_slots(shape.ep),
         training.precision.compute_dtype,
         shape,
         cluster.platform.kv_heads_innermost,

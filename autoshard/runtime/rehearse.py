@@ -18,7 +18,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import UNUSED
-from autoshard.layout.mesh import replicas_of_experts
+from autoshard.layout.mesh import replicas_of_experts, tensor_ranks_apart
 from autoshard.layout.sharding import divides
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
@@ -35,7 +35,7 @@ from autoshard.spec.training import TrainingSpec
 HEAD_DIM = 16
 SEQUENCE_LENGTH = 128
 """Tokens of a sequence: long enough to learn from text, divisible by every axis of a rehearsal."""
-_AXES = ("pp", "tp", "ep", "cp", "dp", "dp_replicate")
+_AXES = ("pp", "tp", "ep", "etp", "cp", "dp", "dp_replicate")
 """Axes in the order in which they are kept when not all fit."""
 _MORE_HEADS = (1, 2, 4)
 """Multiples of the smallest number of heads that shows a plan's grouping and replication; some layouts need more than
@@ -136,11 +136,13 @@ def local_cluster(processes: int) -> Cluster:
 
 def _degrees(strategy: Strategy) -> dict[str, int]:
     """Size of each axis. 'ep' is the part of dp that shares experts, 'dp_replicate' that which repeats
-    shards, 'dp' what remains of it."""
+    shards, 'dp' what remains of it; 'etp' is the part of tp that cuts experts where not all of it does, 'tp' the rest.
+    """
     s = strategy
-    replicas = replicas_of_experts(s.ep, s.cp)
+    replicas = replicas_of_experts(s.ep, s.cp, tensor_ranks_apart(s.tp, s.etp))
     shared = {"ep": replicas, "cp": s.cp, "dp": s.dp_shard // replicas}
-    return {"pp": s.pp, "tp": s.tp, **shared, "dp_replicate": s.dp_replicate}
+    etp = s.etp or 1
+    return {"pp": s.pp, "tp": s.tp // etp, "etp": etp, **shared, "dp_replicate": s.dp_replicate}
 
 
 def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
@@ -148,20 +150,21 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
     size = {axis: kept.get(axis, 1) for axis in _AXES}
     interleaved = strategy.num_virtual_stages > 1 and size["pp"] > 1
     chunks = 2 if interleaved else 1
+    tp, etp = size["tp"] * size["etp"], strategy.etp and size["etp"] if size["tp"] > 1 else None
     return replace(
         strategy,
-        tp=size["tp"],
+        tp=tp,
         pp=size["pp"],
         dp=size["dp_replicate"] * size["dp"] * size["ep"],
         cp=size["cp"],
         context_parallel=strategy.context_parallel if size["cp"] > 1 else UNUSED,
-        ep=size["ep"] * size["cp"] if strategy.ep > 1 else 1,
-        etp=strategy.etp if size["tp"] > 1 else None,
+        ep=size["ep"] * size["cp"] * tensor_ranks_apart(tp, etp) if strategy.ep > 1 else 1,
+        etp=etp,
         dp_replicate=size["dp_replicate"],
         num_virtual_stages=chunks,
         schedule=strategy.schedule if size["pp"] > 1 else usual_schedule(1),
         microbatch_size=min(strategy.microbatch_size, 2),
-        sequence_parallel=strategy.sequence_parallel and size["tp"] > 1,
+        sequence_parallel=strategy.sequence_parallel and tp > 1,
         recompute=_recompute(strategy.recompute, size["pp"] * chunks),
         stage_layers=_stage_layers(strategy.stage_layers, size["pp"] * chunks, len(original.model.kinds)),
     )

@@ -642,18 +642,43 @@ CASES[4] |= {
 }
 
 CASES[2] |= {
-    "whole experts": ("mixtral", strategy(tp=2, etp=1), 2),
+    "whole experts": ("mixtral", strategy(tp=2, ep=2, etp=1), 2),
     "whole experts, no sequence parallel, ZeRO-3": (
         "balanced mixtral",
-        strategy(tp=2, etp=1, sp=False, zero=3, recompute="full"),
+        strategy(tp=2, ep=2, etp=1, sp=False, zero=3, recompute="full"),
         2,
     ),
-    "whole experts, deepseek, predicting": ("deepseek v3, predicting", strategy(tp=2, etp=1, recompute="mlp"), 2),
+    "whole experts, deepseek, predicting": ("deepseek v3, predicting", strategy(tp=2, ep=2, etp=1, recompute="mlp"), 2),
 }
 CASES[4] |= {
-    "whole experts x dp": ("mixtral", strategy(tp=2, dp=2, etp=1), 2),
-    "whole experts x pp, gpt oss": ("gpt oss", strategy(tp=2, pp=2, etp=1), 3),
-    "whole experts on 4 ranks": ("qwen3 moe", strategy(tp=4, etp=1), 2),
+    "whole experts x dp": ("mixtral", strategy(tp=2, dp=2, ep=2, etp=1), 2),
+    "whole experts x pp, gpt oss": ("gpt oss", strategy(tp=2, pp=2, ep=2, etp=1), 3),
+    "whole experts on 4 ranks": ("qwen3 moe", strategy(tp=4, ep=4, etp=1), 2),
+    "whole experts over tp and dp": ("mixtral", strategy(tp=2, dp=2, ep=4, etp=1), 2),
+    "whole experts over tp and dp, no sequence parallel, ZeRO-3": (
+        "balanced mixtral",
+        strategy(tp=2, dp=2, ep=4, etp=1, sp=False, zero=3, recompute="full"),
+        2,
+    ),
+    "experts cut by a part of tp": ("mixtral", strategy(tp=4, ep=2, etp=2), 2),
+    "experts cut by a part of tp, kv replicated, biases": (
+        "gpt oss, one kv head",
+        strategy(tp=4, ep=2, etp=2, recompute="mlp"),
+        2,
+    ),
+    "experts cut by a part of tp, qwen3": ("qwen3 moe", strategy(tp=4, ep=2, etp=2, sp=False, recompute="mlp"), 2),
+    "whole experts over tp and cp": ("mixtral", strategy(tp=2, cp=2, ep=4, etp=1, attention="zigzag_ring"), 2),
+}
+CASES[8] |= {
+    "whole experts over tp and dp x dp, ZeRO-2": ("balanced mixtral", strategy(tp=2, dp=4, ep=4, etp=1, zero=2), 2),
+    "whole experts over tp and dp x pp": ("qwen3 moe", strategy(tp=2, pp=2, dp=2, ep=4, etp=1, recompute="full"), 3),
+    "experts cut by a part of tp x dp": ("qwen3 moe", strategy(tp=4, dp=2, ep=2, etp=2), 2),
+    "experts cut by a part of tp, over dp": ("mixtral", strategy(tp=4, dp=2, ep=4, etp=2, zero=3), 2),
+    "deepseek, whole experts over tp and dp x pp": (
+        "deepseek v3, predicting",
+        strategy(tp=2, pp=2, dp=2, ep=4, etp=1),
+        3,
+    ),
 }
 
 CASES[4] |= {

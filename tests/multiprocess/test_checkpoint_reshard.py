@@ -65,6 +65,8 @@ LAYOUTS: dict[str, dict[str, Strategy]] = {
         "ep x pp": strategy(dp=4, ep=4, pp=2),
         "ep x dp, ZeRO-3": strategy(dp=4, ep=2, zero=3),
         "ep x HSDP": strategy(dp=4, ep=2, zero=3, dp_replicate=2),
+        "ep over tp x dp x pp": strategy(tp=2, dp=4, pp=2, ep=4, etp=1),
+        "ep over tp, parts of experts, ZeRO-3": strategy(tp=4, dp=3, ep=2, etp=2, zero=3),
     },
     "gpt2": {
         "one process": strategy(),

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.layout.mesh import AXIS_ORDER, Axis, Mesh, build_mesh, parse_axis_order
+from autoshard.layout.mesh import (
+    AXIS_ORDER,
+    Axis,
+    Mesh,
+    build_mesh,
+    experts_objection,
+    parse_axis_order,
+    replicas_objection,
+)
 from autoshard.layout.strategy import even_stage_layers
 
 DEGREES = st.sampled_from([1, 2, 3, 4])
@@ -47,6 +55,65 @@ def test_experts_are_carved_out_of_context_parallel_first() -> None:
     assert [(axis.name, axis.size) for axis in both.axes] == [("dp", 2), ("cp", 2), ("ep", 2), ("tp", 1)]
     assert both.groups(["cp", "ep"]) == [[0, 2, 1, 3], [4, 6, 5, 7]]  # of the experts cp has the larger pieces
     assert both.groups(["cp"]) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_experts_are_carved_out_of_the_ranks_of_tp_that_do_not_cut_them() -> None:
+    mesh = build_mesh(tp=4, pp=1, dp=4, cp=1, ep=4, num_key_value_heads=8, etp=2)
+    assert [(axis.name, axis.size) for axis in mesh.axes] == [("dp", 2), ("cp", 1), ("tp", 2), ("etp", 2), ("ep", 2)]
+    assert mesh.groups(["etp"])[:2] == [[0, 1], [4, 5]]
+    assert mesh.groups(["tp", "ep"])[:2] == [[0, 4, 2, 6], [1, 5, 3, 7]]
+    assert sorted(mesh.groups(["tp", "etp"])) == build_mesh(4, 1, 4, 1, 1, 8).groups(["tp"])
+
+
+def test_parts_of_tp_that_cut_experts_are_parts_of_key_value_heads_or_of_their_copies() -> None:
+    def axes(tp: int, heads: int, kv_inner: bool, etp: int) -> list[tuple[str, int]]:
+        mesh = build_mesh(tp, 1, 1, 1, tp // etp, heads, kv_inner, etp=etp)
+        return [(axis.name, axis.size) for axis in mesh.axes[2:]]
+
+    assert axes(8, 4, True, 2) == [("tp1", 2), ("tp0", 2), ("etp0", 2)]
+    assert axes(8, 4, True, 4) == [("tp1", 2), ("etp0", 4)]
+    assert axes(16, 4, True, 8) == [("tp1", 2), ("etp1", 2), ("etp0", 4)]
+    assert axes(8, 2, False, 2) == [("tp0", 2), ("tp1", 2), ("etp1", 2)]
+    assert axes(8, 4, False, 4) == [("tp0", 2), ("etp0", 2), ("etp1", 2)]
+    assert axes(8, 4, True, 1) == [("tp1", 2), ("tp0", 4)]
+    with pytest.raises(AutoshardError, match=r"^etp=6 cuts tp=12 = 3 x 4 \(key-value heads and their copies\) across$"):
+        axes(12, 4, True, 6)
+
+
+def test_ranks_that_see_the_same_sequences_share_all_experts() -> None:
+    why = "experts are spread over the ranks that see the same sequences, and then over replicas"
+    found = experts_objection(2, dp=64, cp=1, apart=4)
+    assert found == f"ep=2 must be a multiple of tp/etp=4 that divides dp x tp/etp=256: {why}"
+    found = experts_objection(4, dp=16, cp=2, apart=4)
+    assert found == f"ep=4 must be a multiple of cp x tp/etp=8 that divides dp x cp x tp/etp=128: {why}"
+    assert experts_objection(8, dp=2, cp=1, apart=4) is None
+    found = replicas_objection(2, 8, dp=2, cp=1, apart=4)
+    assert found == "dp_replicate=2 leaves no ranks of dp=2 to shard over; use zero=0 or fewer replicas"
+    found = replicas_objection(2, 16, dp=4, cp=1, apart=4)
+    assert found == "ep=16 must lie inside the 8 ranks that shard, which dp_replicate=2 leaves"
+
+
+@given(etp=DEGREES, apart=DEGREES, cp=DEGREES, replicas=DEGREES, left=DEGREES, pp=DEGREES)
+def test_groups_of_experts_are_megatron_cores(etp: int, apart: int, cp: int, replicas: int, left: int, pp: int) -> None:
+    """Its ranks of a stage count through etp, ep and the rest of dp, the first one fastest (RankGenerator)."""
+    tp, dp, ep = etp * apart, replicas * left, cp * apart * replicas
+    mesh = build_mesh(tp, pp, dp, cp, ep, num_key_value_heads=tp, etp=etp)
+    world = range(pp * dp * cp * tp)
+
+    def along(stride: int, size: int) -> set[frozenset[int]]:
+        places = dict[tuple[int, int], set[int]]()
+        for rank in world:
+            places.setdefault((rank // (stride * size), rank % stride), set()).add(rank)
+        return {frozenset(group) for group in places.values()}
+
+    def groups(*names: str) -> set[frozenset[int]]:
+        return {frozenset(group) for group in mesh.groups(names)}
+
+    assert groups("etp") == along(1, etp)
+    assert groups("cp", "tp", "ep") == along(etp, ep)
+    assert groups("dp") == along(etp * ep, left)
+    assert groups("tp", "etp") == along(1, tp)
+    assert tp * cp * dp == etp * ep * left
 
 
 def test_replicas_of_shards_lie_outside_of_the_ranks_that_shard() -> None:

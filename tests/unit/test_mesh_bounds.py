@@ -33,6 +33,8 @@ CLUSTERS = (("h100-80gb", 1), ("trn1.32xlarge", 1), ("b200-180gb", 2), ("trn2.3x
 
 IN_GROUPS, ANY_GROUPS = Pins(dp_replicate=2), Pins(searches_replicas=True)
 """Requests for hybrid sharding (HSDP)."""
+WHOLE, HALVES = Pins(etp=1), Pins(etp=2)
+"""Requests for experts that fewer ranks cut than tp has."""
 
 
 def small_model(name: str, layers: int) -> ModelSpec:
@@ -56,7 +58,12 @@ def random_problem(seed: int) -> Problem:
 
 
 @pytest.mark.parametrize(
-    ("seed", "pins"), [*((seed, Pins()) for seed in range(12)), (0, IN_GROUPS), (104, IN_GROUPS), (11, ANY_GROUPS)]
+    ("seed", "pins"),
+    [
+        *((seed, Pins()) for seed in range(12)),
+        *((0, IN_GROUPS), (104, IN_GROUPS), (11, ANY_GROUPS)),
+        *((0, HALVES), (1, WHOLE), (3, HALVES), (13, WHOLE)),
+    ],
 )
 def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
     problem = random_problem(seed)
@@ -103,7 +110,12 @@ def test_no_group_along_two_axes_has_a_better_law(instance: str, nodes: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("seed", "pins"), [*((seed, Pins()) for seed in range(100, 110)), (100, IN_GROUPS), (107, ANY_GROUPS)]
+    ("seed", "pins"),
+    [
+        *((seed, Pins()) for seed in range(100, 110)),
+        *((100, IN_GROUPS), (107, ANY_GROUPS)),
+        *((109, WHOLE), (110, WHOLE), (113, HALVES)),
+    ],
 )
 def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(
     seed: int, pins: Pins, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from autoshard.cost.compute import memory_s
 from autoshard.cost.estimate import estimate
 from autoshard.cost.program import launch_seconds
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import DenseBlocks, LocalShape, experts_over_tensor_ranks, mean_part, stage_parts, stage_work
+from autoshard.cost.stage import DenseBlocks, LocalShape, mean_part, stage_parts, stage_work
 from autoshard.graph.partition import OperatorStep
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
@@ -121,7 +121,7 @@ def test_experts_that_lie_nowhere_else_need_no_exchange(tp: int) -> None:
 def test_a_rank_holds_other_experts_in_place_of_parts_of_all() -> None:
     """Expert tensor parallelism of 1 over tp=2: as many tokens and weights a rank, of half as many experts, whole."""
     shape = LocalShape(2, 1, 4, 1, True, "flash")
-    whole = replace(shape, operators=experts_over_tensor_ranks(MIXTRAL))
+    whole = replace(shape, ep=8, etp=1)
     parts, apart = (stage_work(MIXTRAL, 4096, 1.0, "bfloat16", one, True, (0,), False, False) for one in (shape, whole))
     products = [
         [asked.needs for several in work.operators for asked in several if asked.needs.n in (14336, 7168)]
@@ -323,23 +323,24 @@ def test_latent_attention_had_no_flash_kernel_on_blackwell_at_first(
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"ep": "8"}, Spread(8, False)),
-        ({"ep": "8", "etp": "2"}, Spread(8, False)),
-        ({"ep": "8", "etp": "1"}, Spread(4, True)),
-        ({"ep": "16", "etp": "1"}, Spread(8, True)),
-        ({"ep": "16"}, Spread(8, True)),  # more than dp: only with ranks of tp
-        ({"ep": "1", "etp": "1"}, Spread(1, False)),
+        ({"ep": "8"}, Spread(8, None)),
+        ({"ep": "8", "etp": "2"}, Spread(8, None)),
+        ({"ep": "8", "etp": "1"}, Spread(8, 1)),
+        ({"ep": "16", "etp": "1"}, Spread(16, 1)),
+        ({"ep": "16"}, Spread(16, 1)),  # more than dp: only with ranks of tp
+        ({"ep": "1", "etp": "1"}, Spread(1, None)),
     ],
 )
 def test_experts_lie_over_replicas_and_ranks_of_tensor_parallelism(columns: dict[str, str], expected: Spread) -> None:
     assert spread({**ROW, **columns}, 2, 8, 1) == expected
     case = gpu_case({**ROW, **columns})
-    assert case.strategy.ep == expected.ep and bool(case.operators) == expected.over_tensor_ranks
+    assert (case.strategy.ep, case.strategy.etp) == expected
 
 
-def test_experts_over_other_parts_of_tensor_parallelism_are_not_scored() -> None:
-    with pytest.raises(Unscored, match="etp=2 is neither tp=4 nor 1 with ep=8 a multiple of tp"):
-        spread({**ROW, "etp": "2"}, 4, 4, 1)
+def test_experts_over_other_parts_of_tensor_parallelism_are_scored_where_these_are_parts() -> None:
+    assert spread({**ROW, "etp": "2"}, 4, 4, 1) == Spread(8, 2)
+    with pytest.raises(Unscored, match="etp=3 must divide tp=4, and ep=8 be a multiple of tp/etp"):
+        spread({**ROW, "etp": "3"}, 4, 4, 1)
 
 
 def test_experts_lie_over_ranks_that_share_a_sequence() -> None:

@@ -322,18 +322,13 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {"model": MIXTRAL, **on("trn1.32xlarge", 8)},
-        {"tp": 8, "pp": 4, "dp": 8, "layers": 32, "etp": 1},
+        {"tp": 8, "pp": 4, "dp": 8, "ep": 8, "layers": 32, "etp": 1},
         "etp=1 with tp=8: NxD cuts every expert over tp; use backend torch",
     ),
     (
         {**MIXTRAL_TRN2},
-        {"tp": 4, "pp": 1, "dp": 64, "ep": 4, "layers": 32, "etp": 1},
-        "etp=1 spreads experts over tp=4 and nothing else: ep=4 must be 1",
-    ),
-    (
-        {**MIXTRAL_TRN2},
-        {"tp": 32, "pp": 1, "dp": 8, "layers": 32, "etp": 1},
-        "tp=32 with etp=1 must divide num_local_experts=8 of mixtral-8x7b",
+        {"tp": 32, "pp": 1, "dp": 8, "ep": 32, "layers": 32, "etp": 1},
+        "ep=32 must divide num_local_experts=8 of mixtral-8x7b; degrees that fit here: none",
     ),
     (
         on("trn1.32xlarge", 16),
@@ -347,7 +342,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {"backend": "torch"},
-        {"etp": 1},
+        {"ep": 32, "etp": 1},
         "etp=1 has no experts to place: llama3-70b has none; leave it out",
     ),
     (

@@ -47,6 +47,23 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
     "experts whole, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 8, "zero": 3, "recompute": "full"}),
     "experts apart, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
+    "experts over tp": ("qwen3-30b-a3b", 2, {"tp": 4, "dp": 2, "ep": 4, "etp": 1, "recompute": "mlp_norm"}),
+    "experts over tp and dp": ("mixtral-8x7b", 4, {"tp": 4, "pp": 2, "dp": 4, "ep": 8, "etp": 1}),
+    "experts over tp, dp and cp, ZeRO-3": (
+        "mixtral-8x7b",
+        2,
+        {"tp": 2, "cp": 2, "dp": 4, "ep": 8, "etp": 1, "zero": 3, "context_parallel": "zigzag_ring"},
+    ),
+    "parts of experts over tp and dp": (
+        "deepseek-v2-lite",
+        4,
+        {"tp": 4, "pp": 2, "dp": 4, "ep": 4, "etp": 2, "recompute": "full"},
+    ),
+    "parts of experts, kv replicated, ZeRO-2": (
+        "gpt-oss-20b",
+        2,
+        {"tp": 16, "dp": 4, "ep": 16, "etp": 2, "zero": 2, "recompute": "mlp"},
+    ),
     "one block, ZeRO-3": ("mixtral-8x7b", 5, {"pp": 4, "dp": 8, "zero": 3, "recompute": "full"}),
     "recomputed sums": ("llama3-8b", 12, {"tp": 8, "pp": 2, "schedule": "gpipe", "recompute": "mlp+residual"}),
     "plain attention": ("llama3-8b", 2, {"tp": 2, "attention_kernel": "plain"}),

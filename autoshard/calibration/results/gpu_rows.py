@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass, replace
 
 from autoshard.calibration.results.dispatch import USUAL, Dispatch, dispatch_of
-from autoshard.calibration.results.mixtures import Extras, extras, spread
+from autoshard.calibration.results.mixtures import Extras, Spread, extras, spread
 from autoshard.calibration.results.rows import Row, Unscored, integer, number
-from autoshard.cost.stage import DenseBlocks, experts_over_tensor_ranks
+from autoshard.cost.stage import DenseBlocks
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
-from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model import ModelSpec
@@ -88,8 +87,7 @@ class Case:
     memory_bytes: as measured, None where they were not (nvidia-smi and torch print binary units whatever they call
     them). allocated_only: memory_bytes is of tensors alone, without the context and what the allocator loses.
     overlaps: False where the row says that nothing was sent beside work. fits: False for a run that ran out of memory.
-    operators: choices of a layout beside the usual ones. dense: blocks of a mixture that have no experts. dispatch: how
-    a mixture's tokens travel.
+    dense: blocks of a mixture that have no experts. dispatch: how a mixture's tokens travel.
     """
 
     key: str
@@ -115,7 +113,6 @@ class Case:
     memory_bytes: float | None
     allocated_only: bool
     fits: bool
-    operators: OperatorChoices = ()
     dense: DenseBlocks | None = None
     dispatch: Dispatch = USUAL
 
@@ -132,13 +129,12 @@ def gpu_case(row: Row) -> Case:
     try:
         model, strategy, dense = gpu_model(row), gpu_strategy(row), dense_blocks(row)
         experts = spread(row, strategy.tp, strategy.dp, strategy.cp)
-        operators = experts_over_tensor_ranks(model) if model.is_moe and experts.over_tensor_ranks else ()
         half = "float16" if "fp16" in row.get("precision", "").lower() else "bfloat16"
         training = TrainingSpec(
             integer(row, "seq_len"), integer(row, "gbs"), precision(row, half), expert_imbalance=EXPERT_IMBALANCE
         )
         if model.is_moe and strategy.cp > 1:
-            training, strategy = _without_context_parallel(training, strategy, experts.ep)
+            training, strategy = _without_context_parallel(training, strategy, experts)
     except AutoshardError as error:
         raise Unscored(str(error)) from error
     world, per_node = integer(row, "n_gpus"), integer(row, "gpus_per_node", 8)
@@ -175,13 +171,14 @@ def gpu_case(row: Row) -> Case:
         memory_bytes=memory_gb * GIB if memory_gb and status == "ok" else None,
         allocated_only="max_memory_allocated" in row.get("mem_kind", ""),
         fits=status == "ok",
-        operators=operators,
         dense=dense,
         dispatch=dispatch_of(row) if model.is_moe else USUAL,
     )
 
 
-def _without_context_parallel(training: TrainingSpec, strategy: Strategy, ep: int) -> tuple[TrainingSpec, Strategy]:
+def _without_context_parallel(
+    training: TrainingSpec, strategy: Strategy, experts: Spread
+) -> tuple[TrainingSpec, Strategy]:
     """The same work without context parallelism: each part of a sequence counts as a sequence of its own, because
     mixtures of experts are routed on whole sequences here. It leaves out the attention between parts, a few percent of
     such models."""
@@ -191,7 +188,8 @@ def _without_context_parallel(training: TrainingSpec, strategy: Strategy, ep: in
         sequence_length=training.sequence_length // cp,
         global_batch_size=training.global_batch_size * cp,
     )
-    return shorter, replace(strategy, cp=1, dp=strategy.dp * cp, ep=ep, context_parallel="all_gather")
+    ep, etp, dp = experts.ep, experts.etp, strategy.dp * cp
+    return shorter, replace(strategy, cp=1, dp=dp, ep=ep, etp=etp, context_parallel="all_gather")
 
 
 def gpu_model(row: Row) -> ModelSpec:
@@ -264,7 +262,7 @@ def gpu_strategy(row: Row) -> Strategy:
     """The layout in the row. Where the sequence divides, context parallelism is a ring, as in Megatron and torch."""
     layers, pp, vpp = integer(row, "layers"), integer(row, "pp", 1), integer(row, "vpp", 1)
     dp, cp = integer(row, "dp", 1), integer(row, "cp", 1)
-    ep = spread(row, integer(row, "tp", 1), dp, cp).ep if cp == 1 else 1
+    experts = spread(row, integer(row, "tp", 1), dp, cp) if cp == 1 else Spread(1, None)
     if pp == 1:
         vpp = 1
     stages = pp * vpp
@@ -278,7 +276,7 @@ def gpu_strategy(row: Row) -> Strategy:
         pp=pp,
         dp=dp,
         cp=cp,
-        ep=ep,
+        ep=experts.ep,
         num_virtual_stages=vpp,
         microbatch_size=integer(row, "mbs", 1),
         schedule=named_schedule(row.get("framework", ""), vpp),
@@ -288,6 +286,7 @@ def gpu_strategy(row: Row) -> Strategy:
         attention_kernel="plain" if kernel(_kernel_text(row)) in PLAIN_KERNELS else "flash",
         stage_layers=cut,
         context_parallel="zigzag_ring" if cp > 1 and integer(row, "seq_len") % (2 * cp) == 0 else "all_gather",
+        etp=experts.etp,
     )
 
 

@@ -71,11 +71,11 @@ def _latent(notes: str) -> Latent | None:
 
 
 class Spread(NamedTuple):
-    """The place of experts. ep: ranks over replicas and context alone. over_tensor_ranks: whether the ranks of tensor
-    parallelism hold other experts each, in place of a part of every one."""
+    """The place of experts. ep: ranks that hold others each. etp: ranks that cut each expert, where these are not the
+    tp ranks that cut the rest; else None."""
 
     ep: int
-    over_tensor_ranks: bool
+    etp: int | None
 
 
 def spread(row: Row, tp: int, dp: int, cp: int) -> Spread:
@@ -88,7 +88,7 @@ def spread(row: Row, tp: int, dp: int, cp: int) -> Spread:
     if not etp:  # stated nowhere: tp, unless only the ranks of tp are left for the experts
         etp = 1 if (dp * cp) % ep and ep % tp == 0 else tp
     if etp == tp or ep == 1:
-        return Spread(ep, False)
-    if etp == 1 and ep % tp == 0:
-        return Spread(ep // tp, True)
-    raise Unscored(f"etp={etp} is neither tp={tp} nor 1 with ep={ep} a multiple of tp")
+        return Spread(ep, None)
+    if tp % etp == 0 and ep % (tp // etp) == 0:
+        return Spread(ep, etp)
+    raise Unscored(f"etp={etp} must divide tp={tp}, and ep={ep} be a multiple of tp/etp")

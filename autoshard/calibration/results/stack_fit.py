@@ -77,7 +77,7 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
         if key not in machines:
             machines[key] = machine(case, {**FIXED, **constants(family, FAMILY)}, constants(stack, {**STACK, **MEMORY}))
         cluster, software = machines[key]
-        found.append(estimate(case.model, case.training, cluster, case.strategy, software, case.operators, case.dense))
+        found.append(estimate(case.model, case.training, cluster, case.strategy, software, dense=case.dense))
     if gradient_keys:
         forget()
     return found

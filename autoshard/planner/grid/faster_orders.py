@@ -85,19 +85,19 @@ class _Orders:
                 if (key := shape_key(draft)) not in places:
                     places[key] = len(shapes)
                     shapes.append(_with_degrees(draft))
-                if (draft[:5], draft.dp_replicate) not in self._of:
-                    found = self._of[draft[:5], draft.dp_replicate] = other_orders(problem, pins, draft)
-                    self._any.setdefault(draft[:5], {}).update(dict.fromkeys(found))
+                if (degrees := (*draft[:5], draft.etp), draft.dp_replicate) not in self._of:
+                    found = self._of[degrees, draft.dp_replicate] = other_orders(problem, pins, draft)
+                    self._any.setdefault(degrees, {}).update(dict.fromkeys(found))
         self._parts = as_columns(problem, shapes, part_numbers(problem, shapes, (NO_RECOMPUTE,), laws=self._best_law))
 
     def of(self, draft: Draft) -> tuple[Order, ...]:
-        return self._of[draft[:5], draft.dp_replicate]
+        return self._of[(*draft[:5], draft.etp), draft.dp_replicate]
 
     def _best_law(self, shape: LocalShape) -> Law:
         (tp, pp, dp, cp), ep = (degree for _, degree in shape.placement), shape.ep
         laws = [
             stage_law(self._problem, replace(shape, placement=placement(tp, pp, dp, cp, ep, order)))
-            for order in self._any[tp, pp, dp, cp, ep]
+            for order in self._any[tp, pp, dp, cp, ep, shape.etp]
         ]
 
         @cache

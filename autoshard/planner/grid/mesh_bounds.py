@@ -21,7 +21,7 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
-from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.layout.mesh import AXIS_ORDER, replicas_of_experts, tensor_ranks_apart
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
@@ -111,8 +111,8 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
 def _numbers(problem: Problem, way: Draft) -> tuple[int, ...]:
     """The last columns of `_Rows` for one way: those after its shape and the size of its microbatches."""
     usual = int(problem.model.is_moe and way.axis_order == AXIS_ORDER)
-    shard = way.dp // way.dp_replicate
-    return way.dp, shard, way.cp, way.ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
+    shard, ep = way.dp // way.dp_replicate, way.ep // tensor_ranks_apart(way.tp, way.etp)
+    return way.dp, shard, way.cp, ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
 
 
 Places = tuple[int, int]
@@ -131,7 +131,8 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
     shape_of = []
     for _, way, schedules in ways:
         places = {}
-        apart = way.ep // way.cp if way.ep > 1 else 1  # ranks that exchange tokens: those of cp gather them
+        # ranks that exchange tokens: those of cp, and of tp with experts of their own, gather them
+        apart = replicas_of_experts(way.ep, way.cp, tensor_ranks_apart(way.tp, way.etp))
         strides = (1, way.tp * way.cp), ((1, 1) if way.cp > 1 else (apart, 1))
         if apart == 1:
             strides = (1, 1), (1, 1)
@@ -140,7 +141,7 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
         elif way.axis_order != AXIS_ORDER:
             strides = (1, 1), strides[1]
         for size in dict.fromkeys(size for _, _, size in schedules):
-            key = (way.tp, way.ep, apart, strides, way.sequence_parallel, way.attention_kernel, size)
+            key = (way.tp, way.ep, way.etp, apart, strides, way.sequence_parallel, way.attention_kernel, size)
             if key not in keys:
                 alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
                 own, other = (
@@ -158,7 +159,7 @@ class _Rows:
 
     shape: the place of the local shape without context parallelism. size: sequences a microbatch. shard: of dp, the
     ranks that share what ZeRO shards. context: the place of its kind of context parallelism in CONTEXT_PARALLEL. usual:
-    1 where the axes of a mixture are in their usual order, which the bound goes by; else 0.
+    1 where the axes of a mixture are in their usual order, which the bound goes by; else 0. ep: of cp x dp alone.
     """
 
     def __init__(

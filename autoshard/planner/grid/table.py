@@ -216,7 +216,7 @@ class Table:
 
     def _first_alike(self, shape: LocalShape) -> tuple[tuple[str, int], ...]:
         """The first placement whose collectives within a stage have the same laws."""
-        degrees = (shape.tp, shape.cp, shape.ep)
+        degrees = (shape.tp, shape.cp, shape.ep, shape.etp or shape.tp)
         key = (*degrees, shape.placement)
         if key not in self._placements:
             usual = replace(shape, placement=())

@@ -154,7 +154,7 @@ def _of_any_batch(training: TrainingSpec) -> TrainingSpec:
 
 @lru_cache(maxsize=1024)
 def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, shape: LocalShape) -> Units:
-    sizes = (training.sequence_length, training.expert_slots(shape.expert_ranks), training.precision.compute_dtype)
+    sizes = (training.sequence_length, training.expert_slots(shape.ep), training.precision.compute_dtype)
 
     def work(unit: Unit) -> ProgramWork:
         return stage_work(model, *sizes, shape, kv_inner, *unit, quantized(training))

@@ -121,7 +121,7 @@ def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
     """One block, the embedding and the head, as the layout's microbatches run through them; tied ends are one."""
     model, training = problem.model, problem.training
     batch = strategy.microbatch_size * strategy.dp
-    sizes = dim_sizes(model, batch, training.sequence_length, strategy.tp, training.expert_slots(strategy.expert_ranks))
+    sizes = dim_sizes(model, batch, training.sequence_length, strategy.tp, training.expert_slots(strategy.ep))
     ends = ((0, True, True),) if model.shares_embedding else ((0, True, False), (0, False, True))
     size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
     return tuple(
