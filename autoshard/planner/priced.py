@@ -16,7 +16,7 @@ from autoshard.planner.layouts import MeshDrafts, Scheduled, legal_layouts
 from autoshard.planner.ranking import Timed, degrees_of, describe
 from autoshard.planner.rejections import MEMORY, SLOWER, UNPRICED, Tally
 from autoshard.planner.sets import recompute_sets, sets_by_stage
-from autoshard.planner.watching import goes_on
+from autoshard.planner.watching import BestSoFar, goes_on, who_is_shown
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes, format_seconds
 
@@ -75,6 +75,8 @@ class Waiting:
         whether it still may. at_once: how many layouts are priced at first."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
         self._ways = deque(sorted(ways, key=_own_s))
+        self.any_at_least_s = min((one.any_s for one in self._ways), default=0.0)
+        """Seconds that every layout takes at least, in any order of axes."""
         self._bounded: deque[Bounded] = deque()
         self._least_s: dict[Draft, Bounded] = {}
         self.too_large: list[Bounded] = []
@@ -198,6 +200,12 @@ class PricedLayouts:
         while self.waiting and (self.waiting.next_s() or inf) < seconds:
             self.waiting.price_more(seconds)
 
+    def _show(self, best: Timed) -> None:
+        show = who_is_shown()
+        if show is not None:
+            least_s = self.waiting.any_at_least_s if self.waiting else 0.0
+            show(BestSoFar(self.problem, best, max(least_s, ideal_step_time_s(self.problem))))
+
     @property
     def wholes(self) -> list[Whole]:
         """The bounds and parts that each family of layouts was priced by, each once."""
@@ -238,6 +246,8 @@ class PricedLayouts:
         def add(chunks: list[Priced]) -> None:
             streams.append(fastest_first(chunks, limit_bytes, above_bytes, below_s, such, takes))
             follow(len(streams) - 1)
+            if heads and not above_bytes:
+                self._show(heads[0][2])
 
         if self.others:
             most_s = min(below_s, self._below_s)

@@ -21,7 +21,9 @@ from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS, check_pins
 from autoshard.planner.choose import COMPARED, GIVEN_AWAY, simplest_of_equals
 from autoshard.planner.collector import uncollected
 from autoshard.planner.compiling import Compiling, compile_notes, compiling, fastest_that_compiles
+from autoshard.planner.first_guess import show_first_guess
 from autoshard.planner.kept import Kept
+from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, count_rest, ideal_step_time_s, price_layouts, table_of
 from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_order
 from autoshard.planner.rejections import MEMORY, Tally
@@ -67,9 +69,11 @@ def search(
     problem, clock = Problem(model, training, cluster, backend), Clock(time_limit_s)
     check_pins(problem, pins)
     tally = Tally()
-    priced = price_layouts(problem, pins, tally, clock, exhaustive)
+    legal, wanted = legal_layouts(problem, pins, tally), levels(cluster, fit_probability)
+    show_first_guess(problem, pins, legal, wanted[0].memory_bytes)
+    priced = price_layouts(problem, pins, tally, clock, exhaustive, legal)
     behind = inf if top else 1 + GIVEN_AWAY  # nobody asks for more than the best one
-    choice = choose(priced, pins, levels(cluster, fit_probability), clock, max(top + 1, COMPARED), behind)
+    choice = choose(priced, pins, wanted, clock, max(top + 1, COMPARED), behind)
     if choice is None:
         count_rest(priced, pins, tally, clock)
         raise _nothing(problem, pins, tally)

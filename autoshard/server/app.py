@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import secrets
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,19 +16,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from autoshard.errors import AutoshardError
 from autoshard.reports.page import asset
 from autoshard.server.desk import BusyError, Desk
 from autoshard.server.form import page
-from autoshard.server.isolated import Limits, TookTooMuchError
+from autoshard.server.isolated import Limits, Say, TookTooMuchError
 from autoshard.server.state import State, read_states
 from autoshard.server.uploads import MOST_BYTES, Uploads, name_of
 
-FAST = "fast"
-"""In an address: the best answer that is known in a moment; its `open` says whether there is more."""
+LIVE = ("live", "1")
+"""In an address: answers as they come, one JSON value a line; `open` says of each whether another one follows."""
 COOKIE = "autoshard_client"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src "
@@ -85,9 +88,29 @@ async def _asset(request: Request) -> Response:
 
 async def _answer(request: Request) -> Response:
     pairs = request.query_params.multi_items()
-    fast = (FAST, "1") in pairs
-    states = read_states([pair for pair in pairs if pair != (FAST, "1")])
-    return JSONResponse(await _ask(request, "answer", states, fast), headers=HEADERS)
+    states = read_states([pair for pair in pairs if pair != LIVE])
+    if LIVE not in pairs:
+        return JSONResponse(await _ask(request, "answer", states), headers=HEADERS)
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    last = asyncio.ensure_future(_ask(request, "answer", states, said.put_nowait))
+    last.add_done_callback(lambda done: said.put_nowait(None))
+    first = await said.get()
+    if first is None:
+        return JSONResponse(await last, headers=HEADERS)  # its errors have a status of their own
+    return StreamingResponse(_lines(first, said, last), media_type="application/x-ndjson", headers=HEADERS)
+
+
+async def _lines(first: Any, said: asyncio.Queue[Any], last: asyncio.Future[Any]) -> AsyncIterator[str]:
+    """What is said, then the last answer or its error, as lines. The work ends with whoever reads it."""
+    try:
+        while first is not None:
+            yield json.dumps(first) + "\n"
+            first = await said.get()
+        yield json.dumps(await last) + "\n"
+    except AutoshardError as error:
+        yield json.dumps({"error": str(error)}) + "\n"
+    finally:
+        last.cancel()
 
 
 async def _download(request: Request) -> Response:
@@ -121,16 +144,16 @@ async def _upload(request: Request) -> Response:
     return JSONResponse({**found, "id": request.app.state.uploads.add(data)}, headers=HEADERS)
 
 
-async def _ask(request: Request, do: str, states: tuple[State, ...], fast: bool = False) -> Any:
+async def _ask(request: Request, do: str, states: tuple[State, ...], say: Say | None = None) -> Any:
     uploads = {name: request.app.state.uploads.get(name) for state in states for name in state.uploads}
     given = [asdict(state) for state in states]
-    return await _run(request, {"do": do, "states": given, "uploads": uploads, "fast": fast})
+    return await _run(request, {"do": do, "states": given, "uploads": uploads}, say)
 
 
-async def _run(request: Request, job: dict[str, Any]) -> Any:
+async def _run(request: Request, job: dict[str, Any], say: Say | None = None) -> Any:
     cookie = _cookie(request)
     client = cookie or (request.client.host if request.client else "")
-    return await request.app.state.desk.ask(client, job, latest_wins=bool(cookie))
+    return await request.app.state.desk.ask(client, job, latest_wins=bool(cookie), say=say)
 
 
 def _cookie(request: Request) -> str:

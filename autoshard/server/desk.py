@@ -8,10 +8,10 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from autoshard.errors import AutoshardError
-from autoshard.server.isolated import Limits, Work
+from autoshard.server.isolated import Limits, Say, Work
 from autoshard.server.work import work
 
 MOST_WAITING, MOST_KEPT = 200, 24
@@ -34,8 +34,8 @@ class Desk:
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._waiting = 0
 
-    async def ask(self, client: str, job: Mapping[str, Any], *, latest_wins: bool) -> Any:
-        """The result of a job.
+    async def ask(self, client: str, job: Mapping[str, Any], *, latest_wins: bool, say: Say | None = None) -> Any:
+        """The result of a job. say: gets what is known of it so far, now and then.
 
         latest_wins: a later question of the same client ends this one, which then raises BusyError; else it waits for
         its turn. Raises AutoshardError as the work does, BusyError where too many wait.
@@ -54,7 +54,7 @@ class Desk:
         try:
             async with turn, self._places:
                 self._check_newest(client, number, latest_wins)
-                result = await self._run(client, job, number, latest_wins)
+                result = await self._run(client, job, number, latest_wins, say)
         finally:
             self._waiting -= 1
             if self._newest.get(client) == number:
@@ -67,13 +67,13 @@ class Desk:
         if latest_wins and self._newest.get(client, number) != number:
             raise BusyError("a later question took its place")
 
-    async def _run(self, client: str, job: Mapping[str, Any], number: int, latest_wins: bool) -> Any:
+    async def _run(self, client: str, job: Mapping[str, Any], number: int, latest_wins: bool, say: Say | None) -> Any:
         loop = asyncio.get_running_loop()
         running = await loop.run_in_executor(self._threads, Work, work, job, self.limits)
         self._running[client] = running
         try:
             self._check_newest(client, number, latest_wins)  # a later question may have come while it was started
-            return await loop.run_in_executor(self._threads, running.result)
+            return await loop.run_in_executor(self._threads, running.result, _from_thread(loop, say))
         except AutoshardError:
             self._check_newest(client, number, latest_wins)
             raise
@@ -85,3 +85,8 @@ class Desk:
         self._kept[key] = result
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
+
+
+def _from_thread(loop: asyncio.AbstractEventLoop, say: Say | None) -> Say | None:
+    """`say` for a thread beside the loop, in which it is called."""
+    return None if say is None else lambda value: cast("None", loop.call_soon_threadsafe(say, value))

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -30,6 +31,12 @@ FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn"
 
 
 PRELOADED = ["autoshard.server.warm"]
+SAY_S = 0.8
+"""Seconds that an answer is waited for before the best that is known is shown, and from one such to the next."""
+Say = Callable[[Mapping[str, Any]], None]
+"""Type of a function by which work says what it knows so far."""
+Function = Callable[[Any, Say], Mapping[str, Any]]
+"""Type of work: (job, say) -> its result, a JSON value."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ def start() -> None:
 class Work:
     """A piece of work that runs. Mutable: it ends, or is stopped."""
 
-    def __init__(self, function: Callable[[Any], Mapping[str, Any]], job: Mapping[str, Any], limits: Limits):
+    def __init__(self, function: Function, job: Mapping[str, Any], limits: Limits):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._limits = limits
@@ -63,13 +70,25 @@ class Work:
         self._process.start()
         theirs.close()
 
-    def result(self) -> Any:
-        """The JSON value that the function returned. Blocks. Raises AutoshardError as the function did, and
+    def result(self, say: Say | None = None) -> Any:
+        """The JSON value that the function returned. Blocks. say: gets, every SAY_S seconds, the newest of what the
+        function has said; after that time whatever comes first. Raises AutoshardError as the function did, and
         TookTooMuchError at a limit and where it was stopped."""
+        begin_s, due_s, newest = time.monotonic(), SAY_S, None
         try:
-            if not self._ours.poll(self._limits.wall_s):
-                raise TookTooMuchError(f"this takes more than {self._limits.wall_s:g} s; pin more, or ask for less")
-            value = json.loads(self._ours.recv_bytes())
+            while True:
+                until_s = self._limits.wall_s if newest is None else min(due_s, self._limits.wall_s)
+                now_s = time.monotonic() - begin_s
+                if self._ours.poll(max(0.0, until_s - now_s)):
+                    value = json.loads(self._ours.recv_bytes())
+                    if "so_far" not in value:
+                        break
+                    newest = value["so_far"] if say else None
+                elif say and newest is not None and until_s == due_s:
+                    say(newest)
+                    newest, due_s = None, max(due_s, now_s) + SAY_S
+                else:
+                    raise TookTooMuchError(f"this takes more than {self._limits.wall_s:g} s; pin more, or ask for less")
         except EOFError:
             gigabytes = self._limits.memory_bytes / 2**30
             raise TookTooMuchError(f"this takes more than {gigabytes:g} GiB or {self._limits.cpu_s} s") from None
@@ -87,8 +106,8 @@ class Work:
             self._process.join()
 
 
-def _run(function: Callable[[Any], Mapping[str, Any]], job: Any, limits: Limits, pipe: Connection) -> None:
-    """The process: limits first, then the work, then its result as JSON."""
+def _run(function: Function, job: Any, limits: Limits, pipe: Connection) -> None:
+    """The process: limits first, then the work, then its result as JSON, after what it says on the way."""
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -96,8 +115,12 @@ def _run(function: Callable[[Any], Mapping[str, Any]], job: Any, limits: Limits,
     os.chdir("/")
     sys.path[:] = [path for path in sys.path if path]
     sys.addaudithook(_guard(_roots()))
+
+    def say(value: Mapping[str, Any]) -> None:
+        pipe.send_bytes(json.dumps({"so_far": value}).encode())
+
     try:
-        value: Mapping[str, Any] = {"result": function(job)}
+        value: Mapping[str, Any] = {"result": function(job, say)}
     except AutoshardError as error:
         value = {"error": str(error)}
     except MemoryError:

@@ -2,14 +2,14 @@
 /* The address holds what is asked; the answer follows it. */
 (() => {
   const form = document.getElementById("asked"), second = document.getElementById("second"), two = document.getElementById("two");
-  const status = document.getElementById("status"), answer = document.getElementById("answer"), upload = document.getElementById("upload");
+  const status = document.getElementById("status"), answer = document.getElementById("answer"), upload = document.getElementById("upload"), downloads = document.getElementById("downloads");
   const fields = [...form.querySelectorAll("[name]")], extra = new Map();
   let timer = 0, asked = null;
 
   const say = (text, wrong) => {
     status.textContent = text;
     status.className = wrong ? "error" : "";
-    document.getElementById("downloads").hidden = Boolean(wrong);
+    downloads.hidden = Boolean(wrong);
   };
   const field = (name) => fields.find((one) => one.name === name);
 
@@ -42,6 +42,18 @@
     for (const range of form.querySelectorAll("[data-for]")) range.value = Math.log2(Number(field(range.dataset.for).value) || 1);
   }
 
+  async function* lines(response) {
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let text = ""; ;) {
+      const { value, done } = await reader.read();
+      text += value || "";
+      const whole = text.split("\n");
+      text = whole.pop();
+      for (const line of whole) yield JSON.parse(line);
+      if (done) { if (text) yield JSON.parse(text); return; }
+    }
+  }
+
   async function ask() {
     const parameters = query().toString();
     history.replaceState(null, "", `?${parameters}`);
@@ -53,18 +65,20 @@
     document.querySelector("[download='compare.html']").hidden = second.hidden;
     answer.dataset.old = "";
     try {
-      for (const fast of ["&fast=1", ""]) {
-        const response = await fetch(`answer?${parameters}${fast}`, { signal: mine.signal });
-        const found = await response.json();
+      const response = await fetch(`answer?${parameters}&live=1`, { signal: mine.signal });
+      let open = true;
+      for await (const found of lines(response)) {
         if (mine !== asked) return;
-        if (!response.ok) { say(found.error, true); return; }
+        if (found.error) { say(found.error, true); return; }
+        open = found.open;
         answer.innerHTML = found.html;  // made by the server, which escapes every text; its policy lets no script in
         delete answer.dataset.old;
         window.autoshard.draw(answer, found.data);
         const took = `${((performance.now() - begin) / 1000).toFixed(2)} s: ${found.title}`;
-        say(found.open ? `the best after ${took}; still looking ...` : `answered in ${took}`);
-        if (!found.open) return;
+        say(!open ? `answered in ${took}` : found.proven ? `best so far, ${found.proven}, after ${took}; still looking ...` : `planned in ${took}; asking why ...`);
+        downloads.hidden = open && Boolean(found.proven);  // they wait for the answer
       }
+      if (open) throw new Error("the answer broke off");
     } catch (error) {
       if (error.name !== "AbortError") say("the server does not answer; is it still running?", true);
     }

@@ -10,4 +10,4 @@ from autoshard.server.work import work
 FIRST_QUESTION = {"values": {"model": FIRST_MODEL}, "plan": "", "why": ""}
 
 with suppress(Exception):  # what is wrong is said to whoever asks
-    work({"do": "answer", "states": [FIRST_QUESTION], "uploads": {}, "fast": True})
+    work({"do": "answer", "states": [FIRST_QUESTION], "uploads": {}}, lambda so_far: None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
@@ -17,6 +17,7 @@ from autoshard.files.json_file import parse_json
 from autoshard.models.huggingface import from_config
 from autoshard.planner.options import request_from
 from autoshard.planner.planning import answer, plan_for, plan_of
+from autoshard.planner.watching import BestSoFar, shown_to
 from autoshard.plans.layout_syntax import read_partial
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
@@ -28,19 +29,23 @@ from autoshard.reports.html import Html, element
 from autoshard.reports.page import report_page
 from autoshard.reports.sections import body, section, term_pairs
 from autoshard.reports.view import view_of
+from autoshard.server.best_shown import BestShown
+from autoshard.server.isolated import Say
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
 
-FAST_LIMIT_S, SEARCH_LIMIT_S, REPORT_LIMIT_S = 0.5, 8.0, 5.0
-"""Seconds that a search may take for the first answer, for the second where the first came too early, for a report."""
+SEARCH_LIMIT_S, REPORT_LIMIT_S = 8.0, 5.0
+"""Seconds that a search may take, and what else a report asks."""
 NAMES = ("left", "right")
 TRIED = {"tp": (1, 2, 4, 8, 16, 32, 64), "pp": (1, 2, 4, 8, 16, 32), "cp": (1, 2, 4, 8)}
 
 
-def work(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer to one request. job: {do, states: [{values, plan, why}], uploads: {name: bytes}, fast}.
-    fast: the best that is known in half a second."""
-    do = {"answer": _answer, "plan": _plan_file, "report": _report_file, "compare": _compare_file, "look": _look}
+def work(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    """The answer to one request. job: {do, states: [{values, plan, why}], uploads: {name: bytes}}. say: gets answers
+    before the last one."""
+    if job["do"] == "answer":
+        return _answer(job, say)
+    do = {"plan": _plan_file, "report": _report_file, "compare": _compare_file, "look": _look}
     return do[job["do"]](job)
 
 
@@ -58,47 +63,47 @@ def _model(content: bytes) -> ModelSpec:
 
 
 class Found(NamedTuple):
-    """A plan, with the layouts that were priced on the way where there are any. ended: whether the search came to its
-    own end."""
+    """A plan, with the layouts that were priced on the way where there are any."""
 
     plan: Plan
     priced: Candidates | None = None
-    ended: bool = True
 
 
-def _find(state: Mapping[str, Any], uploads: Mapping[str, bytes], limit_s: float = SEARCH_LIMIT_S) -> Found:
+def _find(
+    state: Mapping[str, Any], uploads: Mapping[str, bytes], show: Callable[[BestSoFar], None] | None = None
+) -> Found:
+    """The plan of a state. show: gets the best layout while it is looked for."""
     if state["plan"]:
         return Found(plan_from_dict(parse_json(uploads[state["plan"]], "the uploaded plan")))
     values = state["values"]
     if "model" not in values:
         raise AutoshardError("model is missing")
-    request = replace(request_from(values), time_limit=limit_s)
+    request = replace(request_from(values), time_limit=SEARCH_LIMIT_S)
     if values["model"] in uploads:
         request = replace(request, model=_model(uploads[values["model"]]))
-    begin_s = perf_counter()
     if request.precision == "auto" or "," in request.precision or not request.objective_is_plain:
-        plan = plan_for(request)
-        return Found(plan, None, perf_counter() - begin_s < limit_s)
-    found = answer(request)
-    ended = perf_counter() - begin_s < limit_s
+        return Found(plan_for(request))
+    with nullcontext() if show is None else shown_to(show):
+        found = answer(request)
     priced = getattr(found.result, "priced", None)
-    return Found(plan_of(request, found), None if priced is None else thinned(priced), ended)
+    return Found(plan_of(request, found), None if priced is None else thinned(priced))
 
 
-def _answer(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """{html, data, title, open}: a plan, or two side by side. open: whether more time finds more to say."""
-    states, fast = job["states"], job["fast"]
-    limit_s = FAST_LIMIT_S / len(states) if fast else SEARCH_LIMIT_S
-    found = [_find(state, job["uploads"], limit_s) for state in states]
+def _answer(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    """{html, data, title, proven, open}: a plan, or two side by side. Before that, `open`, it says what it knows."""
+    states, found = job["states"], list[Found]()
+    for state in states:
+        before = tuple(short_name(one.plan.strategy) for one in found)
+        found.append(_find(state, job["uploads"], BestShown(say, before)))
     views = [replace(view_of(one.plan, quick=True), found=one.priced) for one in found]
-    more_to_say = fast and (not all(one.ended for one in found) or any(state["why"] for state in states))
-    asked = [] if more_to_say else [_why(one.plan, state["why"]) for one, state in zip(found, states, strict=True)]
-    if len(views) == 2:
-        html, data = comparison_body((views[0], views[1]), NAMES)
-        return {"html": "".join([*asked, html]), "data": data, "title": "two plans", "open": more_to_say}
-    html, data = body(views[0])
-    parts = [_questions(views[0].plan), *asked, html]
-    return {"html": "".join(parts), "data": data, "title": views[0].description.layout, "open": more_to_say}
+    html, data = body(views[0]) if len(views) == 1 else comparison_body((views[0], views[1]), NAMES)
+    title = views[0].description.layout if len(views) == 1 else "two plans"
+    questions = _questions(views[0].plan) if len(views) == 1 else ""
+    last = {"data": data, "title": title, "proven": "", "open": False}
+    if any(state["why"] for state in states):
+        say({**last, "html": f"{questions}{html}", "open": True})
+    asked = [_why(one.plan, state["why"]) for one, state in zip(found, states, strict=True)]
+    return {**last, "html": "".join([questions, *asked, html])}
 
 
 def _questions(plan: Plan) -> Html:
@@ -142,7 +147,7 @@ def _plan_file(job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _report_file(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    plan, priced, _ = _find(job["states"][0], job["uploads"])
+    plan, priced = _find(job["states"][0], job["uploads"])
     view = view_of(plan, quick=priced is not None, time_limit_s=REPORT_LIMIT_S)
     return {"text": report_page(view if priced is None else replace(view, found=priced))}
 

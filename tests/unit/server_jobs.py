@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autoshard.server.isolated import Say
 
-def attempt(job: Mapping[str, Any]) -> Mapping[str, Any]:
+
+def attempt(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     """Does what the job names; the answer says whether it was refused."""
     actions: dict[str, Callable[[], object]] = {
         "read": lambda: Path(job["path"]).read_text(),
@@ -42,20 +44,43 @@ def _trace(path: str) -> None:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def take_memory(job: Mapping[str, Any]) -> Mapping[str, Any]:
+def take_memory(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     """Takes memory without end."""
     kept = []
     while True:
         kept.append(bytearray(50_000_000))
 
 
-def take_time(job: Mapping[str, Any]) -> Mapping[str, Any]:
+def take_time(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     """Sleeps, or computes, without end."""
     while True:
         if job["sleeps"]:
             time.sleep(1)
 
 
-def crash(job: Mapping[str, Any]) -> Mapping[str, Any]:
+def crash(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     """Fails with a secret in the error."""
     raise RuntimeError("the secret of this machine")
+
+
+def find_slowly(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    """Says in turn what the job lists as (seconds to wait before, value); the last value is the result."""
+    *first, (wait_s, last) = job["said"]
+    for before_s, value in first:
+        time.sleep(before_s)
+        say({"found": value})
+    time.sleep(wait_s)
+    return {"found": last}
+
+
+def answer_slowly(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    """Stands in for a search that takes seconds: what it knows first, then its answer."""
+    first = {
+        "html": "<p>Best so far</p>",
+        "data": {},
+        "title": "tp=1",
+        "proven": "nothing is more than 1.5 times as fast",
+    }
+    say({**first, "open": True})
+    time.sleep(3)
+    return {"html": "<p>The answer</p>", "data": {}, "title": "tp=2", "proven": "", "open": False}

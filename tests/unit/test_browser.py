@@ -43,8 +43,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    command = [sys.executable, "-m", "autoshard", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    yield from serving("autoshard", "serve", "--port", "0")
+
+
+@pytest.fixture
+def slow_server() -> Iterator[str]:
+    yield from serving("tests.unit.slow_server")
+
+
+def serving(*module: str) -> Iterator[str]:
+    """The address at which the server of a module listens until the test has ended."""
+    command = [sys.executable, "-m", *module]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split()[0]
         process.terminate()
@@ -260,6 +270,19 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     page.locator("input[name=tp]").fill("3")
     expect(status).to_contain_text("tp=3 is 3 devices, which must divide", timeout=60_000)
     assert not page.locator("#downloads").is_visible()
+
+
+def test_the_served_page_shows_the_best_so_far_until_the_answer_comes(browser: Any, slow_server: str) -> None:
+    from playwright.sync_api import expect
+
+    page = opened(browser, f"{slow_server}?model=llama3-8b")
+    status, answer, downloads = (page.locator(f"#{name}") for name in ("status", "answer", "downloads"))
+    expect(status).to_contain_text("best so far, nothing is more than 1.5 times as fast, after ", timeout=60_000)
+    expect(status).to_contain_text(": tp=1; still looking ...")
+    assert answer.inner_text() == "Best so far" and not downloads.is_visible()
+    expect(status).to_contain_text(re.compile(r"^answered in [0-9.]+ s: tp=2$"), timeout=60_000)
+    assert answer.inner_text() == "The answer" and downloads.is_visible()
+    assert page.complaints == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ import pytest
 import autoshard
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
-from autoshard.server.isolated import Limits, TookTooMuchError, Work
+from autoshard.server import desk
+from autoshard.server.desk import Desk
+from autoshard.server.isolated import SAY_S, Limits, TookTooMuchError, Work
 from autoshard.server.state import State, read_states
 from autoshard.server.uploads import MOST_BYTES, MOST_IN_ALL, Uploads
+from autoshard.server.work import work
 from tests.unit import server_jobs
 
 SMALL = {"model": "llama3-8b", "nodes": "1", "tp": "8"}
@@ -70,13 +74,57 @@ def plan_text(plan: Any) -> str:
     return plan_to_json(plan)
 
 
-def test_a_fast_answer_says_whether_there_is_more(client: httpx.Client) -> None:
-    asked = {"model": "llama3.1-405b", "nodes": "256", "backend": "torch", "fast": "1"}
-    fast = client.get("/answer", params=asked).json()
-    assert fast["open"] is True
-    assert "What was chosen" in fast["html"]
-    assert client.get("/answer", params={**SMALL, "fast": "1", "why": "tp=32"}).json()["open"] is True
-    assert client.get("/answer", params=SMALL).json()["open"] is False
+def test_a_slow_search_shows_the_best_so_far_until_its_answer_comes(client: httpx.Client) -> None:
+    asked = {"model": "deepseek-v3", "instance": "trn2.48xlarge", "nodes": "32", "backend": "torch"}
+    shown = client.get("/answer", params={**asked, "live": "1"})
+    assert shown.headers["content-type"] == "application/x-ndjson"
+    *first, last = map(json.loads, shown.text.splitlines())
+    assert first
+    for one in first:
+        assert one["open"] is True
+        assert re.fullmatch(r"nothing is more than [0-9.]+ times as fast", one["proven"])
+        assert "Still looking: what follows is not the answer yet." in one["html"]
+    assert (last["open"], last["proven"]) == (False, "")
+    assert "What was chosen" in last["html"]
+    assert client.get("/answer", params={**asked, "live": "1"}).json() == last  # kept
+    assert client.get("/answer", params={**SMALL, "tp": "3", "live": "1"}).status_code == 400
+
+
+def test_two_plans_say_which_one_is_found() -> None:
+    said: list[Mapping[str, Any]] = []
+    states = [{"values": {"model": name, "nodes": 4}, "plan": "", "why": ""} for name in ("llama3-8b", "llama3-70b")]
+    last = work({"do": "answer", "states": states, "uploads": {}}, said.append)
+    assert last["open"] is False
+    found = [re.search(r"<h2[^>]*>Found</h2>", one["html"]) is not None for one in said]
+    assert found == sorted(found) and set(found) == {False, True}
+
+
+def test_work_says_the_newest_once_its_time_has_come() -> None:
+    said: list[Mapping[str, Any]] = []
+    job = {"said": [(0.0, "worst"), (0.0, "better"), (SAY_S + 1.0, "late"), (0.0, "last")]}
+    assert Work(server_jobs.find_slowly, job, Limits()).result(said.append) == {"found": "last"}
+    assert said[0] == {"found": "better"}
+    said.clear()
+    assert Work(server_jobs.find_slowly, {"said": [(0.0, "first"), (0.0, "last")]}, Limits()).result() == {
+        "found": "last"
+    }
+    slow = {"said": [(0.0, "first"), (60.0, "last")]}
+    with pytest.raises(TookTooMuchError, match=r"^this takes more than 2 s; pin more, or ask for less$"):
+        Work(server_jobs.find_slowly, slow, Limits(wall_s=2.0)).result(said.append)
+    assert said == [{"found": "first"}]
+
+
+def test_work_that_nobody_waits_for_any_more_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> Any:
+        shared, job = Desk(Limits(), workers=1), {"uploads": {}, "said": [(0.0, "first"), (600.0, "last")]}
+        said = asyncio.Event()
+        first = asyncio.ensure_future(shared.ask("one", job, latest_wins=False, say=lambda value: said.set()))
+        await said.wait()
+        first.cancel()
+        return await asyncio.wait_for(shared.ask("two", {**job, "said": [(0.0, "last")]}, latest_wins=False), 60)
+
+    monkeypatch.setattr(desk, "work", server_jobs.find_slowly)
+    assert asyncio.run(ask()) == {"found": "last"}
 
 
 def test_why_not_and_two_side_by_side(client: httpx.Client) -> None:
@@ -244,7 +292,7 @@ def test_the_same_attempts_succeed_outside(tmp_path: Path) -> None:
     for do in ("write", "read", "read bytes by number", "shell", "process", "unpickle", "trace", "delete"):
         if do == "trace":
             file.write_text("")
-        assert server_jobs.attempt({"do": do, "path": str(file)}) == {"refused": None}
+        assert server_jobs.attempt({"do": do, "path": str(file)}, print) == {"refused": None}
     assert [one.name for one in tmp_path.iterdir()] == ["theirs.py.made"]
 
 
