@@ -15,6 +15,8 @@ Number = Any
 """A float or int, a numpy.ndarray with an entry for each row, or a number that carries derivatives."""
 
 PLAIN = frozenset({float, int, bool})
+SPARSE = 64
+"""Whole numbers that are below so many times their count are told apart by counting each."""
 FEW = 12
 """Rows that are faster one by one, as plain numbers: numpy takes a microsecond a call."""
 
@@ -140,7 +142,12 @@ def different(counts: Any) -> list[int]:
     """The different whole numbers of an array, rising; none is below 0."""
     import numpy as np
 
-    numbers: list[int] = np.bincount(counts).nonzero()[0].tolist()  # numpy.unique would import numpy.ma
+    numbers: list[int]  # numpy.unique would import numpy.ma
+    if not counts.size or counts.max() < SPARSE * counts.size:
+        numbers = np.bincount(counts.ravel()).nonzero()[0].tolist()
+        return numbers
+    rising = np.sort(counts, axis=None)
+    numbers = rising[np.append(True, rising[1:] != rising[:-1])].tolist()
     return numbers
 
 
@@ -158,12 +165,8 @@ def by_count(function: Callable[[int], Sequence[int]], counts: Number) -> Sequen
     columns = list(zip(*map(function, present), strict=True))
     if all(min(column) == max(column) for column in columns):
         return [column[0] for column in columns]
-    table = np.empty((len(columns), present[-1] + 1), dtype=int)
-    table[:, present] = columns
-    return [
-        column[0] if min(column) == max(column) else of_counts[counts]
-        for column, of_counts in zip(columns, table, strict=True)
-    ]
+    places = np.searchsorted(present, counts)
+    return [column[0] if min(column) == max(column) else np.array(column)[places] for column in columns]
 
 
 def by_rows(function: Callable[..., Number], counts: Number, *numbers: Any) -> Number:

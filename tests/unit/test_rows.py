@@ -19,6 +19,7 @@ from autoshard.rows import (
     by_count,
     by_rows,
     ceil,
+    different,
     floor,
     largest,
     smallest,
@@ -42,6 +43,20 @@ def test_an_array_is_its_rows(pairs: list[tuple[float, float]], plain: float) ->
     assert ceil(a).tolist() == [ceil(one) for one, _ in pairs]
     assert floor(a).tolist() == [floor(one) for one, _ in pairs]
     assert anywhere(a > b) == any(anywhere(one > other) for one, other in pairs)
+
+
+@given(st.lists(st.one_of(st.integers(0, 6), st.integers(0, 1 << 20)), max_size=3 * FEW))
+def test_different_numbers_are_told_apart_whatever_their_size(counts: list[int]) -> None:
+    assert different(np.array(counts, dtype=int)) == sorted(set(counts))
+
+
+def test_counts_of_many_microbatches_take_no_more_room_than_their_rows() -> None:
+    """A table with a place for each number below the largest one took a gigabyte."""
+    counts = np.array([1 << 40, 3, 1 << 40])
+    assert [column.tolist() for column in by_count(lambda count: [count, count % 2], counts)] == [
+        counts.tolist(),
+        [0, 1, 0],
+    ]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3 * FEW))

@@ -45,6 +45,8 @@ HALVINGS = 6
 """Passes that look for the seconds of the slowest stage."""
 AT_ONCE = 1 << 15
 """Numbers of an array that stays in a core's cache."""
+LEAST_ROWS = 1024
+"""So many layouts are bounded at once at least: fewer hardly take less time."""
 
 
 class Bounds(NamedTuple):
@@ -96,15 +98,17 @@ def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str,
             rows.setdefault((schedule, way.pp, vpp), []).append((*of_sizes[size], size, *numbers, place, number))
     found = []
     for names, of_family in rows.items():
-        own, other, *columns, of_way, of_schedule = np.array(of_family).T
-        family = Family(*names)
-        own_s, needed = parts.fitted(family, _Rows(problem, own, *columns), limit_bytes)
-        any_s, differs = own_s.copy(), np.flatnonzero((own != other) | (columns[-1] > 0))
-        if len(differs):
-            of_others = _Rows(problem, other[differs], *(column[differs] for column in columns))
-            of_others.usual &= False
-            any_s[differs] = np.minimum(own_s[differs], parts.fitted(family, of_others, limit_bytes)[0])
-        found.append(Bounds(of_way, of_schedule, own_s, any_s, needed))
+        family, numbers_of = Family(*names), np.array(of_family)
+        at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
+        for begin in range(0, len(numbers_of), at_once):
+            own, other, *columns, of_way, of_schedule = numbers_of[begin : begin + at_once].T
+            own_s, needed = parts.fitted(family, _Rows(problem, own, *columns), limit_bytes)
+            any_s, differs = own_s.copy(), np.flatnonzero((own != other) | (columns[-1] > 0))
+            if len(differs):
+                of_others = _Rows(problem, other[differs], *(column[differs] for column in columns))
+                of_others.usual &= False
+                any_s[differs] = np.minimum(own_s[differs], parts.fitted(family, of_others, limit_bytes)[0])
+            found.append(Bounds(of_way, of_schedule, own_s, any_s, needed))
     return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
