@@ -23,7 +23,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import Found, TimedChoice, fastest
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
-from autoshard.planner.grid.kind_stages import ranges
+from autoshard.planner.grid.kind_stages import longest, ranges, upto_s
 from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows, with_unlike_chunks
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.table import Whole
@@ -87,14 +87,8 @@ class TwoChunkCuts:
 
     def _prepare_blocks(self) -> None:
         """Forward and backward of the blocks in front of each, at least, ends of the model and launches apart."""
-        whole, model = self._whole, self._whole.problem.model
-        rows = np.full(len(self._sets), self._draft)
-        blocks, state = whole.blocks_of(rows, self._sets), whole.states[whole.state[self._draft]].state
-        forward_s = {kind: float(block.forward_s[0]) for kind, block in zip(model.kinds, blocks, strict=True)}
-        backward_s = {
-            kind: float(block.backward_s.min()) + self._accumulation_s * state.kinds[kind].parameters
-            for kind, block in zip(model.kinds, blocks, strict=True)
-        }
+        whole, rows = self._whole, np.full(len(self._sets), self._draft)
+        state = whole.states[whole.state[self._draft]].state
         _, first, last, _ = whole.parts_of(rows, self._sets)
         launch_s = whole.problem.cluster.device.pass_launch_s
         self._launch_s = launch_s
@@ -104,16 +98,14 @@ class TwoChunkCuts:
             float(part.backward_s.min()) + self._accumulation_s * unit.parameters for part, unit in ends
         ]
         self._upto_forward_s, self._upto_backward_s = (
-            np.append(np.cumsum([0.0, *(seconds[kind] for kind in model.block_kinds)]), inf)
-            for seconds in (forward_s, backward_s)
+            np.append(seconds, inf) for seconds in upto_s(whole, self._draft, self._sets)
         )
 
     def _longest(self) -> int:
         """The most blocks of a stage of which its rank does not work longer than the limit."""
         both_s = (self._upto_forward_s + self._upto_backward_s)[:-1]
         most = min(self._layers, self._layers - 2 * self._pp + 1 + 2 * self._bare)
-        fits = [n for n in range(1, most + 1) if self._m * float((both_s[n:] - both_s[:-n]).min()) < self._limit_s]
-        return max(fits, default=1)
+        return longest(self._m * both_s, most, self._limit_s)
 
     def _prepare_contents(self) -> None:
         """Forward seconds by content, backward seconds by (content, set), the ends of the model left out."""

@@ -17,7 +17,7 @@ import numpy as np
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import SAME, Found, TimedChoice, fastest
-from autoshard.planner.grid.kind_stages import ranges, stages_of
+from autoshard.planner.grid.kind_stages import longest, ranges, stages_of, upto_s
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
@@ -92,6 +92,7 @@ class OneChunkCuts:
         self._pp, self._layers = family.pp, model.num_hidden_layers
         self._m, self._hop_s = int(whole.count[draft]), float(whole.hop_s[draft])
         most = min(self._layers, self._layers - self._pp + 1 + 2 * whole.bare_ends)
+        most = longest(self._m * np.add(*upto_s(whole, draft, sets)), most, limit_s)
         self._ranges = ranges(model, most, in_order=True)
         self._stages = stages_of(whole, draft, sets, limit_bytes, self._ranges)
         self._shorten()

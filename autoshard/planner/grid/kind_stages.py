@@ -57,6 +57,30 @@ def ranges(model: ModelSpec, most: int, in_order: bool) -> Ranges:
     return Ranges(counts[:, places], behind[..., places], table, end)
 
 
+def upto_s(whole: Whole, draft: int, sets: Sequence[int] | Array) -> tuple[Array, Array]:
+    """Forward and backward of one microbatch in the blocks in front of each, at least, (blocks + 1,) each; ends of the
+    model and launches apart. sets: places of those that stages choose from."""
+    model, kinds = whole.problem.model, whole.states[whole.state[draft]].state.kinds
+    s_per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
+    blocks = whole.blocks_of(np.full(len(sets), draft), np.array(sets))
+    forward_s = {kind: float(block.forward_s[0]) for kind, block in zip(model.kinds, blocks, strict=True)}
+    backward_s = {
+        kind: float(block.backward_s.min()) + s_per_parameter * kinds[kind].parameters
+        for kind, block in zip(model.kinds, blocks, strict=True)
+    }
+    ahead_s, behind_s = (
+        np.cumsum([0.0, *(seconds[kind] for kind in model.block_kinds)]) for seconds in (forward_s, backward_s)
+    )
+    return ahead_s, behind_s
+
+
+def longest(upto_s: Array, most: int, limit_s: float) -> int:
+    """The most blocks of a stage on which its rank does not work longer than the limit, up to `most`; 1 at least.
+    upto_s: work of a whole step on the blocks in front of each."""
+    fits = [n for n in range(1, most + 1) if float((upto_s[n:] - upto_s[:-n]).min()) < limit_s]
+    return max(fits, default=1)
+
+
 class Stages(NamedTuple):
     """Stages by (rank, content): seconds forward and backward, infinite where no set fits; of backward, what a schedule
     may put off; the place of the set; the seconds that follow the pipeline on such a rank."""
