@@ -17,6 +17,7 @@ from autoshard.cost.compute import quantized_products
 from autoshard.cost.program import LawOf, Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
+from autoshard.graph.partition import with_gathered_kept
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
@@ -307,6 +308,7 @@ def stage_pricer(
             first,
             last,
             quantized(training),
+            software.keeps_gathered,
         )
         return price_program(work, cluster.device, dtype, law_of, software, products)
 
@@ -349,9 +351,11 @@ def stage_work(
     first: bool,
     last: bool,
     quantized: Quantized = (None, ()),
+    keeps_gathered: bool = False,
 ) -> ProgramWork:
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
     its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
+    keeps_gathered: as in Software.
 
     Where tensor-parallel ranks hold experts of their own, these split the experts first: the exchange over ep then
     splits them further. Raises AutoshardError for ranks that share sequences and not their experts.
@@ -369,7 +373,8 @@ def stage_work(
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(model, sizes, layers, first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype])
     graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
-    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp == 1))
+    program = stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp == 1)
+    return program_work(with_gathered_kept(program) if keeps_gathered else program)
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:
