@@ -65,6 +65,8 @@ class Software:
       hands_over_gradients: a backward hands its gradients over at its end, beside their sum.
       whole_logits: every tensor-parallel rank gathers all logits and works on them.
       replays_head: full recompute repeats the head as well.
+      keeps_gathered: with sequence parallelism, layers keep their whole gathered input for backward; else their ranks'
+      pieces, which backward gathers again.
       adapts: only low-rank adapters of linear layers are trained (LoRA). Weights have neither gradients, nor products
       that make them, nor optimizer state; of the adapters nothing counts but the launches of their two narrow products.
       sharded_parameters: FSDP (ZeRO-3): each microbatch gathers parameters for forward and for backward and scatters
@@ -88,6 +90,7 @@ class Software:
     activation_passes: float = 1.0
     whole_logits: bool = False
     replays_head: bool = False
+    keeps_gathered: bool = False
     copy_launch_s: float = 0.0
     stall_s: float = 0.0
     splits_dispatch: bool = False

@@ -17,6 +17,7 @@ from autoshard.cost.compute import quantized_products
 from autoshard.cost.program import LawOf, Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
+from autoshard.graph.partition import with_gathered_kept
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
@@ -305,6 +306,7 @@ def stage_pricer(
             first,
             last,
             quantized(training),
+            software.keeps_gathered,
         )
         return price_program(work, cluster.device, dtype, law_of, software, products)
 
@@ -346,16 +348,19 @@ def stage_work(
     first: bool,
     last: bool,
     quantized: Quantized = (None, ()),
+    keeps_gathered: bool = False,
 ) -> ProgramWork:
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
     its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
+    keeps_gathered: as in Software.
 
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
     seen = seen_by_operators(model, shape, layers, last)
     if seen is not shape:
         capacity_factor = 1.0
-    return _stage_work(model, sequence_length, capacity_factor, dtype, seen, kv_inner, layers, first, last, quantized)
+    where = seen, kv_inner, layers, first, last
+    return _stage_work(model, sequence_length, capacity_factor, dtype, *where, quantized, keeps_gathered)
 
 
 def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ...], last: bool) -> LocalShape:
@@ -382,6 +387,7 @@ def _stage_work(
     first: bool,
     last: bool,
     quantized: Quantized,
+    keeps_gathered: bool,
 ) -> ProgramWork:
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
@@ -393,7 +399,8 @@ def _stage_work(
     sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
     graph = stage_graph(model, sizes, layers, first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype])
     graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
-    return program_work(stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None))
+    program = stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None)
+    return program_work(with_gathered_kept(program) if keeps_gathered else program)
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:

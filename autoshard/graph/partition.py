@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autoshard.graph.ir import Graph, Operator, Tensor
@@ -190,6 +190,15 @@ def _fuse_gathers(
         fused.append(step)
         position += 1
     return tuple(fused)
+
+
+def with_gathered_kept(program: Program) -> Program:
+    """The same program where products keep for backward what was gathered for them, and backward does not gather it
+    again. program: with steps that keep the local piece alone."""
+    steps: list[Step] = []
+    for step in program.steps:
+        steps += (step.gather, *step.einsums) if isinstance(step, GatherEinsumStep) else (step,)
+    return replace(program, steps=tuple(steps))
 
 
 def _gathers_activation(graph: Graph, step: RedistributeStep) -> bool:

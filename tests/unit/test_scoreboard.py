@@ -355,6 +355,13 @@ def test_torch_s_own_norms_are_several_kernels_without_a_compiler() -> None:
     assert [loose_norms(gpu_case({**row, "framework": of})) for of in stacks] == [True, False, False]
 
 
+def test_aa_scaling_gathers_behind_the_norm_and_keeps_it() -> None:
+    constants = {**FIXED, **{name: one.prior for table in (FAMILY, STACK, MEMORY) for name, one in table.items()}}
+    stacks = "AA-Scaling (Megatron-style)", "Megatron-LM 3.0", "nanotron"
+    rows = [{**ROW, "framework": of} for of in stacks]
+    assert [machine(gpu_case(row), constants, constants)[1].keeps_gathered for row in rows] == [True, False, False]
+
+
 def test_a_stack_that_waits_for_transfers_between_stages_begins_each_pass_anew() -> None:
     constants = {**FIXED, **{name: one.prior for table in (FAMILY, STACK, MEMORY) for name, one in table.items()}}
     fork = {**ROW, "framework": "Megatron-LM fork, schedule 1F1B"}

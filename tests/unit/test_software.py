@@ -70,6 +70,23 @@ def test_gathers_of_backward_hide_behind_its_products() -> None:
     assert {**seen, name: 0} == pytest.approx({**hidden, name: 0})
 
 
+def test_gathered_inputs_that_are_kept_are_not_gathered_again() -> None:
+    """tp 2 with sequence parallelism: each of 8 blocks gathers twice and the head once, and keeps the other half of
+    what it gathers, 2048 x 4096 numbers of 2 bytes. Backward gathers gradients alone: four transfers, not five."""
+    one, cluster = layout(2, 1, "none"), load_cluster("a100-80gb", 2)
+    again, kept = (
+        {term.name: term.value for term in (*found.time_terms, *found.fullest.terms)}
+        for found in (
+            estimate(MODEL, TRAINING, cluster, one, Software("s", keeps_gathered=keeps)) for keeps in (False, True)
+        )
+    )
+    half = 2048 * 4096 * 2 / 2
+    for name, pieces in (("kept activations", 8 * 2), ("embedding, logits and loss", 1)):
+        assert kept[name] - again[name] == pieces * half, name
+    name = "tensor-parallel collectives"
+    assert kept[name] / again[name] == pytest.approx(4 / 5, abs=0.02)  # the ends send besides
+
+
 def test_shares_that_are_copied_apart() -> None:
     """8 blocks of 7 products and 2 norms, a table, a norm and a head, for each of 16 replicas; without ZeRO none."""
     one, cluster = layout(1, 1, "none"), load_cluster("a100-80gb", 2)
@@ -133,6 +150,7 @@ STACKS = (
     Software("fsdp", 1.1, 1.0, 5e-5, overlap=0.4, contention=0.4, attention_efficiency=0.4, sharded_parameters=True),
     Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, contention=1.0, attention_efficiency=0.4, sharded_gradients=True),
     Software("whole", 1.0, 1.0, 5e-5, whole_logits=True, replays_head=True, loss_passes=2.0, transfer_share=0.3),
+    Software("kept", 1.0, 1.0, 5e-5, keeps_gathered=True),
     Software("nanotron", 1.0, 1.0, 5e-5, copy_launch_s=8e-6, stall_s=2e-4),
 )
 

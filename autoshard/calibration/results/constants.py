@@ -135,11 +135,14 @@ FUSED_ACCUMULATION = ("NeMo", "Megatron-LM", "Megatron-Core", "Megatron-Bridge")
 """Stacks whose products add gradients of weights to their sum: Megatron's gradient_accumulation_fusion, on by default
 since 2022."""
 
+KEEPS_GATHERED = ("AA-Scaling",)
+"""Stacks whose layers keep their gathered input under sequence parallelism: AA-Scaling gathers behind the norm, outside
+of the linear layers that read it [core/nn/norm/rms_norm.py]. Megatron's and nanotron's gather inside and keep a rank's
+piece [nanotron's tp_recompute_allgather, on by default]."""
 
 LOOSE_NORMS = ("AA-Scaling", "torchtitan")
 """Stacks whose RMS norms are several kernels, as torch runs one without a compiler: square, mean, rsqrt, two products
-[AA-Scaling's core/nn/norm/rms_norm.py; torchtitan's default norm is recalled, not read]. Others compile it or bring a
-kernel."""
+[AA-Scaling's core/nn/norm/rms_norm.py, torchtitan's models/norms.py]. Others compile it or bring a kernel."""
 
 
 def stack_of(framework: str) -> tuple[str | None, bool]:

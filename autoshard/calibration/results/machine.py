@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from autoshard.calibration.results.constants import (
     COPIES_SHARES,
     FUSED_ACCUMULATION,
+    KEEPS_GATHERED,
     LOOSE_NORMS,
     OVERLAPS_WITHOUT_ZERO,
     STALLS,
@@ -165,6 +166,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         activation_passes=family["clamped_passes"] if case.dispatch.clamped else 1.0,
         whole_logits=case.stack.startswith("AA-Scaling"),
         replays_head=case.stack.startswith("AA-Scaling"),
+        keeps_gathered=stack_of(case.stack)[0] in KEEPS_GATHERED,
         stall_s=family["stall_s"] if stalls(case) else 0.0,
         splits_dispatch=True,
         sends_once=case.dispatch.sends_once,
