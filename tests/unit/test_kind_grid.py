@@ -52,9 +52,9 @@ def test_whatever_the_order_of_kinds_layouts_are_priced_as_estimated(data: st.Da
         hidden_size=512,
         vocab_size=4096,
         mlp_layer_types=tuple(types),
-        dense_intermediate_size=data.draw(st.sampled_from([512, 8192])),
+        dense_intermediate_size=data.draw(st.sampled_from([512, 8192])) if "dense" in types else 0,
         layer_types=tuple(attention),
-        sliding_window=64,
+        sliding_window=64 if "sliding_attention" in attention else None,
     )
     if len(model.kinds) == 1:
         return

@@ -69,8 +69,12 @@ def in_work(kinds: str, **rank: Any) -> tuple[float, float]:
     kept = sum(part[kind].kept_bytes for kind in kinds) / len(kinds)
     mean = replace(A, kept_bytes=kept)
     lasts = [
-        (LastBlock(part[kind], behind=[(part[one], kinds[place:].count(one)) for one in part if one != kind]),)
-        for kind, place in last.items()
+        (
+            LastBlock(
+                part[kind], True, [(i, part[one], kinds[at:].count(one)) for i, one in enumerate("ab") if one != kind]
+            ),
+        )
+        for kind, at in last.items()
     ]
     given = {"in_flight": 2, "embeddings_in_flight": 0, "heads_in_flight": 0, "weights_waiting": 0, **rank}
     fields = {"only": True, "ends": (), "hidden_bytes": 1.0, "weights_apart": False, **given}
