@@ -201,7 +201,12 @@ def _travelling_bytes(
     at_ends = _of_ends(rank)[1]
     ends = _ends_in_turns(rank)
 
-    def needed(turns: Turns, block_work: Number, opens: Number) -> Number:
+    def needed(turns: Turns, block_work: Number, last: LastBlock) -> Number:
+        in_front: tuple[Number, ...] = rank.most_blocks, rank.hidden_bytes
+        if last.behind:
+            opens = where(last.num_behind > 0, 0.0, 1.0)
+            before = (where(count > 0, state.turns[kind][1].leaving_last, 0.0) for kind, _, count in last.behind)
+            in_front = rank.most_blocks - last.num_behind, rank.hidden_bytes, opens, reduce(largest, before)
         return in_work_bytes(
             state.gathers,
             dtypes,
@@ -210,18 +215,15 @@ def _travelling_bytes(
             ends,
             (block_work, at_ends if rank.has_loss else 0.0),
             (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
-            rank.most_blocks,
-            rank.hidden_bytes,
-            opens,
+            *in_front,
         )
 
-    works = (reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards)
+    works = [reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards]
     if not state.turns:
-        return needed(state.block.travelling.turns, next(works), 1.0)
+        return needed(state.block.travelling.turns, works[0], rank.kinds[0][0])
     of_kinds = zip(state.turns, works, rank.kinds, strict=True)
     return reduce(
-        largest,
-        (where(there, needed(turns, work, last.opens), 0.0) for (there, turns), work, (last, *_) in of_kinds),
+        largest, (where(there, needed(turns, work, last), 0.0) for (there, turns), work, (last, *_) in of_kinds)
     )
 
 
@@ -301,7 +303,7 @@ def _backwards(rank: Rank, software: Software) -> list[list[Backward]]:
 
     def backward(last: LastBlock, is_first: bool) -> Backward:
         replayed, given_back = last.part.replay_bytes, 0.0
-        for block, count in last.behind:
+        for _, block, count in last.behind:
             waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
             given_back = given_back + count * (_kept_by(rank, block, software) - waiting)
         replayed = largest(replayed, of_ends) if is_first and rank.ends else replayed

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -329,8 +330,7 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
-    working = [working_bytes(program, step) for step in program.steps]
-    needed = _at_steps(program, working)
+    working, needed = _at_steps(program)
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}
@@ -523,21 +523,58 @@ def spent_on(kind: str, axes: tuple[str, ...]) -> int:
 
 def heaviest_step(program: Program) -> Step:
     """The step whose backward decides `ProgramWork.working_bytes`."""
-    held = _at_steps(program, [working_bytes(program, step) for step in program.steps])
+    _, held = _at_steps(program)
     return program.steps[max(range(len(held)), key=held.__getitem__)]
 
 
-def _at_steps(program: Program, working: list[float]) -> list[float]:
-    """Bytes that backward of each step works with beyond all that was kept or is run again.
+def _at_steps(program: Program) -> tuple[list[float], list[float]]:
+    """Bytes that backward of each step works with, and those beyond all that was kept or is run again.
 
     What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
     its block and has buffers of its own; with a prediction module, where the end of the model is as long as a block;
-    and with a shared expert, whose backward is before that of the others. It is left out elsewhere: the step with the
-    most bytes is then one of the first of its block's backward.
+    and with a shared expert, whose backward is before that of the others: their gradients wait for it. It is left out
+    elsewhere: the step with the most bytes is then one of the first of its block's backward.
     """
-    is_long = any(op.module == PREDICTION or SHARED_EXPERT in op.loop_dims for op in program.graph.operators)
+    operators, working = program.graph.operators, [working_bytes(program, step) for step in program.steps]
+    shares = any(SHARED_EXPERT in op.loop_dims for op in operators)
+    if shares:
+        working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
+    is_long = shares or any(op.module == PREDICTION for op in operators)
     given_back = zip(working, given_back_bytes(program), program.steps, strict=True)
-    return [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in given_back]
+    needed = [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in given_back]
+    return working, needed
+
+
+def _waiting_gradients_bytes(program: Program) -> list[float]:
+    """Bytes of gradients, by step, that are there while its backward runs, for steps in front of it alone: those of
+    views that are written in front and read behind."""
+    written: dict[str, int] = {}
+    last_read: dict[str, int] = {}
+    for index, step in enumerate(program.steps):
+        inputs, outputs = _views(step)
+        last_read |= dict.fromkeys(inputs, index)
+        written |= dict.fromkeys(outputs, index)
+    changes = [0.0] * (len(program.steps) + 1)
+    for index, step in enumerate(program.steps):
+        inputs, outputs = _views(step)
+        for view in outputs:
+            if last_read.get(view, 0) > index + 1:
+                changes[index + 1] += program.local_bytes[view]
+                changes[last_read[view]] -= program.local_bytes[view]
+        for view in set(inputs):
+            if view in written and index < last_read[view]:  # it counts as what the step works with
+                changes[index] -= program.local_bytes[view]
+                changes[index + 1] += program.local_bytes[view]
+    return list(accumulate(changes[:-1]))
+
+
+def _views(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The views that a step reads, and those that it writes."""
+    if isinstance(step, RedistributeStep):
+        return (step.source,), (step.target,)
+    if isinstance(step, GatherEinsumStep):
+        return (step.gather.source,), tuple(einsum.operator.output for einsum in step.einsums)
+    return tuple(step.inputs), (step.operator.output,)
 
 
 def working_bytes(program: Program, step: Step) -> float:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stage import Parts
 from autoshard.cost.zero_sharding import State, Unit
-from autoshard.rows import Number, where
+from autoshard.rows import Number
 
 
 class End(NamedTuple):
@@ -27,16 +27,17 @@ class End(NamedTuple):
 
 class LastBlock(NamedTuple):
     """The last block of one kind on a chunk: of its kind the first one to run backward. part: its bytes. there: whether
-    the chunk has such a block. behind: (block, how many) of those behind it, which have run backward by then."""
+    the chunk has such a block. behind: (place of the kind in Rank.kinds, block, how many) of those behind it, which
+    have run backward by then."""
 
     part: Any
     there: Any = True
-    behind: Sequence[tuple[Any, Number]] = ()
+    behind: Sequence[tuple[int, Any, Number]] = ()
 
     @property
-    def opens(self) -> Number:
-        """1 where nothing is behind it, else 0."""
-        return where(sum(count for _, count in self.behind) > 0, 0.0, 1.0)
+    def num_behind(self) -> Number:
+        """How many blocks are behind it."""
+        return sum(count for *_, count in self.behind)
 
 
 class Rank(NamedTuple):
@@ -118,9 +119,10 @@ def rank_of(load: RankLoad, state: State) -> Rank:
 def _last_blocks(load: RankLoad) -> tuple[tuple[LastBlock, ...], ...]:
     """Rank.kinds of one layout."""
     found: dict[int, dict[int, LastBlock]] = {kind: {} for kind in load.block_kinds}
+    places = {kind: place for place, kind in enumerate(found)}
     for stage in load.stages:
         behind = dict(stage.behind) if len(load.stages) == 1 else {}
         for kind, part in stage.blocks.items():
-            others = tuple((stage.blocks[other], count) for other, count in behind.get(kind, ()))
+            others = tuple((places[other], stage.blocks[other], count) for other, count in behind.get(kind, ()))
             found[kind][id(part)] = LastBlock(part, behind=others)
     return tuple(tuple(of_kind.values()) for of_kind in found.values())

@@ -16,7 +16,7 @@ from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.program import Part, ProgramWork
 from autoshard.cost.stage import Parts, mesh_order
 from autoshard.layout.mesh import ZERO_AXES, Mesh
-from autoshard.rows import Number, anywhere, either, largest, mean, shares
+from autoshard.rows import Number, anywhere, either, largest, mean, shares, where
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
@@ -83,6 +83,11 @@ class Turns(NamedTuple):
     back_leaving: Number
     back_before: Number = 0.0
     is_last: Number = 0.0
+
+    @property
+    def leaving_last(self) -> Number:
+        """Elements of the bucket that is on its way when the backward of the next block begins."""
+        return where(self.is_last, self.larger, self.other)
 
 
 NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -388,13 +393,15 @@ def in_work_bytes(
     blocks: Number,
     hidden_bytes: Number,
     opens: Number = 1.0,
+    before: Number = 0.0,
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
     gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
     at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
-    is over when blocks run backward. blocks: of a chunk. opens: 1 where such a block may be the first one of a
-    backward, else 0: then the bucket of the head has left before, and the head comes before a block of another kind.
+    is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one
+    of a backward, else 0: then the bucket of the head has left before, and the head comes before a block of another
+    kind. before: elements of the last bucket of that block.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -411,7 +418,7 @@ def in_work_bytes(
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     kept_by_blocks, kept_by_loss = kept
     shared, waiting = ends.tied * first * (whole + parameter), ends.waiting * parameter
-    given = block, block_work, opens * last, blocks, (parameter, whole, on_its_way), hidden_bytes
+    given = block, block_work, opens * last + before, blocks, (parameter, whole, on_its_way), hidden_bytes
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given)) + shared + waiting
     predicts, share = (ends.predicting > 0) * 1.0, 1 / (parameter + PROBABILITY_BYTES)
     probabilities, gradients_of_logits = PROBABILITY_BYTES * share * loss_work, parameter * share * loss_work
@@ -436,8 +443,8 @@ def _larger_first(
     hidden_bytes: Number,
 ) -> Number:
     """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
-    elements of the head's bucket, where that is on its way when blocks run backward. sizes: bytes of a gradient, of a
-    weight that is gathered, of what is on its way."""
+    elements of the bucket that is on its way when the first of such blocks runs backward. sizes: bytes of a gradient,
+    of a weight that is gathered, of what is on its way."""
     (parameter, whole, on_its_way), larger, other = sizes, block.larger, block.other
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     behind_head = several * larger * whole + head * on_its_way

@@ -61,6 +61,14 @@ def random_layout(seed: int, schedules: tuple[str, ...], most_extra: int = 4) ->
     return Problem(model, training, cluster, "torch"), draft
 
 
+def one_layout(model: ModelSpec, pp: int, m: int, zero: int, schedule: str, ep: int) -> tuple[Problem, Draft]:
+    """A problem with one layout of a model over two replicas, whose cut and sets are open. m: microbatches."""
+    cluster = load_cluster("trn1.32xlarge", 1)
+    cluster = replace(cluster, devices_per_node=2 * pp, intra_node=((2 * pp, cluster.intra_node[-1][1]),))
+    draft = Draft(1, pp, 2, 1, ep, 1, 1, schedule, "flash", sequence_parallel=False, zero=zero)
+    return Problem(model, TrainingSpec(1024, 2 * m, load_precision("mixed_precision")), cluster, "torch"), draft
+
+
 def table_of(problem: Problem, draft: Draft, sets: tuple[str, ...] = SETS, by_stage: bool = False) -> Table:
     table = Table(problem, sets, by_stage)
     table.add(draft)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
@@ -17,7 +19,7 @@ from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_cuts import balanced_cut
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
-from tests.unit.kind_models import SETS, random_layout, table_of
+from tests.unit.kind_models import SETS, WINDOWS, one_layout, random_layout, table_of
 
 EVERY_SCHEDULE = ("1f1b", "gpipe", "zero_bubble", "interleaved")
 
@@ -32,6 +34,39 @@ def test_layouts_are_priced_as_estimated(seed: int) -> None:
         assert cost.step_time_s == pytest.approx(exact_s[row], rel=1e-12)
         assert cost.fullest.total_bytes == pytest.approx(priced.memory_bytes[row], rel=1e-12)
         assert priced.step_time_s[row] <= cost.step_time_s * (1 + 1e-12)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_whatever_the_order_of_kinds_layouts_are_priced_as_estimated(data: st.DataObject) -> None:
+    """On any number of ranks, one included, with any cut."""
+    types = data.draw(st.lists(st.sampled_from(["dense", "sparse"]), min_size=4, max_size=9), "types")
+    attention = data.draw(st.lists(st.sampled_from(WINDOWS), min_size=len(types), max_size=len(types)), "attention")
+    pp, zero, m = (data.draw(st.sampled_from(some)) for some in ((1, 2, 3), (0, 1, 2, 3), (1, 2, 8)))
+    schedule = data.draw(st.sampled_from(["1f1b", "gpipe", "zero_bubble"] if pp > 1 and zero < 2 else ["1f1b"]))
+    cuts = data.draw(st.lists(st.integers(1, len(types) - 1), min_size=pp - 1, max_size=pp - 1, unique=True), "cuts")
+    sets = data.draw(st.lists(st.sampled_from(range(len(SETS))), min_size=pp, max_size=pp), "sets")
+    model = replace(
+        load_model("qwen3-30b-a3b"),
+        num_hidden_layers=len(types),
+        hidden_size=512,
+        vocab_size=4096,
+        mlp_layer_types=tuple(types),
+        dense_intermediate_size=data.draw(st.sampled_from([512, 8192])) if "dense" in types else 0,
+        layer_types=tuple(attention),
+        sliding_window=64 if "sliding_attention" in attention else None,
+    )
+    if len(model.kinds) == 1:
+        return
+    problem, draft = one_layout(model, pp=pp, m=m, zero=zero, schedule=schedule, ep=data.draw(st.sampled_from([1, 2])))
+    (whole,) = table_of(problem, draft).wholes()
+    layers = np.diff([0, *sorted(cuts), len(types)])
+    row = np.array([[*layers, *sets]])
+    layouts = KindChoices(whole, 0, range(len(SETS)), np.inf)
+    cost = estimate(*problem[:3], layouts.strategy(row[0]))
+    for more in (-1e-9, 1e-9):
+        of_limit = KindChoices(whole, 0, range(len(SETS)), cost.fullest.total_bytes * (1 + more))
+        assert np.isfinite(of_limit.bounds_s(row)[0]) == (more > 0)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
+from autoshard.cost.memory import rank_memory
+from autoshard.cost.program import Part, Seconds
+from autoshard.cost.rank import LastBlock, Rank
 from autoshard.cost.stage import block_part, local_shape, strategy_mesh
-from autoshard.cost.zero_sharding import held_elements, zero_axes
+from autoshard.cost.zero_sharding import State, Unit, held_elements, zero_axes
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.models.registry import load_model
@@ -43,6 +46,68 @@ def test_kinds_are_named_by_their_first_block() -> None:
     assert both.block_kinds == (0, 1, 0, 3, 4, 3, 4, 3)
     assert [both.window_of(layer) for layer in range(3)] == [128, None, 128]
     assert [both.has_experts(layer) for layer in (2, 3)] == [False, True]
+
+
+def test_blocks_behind_the_last_one_of_a_kind_are_counted() -> None:
+    assert DENSE_FIRST.kinds_behind(2, 6) == ((0, ((3, 3),)), (3, ()))
+    assert DENSE_FIRST.kinds_behind(3, 8) == ((3, ()),) and DENSE_FIRST.kinds_behind(4, 4) == ()
+    in_turns = windows(QWEN, 128, *("sliding", "full", "full", "sliding") * 2)
+    assert in_turns.kinds_behind(0, 4) == ((0, ()), (1, ((0, 1),)))
+    assert in_turns.kinds_behind(4, 7) == ((0, ((1, 2),)), (1, ()))
+
+
+A, B = (
+    Part(Seconds(), Seconds(), Seconds(), *sizes, parameters={("dp",): 1.0}, weights_waiting_bytes=4.0)
+    for sizes in ((10.0, 7.0, 93.0), (20.0, 0.0, 60.0))
+)
+"""Blocks of two kinds: what they keep, replay and work with."""
+
+
+def in_work(kinds: str, **rank: Any) -> tuple[float, float]:
+    """(kept, at work) on a rank with these blocks, of which two microbatches are in flight."""
+    part, last = {"a": A, "b": B}, {kind: kinds.rindex(kind) for kind in sorted(kinds)}
+    kept = sum(part[kind].kept_bytes for kind in kinds) / len(kinds)
+    mean = replace(A, kept_bytes=kept)
+    lasts = [
+        (
+            LastBlock(
+                part[kind], True, [(i, part[one], kinds[at:].count(one)) for i, one in enumerate("ab") if one != kind]
+            ),
+        )
+        for kind, at in last.items()
+    ]
+    given = {"in_flight": 2, "embeddings_in_flight": 0, "heads_in_flight": 0, "weights_waiting": 0, **rank}
+    fields = {"only": True, "ends": (), "hidden_bytes": 1.0, "weights_apart": False, **given}
+    of_rank = Rank(blocks=len(kinds), most_blocks=len(kinds), block=mean, kinds=lasts, **fields)
+    unit = Unit(1.0, 1.0)
+    found = rank_memory(of_rank, State(unit, unit, unit, False, 1, 0, False), MIXED)
+    assert found.total == found.lives + found.in_work
+    return found.kept, found.replay + found.working
+
+
+def test_a_kind_that_runs_backward_late_does_so_beside_what_is_still_kept() -> None:
+    # two microbatches of two blocks that keep 10 and of three that keep 20
+    assert in_work("bbbaa") == (160, 7 + 93)  # the first of all to run backward
+    assert in_work("aabbb") == (160, 60)  # behind three of 20: 7 + 93 - 60 is less than the 60 of these
+    assert in_work("aaabb") == (140 - 40, 7 + 93)  # behind two of 20: it needs more, and these are gone
+    assert in_work("babab") == (160 - 20, 7 + 93)
+    # what waits for gradients of weights, 4 a block, is not given back; all others of the microbatch leave that
+    assert in_work("aaabb", weights_apart=True) == (140 - 2 * (20 - 4), 7 + 93)
+
+
+def test_mixtures_in_front_need_less_than_behind() -> None:
+    """Three of them with four dense blocks on the first stage; they work with more than these."""
+    mixtures, dense = ("sparse",) * 3, ("dense",) * 4
+    ahead, behind = (
+        replace(DENSE_FIRST, mlp_layer_types=(*types, "dense")) for types in (mixtures + dense, dense + mixtures)
+    )
+    layout = strategy(tp=8, pp=2, dp=2, layers=(7, 1))
+    one, other = (estimate(model, TRAINING, CLUSTER, layout).memory[0].total_bytes for model in (ahead, behind))
+    shape = local_shape(layout)
+    mixture, plain = (block_part(ahead, TRAINING, CLUSTER, shape, kind, "none") for kind in ahead.kinds)
+    more = mixture.working_bytes - plain.working_bytes
+    assert more > 0
+    assert other - one == pytest.approx(min(more, 4 * plain.kept_bytes))
 
 
 def test_parameters_are_counted_kind_by_kind() -> None:

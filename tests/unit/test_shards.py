@@ -94,6 +94,30 @@ def test_the_worst_moment() -> None:
     assert at_worst(1, ends=Ends(100, 0, 1), kept=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))
 
 
+def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
+    # two of ten elements are experts; work of 500, of which 10 bytes a unit have been given back later
+    def at_worst(block: Turns, last: int = 0, **changes: Any) -> float:
+        ends = Ends(0, last, 0)
+        given: dict[str, Any] = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0), "blocks": 4, "hidden_bytes": 10.0}
+        found: float = in_work_bytes(1, (2, 4), 2, block, ends, **given | changes)
+        return found
+
+    sent = 4 + 2
+    experts = turns(10, 8, 2, early=1, late=2, back_late=50.0, back_leaving=50.0, is_last=1.0)
+    # all of the block, the next one's experts, the other block's rest on its way; one gradient is there
+    most_before = experts._replace(back_after=20.0)
+    assert at_worst(most_before) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 8 * sent
+    # the head leaves before the first block only: then the block is of another kind
+    assert at_worst(most_before, last=100) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 100 * sent
+    assert at_worst(most_before, last=100, opens=0.0) == at_worst(most_before)
+    assert at_worst(most_before, opens=0.0, before=9) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 9 * sent
+    # most when the experts are on their way: the rest and the next one's experts are whole
+    assert at_worst(experts._replace(back_before=30.0)) == 500 + 2 * (8 + 2) + 8 * 2 + 2 * sent
+    # at the end
+    late = experts._replace(back_before=30.0, back_after=45.0, back_leaving=1.0)
+    assert at_worst(late) == 500 - 10 + 2 * (8 + 2) + 8 * (2 + sent)
+
+
 def test_the_worst_moment_of_few_blocks() -> None:
     def at_worst(blocks: int, last: int, given_back: float = 0.0) -> float:
         block = turns(10, 10, 10, back_leaving=given_back)

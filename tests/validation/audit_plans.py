@@ -89,6 +89,33 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2}),
     "prediction module": ("predicting", 3, {"dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
     "prediction module, last stage": ("predicting", 3, {"pp": 2, "dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
+    "dense blocks first, in a ring, ZeRO-3": (
+        "two dense first",
+        3,
+        {
+            "cp": 4,
+            "dp": 64,
+            "ep": 64,
+            "zero": 3,
+            "recompute": "attention+core_attention+mlp",
+            "context_parallel": "zigzag_ring",
+            "sequence_length": 8192,
+        },
+    ),
+    "a shared expert, in a ring, ZeRO-3": (
+        "qwen2-57b-a14b",
+        3,
+        {
+            "cp": 4,
+            "dp": 128,
+            "ep": 4,
+            "zero": 3,
+            "recompute": "mlp",
+            "context_parallel": "zigzag_ring",
+            "microbatch_size": 2,
+            "sequence_length": 8192,
+        },
+    ),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
@@ -108,6 +135,8 @@ def plan(name: str) -> Plan:
             mlp_layer_types=types,
             dense_intermediate_size=6144,
         )
+    elif model_name == "two dense first":
+        model = load_model("deepseek-v3").some_blocks((1, 2, 3, 4))
     elif model_name == "windows":
         types = ("sliding_attention", "full_attention") * (NUM_LAYERS // 2)
         model = replace(load_model("qwen3-8b"), num_hidden_layers=NUM_LAYERS, sliding_window=512, layer_types=types)

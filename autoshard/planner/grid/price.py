@@ -198,8 +198,8 @@ def last_blocks(
     def of_kind(kind: int, there: Array) -> Iterator[LastBlock]:
         on_chunks = there if len(kinds[kind]) == len(there) else there.any(0, keepdims=True)
         for block, on_chunk in zip(kinds[kind], on_chunks, strict=True):
-            others = [] if behind is None else zip(kinds, behind[kind], strict=True)
-            yield LastBlock(block, on_chunk, [(other, count) for (other,), count in others if count.any()])
+            others = [] if behind is None else enumerate(zip(kinds, behind[kind], strict=True))
+            yield LastBlock(block, on_chunk, [(place, one, count) for place, ((one,), count) in others if count.any()])
 
     return tuple(tuple(of_kind(kind, share > 0)) for kind, share in enumerate(shares(counts)))
 

@@ -58,7 +58,7 @@ class PartColumns(NamedTuple):
         return PartColumns(*(column[rows] for column in self))
 
     def of_stages(self, stages: Sequence[int]) -> list[PartColumns]:
-        """Those of each of some stages, where columns are (stage, row); those of all where columns are (row,)."""
+        """The columns of each of some stages, where they are (stage, row); of all together where they are (row,)."""
         if self.kept_bytes.ndim == 1:
             return [self]
         return [PartColumns(*(column[stage] for column in self)) for stage in stages]
