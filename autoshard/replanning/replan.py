@@ -126,7 +126,7 @@ def _candidates(before: Plan, cluster: Cluster, pins: Pins, result: SearchResult
 def _placement(strategy: Strategy) -> tuple[object, ...]:
     """A key of all that decides which rank holds which state."""
     s = strategy
-    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.dp_replicate, s.num_virtual_stages)
+    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.etp, s.dp_replicate, s.num_virtual_stages)
     return *degrees, s.zero, s.stage_layers, s.context_parallel, s.axis_order
 
 
