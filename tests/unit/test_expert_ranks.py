@@ -96,10 +96,10 @@ def test_searched_layouts_are_priced_as_estimated(pins: Pins) -> None:
 @pytest.mark.parametrize(
     ("model", "instance", "pins"),
     [
-        ("mixtral-8x7b", "h100-80gb", Pins(etp=1)),
-        ("qwen3-30b-a3b", "trn2.48xlarge", Pins(etp=2)),
-        ("deepseek-v2-lite", "h100-80gb", Pins(etp=1, cp=2)),
-        ("gpt-oss-20b", "b200-180gb", Pins(etp=2, dp_replicate=2)),
+        ("mixtral-8x7b", "h100-80gb", Pins(tp=4, etp=1)),
+        ("qwen3-30b-a3b", "trn2.48xlarge", Pins(tp=4, etp=2)),
+        ("deepseek-v2-lite", "h100-80gb", Pins(tp=2, etp=1, cp=2)),
+        ("gpt-oss-20b", "b200-180gb", Pins(tp=4, etp=2, dp_replicate=2)),
     ],
 )
 def test_thousands_are_priced_as_one_by_one(model: str, instance: str, pins: Pins) -> None:
@@ -208,6 +208,14 @@ def test_torchtitan_cuts_experts_over_all_or_none() -> None:
     message = r"^parallelism.expert_tensor_parallel_degree=2 must be 1 or tensor_parallel_degree=4$"
     with pytest.raises(AutoshardError, match=message):
         torchtitan_layout(parse_toml(text, "it"))
+
+
+def test_parts_of_tp_are_rehearsed_apart() -> None:
+    shrunk = rehearse(spread_plan("parts of them"), max_processes=8, vocab_size=256)
+    chosen = shrunk.plan.strategy
+    assert (chosen.tp, chosen.etp, chosen.ep, chosen.dp, shrunk.left_out) == (4, 2, 4, 2, ("dp",))
+    shrunk = rehearse(spread_plan("parts of them"), max_processes=4, vocab_size=256)
+    assert (shrunk.plan.strategy.tp, shrunk.plan.strategy.etp, shrunk.plan.strategy.ep) == (2, 1, 4)
 
 
 def test_a_page_says_where_experts_are() -> None:
