@@ -77,6 +77,8 @@ def check_pins(problem: Problem, pins: Pins) -> None:
             f"vpp={pins.num_virtual_stages} has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more"
         )
     _check_batch(problem, pins)
+    if pins.etp is not None and not problem.model.is_moe:
+        raise AutoshardError(f"etp={pins.etp} has no experts to place: {problem.model.name} has none; leave it out")
     if (pins.ep or 1) > 1 and not problem.model.is_moe:
         raise AutoshardError(f"ep={pins.ep} has no experts to split: {problem.model.name} has none; use ep=1")
     if pins.ep is not None and pins.dp is not None and (pins.etp is None or pins.tp is not None):

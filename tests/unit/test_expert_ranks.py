@@ -5,9 +5,11 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from autoshard.backends.problem import Problem
 from autoshard.cost.estimate import estimate
@@ -246,6 +248,19 @@ def test_only_the_exact_search_tries_etp() -> None:
     request = PlanRequest("mixtral-8x7b", "h100-80gb", 1, backend="torch", search="random", searches_etp=True)
     with pytest.raises(AutoshardError, match=r"^etp=auto with search=random: only the exact search tries it; give"):
         plan_for(request)
+
+
+@pytest.mark.parametrize("name", ["over tp and replicas", "parts of them"])
+def test_a_plan_has_the_schemas_form(name: str) -> None:
+    schema = json.loads(files("autoshard.plans").joinpath("plan.schema.json").read_text())
+    written = json.loads(plan_to_json(spread_plan(name)))
+    Draft202012Validator(schema).validate(written)
+    assert {axis["name"] for axis in written["mesh"]["axes"]} >= {"tp", "ep"}
+
+
+def test_a_model_without_experts_has_none_to_cut() -> None:
+    with pytest.raises(AutoshardError, match="^etp=1 has no experts to place: llama3-8b has none; leave it out$"):
+        plan_for(PlanRequest("llama3-8b", "h100-80gb", 1, backend="torch", pins={"etp": 1}))
 
 
 def test_another_degree_is_refused() -> None:
