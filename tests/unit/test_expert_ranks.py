@@ -259,7 +259,7 @@ def test_a_plan_has_the_schemas_form(name: str) -> None:
 
 
 def test_a_model_without_experts_has_none_to_cut() -> None:
-    with pytest.raises(AutoshardError, match="^etp=1 has no experts to place: llama3-8b has none; leave it out$"):
+    with pytest.raises(AutoshardError, match=r"^etp=1 has no experts to place: llama3-8b has none; leave it out$"):
         plan_for(PlanRequest("llama3-8b", "h100-80gb", 1, backend="torch", pins={"etp": 1}))
 
 
