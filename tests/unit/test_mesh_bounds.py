@@ -115,7 +115,7 @@ def test_no_group_along_two_axes_has_a_better_law(instance: str, nodes: int) -> 
     [
         *((seed, Pins()) for seed in range(100, 110)),
         *((100, IN_GROUPS), (107, ANY_GROUPS)),
-        *((109, WHOLE), (110, WHOLE), (113, HALVES), (102, ANY_PARTS)),
+        *((109, WHOLE), (110, WHOLE), (114, HALVES), (102, ANY_PARTS)),
     ],
 )
 def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(
