@@ -35,6 +35,7 @@ from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.search_result import Pins
 from autoshard.plans.validate import plan_from_dict
+from autoshard.replanning.edit import edited
 from autoshard.runtime.rehearse import local_cluster, rehearse
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -225,6 +226,23 @@ def test_a_page_says_where_experts_are() -> None:
     assert "16 on each of ep=8 ranks (4 of tp x 2 replicas) in a node, whole (etp=1); slots for " in page
     page = "; ".join(text for _, text in describe(spread_plan("parts of them")).facts)
     assert "32 on each of ep=4 ranks (2 of tp x 2 replicas) in a node, each cut over 2 ranks (etp=2); slots" in page
+
+
+@pytest.mark.parametrize(
+    ("instance", "nodes", "where"),
+    [("gb200-186gb", 8, "over the NVLink of the rack"), ("h100-80gb", 4, "over the network")],
+)
+def test_a_page_says_which_links_a_group_of_experts_spans(instance: str, nodes: int, where: str) -> None:
+    pins = {"tp": 4, "pp": 1, "cp": 1, "ep": 32, "etp": 1, "recompute": "full", "zero": 3, "micro_batch": 1}
+    plan = plan_for(PlanRequest("qwen3-30b-a3b", instance, nodes, backend="torch", top=0, pins=pins))
+    page = "; ".join(text for _, text in describe(plan).facts)
+    assert f"4 on each of ep=32 ranks (4 of tp x 8 replicas) {where}, whole (etp=1); slots for" in page
+
+
+def test_the_degree_can_be_edited() -> None:
+    plan = spread_plan("as the rest")
+    found = edited(plan, ["strategy.etp=1", "strategy.ep=8"]).plan
+    assert (found.strategy.ep, found.strategy.etp) == (8, 1)
 
 
 def test_a_search_that_is_asked_tries_every_part_of_tp() -> None:
