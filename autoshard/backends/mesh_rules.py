@@ -122,9 +122,9 @@ def sequence_splits(problem: Problem, draft: Draft) -> str | None:
 
 
 def experts_split(problem: Problem, draft: Draft) -> str | None:
-    experts, apart = problem.model.num_local_experts, tensor_ranks_apart(draft.tp, draft.etp)
-    if draft.ep == 1 and apart == 1:
+    if draft.ep == 1 and draft.etp is None:
         return None
+    experts, apart = problem.model.num_local_experts, tensor_ranks_apart(draft.tp, draft.etp)
     if not experts:
         return f"ep={draft.ep} has no experts to split: {problem.model.name} has none; use ep=1"
     if experts % draft.ep:
@@ -151,8 +151,10 @@ def experts_share_sequences(problem: Problem, draft: Draft) -> str | None:
 
 
 def replicas_hold_all_shards(problem: Problem, draft: Draft) -> str | None:
+    if draft.dp_replicate == 1:
+        return None
     backend = BACKENDS[problem.backend]
-    if draft.dp_replicate > 1 and not backend.repeats_shards:
+    if not backend.repeats_shards:
         return (
             f"dp_replicate={draft.dp_replicate}: {backend.label} shards over all data-parallel ranks alone; "
             f"use dp_replicate=1 or backend {ANYWHERE.name}"
@@ -162,8 +164,7 @@ def replicas_hold_all_shards(problem: Problem, draft: Draft) -> str | None:
 
 
 def experts_are_cut_apart(problem: Problem, draft: Draft) -> str | None:
-    """Fewer ranks cut an expert than cut the rest: etp is a part of tp, and NxD has no such layout [NxD
-    parallel_layers/parallel_state.py: experts have groups of their own over data-parallel ranks alone]."""
+    """[NxD parallel_layers/parallel_state.py] Experts see the ranks as (pp, edp, ep, tp): all of tp cuts each."""
     model, tp, etp = problem.model, draft.tp, draft.etp
     if etp is None:
         return None

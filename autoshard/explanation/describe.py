@@ -10,9 +10,9 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.values import Term
 from autoshard.explanation.advice import advice, expected_step_time_s
 from autoshard.explanation.doubt import doubt, memory_interval
-from autoshard.explanation.links import axis_links
+from autoshard.explanation.links import axis_links, reach
 from autoshard.jobs.native import first_start, graphs_by_rank
-from autoshard.layout.mesh import AXIS_ORDER, Mesh
+from autoshard.layout.mesh import AXIS_ORDER, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES, Mesh
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
 from autoshard.plans.differences import loses, term_differences
@@ -265,7 +265,8 @@ def _mesh(mesh: Mesh) -> str:
         return "a single rank"
     usual = [axis.name for axis in replace(mesh, order=AXIS_ORDER).rank_axes if axis.size > 1]
     unusual = "" if [name for name, _ in used] == usual else f"; the usual order is {' > '.join(usual)}"
-    copies = "; ranks along tp1 have the same key-value heads" if "tp1" in dict(used) else ""
+    shared = " and ".join(name for name, _ in used if name in ("tp1", "etp1"))
+    copies = f"; ranks along {shared} have the same key-value heads" if shared else ""
     order = " > ".join(f"{name} {size}" for name, size in used)
     rows = f"; the rows of a node are counted {', '.join(map(str, mesh.fold.row_order))}" if mesh.fold else ""
     return f"{order} ({used[-1][0]} varies fastest over ranks{rows}{unusual}{copies})"
@@ -301,8 +302,8 @@ def _experts(plan: Plan) -> str:
     training, ranks = plan.training, plan.strategy.ep
     uneven, slots = training.imbalance(ranks), plan.expert_slots
     per_slot = f"slots for {slots:.4g} times an even share of each sequence's tokens"
-    if plan.strategy.etp == 1:
-        per_slot = f"whole on each rank of tp, {plan.model.num_local_experts // ranks} of them (etp=1); {per_slot}"
+    if plan.strategy.etp is not None:
+        per_slot = f"{_spread(plan, plan.strategy.etp)}; {per_slot}"
     if not training.expert_tokens and training.expert_imbalance == 1:
         return f"{per_slot}, the capacity factor; what is over it is dropped; priced as routed evenly"
     of = "the tokens of each expert" if training.expert_tokens else f"imbalance {training.expert_imbalance:g}"
@@ -311,6 +312,18 @@ def _experts(plan: Plan) -> str:
     busiest = f"the experts of the busiest of {ranks} ranks get {uneven:.4g} times the mean ({of})"
     enough = "" if slots == uneven else ", which the capacity factor covers"
     return f"{per_slot} and time for them, as dropless routing needs: {busiest}{enough}"
+
+
+def _spread(plan: Plan, etp: int) -> str:
+    """How many experts a rank has, over which ranks and links they are spread, and how many ranks cut each."""
+    s, mesh = plan.strategy, plan.mesh
+    axes = tuple(axis.name for axis in mesh.axes if axis.name in ("cp", "ep", *TENSOR_PARALLEL_AXES))
+    axes = tuple(name for name in axes if name not in EXPERT_PART_AXES)
+    apart = (("of tp", s.tp // etp), ("of cp", s.cp), ("replicas", mesh.size(("ep",))))
+    ranks = " x ".join(f"{count} {name}" for name, count in apart if count > 1)
+    cut = "whole" if etp == 1 else f"each cut over {etp} ranks"
+    where = reach(plan, axes)
+    return f"{plan.model.num_local_experts // s.ep} on each of ep={s.ep} ranks ({ranks}) {where}, {cut} (etp={etp})"
 
 
 def _graphs(plan: Plan) -> str:

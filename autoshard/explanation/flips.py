@@ -57,7 +57,7 @@ def same_layout(one: Strategy, other: Strategy) -> bool:
 def _key(strategy: Strategy) -> tuple[object, ...]:
     s = strategy
     sets = frozenset(s.recompute)
-    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.dp_replicate, s.num_virtual_stages, s.microbatch_size)
+    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.etp, s.dp_replicate, s.num_virtual_stages, s.microbatch_size)
     return (*degrees, s.zero, s.schedule, sets, s.attention_kernel, s.context_parallel, s.axis_order)
 
 

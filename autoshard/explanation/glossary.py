@@ -19,7 +19,7 @@ LAYOUT: Terms = {
     "cp": "context parallelism: so many devices share one sequence",
     "ep": "expert parallelism: the experts of a mixture are spread over so many devices, a part of dp and cp",
     "dp_replicate": "hybrid sharding (HSDP): so many groups of replicas, each with all that ZeRO shards",
-    "etp": "1: each device of tp holds experts of its own, in place of a part of every expert",
+    "etp": "so many devices of tp cut each expert; the others hold experts of their own. 1: experts are whole",
     "vpp": "stages on each pipeline rank: more of them wait less and send more",
     "mbs": "sequences in a microbatch",
     "microbatch": "the part of the batch that goes through the model at once",

@@ -21,9 +21,15 @@ def axis_links(plan: Plan) -> str | None:
     return "; ".join(f"{' '.join(names)} {reach}" for reach, names in names_by_reach.items()) or None
 
 
+def reach(plan: Plan, axes: tuple[str, ...]) -> str:
+    """Over which links the ranks along mesh axes, taken together, communicate: 'in a node', 'over the network'."""
+    link = plan.cluster.intra_domain
+    return _reach(group_shape(mesh_order(plan.mesh), axes, plan.cluster), "" if link is None else link.name)
+
+
 def _reach(shape: GroupShape, link: str) -> str:
     if shape.nodes == 1:
         return "in a node"
-    if shape.nodes_per_domain == shape.nodes:
+    if link and shape.nodes_per_domain == shape.nodes:
         return f"over the {link}"
-    return "over the network" if shape.nodes_per_domain == 1 else f"over the {link} and the network"
+    return "over the network" if not link or shape.nodes_per_domain == 1 else f"over the {link} and the network"

@@ -61,7 +61,7 @@ class Options(TypedDict, total=False):
     dp: int | None
     cp: int | None
     ep: int | None
-    etp: int | None
+    etp: int | str | None
     dp_replicate: int | str | None
     vpp: int | None
     micro_batch: int | None

@@ -8,7 +8,8 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.interop.torchtitan import MODELS
-from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.layout.mesh import AXIS_ORDER, tensor_ranks_apart
+from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan
 
 FLAVORS = {**{name: flavor for flavor, name in MODELS.items()}, "llama3.1-8b": ("llama3", "8B")}
@@ -146,7 +147,7 @@ def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
         "tensor_parallel_degree": strategy.tp,
         "enable_sequence_parallel": strategy.sequence_parallel,
         "context_parallel_degree": strategy.cp,
-        "expert_parallel_degree": strategy.ep,
+        **_experts(strategy),
         "pipeline_parallel_degree": strategy.pp,
     }
     if strategy.cp > 1:
@@ -163,6 +164,16 @@ def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
             for stage in plan.stages
         ]
     return values
+
+
+def _experts(strategy: Strategy) -> dict[str, int]:
+    """Fields on experts: torchtitan cuts them over all ranks of tensor parallelism or over none."""
+    if strategy.ep == 1 or strategy.tp == 1:
+        return {"expert_parallel_degree": strategy.ep}
+    if strategy.etp == 1:
+        return {"expert_parallel_degree": strategy.ep, "expert_tensor_parallel_degree": 1}
+    ep = strategy.ep // tensor_ranks_apart(strategy.tp, strategy.etp)
+    return {"expert_parallel_degree": ep, "expert_tensor_parallel_degree": strategy.tp}
 
 
 def _section(section: tuple[str, dict[str, Any]]) -> str:
@@ -189,6 +200,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         left_out.append("attention_kernel=plain: torchtitan takes the kernel that torch chooses")
     if strategy.schedule not in SCHEDULES:
         left_out.append(f"schedule={strategy.schedule}: written as 1F1B")
+    if strategy.etp not in (None, 1):
+        left_out.append(f"etp={strategy.etp}: torchtitan has 1 and tp={strategy.tp}, which is written")
     if strategy.cp > 1 and strategy.context_parallel not in ROTATE:
         left_out.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
     if strategy.axis_order != AXIS_ORDER:

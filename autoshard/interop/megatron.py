@@ -11,6 +11,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
+from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.model import RopeScaling
 
@@ -118,6 +119,8 @@ def megatron_layout(text: str) -> WrittenLayout:
         options["axis_order"] = TP_PP_DP
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
     notes: tuple[str, ...] = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
+    if (etp := _expert_ranks(flags, options["tp"])) is not None and _is_spread(options, etp):
+        options["etp"] = etp
     if "axis_order" in options and options["ep"] > 1:
         notes += ("--use-tp-pp-dp-mapping: experts are inside the pipeline there; priced outside, with the rest of dp",)
     fields: dict[str, Any] = {
@@ -213,9 +216,9 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
     if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags:
         yield "--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"
-    sharded = flags.get("expert-tensor-parallel-size", str(options["tp"]))
-    if "num-experts" in flags and sharded != str(options["tp"]):
-        yield f"--expert-tensor-parallel-size {sharded}: experts are priced with tp={options['tp']}, as the rest"
+    etp = _expert_ranks(flags, options["tp"])
+    if etp is not None and not _is_spread(options, etp):
+        yield f"--{EXPERT_RANKS} {etp}: experts are priced with tp={options['tp']}, as the rest"
     if flags.get("optimizer", "adam") != "adam":
         yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
     for flag in _other_graphs(flags):
@@ -228,12 +231,14 @@ NO_EFFECT = re.compile(
     |tensorboard|wandb|exit|distributed-(backend|timeout)|init-method|num-workers|no-(load|save)|master|node|rdzv|tee
     |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
     |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|optimizer|hidden-dropout
-    |attention-dropout|moe-(aux|z)-loss|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora|expert-tensor
+    |attention-dropout|moe-(aux|z)-loss|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora
     |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*"""
     + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),
     re.VERBOSE,
 )
 """Flags that leave the work of a step as it is, and those that a warning speaks of."""
+EXPERT_RANKS = "expert-tensor-parallel-size"
+"""Ranks that cut an expert; those of tensor parallelism where it is left out."""
 INSTANCES = "num-distributed-optimizer-instances"
 """Groups of data-parallel ranks that each hold all shards."""
 READ = (
@@ -246,7 +251,13 @@ READ = (
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
-    *(INSTANCES, "use-distributed-optimizer", "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"),
+    *(
+        EXPERT_RANKS,
+        INSTANCES,
+        "use-distributed-optimizer",
+        "pipeline-model-parallel-layout",
+        "num-virtual-stages-per-pipeline-rank",
+    ),
     *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
@@ -278,6 +289,21 @@ def _flags(text: str) -> dict[str, str]:
             several = name.replace("_", "-") in SEVERAL
             flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
     return flags
+
+
+def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:
+    """How many ranks cut an expert; None for a model without experts, and where it is as many as cut the rest."""
+    if EXPERT_RANKS not in flags or not flags.keys() & {"num-experts", "expert-model-parallel-size"}:
+        return None
+    etp = whole_number(f"--{EXPERT_RANKS}", flags[EXPERT_RANKS])
+    return None if etp == tp else etp
+
+
+def _is_spread(options: dict[str, Any], etp: int) -> bool:
+    """Whether the ranks that cut an expert are a part of tensor parallelism, and those that share sequences all hold
+    other experts or other parts of them: what plans have."""
+    tp, cp, ep = (int(options[name]) for name in ("tp", "cp", "ep"))
+    return tp % etp == 0 and ep % (cp * tensor_ranks_apart(tp, etp)) == 0
 
 
 def _zero(flags: dict[str, str]) -> int:

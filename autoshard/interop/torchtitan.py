@@ -37,6 +37,8 @@ NOTES = {
     3: "FSDP that reshards parameters after forward is priced as ZeRO-3",
 }
 """By stage of ZeRO."""
+EXPERT_RANKS = "expert_tensor_parallel_degree"
+"""Ranks that cut an expert: those of tensor parallelism or 1, the default."""
 READ = {
     "model": ("name", "flavor"),
     "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size"),
@@ -44,6 +46,7 @@ READ = {
     "activation_checkpoint": ("mode",),
     "parallelism": (
         *DEGREES.values(),
+        EXPERT_RANKS,
         "data_parallel_shard_degree",
         "data_parallel_replicate_degree",
         "fsdp_reshard_after_forward",
@@ -83,6 +86,8 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     for name, key in DEGREES.items():
         value = next((part[key] for part in (parallelism, experimental, training) if key in part), 1)
         options[name] = whole_number(key, value)
+    if (etp := _expert_ranks(parallelism, options)) is not None:
+        options["etp"] = etp
     for name, keys in {"seq_len": ("seq_len",), "local": ("local_batch_size", "batch_size")}.items():
         for key in keys:
             if key in training:
@@ -139,6 +144,19 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
+
+
+def _expert_ranks(parallelism: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
+    """How many ranks cut an expert; None where it is as many as cut the rest. Where nothing says it, it is the default
+    of 1 if ep takes all ranks of tp, as torchtitan then asks; else the file is of a release without the field."""
+    ep, tp, cp = options["ep"], options["tp"], options["cp"]
+    if ep == 1 or tp == 1:
+        return None
+    usual = 1 if ep % (tp * cp) == 0 else tp
+    etp = whole_number(EXPERT_RANKS, parallelism.get(EXPERT_RANKS, usual))
+    if etp not in (1, tp):
+        raise AutoshardError(f"parallelism.{EXPERT_RANKS}={etp} must be 1 or tensor_parallel_degree={tp}")
+    return None if etp == tp else etp
 
 
 def _flavor(name: str, flavor: str) -> WrittenModel:

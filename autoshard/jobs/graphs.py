@@ -78,7 +78,7 @@ NOT_IN_REGIONS = (
 
 def _compiled(plan: Plan) -> Iterator[tuple[str, Any]]:
     strategy, training = plan.strategy, plan.training
-    for name in ("tp", "pp", "dp", "cp", "ep", "dp_replicate", "num_virtual_stages", "microbatch_size"):
+    for name in ("tp", "pp", "dp", "cp", "ep", "etp", "dp_replicate", "num_virtual_stages", "microbatch_size"):
         yield name, getattr(strategy, name)
     yield "recompute", strategy.recompute_name
     for name in ("sequence_parallel", "zero", "attention_kernel", "context_parallel", "stage_layers", "axis_order"):

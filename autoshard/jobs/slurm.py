@@ -61,6 +61,7 @@ def describe(plan: Plan) -> str:
     """A line that names the plan's model, machine and degrees."""
     strategy, cluster = plan.strategy, plan.cluster
     degrees = f"tp={strategy.tp} pp={strategy.pp} dp={strategy.dp} cp={strategy.cp} ep={strategy.ep}"
+    degrees += f" etp={strategy.etp}" if strategy.etp is not None else ""
     return f"{plan.model.name} on {cluster.nodes} x {cluster.instance}, {degrees}"
 
 

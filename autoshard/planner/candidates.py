@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from autoshard.backends.mesh_rules import ranks_are_counted_so
-from autoshard.backends.registry import BACKENDS
+from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.backends.rules import (
     Draft,
     Problem,
@@ -77,6 +77,8 @@ def check_pins(problem: Problem, pins: Pins) -> None:
             f"vpp={pins.num_virtual_stages} has nothing to interleave with pp=1; use vpp=1 or pp of 2 or more"
         )
     _check_batch(problem, pins)
+    if pins.etp is not None and not problem.model.is_moe:
+        raise AutoshardError(f"etp={pins.etp} has no experts to place: {problem.model.name} has none; leave it out")
     if (pins.ep or 1) > 1 and not problem.model.is_moe:
         raise AutoshardError(f"ep={pins.ep} has no experts to split: {problem.model.name} has none; use ep=1")
     if pins.ep is not None and pins.dp is not None and (pins.etp is None or pins.tp is not None):
@@ -155,13 +157,31 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
                 dp = world // (tp * pp * cp)
                 if dp * tp * pp * cp != world or pins.dp not in (None, dp):
                     continue
-                etp = None if pins.etp == tp else pins.etp
-                spread = divisors(dp * cp * tensor_ranks_apart(tp, etp))
-                for ep in _choices(pins.ep, [ep for ep in spread if ep <= max(1, experts)]):
-                    replicas = pins.dp_replicate or 1
-                    draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp, dp_replicate=replicas)
-                    order = first_order(problem, pins, draft)
-                    yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
+                for etp in _expert_degrees(problem, pins, tp):
+                    for ep in _choices(pins.ep, _spreads(tp, dp, cp, etp, experts)):
+                        replicas = pins.dp_replicate or 1
+                        draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp, dp_replicate=replicas)
+                        order = first_order(problem, pins, draft)
+                        yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
+
+
+def _expert_degrees(problem: Problem, pins: Pins, tp: int) -> Sequence[int | None]:
+    """The degrees of etp to try: the pinned one, else that experts are cut as the rest, and where it is searched every
+    part of tp."""
+    if pins.etp is not None:
+        return (None if pins.etp == tp else pins.etp,)
+    searched = pins.searches_etp and problem.model.is_moe and problem.backend == ANYWHERE.name
+    return (None, *divisors(tp)[:-1]) if searched else (None,)
+
+
+def _spreads(tp: int, dp: int, cp: int, etp: int | None, experts: int) -> Sequence[int]:
+    """The degrees of ep to try, rising; where none is small enough for the experts, the smallest: a rule says so."""
+    if etp is None:
+        every: Sequence[int] = divisors(dp * cp)
+    else:
+        together = cp * tensor_ranks_apart(tp, etp)
+        every = [together * replicas for replicas in divisors(dp)]
+    return [ep for ep in every if ep <= max(1, experts)] or every[:1]
 
 
 def _shares_sequences(pins: Pins) -> bool:

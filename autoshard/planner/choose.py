@@ -35,5 +35,10 @@ def choices(s: Strategy) -> int:
     recompute, cuts, what is off."""
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
     axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep, s.num_virtual_stages))
-    unusual = (s.schedule not in NXD_SCHEDULES, s.zero != 1, s.tp > 1 and not s.sequence_parallel)
+    unusual = (
+        s.schedule not in NXD_SCHEDULES,
+        s.zero != 1,
+        s.tp > 1 and not s.sequence_parallel,
+        s.etp is not None,
+    )
     return axes + sum(unusual) + (s.axis_order != AXIS_ORDER) + uneven + len(set(s.recompute)) - 1

@@ -271,8 +271,14 @@ PINS = (
     _pin_degree("pp", "pipeline stages"),
     _pin_degree("dp", "data-parallel replicas"),
     _pin_degree("cp", "context-parallel degree"),
-    _pin_degree("ep", "expert-parallel degree, carved out of dp x cp"),
-    _pin_degree("etp", "tensor-parallel degree of experts: 1, each tp rank has its own, or tp (default: tp)"),
+    _pin_degree("ep", "expert-parallel degree, carved out of dp x cp, with --etp out of tp/etp first"),
+    Option(
+        "etp",
+        whole_or(SEARCHED),
+        "N",
+        "tensor-parallel degree of experts, a part of tp, with backend torch: 1 leaves experts whole; auto tries all "
+        "(default: tp)",
+    ),
     Option(
         "dp_replicate",
         whole_or(SEARCHED),
@@ -318,12 +324,16 @@ PINS = (
 OPTIONS = {option.name: option for option in (*WHAT, *PINS)}
 
 
+SEARCHES = {"searches_replicas": "dp_replicate", "searches_etp": "etp"}
+"""Fields of a request, and the choices that are searched only where they are asked for."""
+
+
 def request_from(values: Mapping[str, Any], top: int = TOP) -> PlanRequest:
     """The request that parsed options make; those that are absent or None take the defaults."""
     given = {name: value for name, value in values.items() if name in OPTIONS and value is not None}
     pins = {option.name: given.pop(option.name) for option in PINS if option.name in given}
     if "hardware" in given:
         given["hardware"] = Path(given["hardware"])
-    searches = pins.get("dp_replicate") == SEARCHED
+    searches: dict[str, Any] = {rule: pins.get(name) == SEARCHED for rule, name in SEARCHES.items()}
     fixed = {name: value for name, value in pins.items() if value != SEARCHED}
-    return PlanRequest(**given, top=top, pins=fixed, searches_replicas=searches)
+    return PlanRequest(**given, top=top, pins=fixed, **searches)

@@ -47,6 +47,9 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     if request.operators != "megatron":
         what = f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
         raise AutoshardError(f"operators={request.operators} with {what}: the solver goes with the exact search alone")
+    if pins.searches_etp:
+        what = f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
+        raise AutoshardError(f"etp=auto with {what}: only the exact search tries it; give etp a number")
     model = None if request.cost_model == OURS else COST_MODELS[request.cost_model]
     space = Space(problem, pins, request.fit_probability, model, request.cost_model)
     if not len(space):

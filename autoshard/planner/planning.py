@@ -102,7 +102,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
     """The plan of an answer, with the solver's operators where they are asked for and pay."""
     problem, result, notes = found.problem, found.result, found.notes
     operators = None
-    if request.operators == "solver" and "etp" in request.pins:
+    if request.operators == "solver" and ("etp" in request.pins or request.searches_etp):
         raise AutoshardError("etp with operators=solver: the integer program places experts itself; leave one out")
     if request.operators == "solver":
         result, operators, solver_notes = _solved(problem, result, request)
@@ -279,7 +279,8 @@ def _traced(model: str, seq_len: int | None) -> ModelSpec:
 def pins_of(request: PlanRequest) -> Pins:
     """The choices that the user fixed."""
     named = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
-    return Pins(**named, beaten_path=request.beaten_path, searches_replicas=request.searches_replicas)
+    rules = {name: getattr(request, name) for name in ("beaten_path", "searches_replicas", "searches_etp")}
+    return Pins(**named, **rules)
 
 
 def _solved(

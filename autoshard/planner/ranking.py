@@ -30,7 +30,14 @@ def simplicity(s: Strategy) -> tuple[object, ...]:
     recompute = sum(len(members(one)) for one in s.recompute)
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
     degrees = (s.pp, s.num_virtual_stages, recompute, s.cp, s.ep, s.tp, s.microbatch_size)
-    unusual = (s.zero != 1, s.dp_replicate, s.tp > 1 and not s.sequence_parallel, uneven, len(set(s.recompute)) > 1)
+    unusual = (
+        s.zero != 1,
+        s.dp_replicate,
+        s.etp or 0,
+        s.tp > 1 and not s.sequence_parallel,
+        uneven,
+        len(set(s.recompute)) > 1,
+    )
     ways = (s.attention_kernel, s.context_parallel, tuple(map(AXIS_ORDER.index, s.axis_order)))
     return (axes, *degrees, *unusual, *ways, s.stage_layers, s.recompute)
 
@@ -40,13 +47,17 @@ class PipelineDegrees(Degrees, Protocol):
 
     @property
     def num_virtual_stages(self) -> int: ...
+    @property
+    def etp(self) -> int | None: ...
 
 
 def degrees_of(s: PipelineDegrees) -> str:
     """'tp=32 pp=8 dp=2': the degrees above 1."""
     degrees = {"tp": s.tp, "pp": s.pp, "dp": s.dp, "cp": s.cp, "ep": s.ep, "vpp": s.num_virtual_stages}
     degrees["dp_replicate"] = s.dp_replicate
-    return " ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
+    shown = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    shown += [f"etp={s.etp}"] if s.etp is not None else []
+    return " ".join(shown) or "one device"
 
 
 def describe(strategy: Strategy) -> str:
@@ -59,7 +70,7 @@ def describe(strategy: Strategy) -> str:
 
 def kind(s: Strategy) -> tuple[object, ...]:
     """The choices that variants of a layout have in common: the fastest variant stands for its kind."""
-    return (s.tp, s.pp, s.dp, s.cp, s.ep, s.dp_replicate, s.schedule, s.uniform_recompute, s.microbatch_size)
+    return (s.tp, s.pp, s.dp, s.cp, s.ep, s.etp, s.dp_replicate, s.schedule, s.uniform_recompute, s.microbatch_size)
 
 
 def in_order(layouts: Iterable[Timed]) -> Iterator[Timed]:

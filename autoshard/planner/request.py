@@ -61,6 +61,7 @@ class PlanRequest:
     exhaustive: bool = False
     beaten_path: bool = False
     searches_replicas: bool = False
+    searches_etp: bool = False
     pins: Mapping[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
 

@@ -103,9 +103,9 @@ def layout_words(strategy: Strategy) -> list[str]:
     """The words of its name."""
     s = strategy
     parts = [f"tp={s.tp}", f"pp={s.pp}", f"dp={s.dp}"]
-    optional = (("cp", s.cp), ("ep", s.ep), ("vpp", s.num_virtual_stages))
-    parts += [f"{name}={value}" for name, value in optional if value > 1]
+    parts += [f"{name}={value}" for name, value in (("cp", s.cp), ("ep", s.ep)) if value > 1]
     parts += [f"etp={s.etp}"] if s.etp is not None else []
+    parts += [f"vpp={s.num_virtual_stages}"] if s.num_virtual_stages > 1 else []
     parts += [f"dp_replicate={s.dp_replicate}"] if s.dp_replicate > 1 else []
     parts += [f"mbs={s.microbatch_size}", f"recompute={s.recompute_name}"]
     parts += [f"schedule={s.schedule}"] if s.schedule not in NXD_SCHEDULES else []

@@ -19,6 +19,7 @@ class Pins:
     axis_order: As strategy.axis_order, with dashes between, 'dp-pp-cp-tp'.
     beaten_path: Whether only features may be chosen that are known to have run.
     searches_replicas: Whether dp_replicate is searched, where it is not fixed; else it is 1.
+    searches_etp: Whether etp is searched, where it is not fixed; else tp cuts experts as the rest.
     """
 
     tp: int | None = None
@@ -38,11 +39,13 @@ class Pins:
     dp_replicate: Annotated[int | None, Absence.WRITTEN] = None
     beaten_path: Annotated[bool, Absence.WRITTEN] = False
     searches_replicas: Annotated[bool, Absence.WRITTEN] = False
+    searches_etp: Annotated[bool, Absence.WRITTEN] = False
 
     @property
     def fixed(self) -> dict[str, Any]:
         """The choices that are pinned, in order; those that are rules for the search are none of them."""
-        names = [f.name for f in fields(self) if f.name not in ("beaten_path", "searches_replicas")]
+        rules = ("beaten_path", "searches_replicas", "searches_etp")
+        names = [f.name for f in fields(self) if f.name not in rules]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

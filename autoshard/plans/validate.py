@@ -246,6 +246,8 @@ def _check_pins(pins: Pins, strategy: Strategy) -> None:
 
 def pinned_value(strategy: Strategy, name: str) -> object:
     """The value of a strategy that a pin of this name fixes, in the form of the pin. name: a field of Pins."""
+    if name == "etp":
+        return strategy.etp or strategy.tp
     return getattr(strategy, {"recompute": "recompute_name", "axis_order": "axis_order_name"}.get(name, name))
 
 

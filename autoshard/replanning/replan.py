@@ -115,6 +115,8 @@ def _candidates(before: Plan, cluster: Cluster, pins: Pins, result: SearchResult
     yield from (result.best, *result.runners_up)
     for names in _KEPT_TOGETHER:
         kept = {name: getattr(before.strategy, name) for name in names}
+        if "ep" in kept and before.strategy.etp is not None:
+            kept["etp"] = before.strategy.etp
         if all(getattr(pins, name) in (None, value) for name, value in kept.items()):
             try:
                 found = _searched(before, cluster, replace(pins, **kept))
@@ -126,7 +128,7 @@ def _candidates(before: Plan, cluster: Cluster, pins: Pins, result: SearchResult
 def _placement(strategy: Strategy) -> tuple[object, ...]:
     """A key of all that decides which rank holds which state."""
     s = strategy
-    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.dp_replicate, s.num_virtual_stages)
+    degrees = (s.tp, s.pp, s.dp, s.cp, s.ep, s.etp, s.dp_replicate, s.num_virtual_stages)
     return *degrees, s.zero, s.stage_layers, s.context_parallel, s.axis_order
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from autoshard.cost.collectives import GroupShape, group_shape
 from autoshard.cost.stage import mesh_order
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import Cluster, Link
 
@@ -18,9 +19,7 @@ WHAT = {
     "dp": "gradients and updated weights of replicas",
     "cp": "keys and values of parts of a sequence",
     "ep": "tokens of experts",
-    "tp": "parts of every matrix product",
-    "tp0": "parts of every matrix product",
-    "tp1": "parts of every matrix product",
+    **dict.fromkeys(TENSOR_PARALLEL_AXES, "parts of every matrix product"),
 }
 
 

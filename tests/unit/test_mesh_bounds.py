@@ -33,7 +33,7 @@ CLUSTERS = (("h100-80gb", 1), ("trn1.32xlarge", 1), ("b200-180gb", 2), ("trn2.3x
 
 IN_GROUPS, ANY_GROUPS = Pins(dp_replicate=2), Pins(searches_replicas=True)
 """Requests for hybrid sharding (HSDP)."""
-WHOLE, HALVES = Pins(etp=1), Pins(etp=2)
+WHOLE, HALVES, ANY_PARTS = Pins(etp=1), Pins(etp=2), Pins(searches_etp=True)
 """Requests for experts that fewer ranks cut than tp has."""
 
 
@@ -62,7 +62,7 @@ def random_problem(seed: int) -> Problem:
     [
         *((seed, Pins()) for seed in range(12)),
         *((0, IN_GROUPS), (104, IN_GROUPS), (11, ANY_GROUPS)),
-        *((0, HALVES), (1, WHOLE), (3, HALVES), (13, WHOLE)),
+        *((0, HALVES), (1, WHOLE), (3, HALVES), (13, WHOLE), (1, ANY_PARTS)),
     ],
 )
 def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
@@ -78,7 +78,8 @@ def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
         least[draft] = max(own_s, float(of_ways[0][way])), max(any_s, float(of_ways[1][way])), needed
     assert len(least) == sum(len(way.schedules) for way in ways)
     choose, orders = random.Random(seed), Table(problem, sets)
-    for draft in choose.sample(sorted(least), min(60, len(least))):
+    sample = choose.sample(sorted(least, key=lambda one: one._replace(etp=one.etp or one.tp)), min(60, len(least)))
+    for draft in sample:
         for order in other_orders(problem, pins, draft):
             orders.add(draft._replace(axis_order=order))
     chunks = price_layouts(problem, pins, Tally(), Clock(inf), exhaustive=True).chunks
@@ -114,7 +115,7 @@ def test_no_group_along_two_axes_has_a_better_law(instance: str, nodes: int) -> 
     [
         *((seed, Pins()) for seed in range(100, 110)),
         *((100, IN_GROUPS), (107, ANY_GROUPS)),
-        *((109, WHOLE), (110, WHOLE), (113, HALVES)),
+        *((109, WHOLE), (110, WHOLE), (114, HALVES), (102, ANY_PARTS)),
     ],
 )
 def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(

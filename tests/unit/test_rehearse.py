@@ -11,6 +11,7 @@ from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
+from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models import load_model
 from autoshard.models.registry import builtin_models
@@ -211,6 +212,8 @@ def random_legal_plan(random: Random) -> Plan:
     while True:
         spec = random.choice(MODELS)
         tp, cp, ep, pp, dp, vpp = (random.choice(sizes) for sizes in DEGREES)
+        etp = random.choice((None, 1, 2)) if spec.is_moe else None
+        ep *= tensor_ranks_apart(tp, etp)
         try:
             chosen = Strategy(
                 tp=tp,
@@ -227,6 +230,7 @@ def random_legal_plan(random: Random) -> Plan:
                 attention_kernel=random.choice(("flash", *ATTENTION_KERNELS)),
                 stage_layers=even_stage_layers(spec.num_hidden_layers, pp * vpp),
                 context_parallel=random.choice((*CONTEXT_PARALLEL, "ulysses")) if cp > 1 else UNUSED,
+                etp=etp,
             )
             training = TrainingSpec(2048, random.choice((16, 96, 1024)), PRECISIONS["mixed_precision"])
             cluster = local_cluster(chosen.world_size)

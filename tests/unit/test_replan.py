@@ -183,7 +183,7 @@ def test_an_edit_there_and_back_is_the_same_layout(small: Plan) -> None:
 
 
 FOLLOWS = "that follows from inputs, backend and strategy; edit these, such as strategy.microbatch_size=2"
-PINS = ", ".join(to_json(Pins(etp=1, dp_replicate=2, beaten_path=True, searches_replicas=True)))
+PINS = ", ".join(to_json(Pins(etp=1, dp_replicate=2, beaten_path=True, searches_replicas=True, searches_etp=True)))
 EDITS = {
     "strategy.microbatch_size": "--edit strategy.microbatch_size must be FIELD=VALUE, "
     "such as strategy.microbatch_size=2",

@@ -87,6 +87,14 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ),
     ),
     (
+        MIXTRAL_TRN2,
+        {"tp": 4, "pp": 1, "dp": 64, "ep": 8, "layers": 32, "etp": 1},
+        (
+            "ep=8 over 2 replicas and tp/etp=4: an all-to-all of native PyTorch on Neuron takes 4, 8, 16 or a multiple "
+            "of 32 ranks; degrees that divide the experts: 4"
+        ),
+    ),
+    (
         {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"},
         {"tp": 4, "pp": 1, "dp": 32, "cp": 2, "layers": 32, "context_parallel": "ulysses"},
         (
