@@ -121,6 +121,8 @@ class Sensitivity:
 
     agrees: whether today's search chooses the plan's layout; where it does not, `now` is what it chooses and there are
     no flips; None where there was no time to see. unanswered: the subjects for which there was no time, or not yet.
+    tried: how many layouts were searched again where a quantity changes, the most promising ones of today, but for more
+    memory and other sequence lengths; None where all were.
     price_usd: of a node for an hour. usd_per_billion_tokens: cost at that price. Both are None where the price is not
     known.
     """
@@ -134,6 +136,7 @@ class Sensitivity:
     usd_per_billion_tokens: float | None
     prices: tuple[PriceRow, ...]
     unanswered: tuple[str, ...] = ()
+    tried: int | None = None
 
 
 def problem_of(plan: Plan) -> Problem:
@@ -146,6 +149,7 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
     chosen = Candidate(plan.strategy, plan.estimate)
     try:
         best = searches.best(problem_of(plan), Pins(tp=tp), fit_probability)
+        searches.remember(problem_of(plan), best.strategy)
     except AutoshardError as error:
         # the page says of which model and cluster; that no larger one would do is no news of this one
         told = (str(error).partition(": ")[2] or str(error)).partition("; no cluster of")[0]
@@ -160,7 +164,10 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
     """The answer to where the choice flips between now and `furthest` times the quantity. sure: probability with which
     a layout must fit."""
     problem, chosen = problem_of(plan), plan.strategy
-    first = flip(searches, Question(problem, plan.pins, sure), chosen, quantity, furthest)
+    asked = Question(problem, plan.pins, sure)
+    if not quantity.needs_all(furthest):
+        asked = asked._replace(among=searches.promising(problem, plan.pins))
+    first = flip(searches, asked, chosen, quantity, furthest)
     looked_at = quantity.now * furthest
     value = None if first is None else quantity.now * first.factor
     holds = looked_at if first is None else quantity.now * first.holds

@@ -66,19 +66,21 @@ def answers_so_far(plan: Plan, clock: Clock, on_answer: OnAnswer = lambda done, 
         yield _sensitivity(plan, None, "", [], (OTHER_TP, FLIPS, MORE_NODES, INSTANCES))
         return
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
+    promising = searches.promising(problem_of(plan), plan.pins) if agrees else None
+    tried = None if promising is None else len(promising)
     now = refusal if best is None else short_name(best.strategy)
     wanted = [*_questions(plan, agrees, sure)]
     rows: list[Any] = []
     for done, (subject, function, asked) in enumerate(wanted):
         on_answer(done, len(wanted))
         if done and wanted[done - 1].subject != subject:
-            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
         try:
             rows.append(function(searches, plan, *asked))
         except OutOfTime:
-            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
             return
-    yield _sensitivity(plan, agrees, now, rows, ())
+    yield _sensitivity(plan, agrees, now, rows, (), tried)
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
@@ -86,7 +88,12 @@ def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
 
 
 def _sensitivity(
-    plan: Plan, agrees: bool | None, now: str, rows: Sequence[Any], unanswered: tuple[str, ...]
+    plan: Plan,
+    agrees: bool | None,
+    now: str,
+    rows: Sequence[Any],
+    unanswered: tuple[str, ...],
+    tried: int | None = None,
 ) -> Sensitivity:
     return Sensitivity(
         agrees,
@@ -98,6 +105,7 @@ def _sensitivity(
         usd_per_billion_tokens(plan.cluster, plan.estimate.tokens_per_s),
         tuple(row for row in rows if isinstance(row, PriceRow)),
         unanswered,
+        tried,
     )
 
 
