@@ -27,7 +27,7 @@ from autoshard.planner.priced import Clock
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate
-from autoshard.spec.cluster import instances
+from autoshard.spec.cluster import instances, load_cluster
 
 OnAnswer = Callable[[int, int], None]
 OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", "more nodes", "other instances"
@@ -95,6 +95,7 @@ def _sensitivity(
     unanswered: tuple[str, ...],
     tried: int | None = None,
 ) -> Sensitivity:
+    known = instances()
     return Sensitivity(
         agrees,
         now,
@@ -103,7 +104,7 @@ def _sensitivity(
         tuple(row for row in rows if isinstance(row, SizeRow)),
         plan.cluster.price_per_node_hour_usd,
         usd_per_billion_tokens(plan.cluster, plan.estimate.tokens_per_s),
-        tuple(row for row in rows if isinstance(row, PriceRow)),
+        tuple(sorted((row for row in rows if isinstance(row, PriceRow)), key=lambda row: known.index(row.instance))),
         unanswered,
         tried,
     )
@@ -131,6 +132,7 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
     for nodes in filter(plan.cluster.can_have, counts):
         yield Question(MORE_NODES, size_row, (nodes, sure))
     if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium:
-        for name in instances():
+        # a wide node's promising layouts serve the narrow ones of the same devices
+        for name in sorted(instances(), key=lambda name: -load_cluster(name, 1).devices_per_node):
             if name != plan.cluster.instance:
                 yield Question(INSTANCES, price_row, (name,))

@@ -44,6 +44,7 @@ class Searches:
         self._legal: dict[tuple[object, ...], list[MeshDrafts]] = {}
         self._priced: dict[tuple[Problem, Pins, bool], PricedLayouts] = {}
         self._found: dict[tuple[object, ...], dict[Strategy, None]] = {}
+        self._solved: dict[tuple[Problem, Pins], None] = {}
         self._promising: dict[tuple[Problem, Pins], frozenset[Draft] | None] = {}
 
     @uncollected()
@@ -70,6 +71,8 @@ class Searches:
         if choice is None:
             model, training, _, backend = problem
             return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
+        if among is None:
+            self._solved[problem, pins] = None
         strategy = choice.fastest[choice.place].strategy
         return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
 
@@ -89,6 +92,11 @@ class Searches:
             self._promising[problem, pins] = promising(self.layouts(problem, pins))
         found = self._promising[problem, pins]
         return None if found is None else found.union(drafts_of(self.remembered(problem, pins)))
+
+    def alike(self, problem: Problem, pins: Pins) -> Problem | None:
+        """A problem for which a layout was found, with as many devices that do as much, no fewer of them a node; None
+        where there is none. Its promising layouts are promising for the other one, where they are legal."""
+        return next((one for one, its in self._solved if its == pins and _is_alike(one, problem)), None)
 
     def layouts(self, problem: Problem, pins: Pins, among: Set[Draft] | None = None) -> PricedLayouts:
         """The prices of every legal layout, or of some alone, each as soon as it may matter."""
@@ -121,6 +129,17 @@ def _layouts_of(problem: Problem) -> tuple[object, ...]:
     degrees = (cluster.nodes, cluster.devices_per_node, cluster.devices_per_chip, cluster.lnc)
     reserved_bytes = cluster.device.reserved_memory_bytes
     return (model, training, backend, cluster.instance, cluster.layout_rules, *degrees, reserved_bytes)
+
+
+def _is_alike(one: Problem, other: Problem) -> bool:
+    mine, its = one.cluster, other.cluster
+    devices = (mine.device.memory_bytes, mine.device.flops_per_s), (its.device.memory_bytes, its.device.flops_per_s)
+    return (
+        one._replace(cluster=its) == other
+        and devices[0] == devices[1]
+        and mine.world_size == its.world_size
+        and mine.devices_per_node >= its.devices_per_node
+    )
 
 
 def _only(legal: Iterable[MeshDrafts], among: Set[Draft]) -> Iterator[MeshDrafts]:

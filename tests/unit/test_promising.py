@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autoshard.backends.rules import Problem
+from autoshard.explanation.answers import PriceRow
 from autoshard.explanation.quantities import quantities
 from autoshard.explanation.sensitivity import sensitivity
-from autoshard.explanation.sensitivity_text import flips_heading
+from autoshard.explanation.sensitivity_text import flips_heading, price_lines
 from autoshard.models.registry import load_model
 from autoshard.planner.cached_search import Searches
 from autoshard.planner.promising import MANY, drafts_of, promising
@@ -94,3 +95,30 @@ def test_the_page_says_what_was_searched() -> None:
 def test_less_memory_needs_no_other_layouts(up: float) -> None:
     (memory,) = (one for one in quantities(problem_70b()) if one.makes_room)
     assert memory.needs_all(up) == (up > 1)
+
+
+def test_the_same_devices_in_narrower_nodes_are_alike() -> None:
+    searches, pins = Searches(), Pins(tp=4, cp=1)
+
+    def on(instance: str, nodes: int) -> Problem:
+        return problem_70b()._replace(cluster=load_cluster(instance, nodes))
+
+    wide = on("trn2.48xlarge", 4)
+    assert searches.alike(on("trn2.3xlarge", 64), pins) is None
+    searches.best(wide, pins)
+    for instance, nodes in (("trn2.3xlarge", 64), ("trn2u.48xlarge", 4)):
+        assert searches.alike(on(instance, nodes), pins) == wide
+    others = (on("trn2.3xlarge", 32), on("trn3-gen1", 4), wide._replace(backend="torch"))
+    assert [searches.alike(other, pins) for other in others] == [None] * 3
+    assert searches.alike(on("trn2.3xlarge", 64), Pins()) is None
+    searches.best(on("trn2.3xlarge", 64), pins)
+    assert searches.alike(on("trn2.48xlarge", 4), pins) == wide  # never the narrow one
+
+
+def test_a_price_says_whose_layouts_were_looked_at() -> None:
+    row = PriceRow("trn2u.48xlarge", 4, 275.0, None, 56.07, None, "tp=4 pp=16", "trn2.48xlarge")
+    found = sensitivity(small_plan())
+    assert found is not None
+    told = price_lines(replace(found, prices=(row, replace(row, like=""))))[-2:]
+    assert "(tp=4 pp=16, of those that promise most on trn2.48xlarge); a token" in told[0]
+    assert "(tp=4 pp=16); a token" in told[1]
