@@ -6,7 +6,7 @@ on both sides of that. A layout that the search finds joins the known ones, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def winner(
     problem: Problem,
     pins: Pins,
     sure: float = FIT_PROBABILITY,
-    among: Set[Draft] | None = None,
+    among: frozenset[Draft] | None = None,
 ) -> Winner:
     """The layout that the search takes for a problem. sure: probability with which it must fit. among: the layouts to
     look at, by default all."""
@@ -156,7 +156,7 @@ class Question(NamedTuple):
     problem: Problem
     pins: Pins
     sure: float = FIT_PROBABILITY
-    among: Set[Draft] | None = None
+    among: frozenset[Draft] | None = None
 
 
 def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:

@@ -7,7 +7,7 @@ dropped is not counted: where nothing fits, `search` is asked and says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -19,7 +19,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choose import GIVEN_AWAY
 from autoshard.planner.collector import uncollected
-from autoshard.planner.layouts import MeshDrafts, legal_layouts
+from autoshard.planner.layouts import MeshDrafts, Scheduled, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.promising import any_order, drafts_of, promising
 from autoshard.planner.rejections import Tally
@@ -33,6 +33,7 @@ class OutOfTime(Exception):
 
 KEPT = 4
 """Problems whose prices are kept: those of a cluster take some MB."""
+NO_SCHEDULE: Scheduled = ("", 1, 1)
 
 
 class Searches:
@@ -42,7 +43,7 @@ class Searches:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or Clock(inf)
         self._legal: dict[tuple[object, ...], list[MeshDrafts]] = {}
-        self._priced: dict[tuple[Problem, Pins, bool], PricedLayouts] = {}
+        self._priced: dict[tuple[Problem, Pins, frozenset[Draft] | None], PricedLayouts] = {}
         self._found: dict[tuple[object, ...], dict[Strategy, None]] = {}
         self._solved: dict[tuple[Problem, Pins], None] = {}
         self._promising: dict[tuple[Problem, Pins], frozenset[Draft] | None] = {}
@@ -53,7 +54,7 @@ class Searches:
         problem: Problem,
         pins: Pins,
         fit_probability: float = FIT_PROBABILITY,
-        among: Set[Draft] | None = None,
+        among: frozenset[Draft] | None = None,
     ) -> Candidate:
         """The best layout, the same that `search` finds.
 
@@ -98,11 +99,11 @@ class Searches:
         where there is none. Its promising layouts are promising for the other one, where they are legal."""
         return next((one for one, its in self._solved if its == pins and _is_alike(one, problem)), None)
 
-    def layouts(self, problem: Problem, pins: Pins, among: Set[Draft] | None = None) -> PricedLayouts:
+    def layouts(self, problem: Problem, pins: Pins, among: frozenset[Draft] | None = None) -> PricedLayouts:
         """The prices of every legal layout, or of some alone, each as soon as it may matter."""
         device = problem.cluster.device
         any_memory = replace(device, memory_bytes=1 + device.reserved_memory_bytes)
-        key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins, among is None)
+        key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins, among)
         known = self._priced.get(key)
         if known is not None and known.problem.cluster.device.memory_bytes >= device.memory_bytes:
             return known
@@ -111,7 +112,7 @@ class Searches:
             del self._priced[next(iter(self._priced))]
         return layouts
 
-    def _price(self, problem: Problem, pins: Pins, among: Set[Draft] | None) -> PricedLayouts:
+    def _price(self, problem: Problem, pins: Pins, among: frozenset[Draft] | None) -> PricedLayouts:
         key = (pins, *_layouts_of(problem))
         if key not in self._legal:
             self._legal[key] = legal_layouts(problem, pins, Tally())
@@ -142,9 +143,14 @@ def _is_alike(one: Problem, other: Problem) -> bool:
     )
 
 
-def _only(legal: Iterable[MeshDrafts], among: Set[Draft]) -> Iterator[MeshDrafts]:
+def _only(legal: Iterable[MeshDrafts], among: frozenset[Draft]) -> Iterator[MeshDrafts]:
     """The legal layouts that are among some."""
-    for one in legal:
-        schedules = [schedule for schedule in one.schedules if any_order(one.way).scheduled(*schedule) in among]
-        if schedules:
-            yield one._replace(schedules=schedules)
+    schedules: dict[Draft, set[Scheduled]] = {}
+    for one in among:
+        way = one.scheduled(*NO_SCHEDULE)
+        schedules.setdefault(way, set()).add((one.schedule, one.num_virtual_stages, one.microbatch_size))
+    for way in legal:
+        wanted = schedules.get(any_order(way.way).scheduled(*NO_SCHEDULE), ())
+        kept = [schedule for schedule in way.schedules if schedule in wanted]
+        if kept:
+            yield way._replace(schedules=kept)

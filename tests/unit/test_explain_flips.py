@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -224,7 +224,7 @@ class OneByOne(Searches):
     """Each a search of its own."""
 
     def best(
-        self, problem: Problem, pins: Pins, fit_probability: float = 0.9, among: Set[Draft] | None = None
+        self, problem: Problem, pins: Pins, fit_probability: float = 0.9, among: frozenset[Draft] | None = None
     ) -> Candidate:
         model, training, cluster, backend = problem
         return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best

@@ -66,7 +66,13 @@ def test_a_search_among_one_layout_finds_it_with_its_best_cut() -> None:
     searches, problem = Searches(), problem_70b()
     best = searches.best(problem, Pins())
     (draft,) = drafts_of([best.strategy])
-    assert searches.best(problem, Pins(), among={draft}) == best
+    assert searches.best(problem, Pins(), among=frozenset({draft})) == best
+
+
+def test_prices_of_some_layouts_do_not_serve_others() -> None:
+    searches, problem = Searches(), problem_70b()
+    one, other = (frozenset(drafts_of([searches.best(problem, Pins(tp=tp)).strategy])) for tp in (2, 32))
+    assert [searches.best(problem, Pins(), among=few).strategy.tp for few in (one, other)] == [2, 32]
 
 
 def test_layouts_that_were_found_stay_in_view() -> None:
