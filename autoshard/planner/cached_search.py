@@ -61,19 +61,33 @@ class Searches:
         fit_probability: from 0 to 1, how surely the layout is to fit into memory. among: the layouts to look at, in any
         order of their axes; where none of them fits, and by default, all. Raises what `search` raises, and OutOfTime.
         """
+        best = None if among is None else self.find(problem, pins, fit_probability, among)
+        best = best or self.find(problem, pins, fit_probability)
+        if best is None:
+            model, training, cluster, backend = problem
+            return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
+        if among is None:
+            self._solved[problem, pins] = None
+        return best
+
+    @uncollected()
+    def find(
+        self,
+        problem: Problem,
+        pins: Pins,
+        fit_probability: float = FIT_PROBABILITY,
+        among: frozenset[Draft] | None = None,
+    ) -> Candidate | None:
+        """What `best` returns; None where no layout fits. Raises AutoshardError where pins contradict each other, and
+        OutOfTime."""
         check_pins(problem, pins)
         cluster = problem.cluster
         self._check_clock()
         wanted, behind = levels(cluster, fit_probability), 1 + GIVEN_AWAY  # what `simplest_of_equals` looks at
         choice = choose(self.layouts(problem, pins, among), pins, wanted, self._clock, behind=behind)
-        if choice is None and among is not None:
-            choice = choose(self.layouts(problem, pins), pins, wanted, self._clock, behind=behind)
         self._check_clock()  # what was chosen in a hurry may not be the best
         if choice is None:
-            model, training, _, backend = problem
-            return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
-        if among is None:
-            self._solved[problem, pins] = None
+            return None
         strategy = choice.fastest[choice.place].strategy
         return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
 
