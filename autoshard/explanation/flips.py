@@ -151,7 +151,8 @@ def _apart(one: float, other: float) -> float:
 
 class Question(NamedTuple):
     """One question to the search: the problem, its pins, the probability with which a layout must fit, and the layouts
-    to look at, None for all."""
+    to look at, None for all: where these are many, all at the far end, and between only those that are promising
+    there or today."""
 
     problem: Problem
     pins: Pins
@@ -167,6 +168,8 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
     far, refusal = winner(searches, quantity.scaled(problem, furthest), pins, sure, among)
     if far is not None and same_layout(far.strategy, chosen):
         return None
+    if among is None:
+        among = _promising(searches, pins, problem, quantity.scaled(problem, furthest))
     now = estimate(problem.model, problem.training, problem.cluster, chosen)
     known = _Known(
         problem, quantity, min(sure, now.fits_probability), [chosen], [far.strategy] if far is not None else []
@@ -187,6 +190,12 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
         # Where the layouts known so far did not say where to look, look in the middle.
         halve = not halve and (nearest.factor == before or (nearest.factor != after and not is_new))
     return replace(nearest, holds=holds)
+
+
+def _promising(searches: Searches, pins: Pins, *problems: Problem) -> frozenset[Draft] | None:
+    """The layouts that are promising for one of the problems, None for all."""
+    each = [searches.promising(problem, pins) for problem in problems]
+    return None if None in each else frozenset[Draft]().union(*filter(None, each))
 
 
 def _whole_flip(

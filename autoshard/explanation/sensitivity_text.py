@@ -25,7 +25,7 @@ def flips_heading(found: Sensitivity) -> str:
     """A sentence above the flips: what was searched for them."""
     if found.tried is None:
         return FLIPS.format(among="")
-    among = f" among the {found.tried:,} layouts that promise most today (among all for more memory and other lengths)"
+    among = f" among the {found.tried:,} layouts that promise most (for other lengths and the most memory among all)"
     return FLIPS.format(among=among)
 
 

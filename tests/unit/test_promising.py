@@ -93,7 +93,7 @@ def test_the_page_says_what_was_searched() -> None:
     assert found is not None
     assert found.tried is None
     assert "the search runs again. Of the layout" in flips_heading(found)
-    among = "the search runs again among the 1,234 layouts that promise most today (among all for more memory"
+    among = "the search runs again among the 1,234 layouts that promise most (for other lengths"
     assert among in flips_heading(replace(found, tried=1234))
 
 
