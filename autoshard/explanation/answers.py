@@ -103,7 +103,8 @@ class PriceRow:
     price_usd: of one of its nodes for an hour, None where it is not known. break_even_usd: the price of one of its
     nodes for an hour at which a token costs the same on both, the plan's nodes being at their own price.
     own_break_even_usd: the same for a node of the plan, the other instance being at its own price; None where that is
-    not known.
+    not known. like: the instance, with as many devices that do as much, whose promising layouts alone were looked at;
+    '' where all were.
     """
 
     instance: str
@@ -113,6 +114,7 @@ class PriceRow:
     break_even_usd: float
     own_break_even_usd: float | None
     layout: str
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Sensitivity:
 
     agrees: whether today's search chooses the plan's layout; where it does not, `now` is what it chooses and there are
     no flips; None where there was no time to see. unanswered: the subjects for which there was no time, or not yet.
+    tried: how many layouts were searched again where a quantity changes, the most promising ones of today, but for the
+    most memory and other sequence lengths; None where all were.
     price_usd: of a node for an hour. usd_per_billion_tokens: cost at that price. Both are None where the price is not
     known.
     """
@@ -134,6 +138,7 @@ class Sensitivity:
     usd_per_billion_tokens: float | None
     prices: tuple[PriceRow, ...]
     unanswered: tuple[str, ...] = ()
+    tried: int | None = None
 
 
 def problem_of(plan: Plan) -> Problem:
@@ -146,6 +151,7 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
     chosen = Candidate(plan.strategy, plan.estimate)
     try:
         best = searches.best(problem_of(plan), Pins(tp=tp), fit_probability)
+        searches.remember(problem_of(plan), best.strategy)
     except AutoshardError as error:
         # the page says of which model and cluster; that no larger one would do is no news of this one
         told = (str(error).partition(": ")[2] or str(error)).partition("; no cluster of")[0]
@@ -160,7 +166,10 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
     """The answer to where the choice flips between now and `furthest` times the quantity. sure: probability with which
     a layout must fit."""
     problem, chosen = problem_of(plan), plan.strategy
-    first = flip(searches, Question(problem, plan.pins, sure), chosen, quantity, furthest)
+    asked = Question(problem, plan.pins, sure)
+    if not quantity.needs_all(furthest):
+        asked = asked._replace(among=searches.promising(problem, plan.pins))
+    first = flip(searches, asked, chosen, quantity, furthest)
     looked_at = quantity.now * furthest
     value = None if first is None else quantity.now * first.factor
     holds = looked_at if first is None else quantity.now * first.holds
@@ -257,17 +266,20 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     return None if offer is None else _price(plan, price, *offer)
 
 
-def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate] | None:
+def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate, str] | None:
     counts = (nodes * 2**doubling for doubling in range(MOST_DOUBLINGS + 1))
     for count in filter(one_node.can_have, counts):
         cluster = replace(one_node, nodes=count)
-        best, _ = winner(searches, problem_of(plan)._replace(cluster=cluster), Pins())
+        problem = problem_of(plan)._replace(cluster=cluster)
+        like = searches.alike(problem, Pins())
+        among = None if like is None else searches.promising(like, Pins())
+        best, _ = winner(searches, problem, Pins(), among=among)
         if best is not None:
-            return cluster, best
+            return cluster, best, "" if like is None or among is None else like.cluster.instance
     return None
 
 
-def _price(plan: Plan, price: float, cluster: Cluster, best: Candidate) -> PriceRow:
+def _price(plan: Plan, price: float, cluster: Cluster, best: Candidate, like: str) -> PriceRow:
     own_node_tokens = plan.estimate.tokens_per_s / plan.cluster.nodes
     node_tokens = best.estimate.tokens_per_s / cluster.nodes
     theirs = cluster.price_per_node_hour_usd
@@ -279,4 +291,5 @@ def _price(plan: Plan, price: float, cluster: Cluster, best: Candidate) -> Price
         price * node_tokens / own_node_tokens,
         None if theirs is None else theirs * own_node_tokens / node_tokens,
         short_name(best.strategy),
+        like,
     )

@@ -1,17 +1,17 @@
 """Finds where the choice of a layout flips when one quantity changes. It searches again; it does not extrapolate.
 
-Between two values of a quantity it prices the layouts known so far (`estimate`) and bisects the flip; then it runs the
-whole search on both sides of that. A layout that the search finds joins the known ones, and the bisection is done
-again.
+Between two values of a quantity it prices the layouts known so far (`estimate`) and bisects the flip; then it searches
+on both sides of that. A layout that the search finds joins the known ones, and the bisection is done again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import NamedTuple
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
@@ -61,23 +61,34 @@ def _key(strategy: Strategy) -> tuple[object, ...]:
     return (*degrees, s.zero, s.schedule, sets, s.attention_kernel, s.context_parallel, s.axis_order)
 
 
-def winner(searches: Searches, problem: Problem, pins: Pins, sure: float = FIT_PROBABILITY) -> Winner:
-    """The layout that the search takes for a problem. sure: probability with which it must fit."""
+def winner(
+    searches: Searches,
+    problem: Problem,
+    pins: Pins,
+    sure: float = FIT_PROBABILITY,
+    among: frozenset[Draft] | None = None,
+) -> Winner:
+    """The layout that the search takes for a problem. sure: probability with which it must fit. among: the layouts to
+    look at, by default all."""
     try:
-        return Winner(searches.best(problem, pins, sure), "")
+        best = searches.best(problem, pins, sure, among)
+        searches.remember(problem, best.strategy)
+        return Winner(best, "")
     except AutoshardError as error:
         return Winner(None, str(error))
 
 
 @dataclass
 class _Known:
-    """Layouts that are priced along one quantity. ours: those that count as the chosen layout. theirs: the others."""
+    """Layouts that are priced along one quantity. ours: those that count as the chosen layout. theirs: the others.
+    given_away: by how many layouts are known, how many times as long as theirs ours take today, at least 1."""
 
     problem: Problem
     quantity: Quantity
     sure: float
     ours: list[Strategy]
     theirs: list[Strategy]
+    given_away: dict[int, float] = field(default_factory=dict)
 
     def is_ours(self, best: Candidate | None) -> bool:
         return best is not None and same_layout(best.strategy, self.ours[0])
@@ -89,12 +100,23 @@ class _Known:
         (self.ours if self.is_ours(best) else self.theirs).append(best.strategy)
         return True
 
+    def add_faster(self, found: Iterable[Strategy], factor: float) -> None:
+        """Adds the layouts that win over ours at this factor."""
+        scaled = self.quantity.scaled(self.problem, factor)
+        ours_s = self.fastest_s(scaled, self.ours)
+        for one in found:
+            if not same_layout(one, self.ours[0]) and one not in self.theirs:
+                seconds = self.fastest_s(scaled, [one])
+                if seconds is not None and (ours_s is None or seconds < ours_s):
+                    self.theirs.append(one)
+
     def ours_win(self, factor: float) -> bool:
         """Whether the chosen layout still wins at this factor. A lead that others have over it today is allowed there
         too."""
-        given_away = max(1.0, self.ratio(1.0) or 1.0)
-        ratio = self.ratio(factor)
-        return ratio is not None and ratio <= given_away * (1 + EQUAL)
+        ratio, known = self.ratio(factor), len(self.ours) + len(self.theirs)
+        if known not in self.given_away:
+            self.given_away[known] = max(1.0, self.ratio(1.0) or 1.0)
+        return ratio is not None and ratio <= self.given_away[known] * (1 + EQUAL)
 
     def ratio(self, factor: float) -> float | None:
         """Step time of ours over theirs at this factor; None where ours do not fit, 0 where theirs do not."""
@@ -128,32 +150,38 @@ def _apart(one: float, other: float) -> float:
 
 
 class Question(NamedTuple):
-    """One question to the search: the problem, its pins, and the probability with which a layout must fit."""
+    """One question to the search: the problem, its pins, the probability with which a layout must fit, and the layouts
+    to look at, None for all: where these are many, all at the far end, and between only those that are promising
+    there or today."""
 
     problem: Problem
     pins: Pins
     sure: float = FIT_PROBABILITY
+    among: frozenset[Draft] | None = None
 
 
 def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
     """The first flip between now and `furthest` times the quantity; None where the choice at both ends is the same."""
     if quantity.whole:
         return _whole_flip(searches, asked, chosen, quantity, furthest)
-    problem, pins, sure = asked
-    far, refusal = winner(searches, quantity.scaled(problem, furthest), pins, sure)
+    problem, pins, sure, among = asked
+    far, refusal = winner(searches, quantity.scaled(problem, furthest), pins, sure, among)
     if far is not None and same_layout(far.strategy, chosen):
         return None
+    if among is None:
+        among = _promising(searches, pins, problem, quantity.scaled(problem, furthest))
     now = estimate(problem.model, problem.training, problem.cluster, chosen)
     known = _Known(
         problem, quantity, min(sure, now.fits_probability), [chosen], [far.strategy] if far is not None else []
     )
+    known.add_faster(searches.remembered(problem, pins), furthest)
     holds, nearest = 1.0, Flip(furthest, 1.0, far, refusal)
     halve, count = False, 1
     while count < SEARCHES and _apart(holds, nearest.factor) > FINE:
         before, after = known.bisected(holds, nearest.factor)
         expected = (before, after) if before != holds else (after,)
         for probe in (sqrt(holds * nearest.factor),) if halve else expected:
-            best, refusal = winner(searches, quantity.scaled(problem, probe), pins, sure)
+            best, refusal = winner(searches, quantity.scaled(problem, probe), pins, sure, among)
             is_new, count = known.add(best), count + 1
             if not known.is_ours(best):
                 nearest = Flip(probe, holds, best, refusal)
@@ -162,6 +190,12 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
         # Where the layouts known so far did not say where to look, look in the middle.
         halve = not halve and (nearest.factor == before or (nearest.factor != after and not is_new))
     return replace(nearest, holds=holds)
+
+
+def _promising(searches: Searches, pins: Pins, *problems: Problem) -> frozenset[Draft] | None:
+    """The layouts that are promising for one of the problems, None for all."""
+    each = [searches.promising(problem, pins) for problem in problems]
+    return None if None in each else frozenset[Draft]().union(*filter(None, each))
 
 
 def _whole_flip(
@@ -173,7 +207,7 @@ def _whole_flip(
         holds, factor = factor, factor * step
         if quantity.now * factor != int(quantity.now * factor):
             return None
-        best, refusal = winner(searches, quantity.scaled(asked.problem, factor), asked.pins, asked.sure)
+        best, refusal = winner(searches, quantity.scaled(asked.problem, factor), *asked[1:])
         if best is None or not same_layout(best.strategy, chosen):
             return Flip(factor, holds, best, refusal)
     return None

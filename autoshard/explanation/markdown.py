@@ -10,11 +10,11 @@ from autoshard.explanation.describe import Description, Share
 from autoshard.explanation.doubt_text import verdict
 from autoshard.explanation.page import more, percent, span
 from autoshard.explanation.sensitivity_text import (
-    FLIPS,
     NODES,
     SIZE_HEADER,
     degree_lines,
     flips_by_quantity,
+    flips_heading,
     price_lines,
     size_rows,
     unanswered_line,
@@ -149,7 +149,7 @@ def _sensitivity(found: Sensitivity) -> Iterator[str]:
     if found.flips or found.agrees is False:
         yield "## Flips"
         yield ""
-        yield FLIPS
+        yield flips_heading(found)
         yield ""
     if found.agrees is False:
         yield f"None are shown: today's planner chooses another layout for the same inputs: {found.now}"

@@ -18,7 +18,8 @@ class Quantity:
 
     name: as the page shows it. now: its value, SI. shown: a value as text in people's units. scaled: (problem, factor)
     -> the problem with that many times the quantity. furthest: it is looked at from now / furthest to now * furthest.
-    whole: it is a whole number, looked at by doubling and halving.
+    whole: it is a whole number, looked at by doubling and halving. makes_room: with more of it layouts fit that do not
+    today. takes_all: with any other value of it other layouts are promising.
     """
 
     name: str
@@ -27,6 +28,12 @@ class Quantity:
     scaled: Callable[[Problem, float], Problem]
     furthest: float = FURTHEST
     whole: bool = False
+    makes_room: bool = False
+    takes_all: bool = False
+
+    def needs_all(self, furthest: float) -> bool:
+        """Whether layouts that are not promising today may win up to `furthest` times the quantity."""
+        return self.takes_all or (self.makes_room and furthest > 1)
 
 
 def quantities(problem: Problem) -> tuple[Quantity, ...]:
@@ -46,10 +53,19 @@ def quantities(problem: Problem) -> tuple[Quantity, ...]:
         links.append(Quantity("network, each adapter", between, _rate, _with_inter_node))
     return (
         *links,
-        Quantity("memory, each device", cluster.device.memory_bytes, format_bytes, _with_memory, FURTHEST_MEMORY),
+        Quantity(
+            "memory, each device",
+            cluster.device.memory_bytes,
+            format_bytes,
+            _with_memory,
+            FURTHEST_MEMORY,
+            makes_room=True,
+        ),
         Quantity("peak, each device", cluster.device.peak_flops_per_s(dtype), _tflops, _with_flops),
         Quantity("batch, sequences", float(training.global_batch_size), _count, _with_batch, whole=True),
-        Quantity("sequence length, tokens", float(training.sequence_length), _count, _with_length, whole=True),
+        Quantity(
+            "sequence length, tokens", float(training.sequence_length), _count, _with_length, whole=True, takes_all=True
+        ),
     )
 
 

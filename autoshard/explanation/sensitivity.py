@@ -27,7 +27,7 @@ from autoshard.planner.priced import Clock
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate
-from autoshard.spec.cluster import instances
+from autoshard.spec.cluster import instances, load_cluster
 
 OnAnswer = Callable[[int, int], None]
 OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", "more nodes", "other instances"
@@ -66,19 +66,21 @@ def answers_so_far(plan: Plan, clock: Clock, on_answer: OnAnswer = lambda done, 
         yield _sensitivity(plan, None, "", [], (OTHER_TP, FLIPS, MORE_NODES, INSTANCES))
         return
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
+    promising = searches.promising(problem_of(plan), plan.pins) if agrees else None
+    tried = None if promising is None else len(promising)
     now = refusal if best is None else short_name(best.strategy)
     wanted = [*_questions(plan, agrees, sure)]
     rows: list[Any] = []
     for done, (subject, function, asked) in enumerate(wanted):
         on_answer(done, len(wanted))
         if done and wanted[done - 1].subject != subject:
-            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
         try:
             rows.append(function(searches, plan, *asked))
         except OutOfTime:
-            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]))
+            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
             return
-    yield _sensitivity(plan, agrees, now, rows, ())
+    yield _sensitivity(plan, agrees, now, rows, (), tried)
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
@@ -86,8 +88,14 @@ def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
 
 
 def _sensitivity(
-    plan: Plan, agrees: bool | None, now: str, rows: Sequence[Any], unanswered: tuple[str, ...]
+    plan: Plan,
+    agrees: bool | None,
+    now: str,
+    rows: Sequence[Any],
+    unanswered: tuple[str, ...],
+    tried: int | None = None,
 ) -> Sensitivity:
+    known = instances()
     return Sensitivity(
         agrees,
         now,
@@ -96,8 +104,9 @@ def _sensitivity(
         tuple(row for row in rows if isinstance(row, SizeRow)),
         plan.cluster.price_per_node_hour_usd,
         usd_per_billion_tokens(plan.cluster, plan.estimate.tokens_per_s),
-        tuple(row for row in rows if isinstance(row, PriceRow)),
+        tuple(sorted((row for row in rows if isinstance(row, PriceRow)), key=lambda row: known.index(row.instance))),
         unanswered,
+        tried,
     )
 
 
@@ -123,6 +132,7 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
     for nodes in filter(plan.cluster.can_have, counts):
         yield Question(MORE_NODES, size_row, (nodes, sure))
     if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium:
-        for name in instances():
+        # a wide node's promising layouts serve the narrow ones of the same devices
+        for name in sorted(instances(), key=lambda name: -load_cluster(name, 1).devices_per_node):
             if name != plan.cluster.instance:
                 yield Question(INSTANCES, price_row, (name,))

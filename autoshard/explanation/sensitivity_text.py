@@ -15,10 +15,18 @@ CLOSE = 1.03
 SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "more", "a node", "USD/billion", "layout")
 NODES = "what more nodes would bring; a node: tokens/s of each node, against now; USD/billion: for a billion tokens"
 FLIPS = (
-    "what would change the choice: one quantity changes at a time, and the search runs again. Of the layout that wins "
-    "then, only what differs is shown (recompute=by-stage: a set per stage). Link speeds are those that collectives "
-    "reach, below the datasheet's"
+    "what would change the choice: one quantity changes at a time, and the search runs again{among}. Of the layout "
+    "that wins then, only what differs is shown (recompute=by-stage: a set per stage). Link speeds are those that "
+    "collectives reach, below the datasheet's"
 )
+
+
+def flips_heading(found: Sensitivity) -> str:
+    """A sentence above the flips: what was searched for them."""
+    if found.tried is None:
+        return FLIPS.format(among="")
+    among = f" among the {found.tried:,} layouts that promise most (for other lengths and the most memory among all)"
+    return FLIPS.format(among=among)
 
 
 def sensitivity_lines(found: Sensitivity, width: int, more_to_come: bool = False) -> list[list[Line]]:
@@ -114,7 +122,7 @@ def _flips(found: Sensitivity, width: int) -> list[Line]:
     if not found.agrees:
         text = f"none are shown: today's planner chooses another layout for the same inputs: {found.now}"
         return heading("Flips", text, width)
-    lines = heading("Flips", FLIPS, width)
+    lines = heading("Flips", flips_heading(found), width)
     for quantity, sentences in flips_by_quantity(found).items():
         if len(sentences) == 1:
             lines += hanging("  ", f"{quantity}; {sentences[0]}", width, indent=4)
@@ -153,9 +161,10 @@ def _unanswered(found: Sensitivity, width: int) -> list[Line]:
 
 
 def _offer(one: PriceRow) -> str:
+    among = f", of those that promise most on {one.like}" if one.like else ""
     text = (
         f"{one.instance}, {one.nodes:,} node{'s' if one.nodes > 1 else ''}: ~{format_seconds(one.step_time_s)} a step "
-        f"({one.layout}); a token costs the same as here at ~{one.break_even_usd:,.2f} USD a node and hour"
+        f"({one.layout}{among}); a token costs the same as here at ~{one.break_even_usd:,.2f} USD a node and hour"
     )
     if one.price_usd is None or one.own_break_even_usd is None:
         return f"{text}. The price of its nodes is not known"

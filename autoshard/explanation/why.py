@@ -12,7 +12,8 @@ from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.doubt import doubt, pairs
 from autoshard.explanation.flips import same_layout
 from autoshard.files.codec import to_json
-from autoshard.planner.search import search, search_once
+from autoshard.planner.cached_search import Searches
+from autoshard.planner.search import search_once
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
@@ -79,12 +80,11 @@ def why(plan: Plan, asked: str, pins: Pins) -> Why:
 def _nearest(problem: Problem, pins: Pins) -> Candidate | None:
     """The fastest matching layout on devices with just enough memory, estimated on the real devices; None where there
     is none."""
-    model, training, cluster, backend = problem
+    model, training, cluster, _ = problem
+    searches = Searches()
     for factor in MORE_MEMORY:
         larger = replace(cluster.device, memory_bytes=cluster.device.memory_bytes * factor)
-        try:
-            roomier = search(model, training, replace(cluster, device=larger), pins, backend, top=0).best
-        except AutoshardError:
-            continue
-        return Candidate(roomier.strategy, estimate(model, training, cluster, roomier.strategy))
+        roomier = searches.find(problem._replace(cluster=replace(cluster, device=larger)), pins)
+        if roomier is not None:
+            return Candidate(roomier.strategy, estimate(model, training, cluster, roomier.strategy))
     return None

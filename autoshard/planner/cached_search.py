@@ -1,4 +1,5 @@
-"""Many searches of problems that are alike: each answer is `search`'s, what they share is done once.
+"""Many searches of problems that are alike: each answer is `search`'s, what they share is done once. Or some layouts
+alone are searched, which were promising for one of the problems.
 
 Rules and room read nothing of what links and devices can do, and prices nothing of how much memory there is. What is
 dropped is not counted: where nothing fits, `search` is asked and says why.
@@ -6,18 +7,21 @@ dropped is not counted: where nothing fits, `search` is asked and says why.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choose import GIVEN_AWAY
 from autoshard.planner.collector import uncollected
-from autoshard.planner.layouts import MeshDrafts, legal_layouts
+from autoshard.planner.layouts import MeshDrafts, Scheduled, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
+from autoshard.planner.promising import any_order, drafts_of, promising
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import choose, search
 from autoshard.plans.search_result import Candidate, Pins
@@ -29,6 +33,7 @@ class OutOfTime(Exception):
 
 KEPT = 4
 """Problems whose prices are kept: those of a cluster take some MB."""
+NO_SCHEDULE: Scheduled = ("", 1, 1)
 
 
 class Searches:
@@ -38,49 +43,128 @@ class Searches:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or Clock(inf)
         self._legal: dict[tuple[object, ...], list[MeshDrafts]] = {}
-        self._priced: dict[tuple[Problem, Pins], PricedLayouts] = {}
+        self._priced: dict[tuple[Problem, Pins, frozenset[Draft] | None], PricedLayouts] = {}
+        self._found: dict[tuple[object, ...], dict[Strategy, None]] = {}
+        self._solved: dict[tuple[Problem, Pins], None] = {}
+        self._promising: dict[tuple[Problem, Pins], frozenset[Draft] | None] = {}
 
     @uncollected()
-    def best(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
+    def best(
+        self,
+        problem: Problem,
+        pins: Pins,
+        fit_probability: float = FIT_PROBABILITY,
+        among: frozenset[Draft] | None = None,
+    ) -> Candidate:
         """The best layout, the same that `search` finds.
 
-        fit_probability: from 0 to 1, how surely the layout is to fit into memory. Raises what `search` raises, and
-        OutOfTime.
+        fit_probability: from 0 to 1, how surely the layout is to fit into memory. among: the layouts to look at, in any
+        order of their axes; where none of them fits, and by default, all. Raises what `search` raises, and OutOfTime.
         """
+        best = None if among is None else self.find(problem, pins, fit_probability, among)
+        best = best or self.find(problem, pins, fit_probability)
+        if best is None:
+            model, training, cluster, backend = problem
+            return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
+        if among is None:
+            self._solved[problem, pins] = None
+        return best
+
+    @uncollected()
+    def find(
+        self,
+        problem: Problem,
+        pins: Pins,
+        fit_probability: float = FIT_PROBABILITY,
+        among: frozenset[Draft] | None = None,
+    ) -> Candidate | None:
+        """What `best` returns; None where no layout fits. Raises AutoshardError where pins contradict each other, and
+        OutOfTime."""
         check_pins(problem, pins)
         cluster = problem.cluster
         self._check_clock()
         wanted, behind = levels(cluster, fit_probability), 1 + GIVEN_AWAY  # what `simplest_of_equals` looks at
-        choice = choose(self.layouts(problem, pins), pins, wanted, self._clock, behind=behind)
+        choice = choose(self.layouts(problem, pins, among), pins, wanted, self._clock, behind=behind)
         self._check_clock()  # what was chosen in a hurry may not be the best
         if choice is None:
-            model, training, _, backend = problem
-            return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
+            return None
         strategy = choice.fastest[choice.place].strategy
         return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
 
-    def layouts(self, problem: Problem, pins: Pins) -> PricedLayouts:
-        """The prices of every legal layout, each as soon as it may matter."""
+    def remember(self, problem: Problem, strategy: Strategy) -> None:
+        """Keeps a layout that was found for a problem."""
+        self._found.setdefault(_layouts_of(problem), {})[strategy] = None
+
+    def remembered(self, problem: Problem, pins: Pins) -> list[Strategy]:
+        """Layouts that were found for problems with the same legal layouts and are as the pins say."""
+        fixed = pins.fixed.items()
+        found = self._found.get(_layouts_of(problem), {})
+        return [one for one in found if all(getattr(one, name) == value for name, value in fixed)]
+
+    def promising(self, problem: Problem, pins: Pins) -> frozenset[Draft] | None:
+        """The layouts to look at where the problem changes a little, those found so far among them; None for all."""
+        if (problem, pins) not in self._promising:
+            self._promising[problem, pins] = promising(self.layouts(problem, pins))
+        found = self._promising[problem, pins]
+        return None if found is None else found.union(drafts_of(self.remembered(problem, pins)))
+
+    def alike(self, problem: Problem, pins: Pins) -> Problem | None:
+        """A problem for which a layout was found, with as many devices that do as much, no fewer of them a node; None
+        where there is none. Its promising layouts are promising for the other one, where they are legal."""
+        return next((one for one, its in self._solved if its == pins and _is_alike(one, problem)), None)
+
+    def layouts(self, problem: Problem, pins: Pins, among: frozenset[Draft] | None = None) -> PricedLayouts:
+        """The prices of every legal layout, or of some alone, each as soon as it may matter."""
         device = problem.cluster.device
         any_memory = replace(device, memory_bytes=1 + device.reserved_memory_bytes)
-        key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins)
+        key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins, among)
         known = self._priced.get(key)
         if known is not None and known.problem.cluster.device.memory_bytes >= device.memory_bytes:
             return known
-        self._priced[key] = layouts = self._price(problem, pins)
+        self._priced[key] = layouts = self._price(problem, pins, among)
         while len(self._priced) > KEPT:
             del self._priced[next(iter(self._priced))]
         return layouts
 
-    def _price(self, problem: Problem, pins: Pins) -> PricedLayouts:
-        model, training, cluster, backend = problem
-        degrees = (cluster.nodes, cluster.devices_per_node, cluster.devices_per_chip, cluster.lnc)
-        reserved_bytes = cluster.device.reserved_memory_bytes
-        key = (model, training, backend, pins, cluster.instance, cluster.layout_rules, *degrees, reserved_bytes)
+    def _price(self, problem: Problem, pins: Pins, among: frozenset[Draft] | None) -> PricedLayouts:
+        key = (pins, *_layouts_of(problem))
         if key not in self._legal:
             self._legal[key] = legal_layouts(problem, pins, Tally())
-        return price_layouts(problem, pins, Tally(), self._clock, legal=self._legal[key])
+        legal = self._legal[key] if among is None else [*_only(self._legal[key], among)]
+        return price_layouts(problem, pins, Tally(), self._clock, legal=legal)
 
     def _check_clock(self) -> None:
         if not self._clock.in_time():
             raise OutOfTime
+
+
+def _layouts_of(problem: Problem) -> tuple[object, ...]:
+    """All that the legal layouts of a problem follow from, but for pins."""
+    model, training, cluster, backend = problem
+    degrees = (cluster.nodes, cluster.devices_per_node, cluster.devices_per_chip, cluster.lnc)
+    reserved_bytes = cluster.device.reserved_memory_bytes
+    return (model, training, backend, cluster.instance, cluster.layout_rules, *degrees, reserved_bytes)
+
+
+def _is_alike(one: Problem, other: Problem) -> bool:
+    mine, its = one.cluster, other.cluster
+    devices = (mine.device.memory_bytes, mine.device.flops_per_s), (its.device.memory_bytes, its.device.flops_per_s)
+    return (
+        one._replace(cluster=its) == other
+        and devices[0] == devices[1]
+        and mine.world_size == its.world_size
+        and mine.devices_per_node >= its.devices_per_node
+    )
+
+
+def _only(legal: Iterable[MeshDrafts], among: frozenset[Draft]) -> Iterator[MeshDrafts]:
+    """The legal layouts that are among some."""
+    schedules: dict[Draft, set[Scheduled]] = {}
+    for one in among:
+        way = one.scheduled(*NO_SCHEDULE)
+        schedules.setdefault(way, set()).add((one.schedule, one.num_virtual_stages, one.microbatch_size))
+    for way in legal:
+        wanted = schedules.get(any_order(way.way).scheduled(*NO_SCHEDULE), ())
+        kept = [schedule for schedule in way.schedules if schedule in wanted]
+        if kept:
+            yield way._replace(schedules=kept)

@@ -135,6 +135,19 @@ class Waiting:
         self._at_once *= MORE
         self.priced += self._price(_together(taken))
 
+    @property
+    def bounded(self) -> list[Bounded]:
+        """Layouts that are bounded one by one and not priced, those with the lowest bounds first."""
+        return [*self._bounded]
+
+    def price_these(self, chosen: Sequence[Bounded]) -> None:
+        """Price some of `bounded`, whatever their bounds are."""
+        known = set(map(id, chosen))
+        self._bounded = deque(one for one in self._bounded if id(one) not in known)
+        for one in chosen:
+            self._remember(one)
+        self.priced += self._price(_together([one.layouts for one in chosen]))
+
     def _bound(self, ways: Sequence[Bounded]) -> None:
         """Bound the layouts of some ways one by one."""
         found = self._layouts([one.layouts for one in ways]) if ways else ()

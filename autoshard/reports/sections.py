@@ -12,11 +12,11 @@ from autoshard.explanation.measured import Measured
 from autoshard.explanation.operators import Move, OperatorRow, operator_rows
 from autoshard.explanation.page import LEAST_SHARE, more, percent, span
 from autoshard.explanation.sensitivity_text import (
-    FLIPS,
     NODES,
     SIZE_HEADER,
     degree_lines,
     flips_by_quantity,
+    flips_heading,
     price_lines,
     size_rows,
     unanswered_line,
@@ -408,7 +408,7 @@ def _flips(view: View) -> Html:
     parts = [
         bullets(degree_lines(found)),
         *(
-            [element("h3", "What flips the choice"), element("p", capital(FLIPS)), element("ul", flips)]
+            [element("h3", "What flips the choice"), element("p", capital(flips_heading(found))), element("ul", flips)]
             if flips
             else []
         ),

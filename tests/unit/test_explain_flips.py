@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cli import main
 from autoshard.cost.values import Estimate
 from autoshard.errors import NoLayoutFits
@@ -223,7 +223,9 @@ def test_a_plan_that_was_to_fit_less_surely_is_found_again() -> None:
 class OneByOne(Searches):
     """Each a search of its own."""
 
-    def best(self, problem: Problem, pins: Pins, fit_probability: float = 0.9) -> Candidate:
+    def best(
+        self, problem: Problem, pins: Pins, fit_probability: float = 0.9, among: frozenset[Draft] | None = None
+    ) -> Candidate:
         model, training, cluster, backend = problem
         return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
 

@@ -10,7 +10,7 @@ import pytest
 import autoshard
 from autoshard.errors import NoLayoutFits
 from autoshard.interface.questions import ANSWERED
-from autoshard.planner import priced
+from autoshard.planner import priced, smallest_cluster
 from autoshard.planner.kept import Kept
 from autoshard.planner.search import SEARCHED
 from autoshard.planner.watching import watched_by
@@ -57,6 +57,22 @@ def test_why_not_is_searched_once(searches: list[object]) -> None:
     first, again = (autoshard.why_not(plan, "tp=2").answer for _ in range(2))
     assert first == again
     assert len(searches) == begun + 1
+
+
+def test_what_a_larger_cluster_would_do_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout that is nearest to fitting is looked for with more and more memory; no try without one says why."""
+    plan, asked = autoshard.plan("llama3-70b", nodes=16, backend="nxd"), list[object]()
+    shortage = smallest_cluster.shortage
+
+    def counted(*question: Any) -> str:
+        asked.append(question)
+        return shortage(*question)
+
+    monkeypatch.setattr("autoshard.planner.smallest_cluster.shortage", counted)
+    found = autoshard.why_not(plan, "tp=2 pp=2").answer
+    assert len(asked) == 1
+    assert "no layout fits" in found.refusal
+    assert found.best is not None and not found.best.estimate.fits
 
 
 def test_a_plan_that_is_explained_again_is_not_searched_again(searches: list[object]) -> None:

@@ -1,0 +1,130 @@
+"""The layouts that are searched again where a quantity changes: few, and the winners among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.backends.rules import Problem
+from autoshard.explanation.answers import PriceRow
+from autoshard.explanation.quantities import quantities
+from autoshard.explanation.sensitivity import sensitivity
+from autoshard.explanation.sensitivity_text import flips_heading, price_lines
+from autoshard.models.registry import load_model
+from autoshard.planner.cached_search import Searches
+from autoshard.planner.promising import MANY, drafts_of, promising
+from autoshard.plans.search_result import Pins
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.test_explain_flips import small_plan
+
+
+def problem_70b() -> Problem:
+    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    return Problem(load_model("llama3-70b"), training, load_cluster("trn1.32xlarge", 16), "nxd")
+
+
+def test_where_layouts_are_few_all_are_promising() -> None:
+    searches, problem = Searches(), problem_70b()
+    layouts = searches.layouts(problem, Pins(tp=8, pp=8))
+    assert promising(layouts) is None
+    assert 0 < sum(len(whole.drafts.drafts) for whole in layouts.wholes) <= MANY
+    assert searches.promising(problem, Pins(tp=8, pp=8)) is None
+
+
+def test_the_winner_where_a_quantity_changes_is_among_the_promising() -> None:
+    """Ten problems beside the 70B one: the search among a few layouts finds what the search of all finds."""
+    searches, problem = Searches(), problem_70b()
+    few = searches.promising(problem, Pins())
+    assert few is not None
+    assert 20 < len(few) < 200
+    compared = 0
+    for quantity in quantities(problem):
+        for furthest in (quantity.furthest, 1 / quantity.furthest):
+            if quantity.needs_all(furthest):
+                continue
+            other = quantity.scaled(problem, furthest)
+            assert searches.best(other, Pins(), among=few) == searches.best(other, Pins()), (quantity.name, furthest)
+            compared += 1
+    assert compared == 9
+
+
+def test_quantities_that_make_other_layouts_promising() -> None:
+    needing = {(one.name, up) for one in quantities(problem_70b()) for up in (2.0, 0.5) if one.needs_all(up)}
+    length = "sequence length, tokens"
+    assert needing == {("memory, each device", 2.0), (length, 2.0), (length, 0.5)}
+
+
+def test_where_none_of_some_layouts_fits_all_are_searched() -> None:
+    searches, problem = Searches(), problem_70b()
+    best = searches.best(problem, Pins())
+    assert searches.best(problem, Pins(), among=frozenset()) == best
+
+
+def test_a_search_among_one_layout_finds_it_with_its_best_cut() -> None:
+    searches, problem = Searches(), problem_70b()
+    best = searches.best(problem, Pins())
+    (draft,) = drafts_of([best.strategy])
+    assert searches.best(problem, Pins(), among=frozenset({draft})) == best
+
+
+def test_prices_of_some_layouts_do_not_serve_others() -> None:
+    searches, problem = Searches(), problem_70b()
+    one, other = (frozenset(drafts_of([searches.best(problem, Pins(tp=tp)).strategy])) for tp in (2, 32))
+    assert [searches.best(problem, Pins(), among=few).strategy.tp for few in (one, other)] == [2, 32]
+
+
+def test_layouts_that_were_found_stay_in_view() -> None:
+    searches, problem = Searches(), problem_70b()
+    slow = searches.best(problem, Pins(tp=2)).strategy
+    searches.remember(problem, slow)
+    (draft,) = drafts_of([slow])
+    assert draft in (searches.promising(problem, Pins()) or ())
+    assert searches.remembered(problem, Pins(tp=2)) == [slow]
+    assert searches.remembered(problem, Pins(tp=8)) == []
+    faster = replace(problem.cluster, inter_node=problem.cluster.intra_node[-1][1])
+    assert searches.remembered(problem._replace(cluster=faster), Pins()) == [slow]
+    assert searches.remembered(problem._replace(cluster=problem.cluster.with_nodes(8)), Pins()) == []
+
+
+def test_the_page_says_what_was_searched() -> None:
+    found = sensitivity(small_plan())
+    assert found is not None
+    assert found.tried is None
+    assert "the search runs again. Of the layout" in flips_heading(found)
+    among = "the search runs again among the 1,234 layouts that promise most (for other lengths"
+    assert among in flips_heading(replace(found, tried=1234))
+
+
+@pytest.mark.parametrize("up", [2.0, 0.5])
+def test_less_memory_needs_no_other_layouts(up: float) -> None:
+    (memory,) = (one for one in quantities(problem_70b()) if one.makes_room)
+    assert memory.needs_all(up) == (up > 1)
+
+
+def test_the_same_devices_in_narrower_nodes_are_alike() -> None:
+    searches, pins = Searches(), Pins(tp=4, cp=1)
+
+    def on(instance: str, nodes: int) -> Problem:
+        return problem_70b()._replace(cluster=load_cluster(instance, nodes))
+
+    wide = on("trn2.48xlarge", 4)
+    assert searches.alike(on("trn2.3xlarge", 64), pins) is None
+    searches.best(wide, pins)
+    for instance, nodes in (("trn2.3xlarge", 64), ("trn2u.48xlarge", 4)):
+        assert searches.alike(on(instance, nodes), pins) == wide
+    others = (on("trn2.3xlarge", 32), on("trn3-gen1", 4), wide._replace(backend="torch"))
+    assert [searches.alike(other, pins) for other in others] == [None] * 3
+    assert searches.alike(on("trn2.3xlarge", 64), Pins()) is None
+    searches.best(on("trn2.3xlarge", 64), pins)
+    assert searches.alike(on("trn2.48xlarge", 4), pins) == wide  # never the narrow one
+
+
+def test_a_price_says_whose_layouts_were_looked_at() -> None:
+    row = PriceRow("trn2u.48xlarge", 4, 275.0, None, 56.07, None, "tp=4 pp=16", "trn2.48xlarge")
+    found = sensitivity(small_plan())
+    assert found is not None
+    told = price_lines(replace(found, prices=(row, replace(row, like=""))))[-2:]
+    assert "(tp=4 pp=16, of those that promise most on trn2.48xlarge); a token" in told[0]
+    assert "(tp=4 pp=16); a token" in told[1]
