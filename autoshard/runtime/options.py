@@ -51,7 +51,7 @@ class RunOptions:
     starts anew, anything else is the place of a checkpoint or of several. checkpoint_sync: training waits for the disk.
     """
 
-    steps: int = 30
+    steps: int = 16
     learning_rate: float = 5e-4
     warmup_steps: int = 5
     lr_schedule: str = "constant"

@@ -1,4 +1,4 @@
-"""What a page says while a search runs: the best layout so far, and how much faster another one can be at most."""
+"""The page while a search runs: the best layout so far, and how much faster another one can be at most."""
 
 from __future__ import annotations
 

@@ -230,39 +230,58 @@ def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 def _fused_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None = None
 ) -> torch.Tensor:
-    if v.shape[-1] < q.shape[-1] and q.device.type == "cpu":
-        out: torch.Tensor = _NarrowValues.apply(q, k, v, mask, scale)
+    if q.device.type == "cpu" and (v.shape[-1] < q.shape[-1] or _pays_wide(k)):
+        out: torch.Tensor = _OnCpu.apply(q, k, v, mask, scale)
         return out
     shared, causal = q.shape[1] > k.shape[1], mask is None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared)
 
 
-class _NarrowValues(torch.autograd.Function):
-    """Fused attention with values narrower than keys, on CPU, whose kernel wants them alike: they are padded with zeros
-    while it runs, and kept as they are. q, k [batch heads rows headdim], v [batch heads rows valuedim]."""
+SHORT_KEYS = 256
+"""Up to so many keys the backward of torch's kernel on CPU takes less time in FP32 than in bfloat16: at 128 keys a
+fifth of it for heads of 16 numbers, three quarters for heads of 128; from 512 keys on mostly more."""
+
+
+def _pays_wide(k: torch.Tensor) -> bool:
+    return k.dtype == torch.bfloat16 and k.shape[-2] <= SHORT_KEYS
+
+
+class _OnCpu(torch.autograd.Function):
+    """Fused attention on CPU where its kernel needs help: values narrower than keys are padded with zeros while it
+    runs, and few keys in bfloat16 are converted to FP32. What backward reads is kept as it came. q [batch heads rows
+    headdim], k [batch kvheads keys headdim], v [batch kvheads keys valuedim]."""
 
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None
     ) -> torch.Tensor:
-        missing = q.shape[-1] - v.shape[-1]
+        width = v.shape[-1]
+        dtype = torch.float32 if _pays_wide(k) else q.dtype
+        seen = None if mask is None else mask.to(dtype)
         wide, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, F.pad(v, (0, missing)), 0.0, mask is None, attn_mask=mask, scale=scale
+            *(_padded(x, q.shape[-1], dtype) for x in (q, k, v)), 0.0, mask is None, attn_mask=seen, scale=scale
         )
-        # by rows, as the projection behind it reads it
-        out = wide.transpose(1, 2)[..., : v.shape[-1]].contiguous().transpose(1, 2)
+        out = wide.to(q.dtype)
+        if width < q.shape[-1]:  # by rows, as the projection behind it reads it
+            out = out.transpose(1, 2)[..., :width].contiguous().transpose(1, 2)
         ctx.save_for_backward(q, k, v, out, log_sum_exp)
-        ctx.mask, ctx.scale = mask, scale
+        ctx.mask, ctx.scale, ctx.dtype = seen, scale, dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         q, k, v, out, log_sum_exp = ctx.saved_tensors
-        grad, values, result = (F.pad(x, (0, q.shape[-1] - v.shape[-1])) for x in (grads[0], v, out))
-        grad_q, grad_k, grad_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, values, result, log_sum_exp, 0.0, ctx.mask is None, attn_mask=ctx.mask, scale=ctx.scale
+        values = [_padded(x, q.shape[-1], ctx.dtype) for x in (grads[0], q, k, v, out)]
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *values, log_sum_exp, 0.0, ctx.mask is None, attn_mask=ctx.mask, scale=ctx.scale
         )
+        grad_q, grad_k, grad_v = (x.to(q.dtype) for x in found)
         return grad_q, grad_k, grad_v[..., : v.shape[-1]], None, None
+
+
+def _padded(x: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    missing = width - x.shape[-1]
+    return F.pad(x, (0, missing)).to(dtype) if missing else x.to(dtype)
 
 
 def weighing(context: Context, step: OperatorStep) -> Kernel:
