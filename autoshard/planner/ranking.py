@@ -52,7 +52,7 @@ class PipelineDegrees(Degrees, Protocol):
 
 
 def degrees_of(s: PipelineDegrees) -> str:
-    """'tp=32 pp=8 dp=2': the degrees above 1."""
+    """'tp=32 pp=8 dp=2': the degrees above 1, and etp where it is less than tp."""
     degrees = {"tp": s.tp, "pp": s.pp, "dp": s.dp, "cp": s.cp, "ep": s.ep, "vpp": s.num_virtual_stages}
     degrees["dp_replicate"] = s.dp_replicate
     shown = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]

@@ -28,6 +28,7 @@ from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
+from autoshard.planner.score import completed
 from autoshard.planner.search import search
 from autoshard.planner.written import read_written
 from autoshard.plans.names import layout_name
@@ -260,6 +261,24 @@ def test_a_pin_of_etp_is_kept_where_tp_is_no_more(tmp_path: Path) -> None:
     plan = plan_for(request)
     assert plan.strategy.etp is None
     assert plan_from_dict(json.loads(plan_to_json(plan))) == plan
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tp": 4, "etp": 1}, (4, 1)),
+        ({"tp": 4, "etp": 2, "cp": 2}, (4, 2)),
+        ({"tp": 4, "etp": 4}, (1, None)),
+        ({"tp": 4, "etp": 1, "ep": 8}, (8, 1)),
+    ],
+)
+def test_a_layout_that_names_etp_alone_has_the_least_ep(
+    given: dict[str, int], expected: tuple[int, int | None]
+) -> None:
+    training = TrainingSpec(4096, 64, load_precision("mixed_precision"))
+    problem = Problem(load_model("mixtral-8x7b"), training, load_cluster("h100-80gb", 2), "torch")
+    found = completed(problem, given)
+    assert (found.ep, found.etp) == expected
 
 
 def test_only_the_exact_search_tries_etp() -> None:
