@@ -294,7 +294,7 @@ class Backward(NamedTuple):
 
 
 def _backwards(rank: Rank, software: Software) -> list[list[Backward]]:
-    """What the last block of each kind works with, by kind, then chunk, whether or not the loss is over.
+    """Bytes at work when the last block of each kind runs backward, by kind, then chunk, as if the loss kept all.
 
     What the block behind the embedding replays more than others is charged to the embedding: to all blocks of its kind,
     the first one, on the embedding's rank.

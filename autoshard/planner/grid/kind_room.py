@@ -94,14 +94,15 @@ class Blocks:
         found: Array = (self.forward_s + self.backward_s).min((0, 2))
         return found
 
-    @cached_property
-    def given_back_bytes(self) -> Array:
+    def given_back_bytes(self, rank: int) -> Array:
         """The most that blocks behind the last one of a kind have given back when that runs backward, (kind, draft,
-        set); nothing with several chunks a rank."""
+        set); nothing with several chunks a rank. Where the head is in front of them, it has given back all."""
         if self.vpp > 1:
             return np.zeros_like(self.kept_bytes)
         behind = most_behind(self.whole.problem.model)
         found: Array = np.tensordot(behind, np.maximum(self.kept_bytes - self.waiting_bytes, 0.0), 1)
+        if rank == self.pp - 1:
+            found[behind.any(1)] = MOST_BYTES
         return found
 
     def beside_bytes(self, rank: int) -> Array:
@@ -252,7 +253,7 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
         least = beside.min((0, 2))
         room = rank.room_bytes + blocks.working_bytes - least
         rooms.append(np.clip(room, 0.0, MOST_BYTES))
-        shared = np.maximum(beside - blocks.given_back_bytes - least[:, None], 0.0) / most[:, None]
+        shared = np.maximum(beside - blocks.given_back_bytes(rank.rank) - least[:, None], 0.0) / most[:, None]
         taken.append(_taken_bytes(blocks, rank, rank.held.min(0)) + shared)
     room_bytes, taken_bytes = np.stack(rooms), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
     share = blocks.counts / blocks.counts.sum()
