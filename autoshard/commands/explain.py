@@ -25,7 +25,8 @@ USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--mea
 DESCRIPTION = """\
 Print what a plan does, why it was chosen over others, and what would change the choice: the layouts are searched again
 at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices. The page is printed first; these
-answers follow as they are found, which takes some seconds, and minutes for torch on many devices (--time-limit).
+answers follow as they are found, which takes some seconds, most for torch on many devices (--time-limit). Of many
+layouts those that promise most are searched again, and the page says of how many.
 
   autoshard explain plan.json
   autoshard explain plan.json --why "tp=8 pp=16"

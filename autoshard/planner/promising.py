@@ -50,7 +50,7 @@ def drafts_of(strategies: Iterable[Strategy]) -> Iterator[Draft]:
 
 
 def _lowest(bounded: list[Bounded]) -> Iterator[Bounded]:
-    """bounded: those with the lowest bounds first."""
+    """The layouts with the lowest bounds, of all and of each mesh. bounded: by rising bounds."""
     of_mesh: Counter[tuple[int, ...]] = Counter()
     for place, one in enumerate(bounded):
         mesh = one.layouts.way[:5]
@@ -60,7 +60,7 @@ def _lowest(bounded: list[Bounded]) -> Iterator[Bounded]:
 
 
 def _fastest(priced: PricedLayouts, limit_bytes: float) -> Iterator[Draft]:
-    """Layouts that need no more than the limit."""
+    """The fastest of all and of each mesh and size of microbatch, among those that need no more than the limit."""
     step_s: dict[Draft, float] = {}
     for chunk in priced.chunks:
         drafts = chunk.whole.drafts.drafts
