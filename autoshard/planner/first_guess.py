@@ -13,7 +13,7 @@ from autoshard.planner.watching import BestSoFar, who_is_shown
 from autoshard.plans.search_result import Pins
 
 AT_ONCE, TURNS = 12, 4
-"""So many layouts are priced together, so many times at most until one fits."""
+"""So many layouts are priced together, so many times: a tenth of a second, two where blocks are of several kinds."""
 STATE_SHARE = 0.5
 """Share of the memory that weights and optimizer state may take; the rest is for activations. A choice."""
 

@@ -237,9 +237,9 @@ def _fused_attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared)
 
 
-SHORT_KEYS = 256
+SHORT_KEYS = 128
 """Up to so many keys the backward of torch's kernel on CPU takes less time in FP32 than in bfloat16: at 128 keys a
-fifth of it for heads of 16 numbers, three quarters for heads of 128; from 512 keys on mostly more."""
+fifth of it for heads of 16 numbers, four fifths for heads of 128, for which it takes more at 256."""
 
 
 def _pays_wide(k: torch.Tensor) -> bool:
