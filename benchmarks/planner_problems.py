@@ -3,6 +3,7 @@ torch, nothing pinned. Each is a whole process of `autoshard plan`.
 
     python benchmarks/planner_problems.py                          all 200, once each
     python benchmarks/planner_problems.py --problems 40            the first 40, a sample of the same set
+    python benchmarks/planner_problems.py --such granite           those with this text in their names
     python benchmarks/planner_problems.py --exhaustive             also whether the answer is the exhaustive one
     python benchmarks/planner_problems.py --before FOLDER          also another copy of the project, in the same run
     python benchmarks/planner_problems.py --write                  keeps them in results/planner_problems.json
@@ -35,7 +36,12 @@ LARGE_CLUSTER_NODES = 128
 """From here on steps have more sequences."""
 MAY_CPU_S, MOST_CPU_S, MOST_MEMORY_MIB = 1.5, 2.0, 300
 """CPU seconds that 95 % of the problems and all of them may take; memory of any."""
-STOP_S = 120
+STOP_S, EXHAUSTIVE_STOP_S = 120, 900
+"""Wall seconds that a search may take, and an exhaustive one."""
+
+
+TIMED_OUT = 124
+"""Exit status of timeout(1)."""
 
 
 class Question(NamedTuple):
@@ -68,16 +74,18 @@ def questions(count: int = PROBLEMS) -> list[Question]:
     return found
 
 
-def whole_process(question: Question, options: Sequence[str] = (), copy: Path | None = None) -> dict[str, Any]:
-    """Wall and CPU seconds and memory of one process, and what it answered: a step time, or that nothing fits. copy: of
-    the project, the folder of another one."""
+def whole_process(
+    question: Question, options: Sequence[str] = (), copy: Path | None = None, stop_s: int = STOP_S
+) -> dict[str, Any]:
+    """Wall and CPU seconds and memory of one process, and what it answered in stop_s seconds: a step time, or that
+    nothing fits. copy: of the project, the folder of another one."""
     environment = dict(os.environ) if copy is None else {**os.environ, "PYTHONPATH": str(copy)}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         command = [sys.executable, "-m", "autoshard", "plan", *question.options, *options, "--out", str(out)]
         begin = time.perf_counter()
         process = subprocess.Popen(
-            ["timeout", str(STOP_S), *command],
+            ["timeout", str(stop_s), *command],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -96,6 +104,7 @@ def whole_process(question: Question, options: Sequence[str] = (), copy: Path | 
         "step_time_s": None if plan is None else plan["estimate"]["step_time_s"],
         "optimality": None if plan is None else plan["search"]["optimality"],
         "load": os.getloadavg()[0],
+        "in_time": process.returncode != TIMED_OUT,
         "refused": errors.strip().splitlines()[-1] if errors.strip() else None,
     }
 
@@ -117,21 +126,24 @@ def summed_up(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=PROBLEMS)
+    parser.add_argument("--such", default="", help="only problems whose name has this text")
     parser.add_argument("--exhaustive", action="store_true")
     parser.add_argument("--before", type=Path)
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print(f"{'problem':<48} {'wall s':>7} {'CPU s':>7} {'MiB':>5}  step s")
-    for question in questions(asked.problems):
+    for question in (one for one in questions(asked.problems) if asked.such in str(one)):
         found = whole_process(question)
         row = {"problem": str(question), **found}
         step_s = found["step_time_s"]
         words = "nothing fits" if step_s is None else f"{step_s:.6g}"
         if asked.exhaustive:
-            row["exhaustive_step_time_s"] = every_s = whole_process(question, ("--exhaustive",))["step_time_s"]
+            every = whole_process(question, ("--exhaustive",), stop_s=EXHAUSTIVE_STOP_S)
+            row["exhaustive_step_time_s"] = every_s = every["step_time_s"]
             same = step_s == every_s or (step_s and every_s and abs(step_s / every_s - 1) <= 1e-6)
-            words += " as exhaustive" if same else f" NOT {every_s}"
+            in_time = " as exhaustive" if same else f" NOT {every_s}"
+            words += in_time if every["in_time"] else f" exhaustive takes more than {EXHAUSTIVE_STOP_S} s"
         if asked.before:
             row["before"] = before = whole_process(question, copy=asked.before.resolve())
             words += f", before {before['cpu_s']:.2f} CPU s"
