@@ -78,8 +78,8 @@ class Searches:
         fit_probability: float = FIT_PROBABILITY,
         among: frozenset[Draft] | None = None,
     ) -> Candidate | None:
-        """What `best` returns; None where no layout fits. Raises AutoshardError where pins contradict each other, and
-        OutOfTime."""
+        """The best layout, as `best` has it; None where no layout fits. Raises AutoshardError where pins contradict
+        each other, and OutOfTime."""
         check_pins(problem, pins)
         cluster = problem.cluster
         self._check_clock()
@@ -160,11 +160,11 @@ def _is_alike(one: Problem, other: Problem) -> bool:
 def _only(legal: Iterable[MeshDrafts], among: frozenset[Draft]) -> Iterator[MeshDrafts]:
     """The legal layouts that are among some."""
     schedules: dict[Draft, set[Scheduled]] = {}
-    for one in among:
-        way = one.scheduled(*NO_SCHEDULE)
-        schedules.setdefault(way, set()).add((one.schedule, one.num_virtual_stages, one.microbatch_size))
-    for way in legal:
-        wanted = schedules.get(any_order(way.way).scheduled(*NO_SCHEDULE), ())
-        kept = [schedule for schedule in way.schedules if schedule in wanted]
+    for draft in among:
+        schedule = (draft.schedule, draft.num_virtual_stages, draft.microbatch_size)
+        schedules.setdefault(draft.scheduled(*NO_SCHEDULE), set()).add(schedule)
+    for one in legal:
+        wanted = schedules.get(any_order(one.way).scheduled(*NO_SCHEDULE), ())
+        kept = [schedule for schedule in one.schedules if schedule in wanted]
         if kept:
-            yield way._replace(schedules=kept)
+            yield one._replace(schedules=kept)

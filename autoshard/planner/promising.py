@@ -1,7 +1,7 @@
 """The layouts of a problem that are worth a look when one of its numbers changes: few, and of every kind.
 
-Taken are the fastest of each mesh and size of microbatch, by what they take with the best cut and recompute set that
-all stages share. They need not hold the fastest of another problem: who looks at these alone has to say so.
+Taken is the fastest of each mesh, size of microbatch and number of chunks, by what it takes with the best cut and
+recompute set that all stages share. They need not hold the fastest of another problem: who looks at these alone has to say so.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _lowest(bounded: list[Bounded]) -> Iterator[Bounded]:
 
 
 def _fastest(priced: PricedLayouts, limit_bytes: float) -> Iterator[Draft]:
-    """The fastest of all and of each mesh and size of microbatch, among those that need no more than the limit."""
+    """The fastest of all and of each kind, among those that need no more than the limit."""
     step_s: dict[Draft, float] = {}
     for chunk in priced.chunks:
         drafts = chunk.whole.drafts.drafts
@@ -74,7 +74,7 @@ def _fastest(priced: PricedLayouts, limit_bytes: float) -> Iterator[Draft]:
             most_s = SLOWER * step_s[draft]
         if step_s[draft] > most_s:
             return
-        kind = (*draft[:5], draft.microbatch_size)
+        kind = (*draft[:5], draft.microbatch_size, draft.num_virtual_stages)
         if place < FASTEST or kind not in known:
             known.add(kind)
             yield draft

@@ -34,11 +34,11 @@ def test_where_layouts_are_few_all_are_promising() -> None:
 
 
 def test_the_winner_where_a_quantity_changes_is_among_the_promising() -> None:
-    """Ten problems beside the 70B one: the search among a few layouts finds what the search of all finds."""
+    """Nine problems beside the 70B one: the search among a few layouts finds what the search of all finds."""
     searches, problem = Searches(), problem_70b()
     few = searches.promising(problem, Pins())
     assert few is not None
-    assert 20 < len(few) < 200
+    assert 20 < len(few) < 400
     compared = 0
     for quantity in quantities(problem):
         for furthest in (quantity.furthest, 1 / quantity.furthest):
