@@ -315,6 +315,14 @@ class ModelSpec:
         _check_graph(self)
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.num_hidden_layers, self.hidden_size, self.vocab_size, self.num_local_experts))
+
+    def __hash__(self) -> int:
+        """Computed once, of a few numbers, which are the same in every process: models are keys of many caches."""
+        return self._hash
+
+    @cached_property
     def block_kinds(self) -> tuple[int, ...]:
         """For each block, the first one that is of its kind: 0 everywhere where blocks are alike."""
         said = [types for types in self._types.values() if types]
