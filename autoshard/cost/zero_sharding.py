@@ -318,8 +318,8 @@ def mesh_state(
 
 
 def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
-    """A block as the mean of blocks of several kinds on one stage or rank, over rows. counts: how many are of each
-    kind; where there are none, the first one stands for all."""
+    """A block as the mean of blocks of several kinds on one stage or rank, over rows; of its turns it has only how many
+    elements travel. counts: how many are of each kind; where there are none, the first one stands for all."""
     if len(units) == 1:
         return units[0]
     share = shares(counts)
@@ -328,7 +328,7 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:
         return Unit(parameters, owned, quantized=quantized, frozen=frozen)
-    turns = Turns(*(mean(share, values) for values in zip(*(moved.turns for moved in travelling), strict=True)))
+    turns = NO_TURNS._replace(all=mean(share, [moved.turns.all for moved in travelling]))
     *numbers, _ = zip(*travelling, strict=True)
     weights, sums, gather_s, again_s, scatter_s = (mean(share, values) for values in numbers)
     return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), quantized)
