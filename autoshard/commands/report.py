@@ -20,8 +20,8 @@ USAGE = "autoshard report PLAN [-o FILE] [--measured FILE] [--quick] [--time-lim
 DESCRIPTION = """\
 Write a plan as one HTML page for a browser: what was chosen and how sure that is, the mesh on the machine, the
 pipeline's timeline, memory, all candidates, the runners-up, what would change the choice, a block's operators. The file
-needs no network. Candidates and what would change the choice are searched anew, which takes some seconds, and minutes
-for torch on many devices (--quick, --time-limit).
+needs no network. Candidates and what would change the choice are searched anew, which takes some seconds, most for
+torch on many devices (--quick, --time-limit).
 
   autoshard report plan.json -o report.html
   autoshard report runs/RUN/plan.json --measured runs/RUN/run.json"""

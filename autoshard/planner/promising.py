@@ -1,7 +1,8 @@
 """The layouts of a problem that are worth a look when one of its numbers changes: few, and of every kind.
 
 Taken is the fastest of each mesh, size of microbatch and number of chunks, by what it takes with the best cut and
-recompute set that all stages share. They need not hold the fastest of another problem: who looks at these alone has to say so.
+recompute set that all stages share. They need not hold the fastest of another problem: who looks at these alone has to
+say so.
 """
 
 from __future__ import annotations
