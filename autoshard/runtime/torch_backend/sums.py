@@ -11,9 +11,8 @@ import torch.distributed as dist
 from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.groups import Group
 
-NORM_ELEMENTS = 2**18
-"""How many elements a norm is taken of at a time: on CPU torch converts them to FP64 first, and what is converted stays
-in the cache. A million at a time made the system map new memory in each step."""
+NORM_ELEMENTS = 2**20
+"""How many elements a norm is taken of at a time: on CPU torch converts them to FP64 first."""
 _ROW = 2**12
 """How many squares are summed up in FP32, where the device has no FP64, before the host goes on in FP64."""
 
