@@ -168,7 +168,7 @@ class Session:
         if mesh.world_size == 1:
             return None, None, {}
         everything = ("pp", *(axis.name for axis in mesh.axes))
-        needed = {everything, ("pp",)}
+        needed = {everything, ("pp",)} if self.plan.strategy.pp > 1 else {everything}
         for program in programs.values():
             needed |= communicating_axes(program) | gradient_axes(program, mesh)
         groups = MeshGroups(mesh, self.rank, needed, self._timeout)
