@@ -13,6 +13,8 @@ from autoshard.sweeps.outcome import EXECUTED, OK, Outcome
 WIDE = 32
 """If the last tick is more than this many times the first, the axis is logarithmic. On a linear axis, linear scaling is
 a straight line."""
+MOST_NAMED = 24
+"""With more lines the legend would leave no room for them."""
 INSTALL = "the plot needs matplotlib: pip install 'autoshard[plot]'"
 
 
@@ -86,7 +88,10 @@ def write_plot(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], path: Pa
         "tokens/s (predicted; measured where it says so)" if has_runs(found) else "tokens/s (predicted)",
     )
     _decorate(efficiency, sweep, x, "tokens/s per device, % of the first point" if scaling else "MFU, % (predicted)")
-    throughput.legend(fontsize="small", frameon=False)
+    if len(throughput.lines) <= MOST_NAMED:
+        throughput.legend(fontsize="small", frameon=False)
+    else:
+        throughput.set_title(f"{len(throughput.lines)} lines, too many to name; results.csv has them", fontsize="small")
     figure.suptitle(_title(sweep))
     try:
         figure.savefig(path, metadata={"Software": None})

@@ -226,6 +226,12 @@ def test_plot_is_a_png(tmp_path: Path) -> None:
     assert not write_plot(replace(SWEEP, grid={"recompute": ("full",)}), outcomes, tmp_path / "none.png")
 
 
+def test_more_lines_than_can_be_named_leave_room_for_the_lines(tmp_path: Path) -> None:
+    """matplotlib warns, which is an error here, where a legend takes all the room."""
+    sweep = replace(SWEEP, grid={"nodes": (8, 16), "global_batch": tuple(range(1, 120))})
+    assert write_plot(sweep, [(point, outcome(512, 190.0)) for point in sweep.points], tmp_path / "plot.png")
+
+
 def test_what_was_executed_is_drawn_beside_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 
