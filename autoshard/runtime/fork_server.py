@@ -8,6 +8,7 @@ they are forked twice, and the one who asked adopts orphans meanwhile (prctl's P
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -145,20 +146,23 @@ def serve(connection_fd: int, parent_pid: int, modules: Sequence[str]) -> NoRetu
 def _fork(connection: socket.socket, asked: bytes, fds: Sequence[int]) -> dict[str, int]:
     """Fork the process that was asked for -> its id, or why there is none.
 
-    It is an orphan when this returns: a child in between has forked it and ended.
+    When this returns it is an orphan, as a child in between has forked it and ended, and leads a group of its own: who
+    is told its id may end that group at once.
     """
     read_fd, write_fd = os.pipe()
     try:
         between = os.fork()
         if between == 0:
+            os.close(read_fd)
             _fork_again(connection, asked, fds, write_fd)
         os.waitpid(between, 0)
-        return cast("dict[str, int]", json.loads(os.read(read_fd, _MESSAGE_BYTES)))
     except OSError as error:
+        os.close(read_fd)
         return {"errno": error.errno or 0}
     finally:
-        os.close(read_fd)
         os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as told:
+        return cast("dict[str, int]", json.loads(told.read() or json.dumps({"errno": errno.ECHILD})))
 
 
 def _fork_again(connection: socket.socket, asked: bytes, fds: Sequence[int], tell_fd: int) -> NoReturn:
@@ -169,8 +173,9 @@ def _fork_again(connection: socket.socket, asked: bytes, fds: Sequence[int], tel
         os.write(tell_fd, json.dumps({"errno": error.errno}).encode())
         os._exit(1)
     if pid:
-        os.write(tell_fd, json.dumps({"pid": pid}).encode())
         os._exit(0)
+    os.setsid()
+    os.write(tell_fd, json.dumps({"pid": os.getpid()}).encode())
     os.close(tell_fd)
     connection.close()
     _begin(asked, fds, between)
@@ -178,7 +183,6 @@ def _fork_again(connection: socket.socket, asked: bytes, fds: Sequence[int], tel
 
 def _begin(asked: bytes, fds: Sequence[int], forked_by: int) -> NoReturn:
     rank, spec_path, environment = json.loads(asked)
-    os.setsid()
     stdin_fd, log_fd, report_fd = fds
     for fd, standard in ((stdin_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, standard)

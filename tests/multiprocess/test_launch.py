@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from autoshard.runtime.environment import ClusterEnvironment
 from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.in_cluster import run_in_cluster
 from autoshard.runtime.launch import Message, RunOutcome, run_processes
-from autoshard.runtime.processes import Start, start_interpreter
+from autoshard.runtime.processes import Beginning, Start, start_interpreter
 from tests.multiprocess.started import by_default
 
 WORKERS = "tests.multiprocess.launch_workers:"
@@ -315,6 +315,22 @@ def test_ranks_are_forked_from_a_process_with_one_thread_alone(
         again = Run(tmp_path / "again", start)("parent", {}, 1)
     found = {"parent": os.getpid(), "forked": forked and sys.platform == "linux"}
     assert (outcome.results, again.results) == ((found, found), (found,))
+
+
+def test_a_rank_leads_its_group_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    """Who ends the group before would end nothing, and wait for ever."""
+    with fork_server(FORKED) as start, ExitStack() as files:
+        null = files.enter_context(Path(os.devnull).open("r+b")).fileno()
+        read_fd, lifeline = os.pipe()
+        for _ in range(20):
+            process = start(Beginning(0, tmp_path / "none.json", {}, read_fd, null, null), lambda: False)
+            assert process is not None
+            group = os.getpgid(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            assert group == process.pid
+        os.close(read_fd)
+        os.close(lifeline)
 
 
 def test_a_server_that_was_killed_is_replaced_by_new_interpreters(tmp_path: Path) -> None:
