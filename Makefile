@@ -17,6 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # An interrupted `venv` leaves a python without pip behind: make it anew.
 CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 INSTALL = $(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable
+# Bytecode, so that no command compiles the package, also where Python may not keep it.
+COMPILE = $(VENV)/bin/python -m compileall -q autoshard
 
 .PHONY: help demo test docs neuron benchmark calibrate lint types clean
 
@@ -29,7 +31,7 @@ demo: $(VENV)/.demo
 	autoshard run plan.json
 
 test: lint types
-	python -m pytest -n 2 --dist loadfile tests/unit tests/golden tests/validation
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/validation tests/golden tests/unit
 	python -m pytest -n 2 --dist loadfile tests/multiprocess
 
 docs: $(VENV)/.test
@@ -50,12 +52,14 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@echo "installing autoshard[torch,wandb,plot] into $(VENV)"
 	@$(CREATE_VENV)
 	@$(INSTALL) '.[torch,wandb,plot]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt
 	@echo "installing autoshard[torch,wandb,plot,dev] into $(VENV)"
 	@$(CREATE_VENV)
 	@$(INSTALL) '.[torch,data,wandb,plot,dev]'
+	@$(COMPILE)
 	@touch $(VENV)/.demo $@
 
 benchmark: $(VENV)/.test

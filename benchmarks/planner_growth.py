@@ -17,11 +17,13 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from compileall import compile_dir
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import autoshard
 from autoshard.models.registry import load_model
 from autoshard.spec.model import ModelSpec
 
@@ -95,8 +97,6 @@ def measured(point: Point) -> dict[str, Any]:
 
 def plan_point(point: Point) -> str:
     """What `autoshard.plan` says of a point, in words."""
-    import autoshard
-
     try:
         plan = autoshard.plan(point.model, backend="torch", top=0, **point.options)
     except autoshard.NoLayoutFits:
@@ -146,6 +146,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (STOP_CPU_S, STOP_CPU_S))
         print(plan_point(Point(asked.point[0], int(asked.point[1]))))
         return
+    compile_dir(Path(autoshard.__file__).parent, quiet=2)  # or every process does, where it may not keep bytecode
     rows = []
     for point in points():
         row = measured(point)

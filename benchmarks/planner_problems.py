@@ -22,9 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from compileall import compile_dir
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import autoshard
 from autoshard.models.registry import builtin_models
 from autoshard.spec.cluster import instances
 
@@ -131,6 +133,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
+    for copy in (Path(autoshard.__file__).parent.parent, *filter(None, [asked.before])):
+        compile_dir(copy / "autoshard", quiet=2)  # or every process does, where it may not keep bytecode
     rows: list[dict[str, Any]] = []
     print(f"{'problem':<48} {'wall s':>7} {'CPU s':>7} {'MiB':>5}  step s")
     for question in (one for one in questions(asked.problems) if asked.such in str(one)):

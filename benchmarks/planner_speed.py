@@ -16,10 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from compileall import compile_dir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import autoshard
 from autoshard.backends.rules import Problem, first_broken, mesh_rules
 from autoshard.models.registry import load_model
 from autoshard.planner.candidates import meshes
@@ -138,6 +140,7 @@ def growth() -> list[dict[str, float]]:
 
 
 def main() -> None:
+    compile_dir(Path(autoshard.__file__).parent, quiet=2)  # or every process does, where it may not keep bytecode
     report: dict[str, Any] = {"problems": [], "cores_of_this_machine": os.cpu_count(), "load": os.getloadavg()[0]}
     print(f"{'problem':<40} {'wall s':>7} {'CPU s':>7} {'may':>5} {'MiB':>5}")
     for model, instance, nodes, batch, may_s in PROBLEMS:
