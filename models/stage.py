@@ -135,10 +135,16 @@ def stage_graph(
 
 def parameter_count(model: ModelSpec) -> int:
     """Number of parameters of the whole model as published: unpadded, tied ones once."""
-    sizes = published_sizes(model)
-    ends = stage_graph(model, sizes, (), first=True, last=True).num_parameters()
-    blocks = (
-        count * stage_graph(model, sizes, (kind,), first=False, last=False).num_parameters()
-        for kind, count in model.kind_counts(0, model.num_hidden_layers)
-    )
-    return ends + sum(blocks)
+    return sum(parameters_by_dims(model).values())
+
+
+def parameters_by_dims(model: ModelSpec) -> dict[tuple[str, ...], int]:
+    """Numbers of parameters of the whole model by the dims that they have, counted as `parameter_count` does."""
+    sizes, counts = published_sizes(model), dict[tuple[str, ...], int]()
+    kinds = model.kind_counts(0, model.num_hidden_layers)
+    parts = [(1, stage_graph(model, sizes, (), first=True, last=True))]
+    parts += [(count, stage_graph(model, sizes, (kind,), first=False, last=False)) for kind, count in kinds]
+    for count, graph in parts:
+        for tensor in graph.learned():
+            counts[tensor.dims] = counts.get(tensor.dims, 0) + count * graph.num_elements(tensor.name)
+    return counts

@@ -36,7 +36,6 @@ from autoshard.runtime.torch_backend.session import Session
 
 LEARNING_RATE = 1e-3
 _ACTION = re.compile(r"[FBIW]\d+\.\d+")
-_SPELLED = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 @dataclass
@@ -136,16 +135,11 @@ def _session(plan: Plan, rank: int, on_action: Any, counter: GraphCounter | None
 
 
 def runtime_orders(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """By pipeline rank: the actions that the runtime holds for a step with all microbatches, without transfers."""
+    """By pipeline rank: the actions that the runtime holds for a step with all microbatches."""
     if plan.strategy.pp == 1:
         return ()
     with fake_world(0, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
-        session = _session(plan, 0, lambda action: None)
-        spelled = [map(_SPELLED.fullmatch, order) for order in session.probe().orders]
-        return tuple(
-            tuple(f"{found[2]}{found[3]}.{int(found[1]) // plan.strategy.pp}" for found in order if found)
-            for order in spelled
-        )
+        return tuple(map(tuple, _session(plan, 0, lambda action: None).probe().orders))
 
 
 def _watch(probe: SessionProbe, recorder: Recorder) -> None:

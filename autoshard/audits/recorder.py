@@ -187,7 +187,7 @@ class Recorder(TorchDispatchMode):
             return SYNC
         if torch._C._current_graph_task_id() == -1:
             return "backward" if self._weights_apart() else "forward"
-        # The checkpoint saves tensors through its hooks while it replays; backward itself saves nothing.
+        # A replay saves tensors through its hooks; backward itself saves nothing.
         replays = torch._C._autograd._top_saved_tensors_default_hooks(True)
         return "recompute" if replays else "backward"
 
@@ -214,8 +214,6 @@ class Recorder(TorchDispatchMode):
     def _c10d(self, name: str, args: Any) -> None:
         tensors = args[0]
         if name in ("send", "recv_"):
-            if tensors[0].dtype == torch.int32:  # torch connects neighbours by a number, once
-                return
             self.transfers[Transfer("send" if name == "send" else "receive", _bytes(tensors[0]))] += 1
             if name == "recv_":
                 self.memory.see(tensors[0], len(self.actions) - 1, "").received = True

@@ -24,19 +24,14 @@ def no_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
     return ()
 
 
-def no_imports(strategy: Strategy) -> tuple[str, ...]:
-    """Nothing."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Backend:
     """One record for each backend; `registry.py` lists them. The defaults are those of a backend without limits.
 
     name: in plan.json and behind --backend. label: in sentences.
     runtime: module whose functions are those of `autoshard.runtime.session.Runtime`.
-    early_imports: modules that take long to import and that ranks of a layout need, where a process without threads and
-    devices can import them and be forked then; else none.
+    early_imports: modules that take long to import and that all ranks need, where a process without threads and devices
+    can import them and be forked then; else none.
 
     What it runs, the preferred first: axis_orders; runs_schedule, by the name of a schedule; zero_stages;
     context_parallel, its kinds. recompute_sets: those that search tries, None: every one that is useful for the model.
@@ -62,7 +57,7 @@ class Backend:
     name: str
     label: str
     runtime: str
-    early_imports: Callable[[Strategy], tuple[str, ...]] = no_imports
+    early_imports: tuple[str, ...] = ()
     axis_orders: tuple[tuple[str, ...], ...] = AXIS_ORDERS
     runs_schedule: Callable[[str], bool] = lambda name: True
     zero_stages: tuple[int, ...] = (1, *(stage for stage in ZERO_STAGES if stage != 1))

@@ -9,21 +9,14 @@ from autoshard.backends.native_neuron import (
     NATIVE_STATE_RULES,
     native_warnings,
 )
-from autoshard.layout.strategy import Strategy
 
-_FOLDER = "autoshard.runtime.torch_backend."
-
-
-def _early_imports(strategy: Strategy) -> tuple[str, ...]:
-    """The runtime, and torch's pipelines, which take longer than it."""
-    return (f"{_FOLDER}runtime", *[f"{_FOLDER}pipeline_runtime"] * (strategy.pp > 1))
-
+_RUNTIME = "autoshard.runtime.torch_backend.runtime"
 
 TORCH = Backend(
     "torch",
     "torch",
-    f"{_FOLDER}runtime",
-    early_imports=_early_imports,
+    _RUNTIME,
+    early_imports=(_RUNTIME,),
     pads=True,
     unlike_stages=True,
     mesh_rules=NATIVE_MESH_RULES,

@@ -34,7 +34,7 @@ def say(*lines: str) -> None:
 
 def load_plan(file: str) -> Plan:
     """The plan in a file; warnings about it go to stderr. Raises AutoshardError as read_plan does."""
-    from autoshard.interface.planning import read_plan_with_notes
+    from autoshard.interface.reading import read_plan_with_notes
 
     plan, notes = read_plan_with_notes(file)
     sys.stderr.write("".join(f"note: {note}\n" for note in notes))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import autoshard
 from autoshard.commands.output import load_plan
 from autoshard.commands.parser import Group, Parser
 from autoshard.files.option_values import number, one_of, path, text, whole
 from autoshard.runtime.learning_rate import SCHEDULES
-from autoshard.runtime.options import DEVICES, RunOptions, backend_names, options_from
+from autoshard.runtime.options import DEVICES, RunOptions, backend_names
+
+if TYPE_CHECKING:
+    from autoshard.interface.planned import Plan
 
 SUMMARY = "execute a plan, or rehearse it on this machine"
 USAGE = "autoshard run PLAN [options]"
@@ -184,10 +187,11 @@ def _add_output(output: Group) -> None:
 
 
 def run(values: Mapping[str, Any]) -> int:
-    from autoshard.interface.running import is_one_of_many
+    from autoshard.interface.beginning import run_read
 
     options = {name: values[name] for name in RunOptions.__dataclass_fields__}
-    options_from(options)  # what is wrong with them is said before the plan is read
-    many = is_one_of_many()  # each would say the same about the plan
-    plan = autoshard.read_plan(values["plan"]) if many else load_plan(values["plan"])
-    return autoshard.run(plan, **options).exit_code
+    return run_read(values["plan"], _read, options)
+
+
+def _read(file: str, is_one_of_many: bool) -> Plan:
+    return autoshard.read_plan(file) if is_one_of_many else load_plan(file)  # many would say the same about the plan

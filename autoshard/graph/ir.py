@@ -72,9 +72,9 @@ class Graph:
         """Number of elements of the whole tensor: the product of the global sizes of its dims."""
         return prod(self.sizes[dim] for dim in self.tensors[tensor].dims)
 
-    def num_parameters(self) -> int:
-        """Number of elements of all parameters that are learned; one that two operators share counts once."""
-        return sum(self.num_elements(tensor.name) for tensor in self.parameters() if tensor.differentiable)
+    def learned(self) -> tuple[Tensor, ...]:
+        """The parameters that are learned; one that two operators share is there once."""
+        return tuple(tensor for tensor in self.parameters() if tensor.differentiable)
 
 
 class GraphBuilder:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.interface.planned import Plan
-from autoshard.interface.planning import read_plan_with_notes
+from autoshard.interface.reading import read_plan_with_notes
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
 

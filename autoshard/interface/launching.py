@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.files.fields import check_choice
-from autoshard.interface.planning import read_plan_with_notes
+from autoshard.interface.reading import read_plan_with_notes
 
 if TYPE_CHECKING:
     from autoshard.plans.plan import Plan

@@ -11,13 +11,13 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice
 from autoshard.interface.inputs import Instance, Model, Options, request_of
 from autoshard.interface.planned import Plan
+from autoshard.interface.reading import read_plan_with_notes
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.interface.watch import watched
 from autoshard.planner.planning import Answer, answer, plan_for, plan_of
 from autoshard.planner.request import TOP, PlanRequest
 from autoshard.plans.names import short_name
 from autoshard.plans.search_result import Candidate, Rejection
-from autoshard.plans.validate import read_plan_and_notes
 from autoshard.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -204,12 +204,6 @@ def read_plan(path: str | Path) -> Plan:
     """The plan in a file that `save`, `autoshard plan` or a person wrote. Raises AutoshardError, naming file and field,
     for anything that is not a plan or does not follow from its inputs."""
     return read_plan_with_notes(path)[0]
-
-
-def read_plan_with_notes(path: str | Path) -> tuple[Plan, tuple[str, ...]]:
-    """(the plan in a file, sentences on what differs from what this version would write)."""
-    found, notes = read_plan_and_notes(path)
-    return Plan.of(found), notes
 
 
 def _request(

@@ -190,11 +190,3 @@ def run(plan: plans.Plan, **options: Any) -> Run:
     folders: list[Path] = []
     code = run_plan(plan, options_from(options), folders.append)
     return Run(code, folders[0] if folders else None)
-
-
-def is_one_of_many() -> bool:
-    """Whether torchrun or Slurm started this process, one a rank. Raises AutoshardError for variables of theirs that
-    contradict each other."""
-    from autoshard.runtime.environment import cluster_environment
-
-    return cluster_environment() is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import json
 import os
 import signal
@@ -33,7 +32,7 @@ from autoshard.runtime.processes import (
     python_command,
     start_interpreter,
 )
-from autoshard.runtime.worker import PR_SET_PDEATHSIG, main
+from autoshard.runtime.worker import PR_SET_PDEATHSIG, importing, main
 
 _SERVE = "from autoshard.runtime.fork_server import serve; serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
 _MESSAGE_BYTES = 65_536
@@ -127,11 +126,9 @@ def serve(connection_fd: int, parent_pid: int, modules: Sequence[str]) -> NoRetu
     if os.getppid() != parent_pid:
         os._exit(1)
     connection = socket.socket(fileno=connection_fd)
-    with suppress(Exception):
+    with suppress(Exception), importing():  # which also keeps their pages shared: no collection touches them
         for module in modules:
             import_module(module)
-    gc.collect()
-    gc.freeze()  # pages that no collection touches stay shared
     while True:
         asked, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 3)
         if not asked or not _is_alone():

@@ -10,13 +10,12 @@ _WAITING_FILES = (
     "torch/distributed/distributed_c10d.py",
     "torch/_ops.py",
     "torch_backend/collectives.py",
-    "torch_backend/direct.py",
     "torch_backend/shared_memory.py",
     "torch_backend/sums.py",
+    "torch_backend/transfers.py",
 )
 """Files whose frames mean waiting for another rank: collectives are operators of torch, other waits are methods of
 groups, and sums are read from a device, which may wait in a collective."""
-_WAITING_FUNCTIONS = ("_wait_batch_p2p", "wait")
 
 
 def is_waiting(stacks: str) -> bool:
@@ -30,7 +29,6 @@ def is_waiting(stacks: str) -> bool:
 def _waits(thread: str) -> bool:
     frames = [match for match in map(_FRAME.match, thread.splitlines()) if match][:_NEAREST_FRAMES]
     return any(
-        frame["file"].endswith(_WAITING_FILES)
-        or ("/torch/" in frame["file"] and frame["function"] in _WAITING_FUNCTIONS)
+        frame["file"].endswith(_WAITING_FILES) or ("/torch/" in frame["file"] and frame["function"] == "wait")
         for frame in frames
     )

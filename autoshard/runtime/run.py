@@ -25,15 +25,15 @@ from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.environment import ClusterEnvironment, cluster_environment
-from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.in_cluster import COLLECTIVES_LATER_S, run_in_cluster
 from autoshard.runtime.launch import Message, RunOutcome, run_processes
 from autoshard.runtime.metrics import MetricsWriter
 from autoshard.runtime.options import RunOptions
-from autoshard.runtime.processes import Start, start_interpreter
+from autoshard.runtime.processes import Start
 from autoshard.runtime.progress import ProgressDisplay
 from autoshard.runtime.rehearse import SEQUENCE_LENGTH, one_process, rehearse
 from autoshard.runtime.report import Verdict, introduction, result_tables, run_summary, verdict
+from autoshard.runtime.starting import TRAINER, starter
 from autoshard.runtime.toolchain import require_cpp_compiler
 from autoshard.runtime.unpriced import document_masks
 from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
@@ -41,8 +41,7 @@ from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
 if TYPE_CHECKING:
     from autoshard.runtime.data import TokenFile, TokenStream
 
-_TRAIN = "autoshard.runtime.trainer.worker:train"
-_COMPARE = "autoshard.runtime.trainer.worker:compare"
+_TRAIN, _COMPARE = f"{TRAINER}:train", f"{TRAINER}:compare"
 _TOKENS = ".tokens"
 """Folder inside the output folder, shared by its runs."""
 
@@ -51,9 +50,12 @@ OnFolder = Callable[[Path], None]
 """A function that is told the folder that a run writes to."""
 
 
-def run_plan(plan: Plan, options: RunOptions, on_folder: OnFolder = lambda folder: None) -> int:
+def run_plan(
+    plan: Plan, options: RunOptions, on_folder: OnFolder = lambda folder: None, start: Start | None = None
+) -> int:
     """Run or rehearse, print what happened -> exit code: 0, 1 when it failed or differs, 128 + signal when stopped.
 
+    start: of `starter`, where that is already at work; outside a cluster alone.
     Raises AutoshardError where the plan, the machine or the options do not go together.
     """
     environment = cluster_environment()
@@ -67,16 +69,8 @@ def run_plan(plan: Plan, options: RunOptions, on_folder: OnFolder = lambda folde
     if environment is not None:
         return _run_in_cluster(plan, options, environment, on_folder)
     run = _run_here if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes else _rehearse
-    with _starter(plan, options) as start:
-        return run(plan, options, start, on_folder)
-
-
-def _starter(plan: Plan, options: RunOptions) -> AbstractContextManager[Start]:
-    """How processes start: on the CPU as forks of one that imports, from now on, what they need."""
-    modules = BACKENDS[options.backend].early_imports(plan.strategy)
-    if not modules or options.device not in ("auto", "cpu"):
-        return nullcontext(start_interpreter)
-    return fork_server([_TRAIN.partition(":")[0], *modules])
+    with starter(options) if start is None else nullcontext(start) as begin:
+        return run(plan, options, begin, on_folder)
 
 
 def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:

@@ -111,7 +111,7 @@ class Probe(Protocol):
     """A view of a session for an audit. Each value is as of the moment it is read.
 
     parameter_elements: of all buffers of weights. parameters, gradients: those buffers. optimizer_tensors: everything
-    that the optimizer holds, these too. orders: by pipeline rank the actions of a step, such as '8F0' and '8SEND_F0'.
+    that the optimizer holds, these too. orders: by pipeline rank the actions of a step, such as 'F3.1'.
     """
 
     @property
@@ -192,7 +192,7 @@ class Runtime(Protocol):
         Raises AutoshardError where this machine, or the plan, has nothing for `asked`.
         """
 
-    def import_early(self, plan: Plan, compiles: bool) -> None:
+    def import_early(self, compiles: bool) -> None:
         """Import what takes seconds: until a rank's first action silence is no hang."""
 
     def connect(self, device: torch.device, timeout: timedelta, reporter: Reporter) -> None:

@@ -75,6 +75,16 @@ class InOrder:
     num_values: int
 
     @cached_property
+    def waits_for(self) -> tuple[tuple[int, int], ...]:
+        """By step, the indices of the one before it on its rank and of the one that makes what it waits for; -1 where
+        there is none."""
+        maker_of, last_of, found = [-1] * self.num_values, [-1] * len(self.places), []
+        for index, (rank, _, source, target, _) in enumerate(self.steps):
+            found.append((last_of[rank], maker_of[source]))
+            maker_of[target] = last_of[rank] = index
+        return tuple(found)
+
+    @cached_property
     def waves(self) -> list[Any]:
         """The steps in waves, each of which waits for waves before it alone and has one step of a rank at most.
 

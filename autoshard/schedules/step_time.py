@@ -78,11 +78,12 @@ def _first_row(work: Work) -> Work:
 
 def _on_clock(schedule: Schedule, work: Work, count: int) -> tuple[InOrder, list[Number], Number]:
     pp, _, vpp, forward_s, backward_s, transfer_s, weight_s = work
-    return _ordered(schedule, pp, count, vpp), durations(forward_s, backward_s, weight_s), transfer_s
+    return in_order(schedule, pp, count, vpp), durations(forward_s, backward_s, weight_s), transfer_s
 
 
 @lru_cache(maxsize=64)
-def _ordered(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> InOrder:
+def in_order(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> InOrder:
+    """All actions of a schedule's orders, each behind those that it waits for, found once. Sizes must be legal."""
     return in_dependency_order(orders_of(schedule, pp, num_microbatches, num_virtual_stages), pp * num_virtual_stages)
 
 

@@ -131,7 +131,7 @@ def seeded(fault: str, seed: int) -> Iterator[None]:
     random = Random(f"{fault} {seed}")
     with ExitStack() as stack:
         if fault == RECOMPUTE:
-            stack.enter_context(patch.object(stage_module, "checkpoint", _without_recompute))
+            stack.enter_context(patch.object(stage_module, "replayed", _without_recompute))
         elif fault == GATHERED:
             stack.enter_context(patch.object(ShardedBucket, "take", _kept_by(kept, ShardedBucket.take)))
         elif fault == LOGITS:
@@ -143,7 +143,7 @@ def seeded(fault: str, seed: int) -> Iterator[None]:
         yield
 
 
-def _without_recompute(run: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+def _without_recompute(run: Callable[..., Any], *inputs: Any) -> Any:
     return run(*inputs)
 
 

@@ -95,7 +95,7 @@ def ring(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
 
 
 def pipelined(arguments: dict[str, Any], reporter: Reporter) -> None:
-    """Two stages; the second microbatch of the second one raises, which torch wraps."""
+    """Two stages; the second microbatch of the second one raises."""
     import torch
 
     from tests.multiprocess.compared import connect

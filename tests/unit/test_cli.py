@@ -229,7 +229,7 @@ def test_run_passes_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     write_plan(plan_70b(), "plan.json")
     seen: list[Any] = []
     module = ModuleType("autoshard.runtime.run")
-    module.run_plan = lambda plan, options, on_folder: seen.append((plan, options)) or 1  # type: ignore[attr-defined, func-returns-value]
+    module.run_plan = lambda plan, options, start: seen.append((plan, options)) or 1  # type: ignore[attr-defined, func-returns-value]
     monkeypatch.setitem(sys.modules, "autoshard.runtime.run", module)
     arguments = ["--steps", "3", "--learning-rate", "1e-4", "--data", str(tmp_path), "--timeout", "60", "--wandb"]
     assert main(["run", "plan.json", *arguments]) == 1

@@ -20,8 +20,8 @@ Current thread 0x00007f2 (most recent call first):
 """
 WAITS_FOR_A_STAGE = """\
 Current thread 0x00007f2 (most recent call first):
-  File "/site-packages/torch/distributed/pipelining/schedules.py", line 620 in _wait_batch_p2p
-  File "/site-packages/torch/distributed/pipelining/schedules.py", line 2401 in step
+  File "/site-packages/autoshard/runtime/torch_backend/transfers.py", line 74 in arrived
+  File "/site-packages/autoshard/runtime/torch_backend/pipeline.py", line 106 in _act
 """
 COMPUTES = """\
 Current thread 0x00007f2 (most recent call first):

@@ -124,7 +124,8 @@ def test_a_bias_of_the_choice_is_no_parameter_that_is_learned() -> None:
     graph = stage_graph(TINY, dim_sizes(TINY, 1, 64), (1,), False, False)
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     assert not graph.tensors[name].differentiable
-    assert graph.num_parameters() + 8 == sum(graph.num_elements(tensor.name) for tensor in graph.parameters())
+    learned, every = (sum(graph.num_elements(one.name) for one in of) for of in (graph.learned(), graph.parameters()))
+    assert learned + 8 == every
 
 
 @pytest.mark.parametrize("name", ["deepseek v3", "deepseek v2 of 6 heads"])

@@ -57,7 +57,7 @@ def test_the_device_decides_what_is_compiled_unless_somebody_does(
 ) -> None:
     asked: list[RunOptions] = []
 
-    def run_plan(plan: object, options: RunOptions, on_folder: object) -> int:
+    def run_plan(plan: object, options: RunOptions, start: object) -> int:
         asked.append(options)
         return 0
 

@@ -19,7 +19,7 @@ MIDDLE = 1
 
 
 def kept_by_graph(p: Plan) -> float:
-    """For backward, and the output, which torch's pipeline keeps as well."""
+    """For backward, and the output, which the pipeline keeps as well."""
     program = p.program(p.stages[MIDDLE].layers, False, False)
     (out,) = program.outputs
     output = local_bytes(program.graph, program.tensor(out).name, program.states[out], program.axes)

@@ -44,7 +44,7 @@ def device_of(plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> to
     return found
 
 
-def import_early(plan: Plan, compiles: bool) -> None:
+def import_early(compiles: bool) -> None:
     """Nothing: NxD is imported when the session is opened."""
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from autoshard.graph.partition import Program
-from autoshard.graph.redistribute import local_sizes
 from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.stage_module import StageModule
-from autoshard.runtime.torch_backend.transfers import Transfers
+from autoshard.runtime.torch_backend.transfers import Transfers, output_sizes
 
 Pieces = list[torch.Tensor]
 
@@ -68,13 +67,9 @@ class Evaluation:
         before = self._stages[stage.index - 1]
         if before.pipeline_rank == self._rank:
             return previous[microbatch]
-        program = self._programs[before.index]
-        view = program.outputs[0]
-        shape = local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
-        hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
+        hidden = torch.empty(output_sizes(self._programs[before.index]), dtype=self._dtype, device=self._device)
         assert self._transfers is not None
-        self._transfers.receive(hidden, self._transfers.pipeline.ranks[before.pipeline_rank]).wait()
-        return hidden
+        return self._transfers.receive(hidden, self._transfers.pipeline.ranks[before.pipeline_rank])()
 
     def _goes_up(self, stage: Stage) -> bool:
         return not stage.has_head and self._stages[stage.index + 1].pipeline_rank > self._rank

@@ -1,60 +1,35 @@
-"""Runs the plan's lists of actions on every rank, in the plan's order, with torch.distributed.pipelining."""
+"""Runs this rank's actions in the plan's order, with what it receives for them and sends behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
 
+from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
-from autoshard.graph.redistribute import local_sizes
 from autoshard.plans.plan import Plan, Stage
 from autoshard.runtime.torch_backend.stage_module import StageModule
-from autoshard.runtime.torch_backend.transfers import Transfers
+from autoshard.runtime.torch_backend.transfers import Arriving, Transfers, output_sizes
+from autoshard.runtime.torch_backend.weight_gradients import Work
 from autoshard.schedules import Action, actions
-
-if TYPE_CHECKING:
-    from autoshard.runtime.torch_backend.pipeline_runtime import Runtime
+from autoshard.schedules.receives import Receive, awaits, reader, with_receives
 
 StepInputs = dict[str, list[torch.Tensor]]
 """Name in the graph (token ids, labels and the like) -> one local piece for each microbatch of a step."""
-
-
-class Entered(nn.Module):
-    """A stage as torch's runtime calls it: token ids and the like come from this step's lists, not through the
-    pipeline."""
-
-    def __init__(self, module: StageModule, stage: Stage, on_action: Callable[[str], None]):
-        super().__init__()
-        self.module, self._stage, self._on_action = module, stage, on_action
-        self.inputs: StepInputs = {}
-        self.losses: list[torch.Tensor] = []
-        self._microbatch = 0
-
-    def begin(self, inputs: StepInputs) -> None:
-        self.inputs, self.losses, self._microbatch = inputs, [], 0
-
-    def tell(self, kind: str, microbatch: int) -> None:
-        self._on_action(str(Action(kind, microbatch, self._stage.chunk)))
-
-    def forward(self, received: torch.Tensor) -> torch.Tensor:
-        """The stage's output. received: the previous stage's output; for the first stage only the runtime's token for a
-        microbatch."""
-        microbatch, self._microbatch = self._microbatch, self._microbatch + 1
-        self.tell("F", microbatch)
-        values = {"hidden": received, **{name: pieces[microbatch] for name, pieces in self.inputs.items()}}
-        out = self.module(*(values[name] for name in self.module.input_names))
-        if self._stage.has_head:
-            self.losses.append(out.detach())
-            return out.view(1)  # the runtime's stages give tensors with at least one dim
-        return out
+Place = tuple[int, int]
+"""(microbatch, chunk)."""
 
 
 class Pipeline:
-    """This rank's virtual stages and the order in which they run."""
+    """This rank's virtual stages and the order in which they run.
+
+    turns: what each pipeline rank does in a step, in order; this one runs its own.
+    on_action: told what the rank is about to do, once its input is there.
+    Raises AutoshardError for orders that leave something out of the step or deadlock, and where a schedule puts weight
+    gradients off and does not say so.
+    """
 
     def __init__(
         self,
@@ -67,13 +42,21 @@ class Pipeline:
         dtype: torch.dtype,
         on_action: Callable[[str], None],
     ):
-        self._num_microbatches = plan.num_microbatches
-        self._weight = 1.0
-        self._entered = [Entered(modules[stage.index], stage, on_action) for stage in stages]
-        self._runtime: Runtime | None = None
-        self._device, self._transfers = device, transfers
-        if transfers is not None:
-            self._runtime = self._connect(plan, stages, programs, transfers, dtype)
+        strategy, self._num_microbatches = plan.strategy, plan.num_microbatches
+        self._stages, self._modules = stages, [modules[stage.index] for stage in stages]
+        self._rank, self._pp = stages[0].pipeline_rank, strategy.pp
+        self._transfers, self._device, self._dtype, self._on_action = transfers, device, dtype, on_action
+        self._output_sizes = {index: output_sizes(program) for index, program in programs.items()}
+        orders = actions(strategy.schedule, strategy.pp, plan.num_microbatches, strategy.num_virtual_stages)
+        self.turns = with_receives(orders, len(plan.stages), plan.num_microbatches)
+        if self._modules[0].later is None and any(action.kind == "W" for action in orders[self._rank]):
+            raise AutoshardError(f"schedule={strategy.schedule} has actions I and W: it must say weights_apart=True")
+        self._inputs: StepInputs = {}
+        self._loss_weight = 0.0
+        self._losses: list[torch.Tensor] = []
+        self._arriving: dict[Action, Arriving] = {}
+        self._held: dict[Place, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._left: dict[Place, Work] = {}
 
     def run(self, inputs: StepInputs, weight: float) -> list[torch.Tensor]:
         """Runs forward and backward of all microbatches; returns their local losses, empty where the last stage is not
@@ -81,85 +64,92 @@ class Pipeline:
 
         weight: gradients are those of the microbatches' mean loss times this.
         """
-        self._weight = weight
-        for one in self._entered:
-            one.begin(inputs)
-        if self._runtime is None:
-            self._run_alone()
+        self._inputs, self._losses, self._loss_weight = inputs, [], weight / self._num_microbatches
+        for turn in self.turns[self._rank]:
+            if isinstance(turn, Receive):
+                self._arriving[turn.action] = self._receive(turn)
+            else:
+                self._act(turn)
+        if self._transfers is not None:
+            self._transfers.settle()
+        self._inputs = {}
+        return self._losses
+
+    def compute(self, action: Action, arrived: torch.Tensor | None) -> torch.Tensor | None:
+        """Runs one action of this rank -> what another stage waits for, the output or the gradient of the input, if
+        any does.
+
+        arrived: the output of the stage before or the gradient of this one's output; None at the ends of the model.
+        """
+        if action.kind == "F":
+            return self._forward(action, arrived)
+        if action.kind == "W":
+            self._left.pop((action.microbatch, action.chunk))()
+            return None
+        return self._backward(action, arrived)
+
+    def _receive(self, turn: Receive) -> Arriving:
+        before = turn.action.kind == "F"  # the stage whose output it is, or whose output's gradient
+        sizes = self._output_sizes[self._stages[turn.action.chunk].index - before]
+        into = torch.empty(sizes, dtype=self._dtype, device=self._device)
+        assert self._transfers is not None
+        return self._transfers.receive(into, self._transfers.pipeline.ranks[turn.sender])
+
+    def _act(self, action: Action) -> None:
+        wait = self._arriving.pop(awaits(action), None)
+        arrived = None if wait is None else wait()
+        self._on_action(str(action))
+        made = self.compute(action, arrived)
+        if made is None:
+            return
+        receiver, name = reader(action, self._rank, self._pp)
+        if receiver == self._rank:
+            self._arriving[name] = made.detach
         else:
-            starts = any(one._stage.has_embedding for one in self._entered)
-            ends = any(one._stage.has_head for one in self._entered)
-            token = torch.zeros(self._num_microbatches, 1, device=self._device)
-            arguments: tuple[Any, ...] = (token,) if starts else ()
-            raised: BaseException | None = None
-            try:
-                self._runtime.step(*arguments, target=token if ends else None, return_outputs=False)
-            except RuntimeError as error:
-                raised = _of_stage(error)
-            if raised is None and self._transfers is not None:
-                self._transfers.settle()
-            if raised is not None:  # out here: in there Python would make the wrapper its context
-                raise raised
-        return [loss for one in self._entered for loss in one.losses]
+            assert self._transfers is not None
+            self._transfers.send(made, self._transfers.pipeline.ranks[receiver])
 
-    def _run_alone(self) -> None:
-        (only,) = self._entered
-        for microbatch in range(self._num_microbatches):
-            loss = only(torch.empty(0))
-            only.tell("B", microbatch)
-            self._scaled(loss).backward()
+    def _forward(self, action: Action, received: torch.Tensor | None) -> torch.Tensor | None:
+        module = self._modules[action.chunk]
+        values = {name: pieces[action.microbatch] for name, pieces in self._inputs.items()}
+        if received is not None:
+            values["hidden"] = received.requires_grad_()
+        output = module(*(values[name] for name in module.input_names))
+        self._held[action.microbatch, action.chunk] = received, output
+        if not self._stages[action.chunk].has_head:
+            return output
+        self._losses.append(output.detach())
+        return None
 
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss * (self._weight / self._num_microbatches)
-
-    def _connect(
-        self,
-        plan: Plan,
-        stages: tuple[Stage, ...],
-        programs: dict[int, Program],
-        transfers: Transfers,
-        dtype: torch.dtype,
-    ) -> Runtime:
-        # here and not above: importing it takes a second, and a rank without a pipeline starts without
-        from autoshard.runtime.torch_backend.pipeline_runtime import Runtime, ScheduledStage, spelled
-
-        count = len(plan.stages)
-        pieces = [
-            ScheduledStage(
-                one,
-                stage.index,
-                count,
-                self._device,
-                input_args=(self._example(programs, stage.index - 1, dtype),),
-                output_args=(self._example(programs, stage.index, dtype),),
-                group=transfers.pipeline.handle,
-                transfers=transfers,
-                dw_builder=None if one.module.later is None else one.module.later.take,
-            )
-            for one, stage in zip(self._entered, stages, strict=True)
-        ]
-        number = self._num_microbatches
-        runtime = Runtime(pieces, number, loss_fn=lambda loss, target: self._scaled(loss), scale_grads=False)
-        strategy = plan.strategy
-        order = actions(strategy.schedule, strategy.pp, number, strategy.num_virtual_stages)
-        runtime._prepare_schedule_with_comms({rank: spelled(own, rank, strategy.pp) for rank, own in enumerate(order)})
-        return runtime
-
-    def _example(self, programs: dict[int, Program], index: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor like the one that leaves stage `index`, from which the runtime derives its receive buffers."""
-        if index < 0:
-            return torch.zeros(1, 1, device=self._device)
-        if index == len(programs) - 1:
-            return torch.zeros(1, device=self._device, requires_grad=True)
-        program = programs[index]
-        view = program.outputs[0]
-        shape = local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
-        assert prod(shape) > 0
-        return torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
+    def _backward(self, action: Action, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        received, output = self._held.pop((action.microbatch, action.chunk))
+        root: torch.Tensor = output * self._loss_weight if gradient is None else _Given.apply(output, gradient)
+        root.backward()
+        later = self._modules[action.chunk].later
+        if later is not None:
+            left = later.take()
+            if action.kind == "I":
+                self._left[action.microbatch, action.chunk] = left
+            else:
+                left()
+        if received is None:
+            return None
+        gradient, received.grad = received.grad, None  # what waits for `W` may hold what was received
+        return gradient
 
 
-def _of_stage(error: BaseException) -> BaseException:
-    """The error that a stage raised, taken out of torch's wrapping."""
-    while error.__cause__ is not None and "failed to run" in str(error).lower():
-        error = error.__cause__
-    return error
+class _Given(torch.autograd.Function):
+    """A scalar of which a tensor has a given gradient.
+
+    For a gradient that it is given itself, torch compares shapes that may be symbols: it would import sympy in every
+    rank's first backward, for 0.3 s.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.gradient = gradient
+        return output.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.gradient, None

@@ -11,6 +11,7 @@ import torch
 from autoshard.graph.partition import Step
 from autoshard.models.stage import published_sizes
 from autoshard.runtime.torch_backend.optimizer import piece_shapes
+from autoshard.schedules import Action
 
 if TYPE_CHECKING:
     from autoshard.runtime.torch_backend.session import Session
@@ -80,14 +81,9 @@ class SessionProbe:
 
     @property
     def orders(self) -> Sequence[Sequence[str]]:
-        """Actions that the runtime holds for a step, by pipeline rank, as torch spells them: '8F0', '8SEND_F0'.
-
-        Empty without a pipeline.
-        """
-        runtime: Any = self._session._pipeline._runtime
-        if runtime is None:
-            return ()
-        return [[str(one) for one in order] for _, order in sorted(runtime.pipeline_order_with_comms.items())]
+        """Actions that the runtime holds for a step, by pipeline rank, such as F3.1."""
+        turns = self._session._pipeline.turns
+        return [[str(turn) for turn in own if isinstance(turn, Action)] for own in turns]
 
     def watch(self, watched: Callable[[Step, Callable[..., Any]], Callable[..., Any]]) -> None:
         """Run each step of the session's programs as watched(step, run) instead of as run; for good."""

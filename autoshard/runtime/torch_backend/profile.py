@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autoshard.runtime.torch_backend.devices import synchronize
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.shm_collectives import NAMESPACE
+from autoshard.schedules import Action
 
 Span = tuple[str, str, float, float]
 """category ('action', 'collective', 'optimizer'), name, start and end in seconds."""
@@ -59,13 +60,13 @@ class StepProfiler:
     def _attach(self, session: Session) -> None:
         """Around the methods of this session's own objects; its classes stay as they are."""
         pipeline = session._pipeline
-        for entered in pipeline._entered:
-            self._watch_forward(entered, entered._stage.chunk)
-        if pipeline._runtime is None:
-            self._watch_lone_backward(pipeline)
-        else:
-            for stage, entered in zip(pipeline._runtime._stages, pipeline._entered, strict=True):
-                self._watch_backward(stage, entered._stage.chunk)
+        compute = pipeline.compute
+
+        def watched(action: Action, arrived: torch.Tensor | None) -> torch.Tensor | None:
+            with self.span("action", str(action)):
+                return compute(action, arrived)
+
+        pipeline.compute = watched  # type: ignore[method-assign]
         for bucket in session.optimizer.buckets:
             self._wrap(bucket, "reduce", "optimizer", "gradient sync")
             self._wrap(bucket, "publish", "optimizer", "parameter gather")
@@ -79,60 +80,6 @@ class StepProfiler:
                 return original(*args, **kwargs)
 
         setattr(owner, method, watched)
-
-    def _watch_forward(self, entered: Any, chunk: int) -> None:
-        original = entered.forward
-
-        def forward(*args: Any) -> Any:
-            with self.span("action", f"F{entered._microbatch}.{chunk}"):
-                return original(*args)
-
-        entered.forward = forward
-
-    def _watch_backward(self, stage: Any, chunk: int) -> None:
-        backward, weight = stage.backward_one_chunk, stage.backward_weight_one_chunk
-
-        def backward_one_chunk(
-            bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-        ) -> None:
-            with self.span("action", f"{'B' if full_backward else 'I'}{bwd_chunk_id}.{chunk}"):
-                backward(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
-
-        def backward_weight_one_chunk(bwd_chunk_id: int, last_backward: bool = False) -> None:
-            with self.span("action", f"W{bwd_chunk_id}.{chunk}"):
-                weight(bwd_chunk_id, last_backward=last_backward)
-
-        stage.backward_one_chunk = backward_one_chunk
-        stage.backward_weight_one_chunk = backward_weight_one_chunk
-
-    def _watch_lone_backward(self, pipeline: Any) -> None:
-        """Without a pipeline a backward begins when its loss is scaled, and ends with the next action or the run."""
-        scaled, run = pipeline._scaled, pipeline.run
-        microbatch = 0
-        begun_s: float | None = None
-
-        def end() -> None:
-            nonlocal begun_s
-            if begun_s is not None and self._watching:
-                self.spans.append(("action", f"B{microbatch - 1}.0", begun_s, self._now_s()))
-            begun_s = None
-
-        def watched_scaled(loss: torch.Tensor) -> torch.Tensor:
-            nonlocal begun_s, microbatch
-            begun_s, microbatch = self._now_s(), microbatch + 1
-            found: torch.Tensor = scaled(loss)
-            return found
-
-        def watched_run(*args: Any) -> Any:
-            nonlocal microbatch
-            microbatch = 0
-            losses = run(*args)
-            end()
-            return losses
-
-        (only,) = pipeline._entered
-        only.register_forward_pre_hook(lambda module, args: end())
-        pipeline._scaled, pipeline.run = watched_scaled, watched_run
 
 
 class _Collectives(TorchDispatchMode):

@@ -8,7 +8,6 @@ from importlib import import_module
 
 import torch
 
-from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Profiler
@@ -21,10 +20,8 @@ from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker_arguments import TrainArguments
 
 
-def import_early(plan: Plan, compiles: bool) -> None:
-    """Import what takes seconds."""
-    for module in TORCH.early_imports(plan.strategy):
-        import_module(module)
+def import_early(compiles: bool) -> None:
+    """Import what takes seconds and not every run needs."""
     if compiles:
         import_module("torch._inductor.compile_fx")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
@@ -20,6 +19,7 @@ from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.keep import Kept, keep
 from autoshard.runtime.torch_backend.kernels import Projection, kernel
+from autoshard.runtime.torch_backend.replay import replayed
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
@@ -96,12 +96,7 @@ class StageModule(nn.Module):
         env: Environment = {**parameters, **dict(zip(self.input_names, inputs, strict=True))}
         for section in self._sections:
             if section.recomputed and torch.is_grad_enabled():
-                values = checkpoint(
-                    _replayable(section, parameters),
-                    *(env[view] for view in section.inputs),
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
+                values = replayed(_replayable(section, parameters), *(env[view] for view in section.inputs))
                 for view in section.released:
                     del env[view]
                 env.update(zip(section.outputs, values, strict=True))

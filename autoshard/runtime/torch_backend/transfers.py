@@ -7,17 +7,23 @@ each other need not be in one order then.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from autoshard.graph.partition import Program
+from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.mesh import Mesh
 from autoshard.plans.stage_sections import neighbours
 from autoshard.runtime.torch_backend.groups import Group
 
 Pair = tuple[int, int]
 """(sender, receiver) as ranks of the whole mesh."""
+Arriving = Callable[[], torch.Tensor]
+"""Waits for a tensor that is received, and returns it."""
 
 
 class Transfers:
@@ -26,7 +32,7 @@ class Transfers:
 
     def __init__(self, pipeline: Group, pairs: dict[Pair, dist.ProcessGroup] | None):
         self.pipeline, self._pairs = pipeline, pairs
-        self._sending: list[dist.Work] = []
+        self._sending = deque[dist.Work]()
 
     @property
     def is_point_to_point(self) -> bool:
@@ -34,7 +40,8 @@ class Transfers:
 
     def send(self, x: torch.Tensor, to: int) -> None:
         """Starts to send x; `settle` waits for all that was sent. to: a rank of the whole mesh."""
-        self._sending = [work for work in self._sending if not work.is_completed()]
+        while self._sending and self._sending[0].is_completed():
+            self._sending.popleft()
         x = x.detach().contiguous()
         if self._pairs is None:
             work = dist.isend(x, dst=to, group=self.pipeline.handle)
@@ -44,21 +51,31 @@ class Transfers:
         assert work is not None
         self._sending.append(work)  # which holds x as long as it needs it
 
-    def receive(self, into: torch.Tensor, sender: int) -> dist.Work:
-        """Starts to receive from a rank of the whole mesh; the tensor is there when the work is done."""
+    def receive(self, into: torch.Tensor, sender: int) -> Arriving:
+        """Starts to receive from a rank of the whole mesh."""
         if self._pairs is None:
             work = dist.irecv(into, src=sender, group=self.pipeline.handle)
         else:
             mine = self.pipeline.ranks[self.pipeline.index]
             work = dist.broadcast(into, src=sender, group=self._pairs[sender, mine], async_op=True)
         assert work is not None
-        return work
+
+        def arrived() -> torch.Tensor:
+            work.wait()
+            return into
+
+        return arrived
 
     def settle(self) -> None:
         """Waits until everything is sent."""
-        for work in self._sending:
-            work.wait()
-        self._sending = []
+        while self._sending:
+            self._sending.popleft().wait()
+
+
+def output_sizes(program: Program) -> tuple[int, ...]:
+    """Sizes of the tensor that leaves a stage, on each of its ranks."""
+    (view,) = program.outputs
+    return local_sizes(program.graph, program.tensor(view).dims, program.states[view], program.axes)
 
 
 def pair_groups(mesh: Mesh, rank: int, wraps: bool, timeout: timedelta | None) -> dict[Pair, dist.ProcessGroup]:

@@ -20,7 +20,6 @@ from autoshard.runtime.torch_backend.devices import group_timeout
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.trainer.batches import Data
 from autoshard.runtime.trainer.evaluation import evaluate
-from autoshard.runtime.trainer.initial_weights import load_weights
 from autoshard.runtime.trainer.resume import Progress
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
@@ -62,6 +61,8 @@ def train_steps(
     steps = arguments.steps
     progress = Progress(session, saved, arguments, data.learned, reporter)
     if progress.first_step == 0 and arguments.weights is not None:
+        from autoshard.runtime.trainer.initial_weights import load_weights  # brings all that converts weights
+
         reporter.last_action = "reading weights"
         load_weights(session, Path(arguments.weights))
     profiler = None

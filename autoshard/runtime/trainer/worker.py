@@ -53,7 +53,7 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     if compiles is None:
         compiles = device.type == "neuron" and not arguments.debug_nan
     arguments = replace(arguments, compile=compiles)
-    runtime.import_early(plan, compiles)  # before the first action: until then silence is no hang
+    runtime.import_early(compiles)  # before the first action: until then silence is no hang
     reporter.last_action = "connecting"
     runtime.connect(device, group_timeout(arguments.collective_timeout_s), reporter)
     data = open_data(arguments, plan)

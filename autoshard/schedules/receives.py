@@ -1,0 +1,88 @@
+"""Places each rank's receives among its actions, so that no ranks can wait for each other in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+from autoshard.errors import AutoshardError
+from autoshard.schedules.action import Action, Order
+from autoshard.schedules.simulate import in_dependency_order
+
+
+class Receive(NamedTuple):
+    """A rank begins to receive what one of its actions later on waits for, as `awaits` names it. sender: the pipeline
+    rank that sends it right behind the action that makes it."""
+
+    action: Action
+    sender: int
+
+
+Turn = Action | Receive
+"""What a rank does next: an action, with what it sends behind it, or the beginning of a receive."""
+
+
+def with_receives(orders: Sequence[Order], num_stages: int, num_microbatches: int) -> tuple[tuple[Turn, ...], ...]:
+    """Each rank's actions with its receives among them.
+
+    Every rank has its own transfers in one order of all: that of ranks which take turns, first to last, with one action
+    each whose input is there. So the first transfer that is left can always take place, even where a send ends no
+    earlier than its receive begins, and two ranks agree about the order of what goes to and fro between them. A receive
+    stands where the sender has its turn: what comes may arrive while the receiver does something else, and room for it
+    is not made much earlier.
+
+    orders: one list of actions a pipeline rank; chunk c of rank r is virtual stage c * pp + r.
+    Raises AutoshardError for lists that leave something out of the step, or that deadlock.
+    """
+    pp = len(orders)
+    for rank, order in enumerate(orders):
+        _check_whole(rank, order, num_stages // pp, num_microbatches)
+    ordered = in_dependency_order(orders, num_stages)
+    rounds, made = [-1] * pp, [(-1, pp)] * ordered.num_values  # each rank's last round; when and where a value was made
+    in_turns: list[tuple[int, int, Action, bool]] = []
+    left = [iter(order) for order in orders]
+    for rank, _, source, target, sends in ordered.steps:
+        when, maker = made[source]
+        rounds[rank] = max(rounds[rank] + 1, when + (maker >= rank))
+        made[target] = rounds[rank], rank
+        in_turns.append((rounds[rank], rank, next(left[rank]), sends))
+    turns: list[list[Turn]] = [[] for _ in orders]
+    for _, rank, action, sends in sorted(in_turns):
+        turns[rank].append(action)
+        if sends:
+            receiver, name = reader(action, rank, pp)
+            turns[receiver].append(Receive(name, rank))
+    return tuple(map(tuple, turns))
+
+
+def awaits(action: Action) -> Action:
+    """The name of what an action waits for: the forward or the backward that it is part of, as `I` is of `B`."""
+    return action._replace(kind="B") if action.kind == "I" else action
+
+
+def reader(action: Action, rank: int, pp: int) -> tuple[int, Action]:
+    """The pipeline rank of the stage for which an action makes something, the next one or, for a backward, the one
+    before; and what that stage's action awaits."""
+    step = 1 if action.kind == "F" else -1
+    chunk, receiver = divmod(action.chunk * pp + rank + step, pp)
+    return receiver, awaits(action._replace(chunk=chunk))
+
+
+def _check_whole(rank: int, order: Order, num_chunks: int, num_microbatches: int) -> None:
+    """Raise AutoshardError unless each microbatch has its forward and its backward in each chunk, in this order."""
+    kinds = dict.fromkeys(product(range(num_microbatches), range(num_chunks)), "")
+    for kind, microbatch, chunk in order:
+        kinds[microbatch, chunk] = kinds.get((microbatch, chunk), "") + kind
+    for place, ((microbatch, chunk), found) in enumerate(kinds.items()):
+        if place >= num_microbatches * num_chunks:
+            raise AutoshardError(
+                f"the schedule has {found[0]}{microbatch}.{chunk} on rank {rank}; there are {num_microbatches} "
+                f"microbatches and {num_chunks} chunks, numbered from 0"
+            )
+        if found not in ("FB", "FIW"):
+            has = " ".join(f"{kind}{microbatch}.{chunk}" for kind in found) or "nothing"
+            raise AutoshardError(
+                f"the schedule has {has} of microbatch {microbatch} in chunk {chunk} of rank {rank}; a step needs F "
+                "and then B, or F, I and W"
+            )
