@@ -93,9 +93,12 @@ def test_a_search_that_is_stopped_says_what_is_proven() -> None:
     done = search(MODEL, TRAINING, TRN1)
     stopped = search(MODEL, TRAINING, TRN1, time_limit_s=1e-9)
     assert done.optimality.startswith(OPTIMAL)
-    words, share = stopped.optimality.split(": within ")
-    assert words == "stopped after 1e-09 s" and share.endswith(" % of the optimum within this model, proven")
-    at_least_s = stopped.best.estimate.step_time_s * (1 - float(share.split()[0]) / 100)
+    words, claim = stopped.optimality.split(": within ")
+    share, given_away = claim.split(" % of the optimum within this model, proven")
+    assert words == "stopped after 1e-09 s"
+    # What it came to in so little time may be slower than another that it found, and less uncertain.
+    assert not given_away or given_away.endswith(" % longer than the fastest that was found, which a note explains")
+    at_least_s = stopped.best.estimate.step_time_s * (1 - float(share) / 100)
     assert at_least_s <= done.best.estimate.step_time_s * 1.01 <= stopped.best.estimate.step_time_s * 1.01
     assert stopped.considered == done.considered
     assert {"not looked at in time"} == {r.reason for r in stopped.rejections} - {r.reason for r in done.rejections}
