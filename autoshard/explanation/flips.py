@@ -1,7 +1,8 @@
 """Finds where the choice of a layout flips when one quantity changes. It searches again; it does not extrapolate.
 
-Between two values of a quantity it prices the layouts known so far (`estimate`) and bisects the flip; then it searches
-on both sides of that. A layout that the search finds joins the known ones, and the bisection is done again.
+Between two values of a quantity it prices the layouts known so far (`estimate`) and bisects where a search that knew
+these alone would take another one; then it searches on both sides of that. A layout that the search finds joins the
+known ones, and the bisection is done again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import NamedTuple
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
+from autoshard.cost.fit_probability import Level
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.promising import drafts_of
+from autoshard.planner.ranking import Timed
+from autoshard.planner.search import PassedOver, passed_over, taken_of
 from autoshard.plans.search_result import Candidate, Pins
 
 FINE = 1.01
@@ -78,17 +83,42 @@ def winner(
         return Winner(None, str(error))
 
 
-@dataclass
-class _Known:
-    """Layouts that are priced along one quantity. ours: those that count as the chosen layout. theirs: the others.
-    given_away: by how many layouts are known, how many times as long as theirs ours take today, at least 1."""
+class Question(NamedTuple):
+    """One question to the search: the problem, its pins, the probability with which a layout must fit, and the layouts
+    to look at, None for all: where these are many, all at the far end, and between only those that are promising
+    there or today."""
 
     problem: Problem
+    pins: Pins
+    sure: float = FIT_PROBABILITY
+    among: frozenset[Draft] | None = None
+
+
+@dataclass
+class _Known:
+    """Layouts that are priced along one quantity, each once at each factor. asked: the question. passed: what a search
+    passes over. sure: probability with which a layout must fit. ours: those that count as the chosen layout. theirs:
+    the others. given_away: by how many layouts are known, how many times as long as theirs ours take today, at least 1;
+    None where a search that knew these alone would take ours today."""
+
+    asked: Question
+    passed: PassedOver
     quantity: Quantity
     sure: float
     ours: list[Strategy]
     theirs: list[Strategy]
-    given_away: dict[int, float] = field(default_factory=dict)
+    given_away: dict[int, float | None] = field(default_factory=dict)
+    seconds: dict[tuple[float, Strategy], float | None] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many layouts are known."""
+        return len(self.ours) + len(self.theirs)
+
+    @property
+    def kinds(self) -> frozenset[Draft]:
+        """These, whatever their cuts and recompute sets are."""
+        return frozenset(drafts_of((*self.ours, *self.theirs)))
 
     def is_ours(self, best: Candidate | None) -> bool:
         return best is not None and same_layout(best.strategy, self.ours[0])
@@ -102,37 +132,55 @@ class _Known:
 
     def add_faster(self, found: Iterable[Strategy], factor: float) -> None:
         """Adds the layouts that win over ours at this factor."""
-        scaled = self.quantity.scaled(self.problem, factor)
-        ours_s = self.fastest_s(scaled, self.ours)
+        ours_s = self.fastest_s(factor, self.ours)
         for one in found:
             if not same_layout(one, self.ours[0]) and one not in self.theirs:
-                seconds = self.fastest_s(scaled, [one])
+                seconds = self.fastest_s(factor, [one])
                 if seconds is not None and (ours_s is None or seconds < ours_s):
                     self.theirs.append(one)
 
     def ours_win(self, factor: float) -> bool:
-        """Whether the chosen layout still wins at this factor. A lead that others have over it today is allowed there
-        too."""
-        ratio, known = self.ratio(factor), len(self.ours) + len(self.theirs)
-        if known not in self.given_away:
-            self.given_away[known] = max(1.0, self.ratio(1.0) or 1.0)
-        return ratio is not None and ratio <= self.given_away[known] * (1 + EQUAL)
+        """Whether the chosen layout still wins at this factor: a search that knew these layouts alone would take it.
+        Where it would not do so today, a lead that others have over it today is allowed there too."""
+        if self.count not in self.given_away:
+            self.given_away[self.count] = None if self.ours_are_taken(1.0) else max(1.0, self.ratio(1.0) or 1.0)
+        given_away = self.given_away[self.count]
+        if given_away is None:
+            return self.ours_are_taken(factor)
+        ratio = self.ratio(factor)
+        return ratio is not None and ratio <= given_away * (1 + EQUAL)
+
+    def ours_are_taken(self, factor: float) -> bool:
+        """Whether a search that knew these layouts alone would take ours."""
+        timed = ((self.step_time_s(factor, one), one) for one in (*self.ours, *self.theirs))
+        ranked = sorted((Timed(seconds, one) for seconds, one in timed if seconds is not None), key=lambda one: one[0])
+        if not ranked:
+            return False
+        problem = self.quantity.scaled(self.asked.problem, factor)
+        level = Level(self.sure, problem.cluster.device.memory_bytes)
+        return same_layout(taken_of(problem, self.passed, level, ranked), self.ours[0])
 
     def ratio(self, factor: float) -> float | None:
         """Step time of ours over theirs at this factor; None where ours do not fit, 0 where theirs do not."""
-        problem = self.quantity.scaled(self.problem, factor)
-        ours, theirs = (self.fastest_s(problem, known) for known in (self.ours, self.theirs))
+        ours, theirs = (self.fastest_s(factor, known) for known in (self.ours, self.theirs))
         if ours is None:
             return None
         return ours / theirs if theirs is not None else 0.0
 
-    def fastest_s(self, problem: Problem, known: list[Strategy]) -> float | None:
+    def fastest_s(self, factor: float, known: list[Strategy]) -> float | None:
         """The shortest step time, seconds, of the known layouts that fit with at least probability `sure`; None where
         none does."""
-        estimates = (estimate(problem.model, problem.training, problem.cluster, one) for one in known)
-        return min(
-            (one.step_time_s for one in estimates if one.fits and one.fits_probability >= self.sure), default=None
-        )
+        each = (self.step_time_s(factor, one) for one in known)
+        return min((seconds for seconds in each if seconds is not None), default=None)
+
+    def step_time_s(self, factor: float, strategy: Strategy) -> float | None:
+        """The step time of one layout, seconds; None where it does not fit with at least probability `sure`."""
+        key = factor, strategy
+        if key not in self.seconds:
+            problem = self.quantity.scaled(self.asked.problem, factor)
+            one = estimate(problem.model, problem.training, problem.cluster, strategy)
+            self.seconds[key] = one.step_time_s if one.fits and one.fits_probability >= self.sure else None
+        return self.seconds[key]
 
     def bisected(self, holds: float, flipped: float) -> tuple[float, float]:
         """The factors (holds, flipped) moved together until they are no more than FINE apart."""
@@ -149,17 +197,6 @@ def _apart(one: float, other: float) -> float:
     return max(one / other, other / one)
 
 
-class Question(NamedTuple):
-    """One question to the search: the problem, its pins, the probability with which a layout must fit, and the layouts
-    to look at, None for all: where these are many, all at the far end, and between only those that are promising
-    there or today."""
-
-    problem: Problem
-    pins: Pins
-    sure: float = FIT_PROBABILITY
-    among: frozenset[Draft] | None = None
-
-
 def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float) -> Flip | None:
     """The first flip between now and `furthest` times the quantity; None where the choice at both ends is the same."""
     if quantity.whole:
@@ -171,24 +208,31 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
     if among is None:
         among = _promising(searches, pins, problem, quantity.scaled(problem, furthest))
     now = estimate(problem.model, problem.training, problem.cluster, chosen)
-    known = _Known(
-        problem, quantity, min(sure, now.fits_probability), [chosen], [far.strategy] if far is not None else []
-    )
+    theirs = [far.strategy] if far is not None else []
+    known = _Known(asked, passed_over(problem, pins), quantity, min(sure, now.fits_probability), [chosen], theirs)
     known.add_faster(searches.remembered(problem, pins), furthest)
     holds, nearest = 1.0, Flip(furthest, 1.0, far, refusal)
-    halve, count = False, 1
+    halve, count, misses = False, 1, 0
     while count < SEARCHES and _apart(holds, nearest.factor) > FINE:
         before, after = known.bisected(holds, nearest.factor)
+        so_far, kinds = known.count, known.kinds
         expected = (before, after) if before != holds else (after,)
         for probe in (sqrt(holds * nearest.factor),) if halve else expected:
             best, refusal = winner(searches, quantity.scaled(problem, probe), pins, sure, among)
             is_new, count = known.add(best), count + 1
+            known.add_faster(searches.remembered(problem, pins), probe)
             if not known.is_ours(best):
                 nearest = Flip(probe, holds, best, refusal)
                 break
             holds = probe
-        # Where the layouts known so far did not say where to look, look in the middle.
-        halve = not halve and (nearest.factor == before or (nearest.factor != after and not is_new))
+        # Where the layouts known so far did not say where to look, and nothing was learned from that, or it is the
+        # second time, look in the middle, until something is found there. Every bit of room lets another one fit.
+        sooner = nearest.factor == before
+        missed = sooner or (nearest.factor != after and not is_new)
+        misses = misses + missed if known.kinds == kinds else 0
+        nothing_new = known.count == so_far
+        again = not nothing_new and misses < 2 and not (sooner and quantity.makes_room)
+        halve = nothing_new if halve else missed and not again
     return replace(nearest, holds=holds)
 
 

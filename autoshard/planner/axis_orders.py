@@ -11,6 +11,7 @@ no layout with these degrees is faster, and none needs less memory, which knows 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -54,8 +55,23 @@ def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...
     legal = tuple(order for order in orders if _is_legal(problem, draft, order))
     kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.platform.kv_heads_innermost
     degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, min(kv_heads, draft.tp), kv_inner)
-    useful = _useful(problem.cluster, degrees, legal, draft.dp_replicate, draft.etp)
+    useful = _useful(links_of(problem.cluster), degrees, legal, draft.dp_replicate, draft.etp)
     return tuple(order for order in useful if order != draft.axis_order)
+
+
+@lru_cache(maxsize=64)
+def links_of(cluster: Cluster) -> Cluster:
+    """A cluster with the same links, one for all that differ in the memory and the peak of their devices alone: laws of
+    collectives read neither, nor does what a rank holds or does behind the last microbatch."""
+    device = cluster.device
+    peaks = tuple((dtype, 1.0) for dtype, _ in device.flops_per_s)
+    device = replace(device, flops_per_s=peaks, memory_bytes=1 + device.reserved_memory_bytes)
+    return _first_equal(replace(cluster, device=device))
+
+
+@lru_cache(maxsize=64)
+def _first_equal(cluster: Cluster) -> Cluster:
+    return cluster
 
 
 @lru_cache(maxsize=4096)
@@ -107,7 +123,7 @@ def stage_laws(problem: Problem, shape: LocalShape) -> Laws:
     are some only where routers tell each other their loads."""
     mesh = stage_mesh(problem.model, problem.cluster, shape)
     axes = [axis for axis in mesh.stage_axes if axis != "dp" or problem.model.router_aux_loss_coef]
-    return _laws(mesh, _sets(axes), problem.cluster, {})
+    return _laws(mesh, _sets(axes), links_of(problem.cluster), {})
 
 
 def _sets(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:

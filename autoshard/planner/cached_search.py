@@ -89,6 +89,7 @@ class Searches:
         if choice is None:
             return None
         strategy = choice.fastest[choice.place].strategy
+        self.remember(problem, choice.fastest[0].strategy)  # it may be passed over here and taken elsewhere
         return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
 
     def remember(self, problem: Problem, strategy: Strategy) -> None:

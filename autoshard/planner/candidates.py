@@ -3,7 +3,7 @@ recompute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 from autoshard.backends.mesh_rules import ranks_are_counted_so
@@ -146,8 +146,9 @@ def _check_batch(problem: Problem, pins: Pins) -> None:
         raise AutoshardError(f"{names_and_values} must divide global_batch_size={batch}")
 
 
-def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
-    """Every (tp, pp, dp, cp, ep) that fills the cluster, legal or not, in the first order of its axes that is."""
+def meshes(problem: Problem, pins: Pins, such: Callable[[Draft], bool] = lambda draft: True) -> Iterator[Draft]:
+    """Every (tp, pp, dp, cp, ep) that fills the cluster, legal or not, in the first order of its axes that is. such:
+    of a mesh in the default order, whether it is wanted."""
     world, experts = problem.cluster.world_size, problem.model.num_local_experts
     for tp in _choices(pins.tp, divisors(world)):
         for pp in _choices(pins.pp, divisors(world // tp)):
@@ -161,6 +162,8 @@ def meshes(problem: Problem, pins: Pins) -> Iterator[Draft]:
                     for ep in _choices(pins.ep, _spreads(tp, dp, cp, etp, experts)):
                         replicas = pins.dp_replicate or 1
                         draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp, dp_replicate=replicas)
+                        if not such(draft):
+                            continue
                         order = first_order(problem, pins, draft)
                         yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
 

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
-from autoshard.models.stage import parameter_count
+from autoshard.layout.mesh import tensor_ranks_apart
+from autoshard.models.stage import parameters_by_dims
 from autoshard.planner.beaten_path import OFF, Precedent, precedent
 from autoshard.planner.candidates import meshes, microbatch_sizes, variants, virtual_stages
 from autoshard.planner.ranking import degrees_of
@@ -95,14 +96,19 @@ def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: i
 
 def state_at_least_bytes(problem: Problem, draft: Draft) -> float:
     """Bytes that the fullest rank holds at least: parameters, gradients and optimizer state if all ranks held equal
-    shares."""
-    parameter, gradient, optimizer = state_dtypes_bytes(problem.training.precision)
-    share = _parameters(problem.model) / (draft.pp * draft.ep * (draft.etp or draft.tp))
-    weights, sums, states = (
-        draft.dp * draft.cp // draft.dp_replicate if draft.zero >= stage else 1 for stage in (3, 2, 1)
-    )
+    shares. What experts have is cut and shared apart from the rest."""
+    sizes, apart = state_dtypes_bytes(problem.training.precision), tensor_ranks_apart(draft.tp, draft.etp)
+    others, experts = _parameters(problem.model)
+    owners = max(1, draft.dp * draft.cp // draft.dp_replicate)
+
+    def held_bytes(elements: float, sharers: int) -> float:
+        parameter, gradient, optimizer = sizes
+        weights, sums, states = (sharers if draft.zero >= stage else 1 for stage in (3, 2, 1))
+        return elements * (parameter / weights + gradient / sums + optimizer / states)
+
     return (
-        share * (parameter / weights + gradient / sums + optimizer / states)
+        held_bytes(others / (draft.pp * draft.tp), owners)
+        + held_bytes(experts / (draft.pp * draft.ep * (draft.etp or draft.tp)), max(1, owners * apart // draft.ep))
         + problem.cluster.device.reserved_memory_bytes
     )
 
@@ -118,5 +124,8 @@ def state_dtypes_bytes(precision: Precision) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=16)
-def _parameters(model: ModelSpec) -> int:
-    return parameter_count(model)
+def _parameters(model: ModelSpec) -> tuple[int, int]:
+    """Numbers of parameters: (but for experts, in matrices of experts). Routers and biases of experts are left out."""
+    counts = parameters_by_dims(model)
+    others = sum(count for dims, count in counts.items() if "expert" not in dims)
+    return others, sum(count for dims, count in counts.items() if "expert" in dims and len(dims) > 2)

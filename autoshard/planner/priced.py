@@ -30,8 +30,11 @@ FIRST, MORE = 1_000, 2
 """So many of more layouts are priced at first, then up to so many times as many as before."""
 LEAST = 300
 """So many are priced together, if there are any: fewer take hardly less time, and who asks for the next one goes on."""
-NEAREST = 100
-"""So many layouts that do not fit are priced at once, to find the one that needs least."""
+TOGETHER = 40
+"""So many ways are bounded together, if one is: fewer take hardly less time."""
+NEAREST, NEAREST_AT_ONCE = 1_000, 100
+"""So many layouts that do not fit are priced to find the one that needs least, some at once; of more a bound is told.
+"""
 
 
 class Clock:
@@ -122,7 +125,7 @@ class Waiting:
     def price_more(self, below_s: float) -> None:
         """Price some more of what may take no more than below_s, those with the lowest bounds first."""
         ways: list[Bounded] = []
-        while self._ways and self._ways[0].own_s <= below_s and len(ways) < self._at_once:
+        while self._ways and (0 < len(ways) < TOGETHER or self._ways[0].own_s <= below_s) and len(ways) < self._at_once:
             ways.append(self._ways.popleft())
         self._bound(ways)
         taken: list[MeshDrafts] = []
@@ -317,8 +320,9 @@ def price_layouts(
             return [Bounded(0.0, 0.0, 0.0, way) for way in ways]
         columns = (column.tolist() for column in layout_bounds(problem, ways, sets, capacity))
         return [
-            Bounded(own_s, any_s, needed, ways[way]._replace(schedules=(ways[way].schedules[schedule],)))
+            Bounded(own_s, any_s, needed, MeshDrafts(one.state_bytes, one.way, (one.schedules[schedule],)))
             for way, schedule, own_s, any_s, needed in zip(*columns, strict=True)
+            for one in (ways[way],)
         ]
 
     waiting = Waiting(
@@ -334,9 +338,12 @@ def price_layouts(
     return PricedLayouts(problem, [], waiting)
 
 
-def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) -> None:
+def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) -> float:
     """Count the layouts that were not priced, by the reason why. Where nothing fits, those that hold too much whatever
-    else is chosen are priced as far as they may be the nearest miss."""
+    else is chosen are priced as far as they may be the nearest miss, if these are few.
+
+    Returns the bytes that each of those needs at least which hold too much and were not priced; infinite without any.
+    """
     assert priced.waiting is not None
     problem, sets_of = priced.problem, table_of(priced.problem, pins).sets_of
     left, at_least_s = priced.waiting.left, priced.waiting.left_at_least_s
@@ -348,18 +355,22 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) ->
         else:
             tally.drop(UNPRICED, clock.why_ended, count=count)
     large = sorted(priced.waiting.too_large, key=lambda one: one.memory_bytes)
-    while large and not tally.fitting and large[0].memory_bytes < tally.nearest_miss(MEMORY):
-        _price(problem, pins, [one.layouts for one in large[:NEAREST]], tally, exhaustive=True)
-        del large[:NEAREST]
-    if large:
-        needed = large[0].memory_bytes
-        words = f"{degrees_of(large[0].layouts.way)} needs at least {format_bytes(needed)}"
-        tally.drop(MEMORY, words, needed, _count([one.layouts for one in large], sets_of))
+    nearer = [one.layouts for one in large if one.memory_bytes < tally.nearest_miss(MEMORY)]
+    if not tally.fitting and sum(len(way.schedules) for way in nearer) <= NEAREST:
+        while large and large[0].memory_bytes < tally.nearest_miss(MEMORY):
+            _price(problem, pins, [one.layouts for one in large[:NEAREST_AT_ONCE]], tally, exhaustive=True)
+            del large[:NEAREST_AT_ONCE]
+    if not large:
+        return inf
+    needed = large[0].memory_bytes
+    words = f"{degrees_of(large[0].layouts.way)} needs at least {format_bytes(needed)}"
+    tally.drop(MEMORY, words, needed, _count([one.layouts for one in large], sets_of))
+    return needed
 
 
 def _count(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:
     """How many layouts these are, with their recompute sets."""
-    counts = Counter((way.pp, *schedule[:2]) for _, way, schedules in layouts for schedule in schedules)
+    counts = Counter([(way.pp, schedule, vpp) for _, way, schedules in layouts for schedule, vpp, _ in schedules])
     return sum(
         count * sets_of(Draft(1, pp, 1, 1, 1, schedule=schedule, num_virtual_stages=vpp))
         for (pp, schedule, vpp), count in counts.items()

@@ -16,6 +16,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import Level, levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.beaten_path import Precedent, best_on_path, path_notes, precedent, wins
 from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS, check_pins
 from autoshard.planner.choose import COMPARED, GIVEN_AWAY, simplest_of_equals
@@ -75,8 +76,7 @@ def search(
     behind = inf if top else 1 + GIVEN_AWAY  # nobody asks for more than the best one
     choice = choose(priced, pins, wanted, clock, max(top + 1, COMPARED), behind)
     if choice is None:
-        count_rest(priced, pins, tally, clock)
-        raise _nothing(problem, pins, tally)
+        raise _nothing(problem, pins, tally, count_rest(priced, pins, tally, clock))
     level, fastest, place, gap, *_ = choice
     for chunk in choice.layouts.others:
         fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
@@ -164,7 +164,7 @@ def choose(
     if path is not None or graphs is not None:
         behind = inf  # what they choose instead may be further behind
     for level in wanted:
-        fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count, behind)
+        fastest, at_least_s = _fastest(priced, pins, level.memory_bytes, clock, count, behind, graphs)
         if fastest:
             known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
             known_s = min(known_s, behind * fastest[0].step_time_s)
@@ -177,16 +177,41 @@ def choose(
             if others:
                 more = PricedLayouts(priced.problem, others)
                 bounds_s = priced.at_least_s
-                fastest, others_s = _fastest(more, pins, level.memory_bytes, clock, count, behind, fastest, bounds_s)
+                how = (level.memory_bytes, clock, count, behind, graphs)
+                fastest, others_s = _fastest(more, pins, *how, fastest, bounds_s)
                 at_least_s = min(at_least_s, others_s)
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
             place = simplest_of_equals(priced.problem.cluster, fastest)
             every = priced.and_in(others, known_s)
-            choice = Choice(level, fastest, place, gap, every)
-            if graphs is not None:
-                choice = _by_the_compiler(choice, graphs, every)
-            return choice if path is None else _by_the_path(choice, path, every)
+            return _settled(Choice(level, fastest, place, gap, every), path, graphs)
     return None
+
+
+class PassedOver(NamedTuple):
+    """The judges of what a search passes over, the same at all speeds and memories. path, graphs: as in Choice. Both
+    remember what they have looked at."""
+
+    path: Precedent | None
+    graphs: Compiling | None
+
+
+def passed_over(problem: Problem, pins: Pins) -> PassedOver:
+    """The judges of what a search of the problem passes over."""
+    return PassedOver(precedent(problem, pins), compiling(problem))
+
+
+def taken_of(problem: Problem, passed: PassedOver, level: Level, ranked: list[Timed]) -> Strategy:
+    """The layout that a search would take that knew these alone. ranked: layouts that fit, fastest first."""
+    place = simplest_of_equals(problem.cluster, ranked)
+    choice = _settled(Choice(level, ranked, place, 0.0, PricedLayouts(problem, [])), *passed)
+    return choice.fastest[choice.place].strategy
+
+
+def _settled(choice: Choice, path: Precedent | None, graphs: Compiling | None) -> Choice:
+    """The choice with what the compiler refuses, and what nobody has run, passed over where that pays."""
+    if graphs is not None:
+        choice = _by_the_compiler(choice, graphs, choice.layouts)
+    return choice if path is None else _by_the_path(choice, path, choice.layouts)
 
 
 def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -> Choice:
@@ -240,18 +265,23 @@ def _fastest(
     clock: Clock,
     count: int,
     behind: float,
+    graphs: Compiling | None,
     known: Sequence[Timed] = (),
     at_least_s: Callable[[Draft], float] | None = None,
 ) -> tuple[list[Timed], float]:
     """(the fastest of each kind, what no other one takes less than). count, behind: as `best_of_each_kind` has them.
-    known: others, fastest first. at_least_s: what is known of drafts, by default by the layouts themselves."""
+    graphs: the verdicts on compiled ones. known: others, fastest first. at_least_s: what is known of drafts, by default
+    by the layouts themselves."""
     from autoshard.planner.grid.refine import refine
 
     fitting = merge(known, priced.fastest_first(limit_bytes), key=_step_time_s)
     ranked = best_of_each_kind(fitting, count, behind)
     known_s = ranked[0].step_time_s if ranked else inf
     bounds_s = at_least_s or priced.at_least_s
-    refined = refine(priced.wholes, sets_by_stage(pins), limit_bytes, known_s, clock.in_time, bounds_s)
+    refused = graphs.refuses if graphs is not None else lambda draft: False
+    taken_s = next((one.step_time_s for one in ranked if not refused(one.strategy)), known_s)
+    by_stage = sets_by_stage(pins)
+    refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
     better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
     if pins.beaten_path:
         path = precedent(priced.problem, pins)
@@ -266,12 +296,15 @@ def _step_time_s(one: Timed) -> float:
 
 def _optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """A sentence on what is proven about the chosen layout."""
-    gap += fastest[place].step_time_s / fastest[0].step_time_s - 1
+    behind = fastest[place].step_time_s / fastest[0].step_time_s - 1
     but = not_tried(problem.backend) if len(problem.model.kinds) == 1 else _chunks_tried(problem)
-    if gap <= PROVEN:
+    if gap + behind <= PROVEN:
         return OPTIMAL + but
     stopped = "" if clock.in_time() else f"stopped {clock.why_ended}: "
-    return f"{stopped}within {100 * gap:.2g} % of the optimum within this model, proven{but}"
+    words = f"{stopped}within {100 * (gap + behind):.2g} % of the optimum within this model, proven{but}"
+    if behind <= PROVEN:
+        return words
+    return f"{words}; it takes {100 * behind:.2g} % longer than the fastest that was found, which a note explains"
 
 
 def _chunks_tried(problem: Problem) -> str:
@@ -356,8 +389,9 @@ class NothingLegal(AutoshardError):
         return f"no layout of {where} is legal: {obstacles(self._problem, self._pins).text}"
 
 
-def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
-    """The error of a search without an answer: no layout is legal, or none fits and this is what would."""
+def _nothing(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) -> AutoshardError:
+    """The error of a search without an answer: no layout is legal, or none fits and this is what would. bound_bytes:
+    what layouts need at least that were not priced."""
     from autoshard.planner.smallest_cluster import shortage
 
     cluster, name = problem.cluster, problem.model.name
@@ -370,7 +404,8 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally) -> AutoshardError:
     if MEMORY not in tally.counts:
         return NothingLegal(problem, pins)
     needed = tally.nearest_miss(MEMORY)
+    at_least = "at least " if bound_bytes <= needed else ""
     return NoLayoutFits(
-        f"no layout fits {name} on {where}: the smallest needs {format_bytes(needed)} a device, "
+        f"no layout fits {name} on {where}: the smallest needs {at_least}{format_bytes(needed)} a device, "
         f"which has {format_bytes(cluster.device.memory_bytes)}; {shortage(problem, pins)}"
     )

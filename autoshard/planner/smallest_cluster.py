@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
+from autoshard.backends.mesh_rules import tp_is_a_group_size
 from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
@@ -15,24 +17,31 @@ from autoshard.planner.candidates import (
     microbatch_sizes,
     variants,
     virtual_stages,
+    zero_stages,
 )
-from autoshard.planner.layouts import state_at_least_bytes
+from autoshard.planner.layouts import MeshDrafts, state_at_least_bytes
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
-from autoshard.planner.ranking import describe
+from autoshard.planner.priced import Bounded
+from autoshard.planner.ranking import Timed, describe
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
 
+if TYPE_CHECKING:
+    from autoshard.planner.grid.table import Priced
+
 MOST_NODES = 4096
 """Where the search for a larger cluster ends."""
+AT_ONCE = 24
+"""So many layouts are priced at once to find the fastest."""
 
 
 class Attempt(NamedTuple):
-    """One number of nodes with the layouts that hold least. strategy: the fastest that fits. nearest: where none does,
-    (bytes, layout) of the smallest one, as far as one is legal and has room for its state."""
+    """One number of nodes with the layouts that hold least, as far as one is legal and has room for its state.
+    strategy: the fastest that fits."""
 
     nodes: int
     strategy: Strategy | None = None
-    nearest: tuple[float, Strategy] | None = None
+    frugal: Sequence[Bounded] = ()
 
 
 def shortage(problem: Problem, pins: Pins) -> str:
@@ -43,9 +52,9 @@ def shortage(problem: Problem, pins: Pins) -> str:
     if tried and (fits := tried[-1].strategy) is not None:
         return f"{tried[-1].nodes:,} nodes would fit ({describe(fits)})"
     no_cluster = f"no cluster of up to {MOST_NODES:,} nodes would do"
-    misses = [(*one.nearest, one.nodes) for one in tried if one.nearest is not None]
-    if misses:
-        needed, strategy, nodes = min(misses, key=lambda one: one[0])
+    nearest = _nearest_miss(problem, pins, tried)
+    if nearest is not None:
+        needed, strategy, nodes = nearest
         return f"{no_cluster}: the nearest, {nodes:,} nodes with {describe(strategy)}, needs {format_bytes(needed)}"
     refused = [(_refusal(problem, pins, one.nodes), one.nodes) for one in tried]
     if not refused:
@@ -88,37 +97,97 @@ def _refusal(problem: Problem, pins: Pins, nodes: int) -> Obstacles:
 
 
 def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
-    from autoshard.planner.grid.order import fastest_first
-    from autoshard.planner.grid.table import Table
-
-    larger = problem._replace(cluster=problem.cluster.with_nodes(nodes))
+    larger = _with_nodes(problem, nodes)
     try:
         check_pins(larger, pins)
     except AutoshardError:
         return Attempt(nodes)  # the pinned degrees do not fill so many nodes
-    table = Table(larger, (canonical(pins.recompute or FULL_RECOMPUTE),))
-    for draft in _frugal(larger, pins):
-        table.add(draft)
-    priced, capacity = [*table.price()], larger.cluster.device.memory_bytes
-    fastest = next(fastest_first(priced, capacity), None)
-    if fastest is not None:
-        return Attempt(nodes, fastest.strategy)
-    return Attempt(
-        nodes, None, min((one.nearest_miss(capacity) for one in priced), key=lambda one: one[0], default=None)
+    frugal = _bounded(larger, pins, [*_frugal(larger, pins)])
+    return Attempt(nodes, _fastest(larger, pins, frugal), frugal)
+
+
+def _with_nodes(problem: Problem, nodes: int) -> Problem:
+    return problem._replace(cluster=problem.cluster.with_nodes(nodes))
+
+
+def _recompute(pins: Pins) -> tuple[str, ...]:
+    return (canonical(pins.recompute or FULL_RECOMPUTE),)
+
+
+def _bounded(problem: Problem, pins: Pins, ways: list[MeshDrafts]) -> list[Bounded]:
+    from autoshard.planner.grid.mesh_bounds import layout_bounds
+
+    if not ways:
+        return []
+    bounds = layout_bounds(problem, ways, _recompute(pins), problem.cluster.device.memory_bytes)
+    columns = (bounds.own_s.tolist(), bounds.any_s.tolist(), bounds.memory_bytes.tolist(), bounds.way.tolist())
+    return [Bounded(own_s, any_s, needed, ways[way]) for own_s, any_s, needed, way in zip(*columns, strict=True)]
+
+
+def _prices(problem: Problem, pins: Pins, several: Sequence[Bounded]) -> list[Priced]:
+    from autoshard.planner.grid.table import Table
+
+    table = Table(problem, _recompute(pins))
+    for one in several:
+        for draft in one.layouts.drafts:
+            table.add(draft)
+    return [*table.price()]
+
+
+def _fastest(problem: Problem, pins: Pins, frugal: Sequence[Bounded]) -> Strategy | None:
+    """The fastest of these layouts that fits. Those of which a bound says that they do not, or are slower, are not
+    priced."""
+    from autoshard.planner.grid.order import fastest_first
+
+    ranked = sorted((one for one in frugal if one.own_s < inf), key=lambda one: one.own_s)
+    best: Timed | None = None
+    for begin in range(0, len(ranked), AT_ONCE):
+        if best is not None and best.step_time_s <= ranked[begin].own_s:
+            break
+        priced = _prices(problem, pins, ranked[begin : begin + AT_ONCE])
+        first = next(fastest_first(priced, problem.cluster.device.memory_bytes), None)
+        if first is not None and (best is None or first.step_time_s < best.step_time_s):
+            best = first
+    return None if best is None else best.strategy
+
+
+def _nearest_miss(problem: Problem, pins: Pins, tried: Sequence[Attempt]) -> tuple[float, Strategy, int] | None:
+    """(bytes, layout, nodes) of the smallest layout of attempts of which none fits; None where they have none."""
+    ranked = sorted(
+        ((bounded, one.nodes) for one in tried for bounded in one.frugal), key=lambda one: one[0].memory_bytes
     )
+    nearest: tuple[float, Strategy, int] | None = None
+    for bounded, nodes in ranked:
+        if nearest is not None and nearest[0] <= bounded.memory_bytes:
+            break
+        larger = _with_nodes(problem, nodes)
+        for priced in _prices(larger, pins, [bounded]):
+            miss = (*priced.nearest_miss(larger.cluster.device.memory_bytes), nodes)
+            nearest = miss if nearest is None else min(miss, nearest, key=lambda one: one[0])
+    return nearest
 
 
-def _frugal(problem: Problem, pins: Pins) -> Iterator[Draft]:
+def _frugal(problem: Problem, pins: Pins) -> Iterator[MeshDrafts]:
     """Legal layouts that hold least: the smallest microbatch, the fewest chunks, sequence parallelism and the highest
     stage of ZeRO."""
-    for mesh in meshes(problem, pins):
+    capacity = problem.cluster.device.memory_bytes
+
+    def may_be_one(mesh: Draft) -> bool:
+        if tp_is_a_group_size(problem, mesh) is not None:  # in no order of axes
+            return False
+        most_shared = mesh._replace(zero=max(zero_stages(problem, pins, mesh)))
+        return state_at_least_bytes(problem, most_shared) <= capacity
+
+    for mesh in meshes(problem, pins, may_be_one):
         for schedule, vpp in virtual_stages(problem, pins, mesh)[:1]:
-            size = microbatch_sizes(problem, pins, mesh)[0]
-            drafts = (
-                variant._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
-                for variant in variants(problem, pins, mesh)[0]
-                if state_at_least_bytes(problem, variant) <= problem.cluster.device.memory_bytes
+            scheduled = (schedule, vpp, microbatch_sizes(problem, pins, mesh)[0])
+            ways = (
+                MeshDrafts(state_at_least_bytes(problem, way), way, (scheduled,))
+                for way in variants(problem, pins, mesh)[0]
             )
-            legal = [one for one in drafts if first_broken((*LAYOUT_RULES, *SENDING_RULES), problem, one) is None]
+            rules = (*LAYOUT_RULES, *SENDING_RULES)
+            legal = [
+                one for one in ways if one.state_bytes <= capacity and first_broken(rules, problem, *one.drafts) is None
+            ]
             if legal:
-                yield max(legal, key=lambda one: one.zero)
+                yield max(legal, key=lambda one: one.way.zero)

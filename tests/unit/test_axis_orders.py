@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,14 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.stage import mesh_order
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
+from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.mesh import AXIS_ORDER, build_mesh
 from autoshard.models.registry import load_model
 from autoshard.planner.axis_orders import order_laws, other_orders, undominated
+from autoshard.planner.grid.faster_orders import faster_orders, in_this_order_at_least_s
+from autoshard.planner.grid.table import Table
+from autoshard.planner.priced import Clock, price_layouts
+from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
 from autoshard.plans.names import changed_words
 from autoshard.plans.plan import make_plan
@@ -95,6 +101,36 @@ def test_search_finds_the_best_of_all_orders(seed: int) -> None:
 
     each = [fastest_s(replace(pins, axis_order="-".join(order))) for order in AXIS_ORDERS]
     assert fastest_s(pins) == pytest.approx(min(each), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "instance"), [("llama3-8b", "h100-80gb"), ("mixtral-8x7b", "h100-80gb"), ("gemma2-9b", "trn2.48xlarge")]
+)
+def test_no_draft_is_dropped_that_may_be_faster_in_another_order(model: str, instance: str) -> None:
+    """What the bounds leave is what the tightest of them leaves of every draft in every order that is worth a look."""
+    training = TrainingSpec(4096, 256, MIXED)
+    problem, pins = (
+        Problem(load_model(model), training, load_cluster(instance, 2), "torch"),
+        Pins(cp=1, schedule="1f1b"),
+    )
+    wholes = price_layouts(problem, pins, Tally(), Clock(inf), exhaustive=True).wholes
+    drafts = [draft for whole in wholes for draft in whole.drafts.drafts]
+    others = drafts[::2]  # as if they were not priced
+    every = Table(problem, (NO_RECOMPUTE,))
+    for draft in drafts:
+        for order in other_orders(problem, pins, draft):
+            every.add(draft._replace(axis_order=order))
+    bounded = [
+        (seconds, draft)
+        for whole in every.wholes()
+        for seconds, draft in zip(in_this_order_at_least_s(whole), whole.drafts.drafts, strict=True)
+    ]
+    known_s = sorted(seconds for seconds, _ in bounded)[len(bounded) // 4]
+    priced = Table(problem, (NO_RECOMPUTE,))
+    for draft in drafts[1::2]:
+        priced.add(draft)
+    found = faster_orders(problem, [*priced.wholes()], pins, known_s, others, fitting=set(drafts))
+    assert {*found} == {draft for seconds, draft in bounded if seconds < known_s}
 
 
 def test_by_hand_a_pipeline_inside_nodes_pays_for_long_batches() -> None:

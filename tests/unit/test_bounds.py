@@ -18,6 +18,7 @@ from autoshard.planner.grid.bounds import (
     busiest_rank_at_least_s,
     equal_chunks_at_least_s,
     fewest_blocks,
+    put_off_at_least_s,
     recomputed_at_least_s,
     share_at_least_s,
     slowest_stage_at_least_s,
@@ -30,8 +31,10 @@ from autoshard.planner.grid.bounds import (
 )
 from autoshard.planner.grid.price import Family
 from autoshard.schedules import SCHEDULES, actions, simulate
+from autoshard.schedules import longest_path as longest_path_module
 from autoshard.schedules.closed_form import Work, alternating_at_least_s, chunk_visits
 from autoshard.schedules.held import warm_ups
+from autoshard.schedules.longest_path import longest_path
 
 ROUNDING = 1 + 1e-12
 
@@ -51,6 +54,10 @@ class Pipeline(NamedTuple):
     def simulated_s(self) -> float:
         orders = actions(self.schedule, self.pp, self.m, self.vpp)
         return simulate(orders, self.forward_s, self.backward_s, self.transfer_s).total_s
+
+    @property
+    def work(self) -> Work:
+        return Work(self.pp, self.m, self.vpp, self.forward_s, self.backward_s, self.transfer_s)
 
     @property
     def family(self) -> Family:
@@ -130,6 +137,36 @@ def test_no_step_is_faster_than_its_busiest_rank(one: Pipeline) -> None:
     assert busiest_rank_at_least_s(one.m, work_s, passed_s) <= one.simulated_s * ROUNDING
 
 
+@given(
+    st.lists(st.integers(1, 6), min_size=2, max_size=6),
+    st.integers(1, 20),
+    st.tuples(*[st.floats(0.1, 3)] * 2, *[st.floats(0, 9)] * 2, st.floats(0, 1)),
+)
+def test_no_cut_of_a_step_that_puts_weight_gradients_off_is_faster(
+    cut: list[int], m: int, seconds: tuple[float, float, float, float, float]
+) -> None:
+    """A block takes so long forward and back, ends of the model forward alone or back alone."""
+    forward_s, backward_s, first_s, last_s, beside_s = seconds
+    ranks = range(len(cut))
+    one = Pipeline(
+        "zero_bubble",
+        len(cut),
+        1,
+        m,
+        [blocks * forward_s + first_s * (rank == 0) for rank, blocks in zip(ranks, cut, strict=True)],
+        [
+            blocks * backward_s + beside_s + last_s * (rank == len(cut) - 1)
+            for rank, blocks in zip(ranks, cut, strict=True)
+        ],
+        0.0,
+    )
+    of_blocks = sum(cut) * forward_s, sum(cut) * backward_s
+    warm_ups = one.family.all_warm_ups(m)
+    bound_s = put_off_at_least_s(warm_ups, m, *of_blocks, beside_s, first_s, last_s)
+    assert share_at_least_s(len(cut), m, sum(of_blocks)) <= bound_s * ROUNDING
+    assert bound_s <= one.simulated_s * ROUNDING
+
+
 @given(pipelines("interleaved"))
 def test_no_step_of_several_chunks_is_faster_than_its_work_allows(one: Pipeline) -> None:
     sizes = (one.pp, one.vpp, one.m, sum(one.stage_s), one.transfer_s)
@@ -153,13 +190,31 @@ def test_no_step_of_unlike_chunks_is_faster(one: Pipeline) -> None:
     bound_s = unlike_chunks_at_least_s(warm_ups, one.vpp, one.m, np.array(one.forward_s), one.transfer_s, ranks)
     warm_up = SCHEDULES["interleaved"].warm_up
     assert warm_up is not None
-    work = Work(one.pp, one.m, one.vpp, one.forward_s, one.backward_s, one.transfer_s)
+    work = one.work
     assert bound_s <= alternating_at_least_s(warm_up, work) * ROUNDING <= one.simulated_s * ROUNDING**2
     if len({*one.forward_s, *one.backward_s}) == 2:
         assert bound_s == pytest.approx(alternating_at_least_s(warm_up, work))
     less = [RankBackward(*(0.9 * seconds for seconds in backward)) for backward in ranks]
     smaller_s = unlike_chunks_at_least_s(warm_ups, one.vpp, one.m, np.array(one.forward_s), one.transfer_s, less)
     assert smaller_s <= bound_s
+
+
+@given(pipelines("1f1b", "gpipe", "interleaved"), st.randoms(use_true_random=False))
+def test_no_step_is_faster_than_the_longest_path_of_another_one(one: Pipeline, rng: random.Random) -> None:
+    """The path of some stages bounds stages of other seconds, and so does a mean of paths; it is exact for its own."""
+    total_s, path = longest_path(one.schedule, one.work)
+    assert total_s == one.simulated_s
+    assert path.at_least_s(one.work) == pytest.approx(total_s, rel=1e-12)
+    other = one._replace(backward_s=[rng.uniform(0.5, 2) * seconds for seconds in one.backward_s])
+    other = other._replace(forward_s=[rng.uniform(0.5, 2) * seconds for seconds in one.forward_s])
+    assert path.at_least_s(other.work) <= other.simulated_s * ROUNDING
+    between = one._replace(backward_s=[rng.uniform(0, 9) for _ in one.backward_s])
+    paths = [path, longest_path(other.schedule, other.work)[1]]
+    assert sum(path.at_least_s(between.work) for path in paths) / 2 <= between.simulated_s * ROUNDING
+
+
+def test_the_longest_path_has_an_example_that_holds() -> None:
+    assert doctest.testmod(longest_path_module).failed == 0
 
 
 @given(pipelines("interleaved"), st.floats(0, 5), st.floats(0, 5))
@@ -209,6 +264,8 @@ def test_no_sets_that_fit_take_less_than_the_price_of_memory_says(seed: int) -> 
     visits = np.array([rng.uniform(1, 9) for _ in range(chunks)])
     room_bytes = np.array([rng.uniform(0, 50) for _ in range(layouts)])
     bounds_s = recomputed_at_least_s(weights, back_s, visits, kept_bytes, room_bytes)
+    by_layout = np.repeat(visits[None], layouts, axis=0)
+    assert (recomputed_at_least_s(weights, back_s, by_layout, kept_bytes, room_bytes) == bounds_s).all()
     for row in range(layouts):
         best_s = np.inf
         for choice in product(range(sets), repeat=chunks):

@@ -72,6 +72,7 @@ def with_laws(monkeypatch: pytest.MonkeyPatch, problem: Problem, laws: dict[Stra
 
     monkeypatch.setattr(Searches, "best", best)
     monkeypatch.setattr(flips, "estimate", lambda model, training, cluster, one: priced(cluster, one))
+    monkeypatch.setattr(flips, "taken_of", lambda problem, passed, level, ranked: ranked[0].strategy)
     return asked
 
 

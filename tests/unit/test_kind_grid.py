@@ -2,7 +2,9 @@
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, combinations
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_cuts import balanced_cut
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
-from tests.unit.kind_models import SETS, WINDOWS, one_layout, random_layout, table_of
+from tests.unit.kind_models import SETS, WINDOWS, one_layout, random_layout, random_model, table_of
 
 EVERY_SCHEDULE = ("1f1b", "gpipe", "zero_bubble", "interleaved")
 
@@ -111,6 +113,23 @@ def test_chunks_that_must_be_alike_are_bounded_by_their_one_cut(seed: int) -> No
     assert kinds_at_least_s(priced.whole, np.array([0]), 0.5 * priced.memory_bytes.min())[0] == np.inf
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_stages_of_one_block_are_left_where_no_sets_are_fast_enough(seed: int) -> None:
+    """No block is moved then; what the stages take with the least of all sets, they take at least."""
+    problem, draft = random_layout(seed, ("interleaved",))
+    stages, choose = draft.pp * draft.num_virtual_stages, random.Random(seed)
+    problem = problem._replace(model=random_model(choose, stages))
+    (priced,) = table_of(problem, draft).price()
+    limit_bytes = choose.uniform(priced.memory_bytes.min(), priced.memory_bytes.max())
+    every = np.array([[1] * stages + choose.choices(range(len(SETS)), k=stages) for _ in range(60)])
+    least_s = KindChoices(priced.whole, 0, range(len(SETS)), limit_bytes).bounds_s(every).min()
+    if np.isinf(least_s):  # none of these fits
+        return
+    for limit_s, some in ((0.5 * least_s, False), (1.001 * least_s, True)):
+        choices = KindChoices(priced.whole, 0, range(len(SETS)), limit_bytes, limit_s)
+        assert bool(choices.starts()) == some
+
+
 def test_a_balanced_cut_gives_the_slowest_stage_least() -> None:
     """4 dense blocks of 1, then 4 mixtures of 3; a head of 2."""
     model = replace(
@@ -121,6 +140,26 @@ def test_a_balanced_cut_gives_the_slowest_stage_least() -> None:
     )
     assert balanced_cut(model, 4, (1, 3, 0, 2)) == (1, 4, 2, 1)  # 1, 6, 6, 5: the last ones are filled first
     assert balanced_cut(model, 2, (1, 3, 0, 0)) == (5, 3)  # 7, 9
+
+
+@given(st.integers(2, 5), st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(0, 30)] * 2), st.randoms())
+def test_no_cut_has_a_faster_slowest_stage_than_the_balanced_one(
+    stages: int, work: tuple[int, int, int, int], rng: random.Random
+) -> None:
+    types = ["dense", "sparse", *rng.choices(["dense", "sparse"], k=6)]
+    rng.shuffle(types)
+    model = replace(
+        load_model("qwen3-30b-a3b"), num_hidden_layers=8, mlp_layer_types=tuple(types), dense_intermediate_size=512
+    )
+    blocks = [dict(zip(model.kinds, work[:2], strict=True))[kind] for kind in model.block_kinds]
+
+    def slowest(cut: Sequence[int]) -> int:
+        ends = [*accumulate(cut)]
+        of_stages = [sum(blocks[end - count : end]) for count, end in zip(cut, ends, strict=True)]
+        return max([of_stages[0] + work[2], *of_stages[1:-1], of_stages[-1] + work[3]])
+
+    every = (np.diff([0, *ends, 8]) for ends in combinations(range(1, 8), stages - 1))
+    assert slowest(balanced_cut(model, stages, work)) == min(slowest(tuple(cut.tolist())) for cut in every)
 
 
 def write_config(folder: Path, layers: int = 8) -> Path:

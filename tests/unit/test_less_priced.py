@@ -12,11 +12,11 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.refine import promising
 from autoshard.planner.layouts import MeshDrafts
-from autoshard.planner.priced import LEAST, Bounded, Clock, Waiting, price_layouts
+from autoshard.planner.priced import LEAST, TOGETHER, Bounded, Clock, Waiting, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import search
-from autoshard.plans.search_result import Pins
+from autoshard.planner.search import _optimality, search
+from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 
@@ -42,6 +42,20 @@ def test_the_best_layout_alone_is_the_first_of_several(problem: Problem) -> None
     assert several.runners_up and not alone.runners_up
     priced = [sum(len(chunk.step_time_s) for chunk in one.priced.others) for one in (alone, several) if one.priced]
     assert priced[0] < priced[1]
+
+
+def test_what_is_given_away_is_told_beside_what_is_not_known() -> None:
+    problem = problem_of("llama3-8b", "trn1.32xlarge", 1)
+    one = search(*problem[:3], Pins(tp=8), "nxd", top=0).best.strategy
+    ranked = [Timed(10.0, one), Timed(10.2, replace(one, microbatch_size=2))]
+
+    def said(place: int, gap: float) -> str:
+        return _optimality(problem._replace(backend="nxd"), ranked, place, gap, Clock(inf))
+
+    assert said(0, 0.0).startswith(OPTIMAL)
+    assert said(0, 0.01) == f"within 1 % of the optimum within this model, proven{said(0, 0.0).removeprefix(OPTIMAL)}"
+    assert said(1, 0.01).startswith("within 3 % of the optimum within this model, proven")
+    assert said(1, 0.01).endswith("; it takes 2 % longer than the fastest that was found, which a note explains")
 
 
 def test_what_is_further_behind_than_is_wanted_is_left_out() -> None:
@@ -86,3 +100,25 @@ def test_a_few_layouts_are_never_priced_alone() -> None:
     assert (priced, waiting.left_at_least_s) == ([LEAST], float(LEAST))
     waiting.price_more(600.0)
     assert (priced[1], waiting.left_at_least_s) == (601 - LEAST, 601.0)
+
+
+def test_a_few_ways_are_never_bounded_alone() -> None:
+    """1,000 ways that take 0, 1, 2, ... seconds: who wants those below half a second has the next ones bounded too, and
+    then need not ask until these are over."""
+    schedules = [("1f1b", 1, 1)]
+    ways = [
+        Bounded(float(place), float(place), 0.0, MeshDrafts(0.0, Draft(1, 1, place + 1, 1, 1), schedules))
+        for place in range(1000)
+    ]
+    bounded: list[int] = []
+
+    def bounds(some: list[MeshDrafts]) -> list[Bounded]:
+        bounded.append(len(some))
+        return [ways[one.way.dp - 1] for one in some]
+
+    waiting = Waiting(ways, bounds, lambda layouts: [], lambda: True)
+    waiting.price_more(0.5)
+    assert bounded == [TOGETHER]
+    assert waiting.left_at_least_s == TOGETHER
+    waiting.price_more(TOGETHER + 100.0)
+    assert bounded == [TOGETHER, 101]

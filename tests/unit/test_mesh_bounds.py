@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from math import inf
 
@@ -11,10 +12,13 @@ import pytest
 
 from autoshard.backends.rules import Draft, Problem, divisors
 from autoshard.cost.collectives import collective_law, group_shape
-from autoshard.errors import NoLayoutFits
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner import priced as pricing
 from autoshard.planner.axis_orders import other_orders
+from autoshard.planner.candidates import check_pins
 from autoshard.planner.grid.best_laws import best_law
 from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
 from autoshard.planner.grid.table import Table
@@ -29,6 +33,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 
 MODELS = ("llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma3-1b", "llama3.2-1b", "gpt-oss-20b")
+MIXED = ("deepseek-v2-lite", "gemma3-1b", "gpt-oss-20b", "llama4-scout", "granite-4.0-h-tiny")
+"""Models with blocks of several kinds."""
 CLUSTERS = (("h100-80gb", 1), ("trn1.32xlarge", 1), ("b200-180gb", 2), ("trn2.3xlarge", 2))
 
 IN_GROUPS, ANY_GROUPS = Pins(dp_replicate=2), Pins(searches_replicas=True)
@@ -37,10 +43,14 @@ WHOLE, HALVES, ANY_PARTS = Pins(etp=1), Pins(etp=2), Pins(searches_etp=True)
 """Requests for experts that fewer ranks cut than tp has."""
 
 
+BY_BLOCK = ("layer_types", "mlp_layer_types", "position_types")
+"""Fields with an entry for each block."""
+
+
 def small_model(name: str, layers: int) -> ModelSpec:
     """The first blocks of a published model."""
     model = load_model(name)
-    lists = {key: getattr(model, key)[:layers] for key in ("layer_types", "mlp_layer_types") if getattr(model, key)}
+    lists = {key: getattr(model, key)[:layers] for key in BY_BLOCK if getattr(model, key)}
     return replace(model, num_hidden_layers=layers, **lists)
 
 
@@ -93,6 +103,39 @@ def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
         assert (needed <= chunk.memory_bytes * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_no_cut_and_no_sets_by_stage_are_below_a_bound(seed: int) -> None:
+    """Stages with any number of blocks of several kinds, ends of the model without any, and a set for each stage."""
+    choose = random.Random(seed)
+    model = small_model(choose.choice(MIXED), choose.choice([5, 8]))
+    cluster = load_cluster(*choose.choice(CLUSTERS))
+    training = TrainingSpec(2048, choose.choice([16, 64]), load_precision("mixed_precision"))
+    memory_bytes = choose.choice([0.05, 0.1, 0.2]) * cluster.device.memory_bytes + cluster.device.reserved_memory_bytes
+    cluster = replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))
+    problem = Problem(model, training, cluster, "torch")
+    sets = recompute_sets(problem, Pins())
+    ways = [one for one in legal_layouts(problem, Pins(), Tally()) if one.way.pp > 1]
+    for way in choose.sample(ways, 12):
+        schedule = choose.choice(way.schedules)
+        stages = way.way.pp * schedule[1]
+        bounds = layout_bounds(problem, [way._replace(schedules=(schedule,))], sets, memory_bytes)
+        for _ in range(6):
+            cut = random_cut(choose, model.num_hidden_layers, stages)
+            draft = way.way.scheduled(*schedule)._replace(stage_layers=cut)
+            by_stage = tuple(choose.choice(sets) for _ in cut)
+            found = estimate(model, training, cluster, Strategy(**draft._asdict(), recompute=by_stage))
+            assert bounds.memory_bytes[0] <= found.fullest.total_bytes * (1 + 1e-9), (draft, by_stage)
+            if found.fullest.total_bytes <= memory_bytes:
+                assert bounds.own_s[0] <= found.step_time_s * (1 + 1e-9), (draft, by_stage)
+
+
+def random_cut(choose: random.Random, layers: int, stages: int) -> tuple[int, ...]:
+    """Blocks of each stage; the first and the last may have none."""
+    least = [0, *(1 for _ in range(stages - 2)), 0]
+    places = choose.choices(range(stages), k=layers - sum(least))
+    return tuple(blocks + places.count(stage) for stage, blocks in enumerate(least))
+
+
 @pytest.mark.parametrize(("instance", "nodes"), [("trn1.32xlarge", 2), ("trn3-gen2", 2), ("gb200-186gb", 4)])
 def test_no_group_along_two_axes_has_a_better_law(instance: str, nodes: int) -> None:
     """Whatever lies inside of them, between them and outside."""
@@ -122,7 +165,7 @@ def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(
     seed: int, pins: Pins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = random_problem(seed)
-    for name, value in (("FEW", 0), ("FIRST", 20)):
+    for name, value in (("FEW", 0), ("FIRST", 20), ("NEAREST", 10**6)):
         monkeypatch.setattr(pricing, name, value)
     try:
         slow = search(*problem[:3], pins, problem.backend, exhaustive=True)
@@ -135,6 +178,41 @@ def test_a_search_by_bounds_finds_what_an_exhaustive_one_does(
     assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
     assert quick.optimality == slow.optimality or len(problem.model.kinds) > 1
     assert quick.fitting <= slow.fitting
+
+
+def test_of_many_layouts_that_do_not_fit_a_bound_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, texts = random_problem(100), []
+    for most in (0, 10**6):
+        monkeypatch.setattr(pricing, "NEAREST", most)
+        with pytest.raises(NoLayoutFits) as found:
+            search(*problem[:3], Pins(), problem.backend)
+        texts.append(str(found.value))
+    quick, slow = (
+        re.fullmatch(r"(.*: the smallest needs )(at least )?([0-9.]+) GB( a device.*)", text) for text in texts
+    )
+    assert quick and slow
+    assert quick[1] == slow[1]
+    assert quick[2] == "at least "
+    assert slow[2] is None
+    assert quick[4] == slow[4]
+    capacity = problem.cluster.device.memory_bytes / 1e9
+    assert capacity < float(quick[3]) <= float(slow[3])
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("pins", [Pins(), IN_GROUPS, WHOLE, ANY_PARTS], ids=str)
+def test_no_layout_needs_less_than_equal_shares_of_the_state(seed: int, pins: Pins) -> None:
+    problem = random_problem(seed)
+    try:
+        check_pins(problem, pins)
+    except AutoshardError:
+        return
+    ways = legal_layouts(problem, pins, Tally())
+    for way in random.Random(seed).sample(ways, min(40, len(ways))):
+        draft = random.Random(seed).choice(way.drafts)
+        table = Table(problem, recompute_sets(problem, pins))
+        table.add(draft)
+        assert all((way.state_bytes <= chunk.memory_bytes).all() for chunk in table.price()), draft
 
 
 def test_what_is_slower_by_a_bound_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
+from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid import interleaved_recompute as mixed
@@ -128,3 +129,45 @@ def test_recomputing_in_some_chunks_pays() -> None:
     assert best.strategy.recompute == ("full", "none", "none", "full", "none", "none", "none", "none")
     alike = np.where(priced.memory_bytes <= (roomy + tight) / 2, priced.step_time_s, np.inf).min()
     assert best.step_time_s < 0.95 * alike
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_mixes_that_are_left_out_are_slower_in_every_chunk(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    costs = draw.integers(1, draw.integers(2, 9), (draw.integers(0, 60), draw.integers(1, 4))).astype(float)
+    kept = mixed.undominated(costs)
+    for row, cost in enumerate(costs):
+        assert (row in kept) or (costs[kept] <= cost).all(1).any()
+        better = (costs[kept] <= cost).all(1) & (kept != row)
+        assert row not in kept or not better.any()
+
+
+def with_transfers() -> Priced:
+    """Transfers between nodes take a tenth of a step, and there are no more microbatches than ranks: sums over ranks
+    tell little. Llama 2 70B on 1,024 x H200, its fastest layout."""
+    model, training = load_model("llama2-70b"), TrainingSpec(4096, 4096, load_precision("mixed_precision"))
+    problem = Problem(model, training, load_cluster("h200-141gb", 1024), "torch")
+    table = Table(problem, COMMON_SETS, by_stage=True)
+    table.add(Draft(2, 8, 512, 1, 1, 1, 10, "interleaved", "flash", sequence_parallel=True))
+    (priced,) = table.price()
+    return priced
+
+
+def test_sets_that_fit_everywhere_are_proven_the_fastest() -> None:
+    priced = with_transfers()
+    best_s = float(priced.exact_s(range(len(priced.draft))).min())
+    refined = refine([priced.whole], True, 2 * priced.memory_bytes.max(), inf, lambda: True)
+    assert refined.found[-1].step_time_s == pytest.approx(best_s, rel=1e-12)
+    assert refined.at_least_s == pytest.approx(best_s, rel=1e-12)
+
+
+def test_paths_bound_what_sums_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the memory between all recomputed and nothing: there are too many choices to try."""
+    priced = with_transfers()
+    limit = (priced.memory_bytes.max() + priced.memory_bytes.min()) / 2
+    refined = refine([priced.whole], True, limit, inf, lambda: True)
+    monkeypatch.setattr(mixed, "MOST_PATHS", 0)
+    by_sums = refine([priced.whole], True, limit, inf, lambda: True)
+    assert refined.found[-1].step_time_s <= by_sums.found[-1].step_time_s
+    assert by_sums.at_least_s < 0.98 * refined.at_least_s
+    assert 0.95 * refined.found[-1].step_time_s < refined.at_least_s

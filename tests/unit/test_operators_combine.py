@@ -23,17 +23,28 @@ from autoshard.cost.zero_sharding import parts_state, zero_axes
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, GatherEinsumStep
 from autoshard.graph.redistribute import Axes, NoTransition
+from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.sharding import OperatorChoices, differing, stage_program
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.registry import load_model
-from autoshard.planner.grid.sharding_bounds import ROUNDING, Least, LeastTable, block_limits_s, step_times_at_least_s
+from autoshard.planner.axis_orders import other_orders, stage_laws
+from autoshard.planner.grid.sharding_bounds import (
+    ROUNDING,
+    AnyOrderTable,
+    Least,
+    LeastTable,
+    block_limits_s,
+    step_times_at_least_s,
+)
 from autoshard.planner.grid.unit_costs import part_numbers, unit_programs
-from autoshard.planner.operators import solve
+from autoshard.planner.layouts import legal_layouts
+from autoshard.planner.operators import improve, solve
 from autoshard.planner.operators.combine import WORTH, combine, even
 from autoshard.planner.operators.improve import Solver, graphs, layout_prices
 from autoshard.planner.operators.options import operator_options
 from autoshard.planner.operators.prices import _working_bytes, program_price
+from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.plan import operator_choices
 from autoshard.plans.search_result import Pins
@@ -99,6 +110,52 @@ def test_no_sharding_beats_the_bounds(seed: int) -> None:
             assert step_times_at_least_s(table, True, limit, known_s)[draft] <= known_s
             tried += 1
     assert tried > 8
+
+
+def test_bounds_of_any_order_are_below_those_of_every_order() -> None:
+    """And no layout is left out that is not left out in each order of its axes."""
+    training = TrainingSpec(8192, 64, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 2), "torch")
+    sets, rng, limit = recompute_sets(problem, Pins()), random.Random(1), problem.cluster.device.memory_bytes
+    drafts = [one for mesh in legal_layouts(problem, Pins(), Tally()) for one in mesh.drafts if one.tp > 1]
+    every = {one: (one.axis_order, *other_orders(problem, Pins(), one)) for one in rng.sample(drafts, 600)}
+    free, ordered = AnyOrderTable(problem, sets, True, {}), LeastTable(problem, sets, True, {})
+    for draft, orders in every.items():
+        free.add(draft)
+        for order in orders:
+            ordered.add(draft._replace(axis_order=order))
+    steps_s = sorted(step_times_at_least_s(ordered, True, limit, inf).values())
+    compared = 0
+    for known_s in (inf, steps_s[len(steps_s) // 2]):
+        in_any, in_each = (step_times_at_least_s(table, True, limit, known_s) for table in (free, ordered))
+        for draft, orders in every.items():
+            bounds = [in_each[one] for order in orders if (one := draft._replace(axis_order=order)) in in_each]
+            assert not bounds or in_any[draft] <= min(bounds) * (1 + 1e-12)
+            compared += len(bounds) > 1
+    assert compared > 50
+
+
+def test_blocks_whose_collectives_have_equal_laws_are_bounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = real_layout(SHAPES[0])[0]
+    draft = Draft(2, 1, 16, 16, 1, context_parallel="zigzag_ring", attention_kernel="flash")
+    layouts = [
+        even(problem, draft._replace(axis_order=order), "none") for order in (AXIS_ORDER, ("cp", "pp", "dp", "tp"))
+    ]
+    asked: list[float] = []
+
+    def fastest_s(block: object, limit_s: float) -> float:
+        asked.append(limit_s)
+        return 1.0
+
+    monkeypatch.setattr(improve, "_fastest_s", fastest_s)
+    solver = Solver(problem)
+    assert solver.fastest(layouts[0], 2.0) == solver.fastest(layouts[0], 2.0) == Least(1.0, 1.0, 1.0)
+    assert asked == [2.0, inf, inf]
+    solver.fastest(layouts[0], 3.0)  # another limit is another question
+    assert len(asked) == 6
+    is_alike = stage_laws(problem, local_shape(layouts[0])) == stage_laws(problem, local_shape(layouts[1]))
+    solver.fastest(layouts[1], 2.0)
+    assert len(asked) == (6 if is_alike else 9)
 
 
 SHAPES = (

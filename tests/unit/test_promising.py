@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
+from typing import Any
 
 import pytest
 
 from autoshard.backends.rules import Problem
+from autoshard.cost.estimate import estimate
+from autoshard.cost.fit_probability import levels
+from autoshard.explanation import flips
 from autoshard.explanation.answers import PriceRow
+from autoshard.explanation.flips import FINE, Question, flip, winner
 from autoshard.explanation.quantities import quantities
 from autoshard.explanation.sensitivity import sensitivity
 from autoshard.explanation.sensitivity_text import flips_heading, price_lines
 from autoshard.models.registry import load_model
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.priced import Clock
 from autoshard.planner.promising import MANY, drafts_of, promising
+from autoshard.planner.search import choose, passed_over, taken_of
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -48,6 +56,42 @@ def test_the_winner_where_a_quantity_changes_is_among_the_promising() -> None:
             assert searches.best(other, Pins(), among=few) == searches.best(other, Pins()), (quantity.name, furthest)
             compared += 1
     assert compared == 9
+
+
+def test_a_flip_to_a_layout_of_the_beaten_path_is_found_by_three_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes the layout that has run where the other's lead is small: looked for is where that is so, not where
+    both are as fast."""
+    searches, problem = Searches(), problem_70b()
+    chosen = searches.best(problem, Pins()).strategy
+    links = quantities(problem)[0]
+    asked = Question(problem, Pins(), among=searches.promising(problem, Pins()))
+    probes: list[float] = []
+
+    def winner_of(searches: Searches, scaled: Problem, *how: Any) -> flips.Winner:
+        probes.append(scaled.cluster.intra_node[0][1].bandwidth_bytes_per_s)
+        return winner(searches, scaled, *how)
+
+    monkeypatch.setattr(flips, "winner", winner_of)
+    found = flip(searches, asked, chosen, links, 4.0)
+    assert found is not None and found.to is not None
+    assert len(probes) == 3
+    assert 1 < found.factor / found.holds <= FINE
+    there = links.scaled(problem, found.factor)
+    ours, theirs = (estimate(*there[:3], one).step_time_s for one in (chosen, found.to.strategy))
+    assert ours < theirs, "it is predicted slower there, and has run"
+
+
+def test_what_is_taken_of_some_layouts_is_what_the_search_took_of_all() -> None:
+    problem = problem_70b()
+    for pins in (Pins(), Pins(tp=8, pp=8), Pins(tp=32)):
+        wanted = levels(problem.cluster, 0.9)
+        choice = choose(Searches().layouts(problem, pins), pins, wanted, Clock(inf))
+        assert choice is not None
+        known = [*choice.fastest, *([choice.on_path] if choice.on_path else [])]
+        ranked = sorted(known, key=lambda one: one.step_time_s)
+        assert (
+            taken_of(problem, passed_over(problem, pins), choice.level, ranked) == choice.fastest[choice.place].strategy
+        )
 
 
 def test_quantities_that_make_other_layouts_promising() -> None:

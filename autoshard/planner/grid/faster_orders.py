@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,10 +20,18 @@ from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
+from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.refine import may_fit, promising
 from autoshard.planner.grid.steps import Law
 from autoshard.planner.grid.table import Table, Whole, shape_key
-from autoshard.planner.grid.unit_costs import PartColumns, as_columns, mean_columns, part_numbers, stage_law
+from autoshard.planner.grid.unit_costs import (
+    PartColumns,
+    StageColumns,
+    as_columns,
+    mean_columns,
+    part_numbers,
+    stage_law,
+)
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.plans.search_result import Pins
 
@@ -40,25 +49,33 @@ def faster_orders(
     that were priced. others: those that were not. least_s: what one that was takes at least in any order, as far as
     known. fitting: those of which it is known that some layout fits."""
     every = [*promising(wholes, known_s, least_s)]
-    unpriced = Table(problem, (NO_RECOMPUTE,))
-    for draft in others:
-        unpriced.add(draft)
-    wholes = [*every, *unpriced.wholes()]
-    if not wholes:
+    drafts = [draft for whole in every for draft in whole.drafts.drafts]
+    if not drafts and not others:
         return
-    orders = _Orders(problem, pins, wholes)
+    orders = _Orders(problem, pins, [*drafts, *others])
+    below = orders.at_least_s([*drafts, *others]) < known_s
+    left = list[Draft]()
+    for whole, end in zip(every, accumulate(len(one.drafts.drafts) for one in every), strict=True):
+        places = np.flatnonzero(below[end - len(whole.drafts.drafts) : end])
+        left += [whole.drafts.drafts[place] for place in _may_fit(whole, places, fitting).tolist()]
+    left += [draft for draft, may in zip(others, below[len(drafts) :].tolist(), strict=True) if may]
     table = Table(problem, (NO_RECOMPUTE,))
-    for whole in wholes:
-        places = np.flatnonzero(orders.at_least_s(whole) < known_s)
-        if whole in every:
-            places = _may_fit(whole, places, fitting)
-        for place in places.tolist():
-            draft = whole.drafts.drafts[place]
-            for order in orders.of(draft):
-                table.add(draft._replace(axis_order=order))
+    for draft in _below(problem, left, orders, known_s):
+        table.add(draft)
     for whole in table.wholes():
         for place in np.flatnonzero(in_this_order_at_least_s(whole) < known_s).tolist():
             yield whole.drafts.drafts[place]
+
+
+def _below(problem: Problem, drafts: Sequence[Draft], orders: _Orders, known_s: float) -> list[Draft]:
+    """The drafts in their other orders, as far as the work of their stages may take less than known_s."""
+    table = Table(problem, (NO_RECOMPUTE,))
+    in_orders = [draft._replace(axis_order=order) for draft in drafts for order in orders.of(draft)]
+    if not in_orders:
+        return []
+    shapes = np.array([table.shape(draft) for draft in in_orders], dtype=int)
+    below = _work_at_least_s(problem, in_orders, table.parts, shapes) < known_s
+    return [draft for draft, may in zip(in_orders, below.tolist(), strict=True) if may]
 
 
 def _may_fit(whole: Whole, places: Array, fitting: Set[Draft]) -> Array:
@@ -74,20 +91,19 @@ class _Orders:
     """The other orders of every mesh, and bounds of drafts in all of them: as if each collective had the best of its
     laws, and nothing came behind the pipeline."""
 
-    def __init__(self, problem: Problem, pins: Pins, wholes: Sequence[Whole]):
+    def __init__(self, problem: Problem, pins: Pins, drafts: Sequence[Draft]):
         self._problem, self._pins = problem, pins
         self._of: dict[tuple[object, ...], tuple[Order, ...]] = {}
         self._any: dict[tuple[object, ...], dict[Order, None]] = {}
         self._places = places = dict[tuple[object, ...], int]()
         shapes: list[LocalShape] = []
-        for whole in wholes:
-            for draft in whole.drafts.drafts:
-                if (key := shape_key(draft)) not in places:
-                    places[key] = len(shapes)
-                    shapes.append(_with_degrees(draft))
-                if (degrees := (*draft[:5], draft.etp), draft.dp_replicate) not in self._of:
-                    found = self._of[degrees, draft.dp_replicate] = other_orders(problem, pins, draft)
-                    self._any.setdefault(degrees, {}).update(dict.fromkeys(found))
+        for draft in drafts:
+            if (key := shape_key(draft)) not in places:
+                places[key] = len(shapes)
+                shapes.append(_with_degrees(draft))
+            if (degrees := (*draft[:5], draft.etp), draft.dp_replicate) not in self._of:
+                found = self._of[degrees, draft.dp_replicate] = other_orders(problem, pins, draft)
+                self._any.setdefault(degrees, {}).update(dict.fromkeys(found))
         self._parts = as_columns(problem, shapes, part_numbers(problem, shapes, (NO_RECOMPUTE,), laws=self._best_law))
 
     def of(self, draft: Draft) -> tuple[Order, ...]:
@@ -110,16 +126,10 @@ class _Orders:
 
         return law
 
-    def at_least_s(self, whole: Whole) -> Array:
+    def at_least_s(self, drafts: Sequence[Draft]) -> Array:
         """Seconds of a step, by draft, that it takes at least in any of its other orders."""
-        rows = np.array([self._places[shape_key(draft)] for draft in whole.drafts.drafts])
-        ends, state = self._parts.ends(rows, whole.family.pp == 1), whole.state_columns
-        block, *others = (block.take(rows) for block in self._parts.blocks)
-        if others:
-            counts = [np.full(1, count) for count in whole.kind_counts]
-            block = mean_columns([block, *others], counts)
-            state = state.of(zip(self._problem.model.kinds, counts, strict=True))
-        return _at_least_s(whole, (block, *ends), state, 0.0)
+        rows = np.array([self._places[shape_key(draft)] for draft in drafts], dtype=int)
+        return _work_at_least_s(self._problem, drafts, self._parts, rows)
 
 
 def _with_degrees(draft: Draft) -> LocalShape:
@@ -139,6 +149,27 @@ def in_this_order_at_least_s(whole: Whole) -> Array:
     return _at_least_s(whole, parts, state, after_s)
 
 
+def _work_at_least_s(problem: Problem, drafts: Sequence[Draft], columns: StageColumns, rows: Array) -> Array:
+    """Seconds of a step, by draft, that no cut and no recompute sets take less than: those of the work of one
+    microbatch in all stages, without what travels beside it and what follows the pipeline.
+
+    columns: of parts, nothing recomputed. rows: of each draft in them.
+    """
+    found = np.zeros(len(drafts))
+    counts = [count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)]
+    block = mean_columns([one.take(rows) for one in columns.blocks], [np.full(1, count) for count in counts])
+    block_s = block.forward_s + block.backward_s
+    m = np.array([problem.training.global_batch_size // (draft.dp * draft.microbatch_size) for draft in drafts])
+    families: dict[Family, list[int]] = {}
+    for place, draft in enumerate(drafts):
+        families.setdefault(Family(draft.schedule, draft.pp, draft.num_virtual_stages), []).append(place)
+    for family, places in families.items():
+        first, last = columns.ends(rows[places], family.pp == 1)
+        ends_s = first.forward_s + first.backward_s, last.forward_s + last.backward_s
+        found[places] = by_work_at_least_s(problem, family, m[places], block_s[places], ends_s)
+    return found
+
+
 def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:
     """Seconds of a step, by draft, that no cut and no recompute sets take less than.
 
@@ -146,4 +177,5 @@ def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_
     """
     per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
     block_s, *ends_s = (unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True))
-    return by_work_at_least_s(whole.problem, whole.family, whole.count, block_s, (ends_s[0], ends_s[1])) + after_s
+    forward_s, ends = parts[0].forward_s, (ends_s[0], ends_s[1])
+    return by_work_at_least_s(whole.problem, whole.family, whole.count, block_s, ends, forward_s=forward_s) + after_s

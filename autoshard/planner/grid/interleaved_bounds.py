@@ -22,6 +22,9 @@ from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.schedules.closed_form import chunk_visits
 
+AT_ONCE = 1 << 18
+"""Seconds that are weighted at once: they stay in a core's cache."""
+
 
 def warm_up_visits(family: Family, rank: int) -> Array:
     """How many forwards of a rank's warm-up go through each of its chunks: in flight when the warm-up ends."""
@@ -72,17 +75,13 @@ class MixedLeast:
             self._by_set(part.backward_s + self._per_parameter * unit.parameters)
             for part, unit in ((self._first, self._state.first), (self._last, self._state.last))
         )
+        later_of_ranks = self._m[:, None] - self._visits[:, None]
+        sums_s = [self.weighted_s(weights) for weights in (np.ones_like(later_of_ranks), later_of_ranks)]
         ranks = []
-        for rank in range(self._pp):
-            visits, room = warm_up_visits(self._whole.family, rank), self._room_bytes(rank)
-            later = self._m[:, None] - visits
+        for rank, (later, chunks_s, later_s) in enumerate(zip(later_of_ranks, *sums_s, strict=True)):
             ends_s = np.zeros((len(self._draft), self._vpp))
             ends_s[:, 0] += first_s.min(1) if rank == 0 else 0.0
             ends_s[:, -1] += last_s[:, 0] if rank == self._pp - 1 else 0.0
-            chunks_s, later_s = (
-                recomputed_at_least_s(weights, self._back_s, visits, self._kept_bytes, room)
-                for weights in (np.ones_like(later), later)
-            )
             chunk_s = self._back_s.min(1)
             ranks.append(
                 RankBackward(
@@ -93,6 +92,36 @@ class MixedLeast:
                 )
             )
         return ranks
+
+    def weighted_s(self, weights: Array) -> Array:
+        """Weighted backward seconds of the blocks of each rank, at least, (rank, draft). weights: (rank, draft, chunk),
+        the chunk may be counted so often."""
+        at_once = max(1, AT_ONCE // (self._vpp * self._back_s.size))
+        some = [slice(begin, begin + at_once) for begin in range(0, self._pp, at_once)]
+        return np.concatenate([self._of_some_s(weights[ranks], ranks) for ranks in some])
+
+    def _of_some_s(self, weights: Array, ranks: slice) -> Array:
+        """`weighted_s` of some ranks; weights: of these."""
+        visits, rooms_bytes = self._visits[ranks, None], self._rooms_bytes[ranks]
+        rows = (
+            weights,
+            *(np.broadcast_to(column, (len(weights), *column.shape)) for column in (self._back_s, self._kept_bytes)),
+            np.broadcast_to(visits, weights.shape),
+        )
+        weights, back_s, kept_bytes, visits = (column.reshape(-1, column.shape[-1]) for column in rows)
+        return recomputed_at_least_s(weights, back_s, visits, kept_bytes, rooms_bytes.ravel()).reshape(
+            len(rooms_bytes), -1
+        )
+
+    @cached_property
+    def _visits(self) -> Array:
+        """(rank, chunk), as `warm_up_visits` has them."""
+        return np.array([warm_up_visits(self._whole.family, rank) for rank in range(self._pp)])
+
+    @cached_property
+    def _rooms_bytes(self) -> Array:
+        """(rank, draft)."""
+        return np.array([self._room_bytes(rank) for rank in range(self._pp)])
 
     def _room_bytes(self, rank: int) -> Array:
         """Bytes left for what blocks keep of all microbatches in flight, at most, by draft.

@@ -28,6 +28,7 @@ from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.schedules import Work, at_least_s, held_together, step_time_s
+from autoshard.schedules.longest_path import longest_path
 
 MOST_MIXES = 20_000
 """Mixes of a rank. With more, sets are left out, and what is proven is a relaxation."""
@@ -37,6 +38,8 @@ MOST_CHOICES = 3_000
 """With no more choices of mixes that may be the best, all are tried."""
 MOST_ROUNDS = 5
 """Rounds in which the mix of one rank after the other is chosen anew."""
+MOST_PATHS, MOST_ACTIONS = 16, 100_000
+"""Choices of which the longest path is found to bound all, at most, and the actions of them all."""
 COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
 """Columns that a recompute set changes."""
 
@@ -44,7 +47,8 @@ COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
 class Mixes(NamedTuple):
     """The mixes of one rank that may fit.
 
-    sets, back_s: the set and the backward seconds, (mix, chunk). fits: by mix, whether it does fit.
+    sets, back_s: the set and the backward seconds, (mix, chunk). fits: by mix, whether it does fit. Mixes that another
+    one betters in every chunk are left out.
     """
 
     sets: Array
@@ -87,13 +91,22 @@ class InterleavedSets:
         return warm_up_visits(self._whole.family, rank)
 
     def _mixes(self, rank: int) -> Mixes:
-        kept = self._layers * self._block.kept_bytes
+        """The mixes of a rank. If the fastest set of all fits in each chunk, no other one is looked at."""
+        fastest = int(self._back_s.argmin())
+        if self._first_back_s[fastest] == self._fewest_first_s:
+            mixes = self._mixes_of(rank, np.full((1, self._vpp), fastest))
+            if mixes.fits.any():
+                return mixes
         if self._in_any_order:
-            sets = np.indices((len(self._sets),) * self._vpp).reshape(self._vpp, -1).T
-        else:
-            order, mixes = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
-            sets = np.empty_like(mixes)
-            sets[:, order] = self._few[mixes]
+            return self._mixes_of(rank, np.indices((len(self._sets),) * self._vpp).reshape(self._vpp, -1).T)
+        order, mixes = np.argsort(-self._visits(rank), kind="stable"), _all_mixes(len(self._few), self._vpp)
+        sets = np.empty_like(mixes)
+        sets[:, order] = self._few[mixes]
+        return self._mixes_of(rank, sets)
+
+    def _mixes_of(self, rank: int, sets: Array) -> Mixes:
+        """Some mixes of a rank as far as they may fit. sets: (mix, chunk)."""
+        kept = self._layers * self._block.kept_bytes
         held = np.array(held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank])
         sizes = kept[sets]
         may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), True) <= self._limit_bytes
@@ -101,6 +114,13 @@ class InterleavedSets:
         fits = self._needed_bytes(rank, sets, (sizes @ held.T).max(1, initial=0.0), False) <= self._limit_bytes
         if self._in_any_order:
             sets, fits = sets[fits], fits[fits]
+        costs = self._back_s[sets]
+        if rank == 0:
+            costs = np.hstack([costs, self._first_back_s[sets[:, :1]]])
+        best = np.zeros(len(sets), dtype=bool)
+        for such in (fits, ~fits):
+            best[np.flatnonzero(such)[undominated(costs[such])]] = True
+        sets, fits = sets[best], fits[best]
         back_s = self._back_s[sets]
         if rank == 0:
             back_s[:, 0] += self._first_back_s[sets[:, 0]]
@@ -139,10 +159,13 @@ class InterleavedSets:
         return [self._mixes(rank) for rank in range(self._pp)]
 
     @cached_property
+    def _mixed(self) -> MixedLeast:
+        return MixedLeast(self._whole, np.array([self._draft]), self._limit_bytes)
+
+    @cached_property
     def _least(self) -> list[RankBackward]:
         if not self._every:
-            of_ranks = MixedLeast(self._whole, np.array([self._draft]), self._limit_bytes).of_ranks
-            return [RankBackward(*(float(seconds[0]) for seconds in backward)) for backward in of_ranks]
+            return [RankBackward(*(float(seconds[0]) for seconds in back)) for back in self._mixed.of_ranks]
         ranks = []
         for rank in range(self._pp):
             ends_s, later = np.zeros(self._vpp), self._m - self._visits(rank)
@@ -166,7 +189,48 @@ class InterleavedSets:
     @cached_property
     def at_least_s(self) -> float:
         """Seconds that no sets by virtual stage take less than."""
-        return float(self._bound_s(self._least))
+        by_sums_s = float(self._bound_s(self._least))
+        return max(by_sums_s, self._by_paths_s()) if self.starts() else by_sums_s
+
+    def _by_paths_s(self) -> float:
+        """Seconds that no sets by virtual stage take less than, by the longest paths of some choices.
+
+        Why: no step is faster than a path through its actions, nor than the mean of some paths. How often the mean goes
+        through each virtual stage does not depend on the sets, so the sum over the ranks of what each takes least, by
+        itself, is below every choice. The choice that takes least by the mean is the next one of which the longest
+        path is found, and so the mean moves to the paths that matter.
+        """
+        pp, vpp, m, transfer_s = self._pp, self._vpp, self._m, self._hop_s
+        choice, forward_s = self._chosen(True), self._forward_s.tolist()
+        visits, other_s, longest_s = np.zeros(pp * vpp), 0.0, 0.0
+        for turn in range(min(MOST_PATHS, MOST_ACTIONS // (2 * m * pp * vpp))):
+            backward_s = self._backward_s(choice[None])[:, 0].tolist()
+            work = Work(pp, m, vpp, forward_s, backward_s, transfer_s)
+            step_s, path = longest_path(self._whole.family.schedule, work)
+            visits += (np.array(path.backwards) - visits) / (turn + 1)
+            other_s += (path.at_least_s(work._replace(backward_s=[0.0] * len(backward_s))) - other_s) / (turn + 1)
+            weights = visits.reshape(vpp, pp).T
+            longest_s = max(longest_s, other_s + self._least_of(weights))
+            if longest_s >= step_s * (1 - SAME):
+                break
+            choice = np.array(
+                [
+                    np.where(mixes.fits, mixes.back_s @ of_rank, np.inf).argmin()
+                    for mixes, of_rank in zip(self._of_ranks, weights, strict=True)
+                ]
+            )
+        return longest_s + self._after_s
+
+    def _least_of(self, weights: Array) -> float:
+        """Weighted backward seconds of all ranks, at least. weights: (rank, chunk)."""
+        ends_s = weights[0, 0] * self._fewest_first_s + weights[-1, -1] * self._last_back_s
+        if not self._every:
+            return float(self._mixed.weighted_s(weights[:, None]).sum() + ends_s)
+        falling = -np.sort(-weights, axis=1)
+        return float(ends_s) + sum(
+            float((np.sort(self._back_s[mixes.sets], axis=1) @ of_rank).min())
+            for mixes, of_rank in zip(self._of_ranks, falling, strict=True)
+        )
 
     def starts(self) -> list[Array]:
         """The mixes that take each rank least; none if some rank has none that fits."""
@@ -232,10 +296,15 @@ class InterleavedSets:
         seconds: Array = step_time_s(self._whole.family.schedule, pp, m, vpp, *numbers) + self._after_s
         return seconds
 
-    def _work(self, choices: Array) -> Work:
+    def _backward_s(self, choices: Array) -> Array:
+        """(virtual stage, choice)."""
         backward_s = np.empty((self._pp * self._vpp, len(choices)))
         for rank, mixes in enumerate(self._of_ranks):
             backward_s[rank :: self._pp] = mixes.back_s[choices[:, rank]].T
+        return backward_s
+
+    def _work(self, choices: Array) -> Work:
+        backward_s = self._backward_s(choices)
         forward_s = np.repeat(self._forward_s[:, None], len(choices), axis=1)
         return Work(self._pp, np.full(len(choices), self._m), self._vpp, forward_s, backward_s, self._hop_s)
 
@@ -251,6 +320,15 @@ def _useful(block: PartColumns, first: PartColumns, vpp: int) -> tuple[Array, Ar
         most -= 1
     by_memory = np.argsort(block.kept_bytes[useful], kind="stable")
     return useful, by_memory[np.linspace(0, len(useful) - 1, most).astype(int)]
+
+
+def undominated(costs: Array) -> Array:
+    """The rows, in their order, to which no other row is equal or lower in every column; of equal rows one."""
+    left, kept = np.argsort(costs.sum(1), kind="stable"), []
+    while len(left):
+        kept.append(left[0])
+        left = left[(costs[left] < costs[left[0]]).any(1)]
+    return np.sort(np.array(kept, dtype=int))
 
 
 @lru_cache(maxsize=32)

@@ -30,13 +30,17 @@ def kinds_at_least_s(whole: Whole, draft: Array, limit_bytes: float = inf, repla
     replayed_s: what all blocks together replay for one microbatch, at least.
     """
     at_least_s = _by_work_at_least_s(whole, draft, replayed_s)
-    if whole.moves_blocks:
-        return at_least_s
+    return at_least_s if whole.moves_blocks else np.maximum(at_least_s, _evenly_at_least_s(whole, draft, limit_bytes))
+
+
+def _evenly_at_least_s(whole: Whole, draft: Array, limit_bytes: float) -> Array:
+    """Seconds of a step with the even cut, at least, by draft, as if each stage had the least of all sets; infinite
+    where that does not fit."""
     family, layers = whole.family, whole.problem.model.num_hidden_layers
     even = even_stage_layers(layers, family.pp * family.num_virtual_stages)
     layouts = whole.layouts(draft, None, KindCuts(np.array([even]), np.zeros(len(draft), dtype=int)))
     fits = memory_bytes(whole.problem, family, layouts) <= limit_bytes
-    return np.where(fits, np.maximum(at_least_s, step_times_s(whole.problem, family, layouts)), inf)
+    return np.where(fits, step_times_s(whole.problem, family, layouts), inf)
 
 
 def _by_work_at_least_s(whole: Whole, draft: Array, replayed_s: Array | float) -> Array:
@@ -60,8 +64,10 @@ class KindChoices:
 
     rounds, turns, lists_all = MOST_ROUNDS, 1, False
 
-    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
+    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, limit_s: float = inf):
+        """limit_s: nothing that takes as long is looked for."""
         self._whole, self._draft, self._sets, self._limit_bytes = whole, draft, np.array(sets), limit_bytes
+        self._limit_s = limit_s
         self._stages = whole.family.pp * whole.family.num_virtual_stages
 
     @cached_property
@@ -70,12 +76,19 @@ class KindChoices:
         return float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
 
     def starts(self) -> list[Array]:
-        """The fastest of the choices that are priced anyway, with one set for all stages; none if none fits."""
+        """The fastest of the choices that are priced anyway, with one set for all stages; none if none fits, or if
+        all stages have one block, which is never moved, and take too long with any sets."""
+        if self._stages == self._whole.problem.model.num_hidden_layers and self._one_each_at_least_s >= self._limit_s:
+            return []
         cuts, which = self._whole.cuts(np.full(len(self._sets), self._draft), self._sets)
         layers = cuts.of_stages(self._whole.family.pp, self._whole.family.num_virtual_stages).T
         choices = np.hstack([layers, np.repeat(which[:, None], self._stages, axis=1)])
         bounds_s = self.bounds_s(choices)
         return [choices[bounds_s.argmin()]] if np.isfinite(bounds_s).any() else []
+
+    @property
+    def _one_each_at_least_s(self) -> float:
+        return float(_evenly_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
 
     def neighbours(self, choice: Array, turn: int) -> Array:
         """Choices with another set in one stage, or with one block moved from one stage to another."""

@@ -155,7 +155,9 @@ def balanced_cut(model: ModelSpec, stages: int, work: tuple[int, ...]) -> tuple[
     of_kind = dict(zip(model.kinds, kinds, strict=True))
     blocks = [of_kind[kind] for kind in model.block_kinds][::-1]
     before = [0, *accumulate(blocks)]
-    low, high = max(blocks) - 1, before[-1] + first + last
+    # stages have the mean at least, ends of the model left out; filled up to a block more than that, they hold all
+    mean = -(-before[-1] // stages)
+    low, high = max(*blocks, mean) - 1, mean + max(blocks) + first + last
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _filled(before, stages, middle, first, last) else (middle, high)
@@ -168,9 +170,16 @@ def _filled(before: Sequence[int], stages: int, most: int, first: int, last: int
     """Blocks of each stage, one at least, where no stage of several works more than `most`; None where there is no such
     cut. before: work of all blocks before each one and of all together, the last block first."""
     cut, place, count = [], 0, len(before) - 1
-    for stage in range(stages - 1, -1, -1):
-        room, begin = most - last * (stage == stages - 1) - first * (stage == 0), place
-        full = bisect_right(before, before[begin] + room) - 1
-        place = max(begin, min(max(full, begin + 1), count - stage))
+    for stage in range(stages - 1, -1, -1):  # the inner loop of all balanced cuts
+        end, begin = before[place] + most, place
+        if stage == stages - 1:
+            end -= last
+        if stage == 0:
+            end -= first
+        place = bisect_right(before, end, place) - 1
+        if place <= begin:
+            place = begin + 1
+        if place > count - stage:
+            place = count - stage
         cut.append(place - begin)
     return tuple(reversed(cut)) if place == count else None

@@ -53,7 +53,8 @@ class RankRoom(NamedTuple):
 
 
 class Blocks:
-    """The needs of blocks in some drafts, (kind, draft, set) each, and what the ranks have for them. drafts: places."""
+    """The needs of blocks in some drafts, (kind, draft, set) each, and what the ranks have for them. drafts: places.
+    handed_bytes: of state_bytes those of gradients that one backward hands over, (kind, draft)."""
 
     def __init__(self, whole: Whole, drafts: Array, limit_bytes: float):
         self.whole, self.drafts, self._limit_bytes = whole, drafts, limit_bytes
@@ -71,12 +72,15 @@ class Blocks:
 
         sums_s = self._per_parameter * np.stack([unit.parameters for unit in units])[..., None]
         self.forward_s, self.backward_s = column("forward_s"), column("backward_s") + sums_s
-        self.state_bytes = np.stack([self._lives(unit) for unit in units])[..., None]
+        # a backward hands over the gradients of one chunk: of the largest one, which has its share of the blocks
+        self.handed_bytes = np.stack([(self._lives(unit) - self._lives(unit, 0.0)) / self.vpp for unit in units])
+        self.state_bytes = np.stack([self._lives(unit, 1 / self.vpp) for unit in units])[..., None]
         self.kept_bytes, self.working_bytes = column("kept_bytes"), column("working_bytes").min((0, 2))
         self.waiting_bytes = column("weights_waiting_bytes") if self.apart else np.zeros_like(self.kept_bytes)
 
-    def _lives(self, unit: Unit) -> Array:
-        held = living_bytes(1, 1, unit, (), self.whole.problem.training.precision)
+    def _lives(self, unit: Unit, handed_over: float = 1.0) -> Array:
+        """Bytes that are there all the time. handed_over: the share of gradients that one backward hands over."""
+        held = living_bytes(1, handed_over, unit, (), self.whole.problem.training.precision)
         return np.asarray(held.parameters + held.gradients + held.optimizer_state)
 
     @cached_property
@@ -237,9 +241,9 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
     than on the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the
     seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside what its blocks take is that of
     the block that needs most, less what blocks behind that one have given back: the mean is no more, and a rank has no
-    more blocks than it has time for. The prices are
-    such that a mean block costs as much on each rank, and what it costs is such that the ranks have room for as many
-    mean blocks as there are.
+    more blocks than it has time for. Each stage but a bare end has a block, which costs what it costs there: of any
+    kind, so much more than on the stage where that kind costs least. The prices are such that a mean block costs as
+    much on each rank, and what it costs is such that the ranks have room for as many mean blocks as there are.
     """
     if whole.family.rules.warm_up is None:
         return np.zeros(len(drafts))
@@ -247,14 +251,15 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
     more_s = blocks.backward_s - blocks.backward_s.min(2, keepdims=True)
     most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
     of_ends = {rank: blocks.beside_bytes(rank) for rank in {0, min(1, blocks.pp - 1), blocks.pp - 1}}
-    rooms, taken = [], []
+    rooms, taken, of_chunks = [], [], []
     for rank in blocks.ranks():
         beside = of_ends[rank.rank if rank.rank in of_ends else 1]
         least = beside.min((0, 2))
         room = rank.room_bytes + blocks.working_bytes - least
         rooms.append(np.clip(room, 0.0, MOST_BYTES))
         shared = np.maximum(beside - blocks.given_back_bytes(rank.rank) - least[:, None], 0.0) / most[:, None]
-        taken.append(_taken_bytes(blocks, rank, rank.held.min(0)) + shared)
+        taken.append(_taken_bytes(blocks, rank, rank.held.mean(0)) + shared)
+        of_chunks.append([_taken_bytes(blocks, rank, held) + shared for held in rank.held])
     room_bytes, taken_bytes = np.stack(rooms), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
     share = blocks.counts / blocks.counts.sum()
     mean_s, mean_bytes = np.tensordot(share, more_s, 1), np.tensordot(share, taken_bytes, (0, 1))
@@ -275,6 +280,17 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
     at_least_s = np.zeros(len(drafts))
     for cost_s in (low, high):
         price = np.maximum(prices(cost_s).max(2), 0.0)  # (rank, draft)
-        costs = (more_s + price[:, None, :, None] * taken_bytes).min((0, 3))
-        at_least_s = np.maximum(at_least_s, blocks.counts @ costs - (price * room_bytes).sum(0))
+        costs_s = np.stack(  # (stage, kind, draft)
+            [
+                (more_s + of_rank[:, None] * taken).min(2)
+                for of_rank, of_chunk in zip(price, of_chunks, strict=True)
+                for taken in of_chunk
+            ]
+        )
+        least_s = costs_s.min(0)
+        above_s = (costs_s - least_s).min(1)
+        if whole.bare_ends:
+            above_s[0] = above_s[-1] = 0.0
+        spent_s = blocks.counts @ least_s + above_s.sum(0)
+        at_least_s = np.maximum(at_least_s, spent_s - (price * room_bytes).sum(0))
     return at_least_s

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Draft, Problem, chunks_are_alike
 from autoshard.cost.memory import BOUNDARY_BUFFERS
 from autoshard.cost.stage import LocalShape, local_shape
@@ -25,6 +26,7 @@ from autoshard.layout.mesh import AXIS_ORDER, replicas_of_experts, tensor_ranks_
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
+from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, unit_programs
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
@@ -219,9 +221,13 @@ class _Parts:
             np.stack([by_set(getattr(one, name)) for one in columns.blocks]) for name in ("kept_bytes", "replay_bytes")
         )
         self._waiting_bytes = np.stack([by_set(one.weights_waiting_bytes)[:, 0] for one in columns.blocks])
-        self._working_bytes = np.min([by_set(one.working_bytes)[:, 0] for one in columns.blocks], axis=0)
+        self._working_bytes = np.stack([by_set(one.working_bytes)[:, 0] for one in columns.blocks])
         ends = [columns.ends(every, together) for together in (False, True)]
+        self._put_off_s = [by_set(one.weight_gradients_s).max(1) for one in (block, *ends[0])]
         self._ends_s = np.array([[by_set(end.forward_s + end.backward_s).min(1) for end in both] for both in ends])
+        self._ends_held_bytes = [
+            [by_set(column).min(1) for column in (end.kept_bytes, end.weights_waiting_bytes)] for end in ends[0]
+        ]
         self._ends_bytes = np.array(
             [[by_set(end.kept_bytes + end.working_bytes).min(1) for end in both] for both in ends]
         )
@@ -235,9 +241,19 @@ class _Parts:
         self, family: Family, rows: _Rows, work: _Work, block_s: Array, slowest_s: Array | float = 0.0
     ) -> Array:
         seconds = by_work_at_least_s(
-            self._problem, family, rows.m, block_s, work.ends_s, 0.0, slowest_s, work.opening_s
+            self._problem, family, rows.m, block_s, work.ends_s, 0.0, slowest_s, work.opening_s, work.forward_s
         )
+        if family.rules.weights_apart:
+            seconds = np.maximum(seconds, self._through_s(family, rows, work, block_s))
         return (seconds + work.after_s) * (1 - ROUNDING)
+
+    def _through_s(self, family: Family, rows: _Rows, work: _Work, block_s: Array) -> Array:
+        """Seconds of one microbatch through all stages and back, where its weight gradients are put off."""
+        layers, launch_s = sum(self._counts), self._problem.cluster.device.pass_launch_s
+        of_block_s, *of_ends_s = (seconds[rows.shape] / rows.cp for seconds in self._put_off_s)
+        passes_s = 2 * family.pp * launch_s + sum(work.ends_s) - sum(of_ends_s)
+        through_s: Array = passes_s + layers * (block_s - of_block_s)
+        return through_s
 
     def _mean(self, of_units: Array) -> Array:
         """(of the mean block, of the first end, of the last). of_units: of a block of each kind, then of the ends."""
@@ -266,7 +282,7 @@ class _Parts:
         )
         opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
         alone_s = ahead_s + behind_s.min(1) + sums_s[0]
-        return _Work(forward_s[:, None] + backward_s, alone_s, ends_s, opening_s, sent.after_s)
+        return _Work(forward_s[:, None] + backward_s, ahead_s, alone_s, ends_s, opening_s, sent.after_s)
 
     def _sent(self, family: Family, rows: _Rows) -> _Sent:
         """Seconds that gathering weights and reducing gradients take at least."""
@@ -299,7 +315,8 @@ class _Parts:
         *kinds, first, last = (self._parameters[:, :, rows.shape] * self._of_each(rows)[:, None]).sum(0)
         state = np.array(kinds)
         kept, replayed = (sizes[:, rows.shape] / rows.cp[:, None] for sizes in (self._kept_bytes, self._replay_bytes))
-        working = self._working(rows) + np.where(rows.zero == 3, self._gathered(family, rows), 0.0)
+        of_kinds = self._working(rows) + np.where(rows.zero == 3, self._gathered(family, rows), 0.0)
+        working = of_kinds.min(0)
         at_end = self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) / rows.cp
         at_end = np.maximum(at_end - working, 0.0)
         base = self._problem.cluster.device.reserved_memory_bytes + working
@@ -322,6 +339,10 @@ class _Parts:
             ends = (BOUNDARY_BUFFERS + leaving) * (self._hidden_bytes[rows.shape] / rows.cp)
             ends[0] += first
             ends[-1] += last + at_end
+            several = holds[0].embeddings, holds[-1].heads - 1  # the loss of one microbatch is in at_end
+            for rank, microbatches, of_end in zip((0, -1), several, self._ends_held_bytes, strict=True):
+                kept_of, waiting_of = (column[rows.shape] / rows.cp for column in of_end)
+                ends[rank] += microbatches * kept_of + holds[rank].waiting * waiting_of
             if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
                 held = _held_least(family, rows.m)  # chunks may be small where many are held
             if family.num_virtual_stages > 1 and len(counts) == 1:
@@ -336,7 +357,12 @@ class _Parts:
                 slowest_s[may] = blocks * self._mixed_s(family, rows.m[may], room, block_s[may], kept[0][may])
                 slowest_s += work.ends_s[0]
             else:
-                needed = base + self._fullest_bytes(state, held, kept.min(2), ends)
+                blocks_bytes = _BlocksBytes(self._problem, family, state, _visits(family, rows.m, held), kept)
+                needed = np.maximum(base + blocks_bytes.fullest(ends), base - working + ends.max(0))
+                if len(counts) > 1:
+                    above = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
+                    room = above - base - ends - blocks_bytes.beside(of_kinds - working, replayed, at_end)
+                    needed = np.where(blocks_bytes.whole_fit(room), needed, np.maximum(needed, above))
                 if len(counts) > 1 and not family.rules.weights_apart:
                     more_s = self._more_s[:, rows.shape] / rows.cp[:, None]
                     replayed_s = self._replays_s(state, held, kept, limit_bytes - base - ends, more_s)
@@ -355,13 +381,14 @@ class _Parts:
         slowest_s = np.minimum(slowest_s, LONG_S)
         seconds = self._by_work_s(family, rows, work, block_s.min(1), slowest_s)
         needed = needed * (1 - FEWER_BYTES)
+        needed = np.where(slowest_s < LONG_S, needed, np.maximum(needed, limit_bytes))
         return np.where((needed <= limit_bytes) & (slowest_s < LONG_S), seconds, np.inf), needed
 
     def _working(self, rows: _Rows) -> Array:
-        """Bytes that a block works with, at least, by row. Experts that only ranks of one sequence share exchange no
-        tokens, which is what a block works with most."""
+        """Bytes that a block of each kind works with, at least, (kind, row). Experts that only ranks of one sequence
+        share exchange no tokens, which is what a block works with most."""
         exchanges = (rows.cp == 1) | self._exchange_tokens[rows.shape]
-        return np.where(exchanges, self._working_bytes[rows.shape] / rows.cp, 0.0)
+        return np.where(exchanges, self._working_bytes[:, rows.shape] / rows.cp, 0.0)
 
     def _of_each(self, rows: _Rows) -> Array:
         """Bytes of weights, sums and optimizer state of one parameter, at least: (what experts do not have or they
@@ -371,31 +398,15 @@ class _Parts:
         return np.array([parameter / of[0] + gradient / of[1] + optimizer / of[2] for of in shares])
 
     def _gathered(self, family: Family, rows: _Rows) -> Array:
-        """Bytes of weights that are gathered at a time under ZeRO-3, at least, by row: those of the block at work and,
-        where others are behind it, the larger bucket of the next one. Experts that no other rank has are whole."""
-        matrices = sum(
-            np.where(owners > 1, of_each[: len(self._counts)].min(0)[rows.shape], 0.0)
+        """Bytes of weights that are gathered at a time under ZeRO-3, at least, (kind, row): those of the block at work
+        and, where others are behind it, the larger bucket of the next one. Experts that no other rank has are whole."""
+        matrices: Array = sum(
+            np.where(owners > 1, of_each[: len(self._counts), rows.shape], 0.0)
             for of_each, owners in zip(self._matrices, rows.owners, strict=True)
         )
-        blocks = 1.5 if family.pp == 1 and sum(self._counts) >= FEW_BLOCKS else 1.0
-        return blocks * matrices * DTYPE_BYTES[self._problem.training.precision.parameter_dtype]
-
-    def _fullest_bytes(self, state: Array, held: Array, kept: Array, ends: Array) -> Array:
-        """Bytes on the fullest of several ranks, at least, by row, however blocks are cut.
-
-        Why: the ranks' bytes, weighed by any prices, are no more than the fullest one's, weighed by all prices. Each
-        block costs no less than on the rank where its price is lowest.
-
-        state: of a block of each kind, (kind, rank, row). kept: of one microbatch, (kind, row). held: microbatches of
-        each block, (rank, row). ends: of the ends, (rank, row).
-        """
-        price = 1 / np.maximum(state.mean(0) + held * kept.mean(0), 1.0)
-        blocks = sum(
-            count * (price * (of_state + held * of_kept)).min(0)
-            for count, of_state, of_kept in zip(self._counts, state, kept, strict=True)
-        )
-        found: Array = (blocks + (price * ends).sum(0)) / price.sum(0)
-        return found
+        if family.pp == 1 and sum(self._counts) >= FEW_BLOCKS:
+            matrices = matrices + 0.5 * matrices.min(0)
+        return matrices * DTYPE_BYTES[self._problem.training.precision.parameter_dtype]
 
     def _replays_s(self, state: Array, held: Array, kept: Array, room: Array, more_s: Array) -> Array:
         """Mean seconds that a block replays, at least, by row, whichever sets fit and however blocks are cut.
@@ -497,21 +508,108 @@ class _Parts:
 
 def _held_least(family: Family, m: Array) -> Array:
     """How many microbatches of every chunk a rank holds at the end of its warm-up, at least, (rank, row)."""
+    return _visits(family, m, np.zeros((family.pp, len(m)))).min(1)
+
+
+def _visits(family: Family, m: Array, held: Array) -> Array:
+    """How many microbatches a rank holds of each chunk at one moment, (rank, chunk, row): with several chunks at the
+    end of its warm-up. held: with one chunk, the most that it holds, (rank, row)."""
     pp, vpp, warm_up = family.pp, family.num_virtual_stages, family.rules.warm_up
+    if vpp == 1:
+        return held[:, None]
     if warm_up is None:
-        return np.zeros((pp, len(m)))
+        return np.zeros((pp, vpp, len(m)))
 
-    def fewest(count: int) -> list[int]:
-        return [min(chunk_visits(warm_up(rank, pp, count, vpp), pp, vpp)) for rank in range(pp)]
+    def of_ranks(count: int) -> list[int]:
+        return [visits for rank in range(pp) for visits in chunk_visits(warm_up(rank, pp, count, vpp), pp, vpp)]
 
-    return np.stack([np.broadcast_to(held, m.shape) for held in by_count(fewest, m)])
+    return np.stack([np.broadcast_to(held, m.shape) for held in by_count(of_ranks, m)]).reshape(pp, vpp, len(m))
+
+
+class _BlocksBytes:
+    """Bytes of blocks on several ranks, whatever the cut is. Every virtual stage has a block, but for those that may be
+    an end of the model alone; no block is split.
+
+    state: of a block of each kind, (kind, rank, row). visits: microbatches that are held of each chunk, (rank, chunk,
+    row). kept: of one microbatch, (kind, row, set).
+    """
+
+    def __init__(self, problem: Problem, family: Family, state: Array, visits: Array, kept: Array):
+        self._model, self._family, self._state, self._visits, self._kept = problem.model, family, state, visits, kept
+        self._counts = np.array([count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)])
+        self._blocks = state[:, :, None] + visits * kept.min(2)[:, None, None]  # (kind, rank, chunk, row)
+        self._pinned = np.ones(visits.shape[:2])
+        if BACKENDS[problem.backend].unlike_stages:
+            self._pinned[0, 0] = self._pinned[-1, -1] = 0.0
+
+    def fullest(self, ends: Array) -> Array:
+        """Bytes on the fullest rank, at least, by row.
+
+        Why: the ranks' bytes, weighed by any prices, are no more than the fullest one's, weighed by all prices. Each
+        block costs no less than on the chunk where its price is lowest; a block that some chunk must have costs more by
+        what that chunk is dearer, for the kind for which that is least.
+
+        ends: of the ends, (rank, row).
+        """
+        pinned, kept = self._pinned[..., None], self._kept.min(2)
+        owns = self._pinned.any(1)
+        found: Array = (ends + self._own)[owns].max(0, initial=0.0)
+        for held in (self._visits.min(1), self._visits.mean(1))[: self._visits.shape[1]]:
+            price = 1 / np.maximum(self._state.mean(0) + held * kept.mean(0), 1.0)
+            costs = price[:, None] * self._blocks
+            cheapest = costs.min((1, 2))
+            dearer = (costs - cheapest[:, None, None]).min(0)
+            blocks = self._counts @ cheapest + (pinned * dearer).sum((0, 1))
+            np.maximum(found, (blocks + (price * ends).sum(0)) / price.sum(0), out=found)
+        return found
+
+    @property
+    def _own(self) -> Array:
+        """Bytes of the blocks that a rank must have, at least, (rank, row)."""
+        found: Array = (self._pinned[..., None] * self._blocks.min(0)).sum(1)
+        return found
+
+    def beside(self, working: Array, replayed: Array, at_end: Array) -> Array:
+        """Bytes that a rank with a block of a kind needs at least beside what every block works with, the loss, and
+        what is kept if all keep least, (kind, rank, row).
+
+        Why: when the last block of the kind runs backward, its rank replays it or keeps more, and has all but what
+        blocks behind it kept and, on the last rank, what the loss worked with.
+
+        working: of a block of each kind, beside what every block works with, (kind, row). replayed: (kind, row, set).
+        at_end: of the loss, beside what every block works with, by row.
+        """
+        more = self._kept - self._kept.min(2, keepdims=True)
+        fewest = self._visits.min((0, 1))  # of what is kept of the block, on any chunk
+        in_work = working + (replayed + fewest[:, None] * more).min(2)
+        found = np.repeat(in_work[:, None], len(self._visits), axis=1)
+        found[:, -1] -= at_end
+        if self._family.num_virtual_stages == 1:
+            behind = most_behind(self._model)
+            found -= np.tensordot(behind, self._kept.max(2), 1)[:, None]
+            found[behind.any(1), -1] = 0.0  # the loss is in front of them
+        return np.maximum(found, 0.0)
+
+    def whole_fit(self, room: Array) -> Array:
+        """Whether the ranks have room for all blocks of each kind and of any, by row.
+
+        room: bytes for blocks, at least one of a kind among them, (kind, rank, row).
+        """
+        block, pinned = self._blocks.min(2), self._pinned.sum(1)
+        of_kinds = np.floor(np.maximum(room, 0.0) / block + ROUNDING)
+        spare = room.max(0) - self._own
+        of_any = pinned[:, None] + np.floor(np.maximum(spare, 0.0) / block.min(0) + ROUNDING)
+        own_fit = (spare >= 0.0)[pinned > 0].all(0)
+        fit: Array = own_fit & (of_kinds.sum(1) >= self._counts[:, None]).all(0) & (of_any.sum(0) >= self._counts.sum())
+        return fit
 
 
 class _Work(NamedTuple):
-    """Seconds of one microbatch, gradients added up: of a block, (row, set), and of one without replays and waits; of
-    the ends; for each virtual stage beside its blocks. after_s: behind the pipeline."""
+    """Seconds of one microbatch, gradients added up: of a block, (row, set), of its forward, and of one without replays
+    and waits; of the ends; for each virtual stage beside its blocks. after_s: behind the pipeline."""
 
     block_s: Array
+    forward_s: Array
     alone_s: Array
     ends_s: tuple[Array, Array]
     opening_s: Array

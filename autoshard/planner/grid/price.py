@@ -84,6 +84,13 @@ class Family(NamedTuple):
         (such_rows,) = by_count(all_are, m)
         return such_rows > 0
 
+    def all_warm_ups(self, m: Array | int) -> Sequence[Array | int]:
+        """Forwards of each rank before its first backward, numbers by row where rows differ."""
+        warm_up, pp, vpp = self.rules.warm_up, self.pp, self.num_virtual_stages
+        if warm_up is None:
+            return [m] * pp
+        return by_count(lambda count: [warm_up(rank, pp, count, vpp) for rank in range(pp)], m)
+
     def holds(self, m: Array | int) -> list[RankHolds]:
         """The most that each rank holds; numbers by row where rows differ."""
         rules, pp, vpp = self.rules, self.pp, self.num_virtual_stages
@@ -205,15 +212,17 @@ def last_blocks(
 
 
 def with_unlike_chunks(
-    rows: Rank, family: Family, m: Array, rank: int, layers: Array, blocks: Sequence[PartColumns]
+    rows: Rank, family: Family, m: Array, rank: Array | int, layers: Array, blocks: Sequence[PartColumns]
 ) -> Rank:
-    """One pipeline rank of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches.
-    layers: of each chunk, (chunk, layout). blocks: the mean block of each chunk."""
-    of_held: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # many numbers of microbatches are held alike
+    """Pipeline ranks of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches. rank:
+    its number, by layout or of all. layers: of each chunk, (chunk, layout). blocks: the mean block of each chunk."""
+    of_held: dict[tuple[tuple[int, ...], ...], Array] = {}  # many numbers of microbatches are held alike
     for number in different(m):
-        held = held_together(family.schedule, family.pp, number, family.num_virtual_stages)[rank]
-        of_held.setdefault(_corners(held), []).append(number)
-    of_counts = [(np.flatnonzero(np.isin(m, alike)), np.array(held, dtype=float)) for held, alike in of_held.items()]
+        of_ranks = held_together(family.schedule, family.pp, number, family.num_virtual_stages)
+        for place in different(np.asarray(rank)):
+            held = _corners(of_ranks[place])
+            of_held[held] = of_held.get(held, False) | ((m == number) & (rank == place))
+    of_counts = [(np.flatnonzero(alike), np.array(held, dtype=float)) for held, alike in of_held.items()]
 
     def kept_bytes(of: Callable[[PartColumns], Array]) -> Array:
         sizes = np.stack([count * of(block) for count, block in zip(layers, blocks, strict=True)])

@@ -3,9 +3,9 @@ the last microbatch of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -25,11 +25,18 @@ from autoshard.cost.zero_sharding import (
     model_contents,
 )
 from autoshard.layout.mesh import Mesh
+from autoshard.planner.axis_orders import links_of
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.unit_costs import Units, unit_programs
+from autoshard.planner.grid.unit_costs import Units, of_any_batch, unit_programs
+from autoshard.planner.memo import kept_by_object
+from autoshard.spec.cluster import Cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec
 
 MANY_BLOCKS = 1 << 20
 """So many fill thousands of buckets."""
+MOST_KNOWN = 4096
+"""States of a problem that are kept: some KB each."""
 OF_LAST_BUCKET = 1e-3
 """More than the share of the last bucket, which need not be full, in the seconds of MANY_BLOCKS."""
 
@@ -55,7 +62,7 @@ class RankState:
         """Seconds over bytes of what a stage sends to the next one."""
         return hop_law(self._mesh, self._cluster)
 
-    @cache  # noqa: B019  as short-lived as the search that asks
+    @kept_by_object
     def after_s(self, first_blocks: int, middle_blocks: int, last_blocks: int) -> float:
         """Seconds of gradient sums, update and gathering on the rank for which they take longest.
 
@@ -70,7 +77,7 @@ class RankState:
         between_s = of_rank(middle_blocks, False, False) if middle_blocks else 0.0
         return max(of_rank(first_blocks, True, False), between_s, of_rank(last_blocks, False, True))
 
-    @cache  # noqa: B019  as short-lived as the search that asks
+    @kept_by_object
     def after_kinds_s(self, blocks: tuple[int, ...], first: bool, last: bool) -> float:
         """Seconds of gradient sums, update and gathering on one rank. blocks: how many it has of each kind. first,
         last: whether it has the first, the last rank's end."""
@@ -82,7 +89,7 @@ class RankState:
         rows = self._after.of_kinds(dict(zip(self._contents.blocks, counts, strict=True)), first, last)
         return np.broadcast_to(rows.total_s, counts[0].shape)
 
-    @cache  # noqa: B019
+    @kept_by_object
     def after_any_cut_s(self, blocks: tuple[int, ...]) -> float:
         """Seconds that follow the pipeline at least, however a model with so many blocks of each kind is cut.
 
@@ -97,6 +104,30 @@ class RankState:
         rates_s = ((1 - OF_LAST_BUCKET) * self.after_kinds_s(many, False, False) / MANY_BLOCKS for many in of_each)
         shared_s = sum(count * rate for count, rate in zip(blocks, rates_s, strict=True)) / self._mesh.pp
         return max(alone_s, shared_s)
+
+
+@lru_cache(maxsize=4)
+def _known_states(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster
+) -> dict[tuple[type[RankState], Hashable], RankState]:
+    return {}
+
+
+def rank_state(
+    of: type[RankState], problem: Problem, key: Hashable, made_of: Callable[[], tuple[Mesh, LocalShape, int]]
+) -> RankState:
+    """The meshes with the same degrees, which this process makes once for the last few problems, whatever their batch
+    and the memory and the peak of their devices are.
+
+    key: all that tells them from others of the problem. made_of: what they are made of: mesh, local shape, ZeRO.
+    """
+    known = _known_states(problem.model, of_any_batch(problem.training), links_of(problem.cluster))
+    state = known.get((of, key))
+    if state is None:
+        state = of(problem, *made_of())
+        if len(known) < MOST_KNOWN:
+            known[of, key] = state
+    return state
 
 
 @lru_cache(maxsize=2048)

@@ -27,6 +27,7 @@ from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts
+from autoshard.planner.grid.kind_pairs import ChunkRoom
 from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
 from autoshard.planner.grid.kind_stage_cuts import KindStageCuts, WeightsApartCuts
 from autoshard.planner.grid.price import layouts_ends, rank_rows
@@ -34,16 +35,23 @@ from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.ranking import Timed
+from autoshard.rows import anywhere, largest
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
 LONG_S = 1e12
 """Longer than any step takes."""
-MOST_CHUNKED = 12
-"""Layouts with several chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take
-a second."""
-MOST_BOUNDED = 24
-"""So many of these are bounded as if memory had no limit, which takes a tenth of a second each."""
+MOST_CHUNKED = 100
+"""Layouts with two chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take a
+tenth of a second."""
+MOST_MANY_CHUNKED = 3
+"""So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
+
+
+AT_ONCE = 24
+"""So many layouts are bounded together by the room of their ranks: more take more memory, and hardly less time."""
+MOST_OF_THREE = 20
+"""With more blocks on a rank of three chunks, these may have too many contents together."""
 
 
 class Promise(NamedTuple):
@@ -61,8 +69,8 @@ class Promise(NamedTuple):
 class Refined(NamedTuple):
     """The outcome of a refinement.
 
-    found: layouts, each faster than what was known before. at_least_s: no layout takes less than this or than the best
-    one. unfinished: layouts that were not looked at in time.
+    found: layouts, each faster than what was known before, or than what is taken of it. at_least_s: no layout takes
+    less than this or than the best one. unfinished: layouts that were not looked at in time.
     """
 
     found: list[Timed]
@@ -77,42 +85,60 @@ def refine(
     known_s: float,
     in_time: Callable[[], bool],
     least_s: Callable[[Draft], float] = lambda draft: 0.0,
+    refused: Callable[[Draft], bool] = lambda draft: False,
+    taken_s: float = 0.0,
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
-    least_s: what a draft takes at least, as far as that is known."""
+    least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
+    be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
+    taken and beat that one are found too."""
+    taken_s = max(known_s, taken_s)
     ranked = [
         promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
-        for whole in promising(wholes, known_s * (1 - ROUNDING), least_s)
-        for promise in _promises(whole, by_stage, limit_bytes, known_s)
+        for whole in promising(wholes, taken_s * (1 - ROUNDING), least_s)
+        for promise in _promises(whole, by_stage, limit_bytes, taken_s)
     ]
     # what is solved sooner comes first
     ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
     better: list[Timed] = []
     at_least_s = best_s = known_s
-    chunked = bounded = 0
+    chunked = {False: 0, True: 0}
     for place, (bound_s, whole, draft, sets) in enumerate(ranked):
-        if bound_s >= best_s * (1 - ROUNDING):
+        if bound_s >= taken_s * (1 - ROUNDING):
+            continue
+        is_refused = refused(whole.drafts.drafts[draft])
+        beaten_s = best_s if is_refused else taken_s
+        if bound_s >= beaten_s * (1 - ROUNDING):
             continue
         if not in_time():
             left = [promise.at_least_s for promise in ranked[place:]]
             return Refined(better, min(at_least_s, *left), len(left))
         if whole.has_kinds and whole.family.num_virtual_stages > 1:
-            bounded += 1
-            if bounded <= MOST_BOUNDED:
-                bound_s = max(bound_s, _chunks_at_least_s(whole, draft, sets, limit_bytes, best_s))
-            if bound_s >= best_s * (1 - ROUNDING):
-                continue
-            chunked += 1
-            if chunked > MOST_CHUNKED:  # what is left is a part of the gap
+            by_paths = _is_solved_by_paths(whole)
+            chunked[by_paths] += 1
+            if chunked[by_paths] > (
+                MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED
+            ):  # what is left is a part of the gap
                 at_least_s = min(at_least_s, bound_s)
                 continue
-        fastest = _fastest(whole, draft, sets, limit_bytes, best_s * (1 - ROUNDING))
-        if fastest.at_least_s < best_s * (1 - ROUNDING):
+        fastest = _fastest(whole, draft, sets, limit_bytes, beaten_s * (1 - ROUNDING))
+        if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is not None:
             better.append(Timed(fastest.step_time_s, fastest.strategy))
-            best_s = fastest.step_time_s
+            best_s = min(best_s, fastest.step_time_s)
+            taken_s = taken_s if is_refused else fastest.step_time_s
     return Refined(better, min(at_least_s, best_s), 0)
+
+
+def _is_solved_by_paths(whole: Whole) -> bool:
+    return whole.has_kinds and whole.family.num_virtual_stages == 2 and whole.family.sets_are_free
+
+
+def _is_bounded_by_rooms(whole: Whole) -> bool:
+    family, layers = whole.family, whole.problem.model.num_hidden_layers
+    few = family.num_virtual_stages == 3 and layers <= MOST_OF_THREE * family.pp
+    return _is_solved_by_paths(whole) or (few and family.sets_are_free)
 
 
 def promising(wholes: Iterable[Whole], known_s: float, least_s: Callable[[Draft], float]) -> Iterator[Whole]:
@@ -124,23 +150,16 @@ def promising(wholes: Iterable[Whole], known_s: float, least_s: Callable[[Draft]
             yield whole if len(may) == len(whole.drafts.drafts) else whole.only(np.array(may))
 
 
-def _chunks_at_least_s(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> float:
-    """Seconds that no cut of one draft takes less than, as if memory had no limit, as far as that is found soon."""
-    if whole.family.num_virtual_stages > 2 or not whole.family.sets_are_free:
-        return 0.0
-    return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s, knows_memory=False).at_least_s()
-
-
 def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> Found:
     """The fastest cut and sets of one draft that take less than limit_s."""
     if whole.has_kinds and whole.family.num_virtual_stages == 1 and whole.family.rules.warm_up is not None:
         cuts = WeightsApartCuts if whole.family.rules.weights_apart else KindStageCuts
         return cuts(whole, draft, sets, limit_bytes, limit_s).best()
-    if whole.has_kinds and whole.family.num_virtual_stages == 2 and whole.family.sets_are_free:
+    if _is_solved_by_paths(whole):
         return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s).best()
     choices: Choices
     if whole.has_kinds:
-        choices = KindChoices(whole, draft, sets, limit_bytes)
+        choices = KindChoices(whole, draft, sets, limit_bytes, limit_s)
     else:
         choices = (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
     return best_choice(choices, limit_s)
@@ -166,6 +185,12 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     if len(drafts):
         replayed_s = replayed_at_least_s(whole, drafts, limit_bytes, known_s)
         at_least_s[drafts] = kinds_at_least_s(whole, drafts, limit_bytes, replayed_s)
+        drafts = drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)]
+    if len(drafts) and _is_bounded_by_rooms(whole) and np.isfinite(known_s):
+        for begin in range(0, len(drafts), AT_ONCE):
+            some = drafts[begin : begin + AT_ONCE]
+            room = ChunkRoom(whole, some, np.arange(len(whole.sets)), limit_bytes, known_s)
+            at_least_s[some] = np.maximum(at_least_s[some], room.steps_s(room.relaxed()))
     for draft in drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)].tolist():
         yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft))
 
@@ -279,6 +304,7 @@ class _Bounds:
         self._m, self._hop_s = whole.count[drafts], whole.hop_s[drafts]
         self._waits = whole.family.waits_for_all(self._m), whole.family.is_at_once(self._m)
         self._holds = whole.family.holds(whole.count[flat])
+        self._between: tuple[list[Array], list[Array]] | None = None
         self._after_s = after_at_least_s(pp, 1, self._layers, whole.states, whole.state[drafts])
         ends_s = sum(end.min(1) for end in self._ends_s)
         self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
@@ -307,22 +333,39 @@ class _Bounds:
 
         From a few blocks on memory grows at least evenly with them; fewer may need less than that line says.
         """
+        few = FEW_BLOCKS if self._state.travels is not False else 0
+        of_few, of_more, *of_fewer = self._needed_bytes(rank, (few, few + 1, *range(1, few)))
+        slope = of_more - of_few
+        base = of_few - few * slope
+        for blocks, needed in enumerate(of_fewer, start=1):
+            base = np.minimum(base, needed - blocks * slope)
+        free = limit_bytes - self._whole.problem.cluster.device.reserved_memory_bytes - base
+        return (free / slope).reshape(self.draft.shape)
+
+    def _needed_bytes(self, rank: int, blocks: tuple[int, ...]) -> list[Array]:
+        """Bytes that a rank needs with each of these numbers of blocks. Ranks between the ends differ in what is in
+        flight, and memory grows evenly with that."""
+        first, last = 1, self._whole.family.pp - 2
+        if not first < rank < last or self._whole.family.rules.weights_apart:
+            return self._needed_on(rank, blocks)
+        if self._between is None:
+            self._between = self._needed_on(first, blocks), self._needed_on(last, blocks)
+        most, own, least = (self._holds[one].in_flight for one in (first, rank, last))
+        if anywhere((most == least) & (own != most)):
+            return self._needed_on(rank, blocks)
+        share = (most - own) / largest(most - least, 1)
+        return [of_first + share * (of_last - of_first) for of_first, of_last in zip(*self._between, strict=True)]
+
+    def _needed_on(self, rank: int, blocks: tuple[int, ...]) -> list[Array]:
         whole, flat = self._whole, self.draft.ravel()
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
         block, first, last = self._parts
         ends = layouts_ends(whole.family, first, last, self._state)
 
-        def needed(blocks: int) -> Array:
-            of_each = np.full(len(flat), blocks)
+        def needed(count: int) -> Array:
+            of_each = np.full(len(flat), count)
             of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
             memory = rank_memory(of_rank, self._state, precision)
             return memory.lives + memory.in_work
 
-        few = FEW_BLOCKS if self._state.travels is not False else 0
-        of_few = needed(few)
-        slope = needed(few + 1) - of_few
-        base = of_few - few * slope
-        for blocks in range(1, few):
-            base = np.minimum(base, needed(blocks) - blocks * slope)
-        free = limit_bytes - whole.problem.cluster.device.reserved_memory_bytes - base
-        return (free / slope).reshape(self.draft.shape)
+        return [needed(count) for count in blocks]

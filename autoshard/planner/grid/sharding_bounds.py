@@ -7,7 +7,7 @@ The integer program says more, where it was solved without a limit of memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -20,9 +20,11 @@ from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, ModelContents, State, Travelling, Unit
+from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s, busiest_rank_at_least_s, work_at_most_s
+from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.ranks import RankState
 from autoshard.planner.grid.refine import interleaved_promises, promises
@@ -78,6 +80,18 @@ def _at_once(unit: Unit) -> Travelling:
     return unit.travelling._replace(gather_s=0.0, again_s=0.0, scatter_s=0.0)
 
 
+class AnyOrderState(LeastState):
+    """The state in any order of axes: as if nothing were sent between stages nor behind the pipeline. What a rank holds
+    depends on no order."""
+
+    @cached_property
+    def hop(self) -> CollectiveLaw:
+        return _nothing("", ())
+
+    def after_s(self, first_blocks: int, middle_blocks: int, last_blocks: int) -> float:
+        return 0.0  # the update is little beside what is sent
+
+
 class LeastTable(Table):
     """A table whose parts are bounds: forward bounds forward, forward and backward together bound their sum."""
 
@@ -94,7 +108,7 @@ class LeastTable(Table):
     @cached_property
     def families(self) -> list[Whole]:
         """A `Whole` for each family of what was added."""
-        return list({id(priced.whole): priced.whole for priced in self.price()}.values())
+        return [*self.wholes()]
 
     @cached_property
     def parts(self) -> StageColumns:
@@ -144,6 +158,12 @@ def _unshared(shape: LocalShape) -> LocalShape:
     return replace(shape, tp=1, sequence_parallel=False)
 
 
+class AnyOrderTable(LeastTable):
+    """A table whose bounds hold in every order of axes."""
+
+    rank_state = AnyOrderState
+
+
 def block_limits_s(table: LeastTable, known_s: float) -> dict[LocalShape, float]:
     """Seconds that a block may take for one microbatch in a layout that takes less than known_s, by local shape,
     nothing replayed.
@@ -184,7 +204,7 @@ def _bounds(
     table: LeastTable, by_stage: bool, limit_bytes: float, known_s: float
 ) -> Iterator[tuple[Draft, str, float]]:
     """(draft, recompute set, seconds at least); where stages choose, the first set stands for all."""
-    for whole in table.families:
+    for whole in _below(table.families, known_s):
         if whole.family.cuts_are_free:
             promised = promises(whole, by_stage, limit_bytes, known_s)
             bounds: Iterator[tuple[int, int, float]] = (
@@ -196,6 +216,18 @@ def _bounds(
             bounds = _fixed_promises(whole, limit_bytes, known_s)
         for draft, recompute, seconds in bounds:
             yield whole.drafts.drafts[draft], whole.sets[recompute], seconds
+
+
+def _below(wholes: Iterable[Whole], known_s: float) -> Iterator[Whole]:
+    """The wholes with those drafts alone that may take less than known_s seconds, as if memory had no limit; all where
+    it is not the first set that takes least."""
+    for whole in wholes:
+        if whole.sets[0] != NO_RECOMPUTE:
+            yield whole
+            continue
+        may = np.flatnonzero(in_this_order_at_least_s(whole) < known_s)
+        if len(may):
+            yield whole.only(may)
 
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:

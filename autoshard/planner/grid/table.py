@@ -17,6 +17,7 @@ from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State, Unit
 from autoshard.graph.recompute import COMMON_SETS
+from autoshard.layout.mesh import Mesh
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import Laws, stage_laws
@@ -24,7 +25,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
-from autoshard.planner.grid.ranks import RankState, stacked
+from autoshard.planner.grid.ranks import RankState, rank_state, stacked
 from autoshard.planner.grid.unit_costs import (
     PartColumns,
     StageColumns,
@@ -193,11 +194,12 @@ class Table:
         if drafts is None:
             drafts = self._families[family] = Drafts()
         drafts.drafts.append(draft)
-        drafts.shapes.append(self._shape(draft))
+        drafts.shapes.append(self.shape(draft))
         drafts.states.append(self._state(draft))
         drafts.num_microbatches.append(count)
 
-    def _shape(self, draft: Draft) -> int:
+    def shape(self, draft: Draft) -> int:
+        """The place of a draft's local shape, of which `parts` has the columns."""
         key = shape_key(draft)
         place = self._shape_places.get(key)
         if place is None:
@@ -231,8 +233,12 @@ class Table:
         place = self._states.get(key)
         if place is None:
             place = self._states[key] = len(self._held)
-            mesh, shape = strategy_mesh(self._problem.model, self._problem.cluster, draft), self._shape_of(draft)
-            self._held.append(self.rank_state(self._problem, mesh, shape, draft.zero))
+
+            def made_of() -> tuple[Mesh, LocalShape, int]:
+                mesh = strategy_mesh(self._problem.model, self._problem.cluster, draft)
+                return mesh, self._shape_of(draft), draft.zero
+
+            self._held.append(rank_state(self.rank_state, self._problem, (self._operators, key), made_of))
         return place
 
     @cached_property

@@ -144,11 +144,12 @@ def unit_programs(problem: Problem, shape: LocalShape) -> Units:
 
 def _whatever_the_hardware(problem: Problem) -> tuple[ModelSpec, TrainingSpec, bool]:
     """All that programs depend on: neither on the batch nor on what devices and links can do."""
-    return problem.model, _of_any_batch(problem.training), problem.cluster.platform.kv_heads_innermost
+    return problem.model, of_any_batch(problem.training), problem.cluster.platform.kv_heads_innermost
 
 
 @lru_cache(maxsize=64)
-def _of_any_batch(training: TrainingSpec) -> TrainingSpec:
+def of_any_batch(training: TrainingSpec) -> TrainingSpec:
+    """The training, one for all sizes of the batch."""
     return replace(training, global_batch_size=1)
 
 

@@ -8,6 +8,7 @@ from autoshard.backends.rules import Problem
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import (
     equal_chunks_at_least_s,
+    put_off_at_least_s,
     share_at_least_s,
     slowest_stage_at_least_s,
     unlike_stages_at_least_s,
@@ -25,12 +26,13 @@ def by_work_at_least_s(
     hop_s: Number = 0.0,
     slowest_s: Number = 0.0,
     opening_s: Number = 0.0,
+    forward_s: Number = 0.0,
 ) -> Array:
     """Seconds of the pipelines of one family, by row.
 
     m: microbatches. block_s: work of a block of one microbatch, nothing recomputed; of blocks of several kinds, their
     mean. ends_s: alike, of the ends of the model. hop_s: from a stage to the next one, at least. slowest_s: work of the
-    slowest rank, at least.
+    slowest rank, at least. forward_s: of a block, at least, where blocks are of one kind: a part of block_s.
     """
     pp, vpp, apart = family.pp, family.num_virtual_stages, family.rules.weights_apart
     layers, launch_s = problem.model.num_hidden_layers, problem.cluster.device.pass_launch_s
@@ -42,7 +44,9 @@ def by_work_at_least_s(
     if has_kinds:
         seconds = unlike_stages_at_least_s(pp, vpp, m, work_s, hop_s, waits, at_once, apart)
     elif apart:
-        seconds = share_at_least_s(pp, m, work_s)
+        blocks_s, beside_s = (layers * forward_s, layers * (block_s - forward_s)), 2 * launch_s + opening_s
+        waiting_s = put_off_at_least_s(family.all_warm_ups(m), m, *blocks_s, beside_s, *ends_s)
+        seconds = np.maximum(share_at_least_s(pp, m, work_s), waiting_s)
     elif vpp > 1:
         seconds = equal_chunks_at_least_s(pp, vpp, m, stages_s / (pp * vpp), *ends_s, hop_s)
     else:

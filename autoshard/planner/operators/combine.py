@@ -23,6 +23,7 @@ from autoshard.planner.axis_orders import other_orders
 from autoshard.planner.grid.order import fastest_first
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.sharding_bounds import (
+    AnyOrderTable,
     Least,
     LeastTable,
     block_limits_s,
@@ -70,9 +71,9 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
 
     Raises AutoshardError where HiGHS is not installed.
     """
-    blocks = _Blocks(problem, pins, limit_bytes)
     best: tuple[Timed, OperatorChoices] | None = None
     best_s, open_s, solved, points = known_s * (1 - WORTH), inf, 0, 0
+    blocks = _Blocks(problem, pins, limit_bytes, best_s)
     bounds_left, left = (inf, inf) if exhaustive else (MOST_OWN_BOUNDS, MOST_EFFORT)
     for shape, least_s in blocks.all(best_s, inf if exhaustive else MOST_BOUNDS):
         effort = blocks.effort(shape)
@@ -101,23 +102,27 @@ def combine(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, ex
 
 
 class _Blocks:
-    """The local shapes that a layout may have which shares operators among tensor-parallel ranks."""
+    """The local shapes that a layout may have which shares operators among tensor-parallel ranks and takes less than
+    known_s seconds."""
 
-    def __init__(self, problem: Problem, pins: Pins, limit_bytes: float):
+    def __init__(self, problem: Problem, pins: Pins, limit_bytes: float, known_s: float):
         self._problem, self._limit_bytes = problem, limit_bytes
         self._sets, self._by_stage = recompute_sets(problem, pins), sets_by_stage(pins)
         self._drafts: dict[LocalShape, list[Draft]] = {}
         self._solver, self._least = Solver(problem), dict[LocalShape, Least]()
         orders: dict[tuple[object, ...], tuple[tuple[str, ...], ...]] = {}
-        for mesh in legal_layouts(problem, pins, Tally()):
-            for draft in mesh.drafts if mesh.state_bytes <= limit_bytes else ():
-                if draft.tp == 1:
-                    continue
-                if draft[:5] not in orders:
-                    orders[draft[:5]] = (draft.axis_order, *other_orders(problem, pins, draft))
-                for order in orders[draft[:5]]:
-                    ordered = draft._replace(axis_order=order)
-                    self._drafts.setdefault(local_shape(ordered), []).append(ordered)
+        legal = (mesh for mesh in legal_layouts(problem, pins, Tally()) if mesh.state_bytes <= limit_bytes)
+        drafts = [draft for mesh in legal if mesh.way.tp > 1 for draft in mesh.drafts]
+        in_any_order = AnyOrderTable(problem, self._sets, self._by_stage, {})
+        for draft in drafts:
+            in_any_order.add(draft)
+        below = step_times_at_least_s(in_any_order, self._by_stage, limit_bytes, known_s)
+        for draft in filter(below.__contains__, drafts):
+            if draft[:5] not in orders:
+                orders[draft[:5]] = (draft.axis_order, *other_orders(problem, pins, draft))
+            for order in orders[draft[:5]]:
+                ordered = draft._replace(axis_order=order)
+                self._drafts.setdefault(local_shape(ordered), []).append(ordered)
 
     def all(self, known_s: float, effort: float) -> list[tuple[LocalShape, float]]:
         """(local shape, seconds that a step of it takes at least) of the shapes with layouts that may fit and take less
@@ -125,34 +130,37 @@ class _Blocks:
 
         effort: how much may be spent on solving blocks for better bounds, in the units of `effort`.
         """
-        table = self._of_all({})
-        bounds = self._bound(table, known_s)
+        table = self._of_shapes([*self._drafts], {})
+        bounds = self._bound(table, [*self._drafts], known_s)
         if bounds:
-            limits_s = block_limits_s(table, known_s)
-            bounds = self._bound(self._of_all(self._of_large_microbatches(limits_s, effort)), known_s)
+            solved = self._of_large_microbatches(block_limits_s(table, known_s), effort)
+            bounds |= self._bound(self._of_shapes([*solved], solved), [*solved], known_s)
         least = {shape: min(bounds[draft] for draft in drafts) for shape, drafts in self._drafts.items()}
         by_rule = Table(self._problem, self._sets, self._by_stage)
-        for draft in bounds:
+        for draft in (draft for drafts in self._drafts.values() for draft in drafts):
             by_rule.add(draft)
         fastest = dict.fromkeys(least, inf)
         for chunk in by_rule.price():
-            fits = np.where(chunk.memory_bytes <= self._limit_bytes, chunk.step_time_s, np.inf)
-            for place, seconds in zip(chunk.draft.tolist(), fits.tolist(), strict=True):
+            fits = chunk.memory_bytes <= self._limit_bytes
+            fastest_s = np.full(len(chunk.whole.drafts.drafts), inf)
+            np.minimum.at(fastest_s, chunk.draft[fits], chunk.step_time_s[fits])
+            for place in np.flatnonzero(fastest_s < inf).tolist():
                 shape = local_shape(chunk.whole.drafts.drafts[place])
-                fastest[shape] = min(fastest[shape], seconds)
+                fastest[shape] = min(fastest[shape], float(fastest_s[place]))
         ranked = sorted(enumerate(least), key=lambda item: (fastest[item[1]], least[item[1]], item[0]))
         return [(shape, least[shape]) for _, shape in ranked]
 
-    def _of_all(self, solved: Mapping[LocalShape, Least]) -> LeastTable:
-        return self._filled(solved, (draft for drafts in self._drafts.values() for draft in drafts))
+    def _of_shapes(self, shapes: Iterable[LocalShape], solved: Mapping[LocalShape, Least]) -> LeastTable:
+        return self._filled(solved, (draft for shape in shapes for draft in self._drafts[shape]))
 
-    def _bound(self, table: LeastTable, known_s: float) -> dict[Draft, float]:
+    def _bound(self, table: LeastTable, shapes: Iterable[LocalShape], known_s: float) -> dict[Draft, float]:
         """Seconds that a step takes at least, by draft, of the drafts of which some layout may fit and take less than
-        known_s seconds. The others are dropped for good."""
+        known_s seconds. The others are dropped for good. table: of the drafts of these shapes."""
         bounds = step_times_at_least_s(table, self._by_stage, self._limit_bytes, known_s)
-        self._drafts = {
-            shape: left for shape, drafts in self._drafts.items() if (left := [one for one in drafts if one in bounds])
-        }
+        for shape in shapes:
+            self._drafts[shape] = [one for one in self._drafts[shape] if one in bounds]
+            if not self._drafts[shape]:
+                del self._drafts[shape]
         return bounds
 
     def _of_large_microbatches(self, limits_s: Mapping[LocalShape, float], effort: float) -> dict[LocalShape, Least]:

@@ -18,7 +18,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.memory import living_bytes, memory_values
 from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED
-from autoshard.cost.stage import LocalShape, mesh_order, quantized, strategy_mesh, strategy_parts
+from autoshard.cost.stage import LocalShape, local_shape, mesh_order, quantized, strategy_mesh, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, ModelContents, State, mesh_state, parts_state
 from autoshard.graph.ir import Graph
@@ -31,6 +31,7 @@ from autoshard.layout.sharding import OperatorChoices, choices, differing
 from autoshard.layout.strategy import Strategy
 from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.sharding_bounds import Least
 from autoshard.planner.operators.prices import Axes, MemoryRow, Price, Prices
 from autoshard.planner.operators.program import OperatorProblem
@@ -51,11 +52,13 @@ GAP = 1e-5
 
 
 class Solver:
-    """Solves blocks and ends of layouts of one problem; the ends once for each local shape."""
+    """Solves blocks and ends of layouts of one problem; the ends once for each local shape. What has no limit of memory
+    is solved once for all local shapes whose collectives have the same laws."""
 
     def __init__(self, problem: Problem):
         self._problem = problem
         self._ends: dict[LocalShape, dict[str, Choice]] = {}
+        self._bounds: dict[tuple[LocalShape, Laws, float], Least] = {}
 
     def fastest(self, strategy: Strategy, limit_s: float) -> Least:
         """The seconds of a block and of the ends that no choices beat, whatever memory they need.
@@ -63,9 +66,13 @@ class Solver:
         strategy: any one of a local shape. limit_s: seconds beyond which a block is of no interest: it is then said to
         take that long.
         """
-        block, *ends = _bound_problems(self._problem, strategy)
-        seconds = [_fastest_s(block, limit_s), *(_fastest_s(end, inf) for end in ends)]
-        return Least(*seconds, *(0.0,) * (3 - len(seconds)))
+        shape = local_shape(strategy)
+        key = replace(shape, placement=()), stage_laws(self._problem, shape), limit_s
+        if key not in self._bounds:
+            block, *ends = _bound_problems(self._problem, strategy)
+            seconds = [_fastest_s(block, limit_s), *(_fastest_s(end, inf) for end in ends)]
+            self._bounds[key] = Least(*seconds, *(0.0,) * (3 - len(seconds)))
+        return self._bounds[key]
 
     def within(
         self, shape: LocalShape, strategy: Strategy, limit_bytes: float, limit_s: float = inf
