@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -125,9 +126,9 @@ class Description:
         return asdict(self)
 
 
-def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
+def describe(plan: Plan, sensitivity: Sensitivity | None = None, facts: Collection[str] | None = None) -> Description:
     """The description of a plan. sensitivity: answers for the same plan; they take seconds to find, so the caller
-    passes them."""
+    passes them. facts: labels of those that are wanted, by default all."""
     estimate, training = plan.estimate, plan.training
     memory_low_bytes, memory_high_bytes = memory_interval(plan.cluster, estimate)
     dtype, kept = training.precision.fastest_dtype, training.kept_wide
@@ -145,7 +146,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None) -> Description:
         precision=training.precision.name + (f" ({kept} in {training.precision.compute_dtype})" if kept else ""),
         backend=plan.backend,
         layout=short_name(plan.strategy),
-        facts=_facts(plan),
+        facts=tuple(_facts(plan, facts)),
         step_time_s=estimate.step_time_s,
         step_time_low_s=estimate.step_time_low_s,
         step_time_high_s=estimate.step_time_high_s,
@@ -217,24 +218,26 @@ def _recompute(strategy: Strategy) -> str:
     return _RECOMPUTE.get(name) or f"run again in backward: {recompute_words(name)}"
 
 
-def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    strategy = plan.strategy
-    count = plan.num_microbatches
-    size = strategy.microbatch_size
-    each = f"{size} sequence{'s' if size > 1 else ''}"
-    links = axis_links(plan)
-    return (
-        ("mesh", _mesh(plan.mesh)),
-        *(() if links is None else (("links", links),)),
-        ("stages", _stages(strategy)),
-        ("microbatches", f"{count:,} of {each}" + (f" on each of {strategy.dp} replicas" if strategy.dp > 1 else "")),
-        ("schedule", _schedule(strategy)),
-        ("recompute", _recompute(strategy)),
-        ("optimizer", _optimizer(plan)),
-        ("attention", _attention(strategy)),
-        *((("experts", _experts(plan)),) if plan.model.is_moe else ()),
-        *((("graphs", _graphs(plan)),) if plan.cluster.compiles else ()),
-    )
+def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, str]]:
+    """(label, text) of the facts. wanted: labels of those that are; None for all. Graphs take longest to count."""
+    strategy, size = plan.strategy, plan.strategy.microbatch_size
+    each = f"{size} sequence{'s' if size > 1 else ''}" + (f" on each of {strategy.dp} replicas" * (strategy.dp > 1))
+    texts: dict[str, Callable[[], str | None]] = {
+        "mesh": lambda: _mesh(plan.mesh),
+        "links": lambda: axis_links(plan),
+        "stages": lambda: _stages(strategy),
+        "microbatches": lambda: f"{plan.num_microbatches:,} of {each}",
+        "schedule": lambda: _schedule(strategy),
+        "recompute": lambda: _recompute(strategy),
+        "optimizer": lambda: _optimizer(plan),
+        "attention": lambda: _attention(strategy),
+        "experts": lambda: _experts(plan) if plan.model.is_moe else None,
+        "graphs": lambda: _graphs(plan) if plan.cluster.compiles else None,
+    }
+    for label, text_of in texts.items():
+        text = text_of() if wanted is None or label in wanted else None
+        if text is not None:
+            yield label, text
 
 
 _WORDS = {field: word for word, field in (*DEGREES.items(), *CHOICES.items())}

@@ -99,9 +99,10 @@ class Plan(Shown, plans.Plan):
     def summary(self, width: int = WIDTH, color: bool = False) -> str:
         """The first screen of its page: what was chosen, how fast, whether it fits and how sure that is. width:
         columns."""
-        from autoshard.explanation.summary import summary
+        from autoshard.explanation.describe import describe
+        from autoshard.explanation.summary import FACTS, summary
 
-        return summary(self.describe(), width, color)
+        return summary(describe(self, facts=FACTS), width, color)
 
     def markdown(self) -> str:
         from autoshard.explanation.markdown import render_markdown

@@ -13,7 +13,7 @@ from autoshard.cost.memory import MEMORY_TERMS
 from autoshard.cost.step import TIME_TERMS
 from autoshard.explanation.describe import describe
 from autoshard.explanation.glossary import SECTIONS, glossary
-from autoshard.explanation.summary import summary
+from autoshard.explanation.summary import FACTS, summary
 from autoshard.plans.layout_syntax import CHOICES, DEGREES
 from autoshard.plans.plan import Plan
 from autoshard.schedules import SCHEDULES
@@ -32,6 +32,13 @@ def test_it_answers_within_20_lines(make: Callable[[], Plan]) -> None:
     assert [line[2:9].strip() for line in page.splitlines() if line[2:3].strip()][1:] == [
         "Chosen", "Fast?", "Fits?", "Sure?"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [plan_70b, plan_mixtral])
+def test_facts_that_are_not_asked_for_change_no_other(make: Callable[[], Plan]) -> None:
+    every, few = describe(make()), describe(make(), facts=FACTS)
+    assert few == replace(every, facts=tuple(fact for fact in every.facts if fact[0] in FACTS))
+    assert summary(few, 80, color=False) == summary(every, 80, color=False)
 
 
 def test_what_it_says_by_hand() -> None:
