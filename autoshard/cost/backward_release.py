@@ -34,18 +34,21 @@ class Moments(NamedTuple):
     before: Moment = NO_MOMENT
 
 
-def moments(program: Program, working: Sequence[float], needed: Sequence[float]) -> Moments:
+def moments(
+    program: Program, working: Sequence[float], needed: Sequence[float], given_back: Sequence[float]
+) -> Moments:
     """The moments of one block's backward, whatever the recompute set: what runs again is given back at the same steps
     as what was kept.
 
     working: bytes that backward of each step works with. needed: the same as a part of a stage counts it, for some
-    steps without what was given back before; the largest is its `working_bytes`.
+    steps without what was given back before; the largest is its `working_bytes`. given_back: as `given_back_bytes` has
+    them.
     """
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
     if late is None:
         return Moments()
-    held = [need - gone for need, gone in zip(working, given_back_bytes(program), strict=True)]
+    held = [need - gone for need, gone in zip(working, given_back, strict=True)]
     first, most = max(range(len(needed)), key=needed.__getitem__), max(needed)
     after = max(held[:late], default=held[late])
     before = max(range(late, len(needed)), key=needed.__getitem__)

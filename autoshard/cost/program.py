@@ -211,7 +211,7 @@ class StepSeconds(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramWork:
     """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
-    need be. The other fields: as in Part."""
+    need be. heaviest_step: whose backward decides `working_bytes`. The other fields: as in Part."""
 
     program: Program
     operators: tuple[tuple[Operators, ...], ...]
@@ -223,6 +223,7 @@ class ProgramWork:
     matrices: Mapping[tuple[str, ...], int]
     num_tensors: int
     moments: Moments
+    heaviest_step: Step | None
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
@@ -330,7 +331,8 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
-    working, needed = _at_steps(program)
+    given_back = given_back_bytes(program)
+    working, needed = _at_steps(program, given_back)
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}
@@ -351,7 +353,8 @@ def program_work(program: Program) -> ProgramWork:
         waiting_bytes(program),
         matrices,
         len(elements),
-        moments(program, working, needed),
+        moments(program, working, needed, given_back),
+        program.steps[max(range(len(needed)), key=needed.__getitem__)] if needed else None,
         quantized,
     )
 
@@ -521,14 +524,9 @@ def spent_on(kind: str, axes: tuple[str, ...]) -> int:
     return CONTEXT
 
 
-def heaviest_step(program: Program) -> Step:
-    """The step whose backward decides `ProgramWork.working_bytes`."""
-    _, held = _at_steps(program)
-    return program.steps[max(range(len(held)), key=held.__getitem__)]
-
-
-def _at_steps(program: Program) -> tuple[list[float], list[float]]:
-    """Bytes that backward of each step works with, and those beyond all that was kept or is run again.
+def _at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Bytes that backward of each step works with, and those beyond all that was kept or is run again. given_back: as
+    `given_back_bytes` has them.
 
     What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
     its block and has buffers of its own; with a prediction module, where the end of the model is as long as a block;
@@ -540,8 +538,8 @@ def _at_steps(program: Program) -> tuple[list[float], list[float]]:
     if shares:
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
     is_long = shares or any(op.module == PREDICTION for op in operators)
-    given_back = zip(working, given_back_bytes(program), program.steps, strict=True)
-    needed = [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in given_back]
+    of_steps = zip(working, given_back, program.steps, strict=True)
+    needed = [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in of_steps]
     return working, needed
 
 
@@ -610,4 +608,4 @@ def _inner_bytes(program: Program, step: Step) -> float:
 
 def view_bytes(program: Program, view: str) -> float:
     """Local bytes of a view; 0 for a parameter, which is charged where it lives."""
-    return 0.0 if program.tensor(view).role == "parameter" else program.local_bytes[view]
+    return program.activation_bytes[view]

@@ -77,6 +77,11 @@ class Program:
             for view, state in self.states.items()
         }
 
+    @cached_property
+    def activation_bytes(self) -> Mapping[str, float]:
+        """`local_bytes`, 0 for parameters, which are charged where they live."""
+        return {view: 0.0 if self.tensor(view).role == "parameter" else size for view, size in self.local_bytes.items()}
+
 
 def input_states(graph: Graph, op: Operator, choice: Choice, axes: Axes) -> tuple[State, ...]:
     """States that the operator needs for each of its inputs. choice: what it does along each of the mesh axes."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import QUANTIZED, operator_steps, saved_activations
@@ -101,13 +102,7 @@ def segments(program: Program, recompute: str) -> tuple[Segment, ...]:
 
     A redistribution belongs to the module of the operator that reads it first. Each block ends its segment.
     """
-    known = _known(program)
-    if recompute not in known.segments:
-        known.segments[recompute] = tuple(
-            Segment(start, stop, again, _replay_stop(program, start, stop))
-            for start, stop, again in _cuts(known.owners, recompute)
-        )
-    return known.segments[recompute]
+    return recomputing(program).pattern.segments(recompute)
 
 
 Owner = tuple[str, str]
@@ -122,25 +117,110 @@ def _cuts(owners: tuple[Owner | None, ...], recompute: str) -> tuple[tuple[int, 
     return tuple((start, stop, keys[start] is not None) for start, stop in pairwise(cuts))
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """Results kept with a program, because every recompute set asks for them again.
+class StepBuffers(NamedTuple):
+    """The buffers of one step, as places among all that a program names: those that it saves for its backward, the
+    views that it reads (but for parameters), those that it writes. computes: whether it saves something that it did not
+    read."""
 
-    owners: for each step, the operator of a block with which it runs again, if any. kept, replay_stops: by segment,
-    which many sets share.
+    saved: tuple[int, ...]
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+    computes: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """The meaning of recompute sets for all programs whose steps save, read and write buffers alike, whatever these are
+    called and however large they are. Remembers its answers.
+
+    owners: for each step, the operator of a block with which it runs again, if any. steps: their buffers.
     """
 
     owners: tuple[Owner | None, ...]
-    segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
-    kept: dict[tuple[int, int, bool], dict[str, float]] = field(default_factory=dict)
-    replay_stops: dict[tuple[int, int], int] = field(default_factory=dict)
+    steps: tuple[StepBuffers, ...]
+    _segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
+    _kept: dict[tuple[int, int, bool], tuple[int, ...]] = field(default_factory=dict)
+    _replay_stops: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def segments(self, recompute: str) -> tuple[Segment, ...]:
+        """As `segments` has them."""
+        if recompute not in self._segments:
+            self._segments[recompute] = tuple(
+                Segment(start, stop, again, self._replay_stop(start, stop))
+                for start, stop, again in _cuts(self.owners, recompute)
+            )
+        return self._segments[recompute]
+
+    def kept(self, recompute: str) -> tuple[int, ...]:
+        """Places of the buffers of `kept_activations`."""
+        several = (self.kept_of(one.start, one.stop, one.recomputed) for one in self.segments(recompute))
+        return tuple(dict.fromkeys(place for places in several for place in places))
+
+    def kept_of(self, start: int, stop: int, recomputed: bool) -> tuple[int, ...]:
+        """Places of the buffers that the segment of steps [start, stop) keeps for backward."""
+        segment = start, stop, recomputed
+        if segment not in self._kept:
+            steps = self.steps[start:stop]
+            kept = [place for step in steps for place in step.saved]
+            if recomputed and kept:
+                written = {place for step in steps for place in step.written}
+                kept = [place for step in steps for place in step.read if place not in written]
+            self._kept[segment] = tuple(dict.fromkeys(kept))
+        return self._kept[segment]
+
+    def _replay_stop(self, start: int, stop: int) -> int:
+        """One past the last step that backward must run again: no step behind the last saved tensor does.
+
+        A step that keeps only its inputs need not run itself; one that keeps something it computes must.
+        """
+        if (start, stop) not in self._replay_stops:
+            last = next((index for index in range(stop - 1, start - 1, -1) if self.steps[index].saved), None)
+            self._replay_stops[start, stop] = start if last is None else last + self.steps[last].computes
+        return self._replay_stops[start, stop]
 
 
-def _known(program: Program) -> _Known:
-    known: _Known | None = program.__dict__.get("_known_of_recompute")
+_pattern = lru_cache(maxsize=4096)(Pattern)
+
+
+class Recomputing(NamedTuple):
+    """A program as recompute sets see it: its pattern, one object for all programs that have it, and the buffers that
+    this knows by their places, name -> bytes on one rank."""
+
+    pattern: Pattern
+    buffers: Mapping[str, float]
+
+    def named(self, places: Iterable[int]) -> dict[str, float]:
+        """Name -> bytes of the buffers at these places."""
+        every = [*self.buffers.items()]
+        return dict(every[place] for place in places)
+
+
+def recomputing(program: Program) -> Recomputing:
+    """The pattern of a program and its buffers, found once."""
+    known: Recomputing | None = program.__dict__.get("_recomputing")
     if known is None:
-        known = program.__dict__["_known_of_recompute"] = _Known(_owners(program))
+        known = program.__dict__["_recomputing"] = _recomputing(program)
     return known
+
+
+def _recomputing(program: Program) -> Recomputing:
+    buffers: dict[str, float] = {}
+    places: dict[str, int] = {}
+
+    def placed(sizes: Mapping[str, float]) -> tuple[int, ...]:
+        buffers.update(sizes)
+        return tuple(places.setdefault(name, len(places)) for name in sizes)
+
+    steps = []
+    for step in program.steps:
+        saved = saved_activations(program, step)
+        read, written = (
+            {view: float(program.local_bytes[view]) for view in views if program.tensor(view).role != "parameter"}
+            for views in (_inputs(step), _outputs(step))
+        )
+        computes = not {name.removesuffix(QUANTIZED) for name in saved} <= read.keys()
+        steps.append(StepBuffers(placed(saved), placed(read), placed(written), computes))
+    return Recomputing(_pattern(_owners(program), tuple(steps)), buffers)
 
 
 def _owners(program: Program) -> tuple[Owner | None, ...]:
@@ -174,62 +254,22 @@ def name_in_block(operator: str) -> str:
     return operator[len(block_of(operator)) + 1 :]
 
 
-def _replay_stop(program: Program, start: int, stop: int) -> int:
-    """One past the last step that backward must run again: no step behind the last saved tensor does.
-
-    A step that keeps only its inputs need not run itself; one that keeps something it computes must.
-    """
-    known = _known(program).replay_stops
-    if (start, stop) not in known:
-        last = next((index for index in range(stop - 1, start - 1, -1) if _saved(program, index)), None)
-        if last is None:
-            known[start, stop] = start
-        else:
-            kept = {name.removesuffix(QUANTIZED) for name in _saved(program, last)}
-            computes = kept - set(_inputs(program.steps[last]))
-            known[start, stop] = last + 1 if computes else last
-    return known[start, stop]
-
-
-def _saved(program: Program, index: int) -> Mapping[str, float]:
-    return saved_activations(program, program.steps[index])
-
-
 def kept_activations(program: Program, recompute: str) -> dict[str, float]:
     """Name -> bytes of the buffers that one microbatch keeps on one rank between its forward and its backward.
 
     A recomputed segment keeps its inputs. One whose backward needs nothing, such as a sum, keeps nothing and never runs
     again.
     """
-    kept: dict[str, float] = {}
-    for segment in segments(program, recompute):
-        kept.update(_kept(program, segment.start, segment.stop, segment.recomputed))
-    return kept
-
-
-def _kept(program: Program, start: int, stop: int, recomputed: bool) -> dict[str, float]:
-    """Name -> bytes of the buffers that the segment of steps [start, stop) keeps for backward, on one rank."""
-    known, segment = _known(program).kept, (start, stop, recomputed)
-    if segment not in known:
-        steps = program.steps[start:stop]
-        if recomputed and not _kept(program, start, stop, False):
-            known[segment] = {}
-        elif recomputed:
-            produced = {view for step in steps for view in _outputs(step)}
-            read = [view for step in steps for view in _inputs(step) if view not in produced]
-            activations = [view for view in read if program.tensor(view).role != "parameter"]
-            known[segment] = {view: float(program.local_bytes[view]) for view in activations}
-        else:
-            saved = (_saved(program, index) for index in range(start, stop))
-            known[segment] = {view: size for views in saved for view, size in views.items()}
-    return known[segment]
+    known = recomputing(program)
+    return known.named(known.pattern.kept(recompute))
 
 
 def replayed_activations(program: Program, segment: Segment) -> float:
     """Bytes on one rank that exist only while backward works through the segment: the activations that its replay
     saves.
     """
-    return sum(_kept(program, segment.start, segment.stop, False).values())
+    known = recomputing(program)
+    return sum(known.named(known.pattern.kept_of(segment.start, segment.stop, False)).values())
 
 
 def _inputs(step: Step) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program
-from autoshard.graph.recompute import BLOCK_MODULES, canonical, kept_activations, segments
+from autoshard.graph.recompute import BLOCK_MODULES, canonical, kept_activations, recomputing, segments
 from autoshard.graph.redistribute import NoTransition, redistribute
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
@@ -103,6 +103,17 @@ def test_each_larger_recompute_set_keeps_less_and_repeats_more() -> None:
     assert kept == sorted(kept, reverse=True)
     assert repeated == sorted(repeated)
     assert repeated[0] == 0
+
+
+def test_shards_of_a_block_have_one_pattern() -> None:
+    """What a set keeps is found once for all of them; how large it is differs."""
+    of_two, of_eight = (block(load_model("llama3-70b"), {"tp": tp}, 8192) for tp in (2, 8))
+    assert recomputing(of_two).pattern is recomputing(of_eight).pattern
+    for name in ("none", "core_attention+mlp", "full"):
+        ours, theirs = (kept_activations(program, name) for program in (of_two, of_eight))
+        assert ours == {buffer: 4 * size for buffer, size in theirs.items()}
+    other = block(load_model("gpt-neox-20b"), {"tp": 2}, 8192)
+    assert recomputing(other).pattern is not recomputing(of_two).pattern
 
 
 def test_a_set_is_written_in_one_way() -> None:

@@ -16,7 +16,7 @@ from autoshard.calibration.results.rows import Unscored
 from autoshard.cost.collectives import GroupShape, collective_law, sent_once
 from autoshard.cost.compute import memory_s
 from autoshard.cost.estimate import estimate
-from autoshard.cost.program import heaviest_step, launch_seconds, program_work
+from autoshard.cost.program import launch_seconds
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import DenseBlocks, LocalShape, mean_part, stage_parts, stage_work
 from autoshard.graph.partition import OperatorStep
@@ -71,15 +71,15 @@ def expert_s(cluster: Cluster, shape: LocalShape, software: Software = COMPILED)
 def test_a_shared_expert_runs_backward_before_the_others() -> None:
     model = load_model("qwen2-57b-a14b")
     shape = LocalShape(1, 1, 4, 1, sequence_parallel=False, attention_kernel="flash")
-    program = stage_work(model, 4096, 1.0, "bfloat16", shape, True, (0,), False, False).program
-    step = heaviest_step(program)
+    work = stage_work(model, 4096, 1.0, "bfloat16", shape, True, (0,), False, False)
+    step = work.heaviest_step
     assert isinstance(step, OperatorStep)
     assert step.operator.name.endswith("mlp.shared_expert.act_fn")
     hidden, ffn = 2 * 4096 * model.hidden_size, 2 * 4096 * model.shared_expert_intermediate_size
     # gradients of its output and inputs, and those that wait: of the experts' sum, of the norm by the shared expert's
     # gate, of the residual. Given back: what down_proj and the gate kept, one number a token among it
     given_back = ffn + hidden + 2 * 4096
-    assert program_work(program).working_bytes == 3 * ffn + 3 * hidden - given_back
+    assert work.working_bytes == 3 * ffn + 3 * hidden - given_back
 
 
 def test_one_layer_of_a_mixture_by_hand() -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.program import Issued, ProgramWork, heaviest_step, spent_on
+from autoshard.cost.program import Issued, ProgramWork, spent_on
 from autoshard.graph.count import operator_steps
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.planner.grid.arrays import Array
@@ -91,7 +91,7 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
         _sent([issued for work in works for issued in work.forward]),
         _sent([issued for work in works for issued in work.backward]),
         np.array([work.working_bytes for work in works], dtype=float),
-        np.array([_fixed_working_bytes(work.program) for work in works], dtype=float),
+        np.array([_fixed_working_bytes(work) for work in works], dtype=float),
         np.array([work.weights_waiting_bytes for work in works], dtype=float),
     )
 
@@ -115,11 +115,12 @@ def _fixed_bytes(program: Program, step: OperatorStep) -> float:
     return float(sum(program.local_bytes[view] for view in views if _is_fixed(program, view)))
 
 
-def _fixed_working_bytes(program: Program) -> float:
+def _fixed_working_bytes(work: ProgramWork) -> float:
     """Bytes that do not grow with the microbatch, of the step that works on most."""
+    program = work.program
     fixed = [
         view
-        for view in _views(heaviest_step(program))
+        for view in (_views(work.heaviest_step) if work.heaviest_step else ())
         if _is_fixed(program, view) and program.tensor(view).role != "parameter"
     ]
     return float(sum(program.local_bytes[view] for view in fixed))

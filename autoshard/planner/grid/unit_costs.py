@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from autoshard.cost.stage import (
     quantized,
     stage_work,
 )
-from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
+from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
 from autoshard.planner.grid.steps import Asked, priced_steps
@@ -248,22 +249,61 @@ class SetColumns(NamedTuple):
 @lru_cache(maxsize=2048)
 def _sets_columns(units: Units, recompute: tuple[str, ...]) -> SetColumns:
     works, columns = units.works, units.columns
-    starts, programs, sets = columns.first_step, len(works), len(recompute)
-    recomputed = len(units.recomputed)
-    in_sums = np.zeros((starts[-1], programs + recomputed * sets))
-    for place in range(programs):
-        in_sums[starts[place] : starts[place + 1], place] = 1.0
-    kept_bytes, replay_bytes = np.zeros((2, programs, sets))
-    for program, work in enumerate(works):
-        for place, name in enumerate(recompute):
-            of_set = work.recompute(name if program < recomputed else NO_RECOMPUTE)  # only blocks ever are
-            kept_bytes[program, place], replay_bytes[program, place] = of_set.kept_bytes, of_set.replay_bytes
-            for start, stop in of_set.repeated:
-                in_sums[starts[program] + start : starts[program] + stop, programs + program * sets + place] = 1.0
+    known = [recomputing(work.program) for work in works]
+    in_program, in_sums = _places_of_steps(tuple(one.pattern for one in known), len(units.recomputed), recompute)
+    kept_bytes, replay_bytes = np.zeros((2, len(works), len(recompute)))
+    for program, (pattern, buffers) in enumerate(known):
+        names = recompute if program < len(units.recomputed) else (NO_RECOMPUTE,)  # only blocks ever are
+        places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
+        kept_bytes[program] = places.kept @ sizes
+        if len(places.segments):
+            replay_bytes[program] = (places.repeats * (places.segments @ sizes)).max(1)
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
     slope_bytes = np.concatenate([kept_bytes.ravel(), replay_bytes.ravel(), columns.waiting_bytes, growing_bytes])
-    fixed_bytes = np.concatenate([np.zeros(2 * programs * sets + programs), columns.fixed_working_bytes])
-    return SetColumns(in_sums[:, :programs].copy(), in_sums, slope_bytes, fixed_bytes)
+    fixed_bytes = np.concatenate([np.zeros(2 * kept_bytes.size + len(works)), columns.fixed_working_bytes])
+    return SetColumns(in_program, in_sums, slope_bytes, fixed_bytes)
+
+
+class _SetPlaces(NamedTuple):
+    """The meaning of recompute sets for programs of one pattern, 1 where it is so, else 0. kept: (set, buffer), whether
+    it is kept. segments: (segment, buffer), whether the replay of a segment that some set runs again saves it. repeats:
+    (set, segment), whether the set does. in_sums: (step, set), whether backward repeats the step."""
+
+    kept: Array
+    segments: Array
+    repeats: Array
+    in_sums: Array
+
+
+@lru_cache(maxsize=1024)
+def _set_places(pattern: Pattern, recompute: tuple[str, ...]) -> _SetPlaces:
+    buffers = 1 + max((place for step in pattern.steps for places in step[:3] for place in places), default=-1)
+    repeated = [[one for one in pattern.segments(name) if one.recomputed] for name in recompute]
+    segments = {one: place for place, one in enumerate(dict.fromkeys(one for several in repeated for one in several))}
+    kept, of_segments = np.zeros((len(recompute), buffers)), np.zeros((len(segments), buffers))
+    repeats, in_sums = np.zeros((len(recompute), len(segments))), np.zeros((len(pattern.steps), len(recompute)))
+    for place, (name, several) in enumerate(zip(recompute, repeated, strict=True)):
+        kept[place, pattern.kept(name)] = 1.0
+        for segment in several:
+            repeats[place, segments[segment]] = 1.0
+            in_sums[segment.start : segment.replay_stop, place] = 1.0
+    for segment, place in segments.items():
+        of_segments[place, pattern.kept_of(segment.start, segment.stop, False)] = 1.0
+    return _SetPlaces(kept, of_segments, repeats, in_sums)
+
+
+@lru_cache(maxsize=1024)
+def _places_of_steps(patterns: tuple[Pattern, ...], recomputed: int, recompute: tuple[str, ...]) -> tuple[Array, Array]:
+    """(in_program, in_sums) of SetColumns for programs of these patterns. recomputed: how many of them have blocks."""
+    starts, programs, sets = (0, *accumulate(len(one.steps) for one in patterns)), len(patterns), len(recompute)
+    in_sums = np.zeros((starts[-1], programs + recomputed * sets))
+    for place, pattern in enumerate(patterns):
+        steps = slice(starts[place], starts[place + 1])
+        in_sums[steps, place] = 1.0
+        if place < recomputed:
+            first = programs + place * sets
+            in_sums[steps, first : first + sets] = _set_places(pattern, recompute).in_sums
+    return in_sums[:, :programs].copy(), in_sums
 
 
 class _Sums(NamedTuple):
