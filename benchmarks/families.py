@@ -2,6 +2,7 @@
 
     python -m benchmarks.families                # every family; some minutes each
     python -m benchmarks.families qwen3 gpt_oss  # these model_types; the others keep their row
+    python -m benchmarks.families --plans        # plans alone; a row keeps its audit where its layout is still chosen
 
 Results go to results/families.json and as a table to results/families.md. Parity with transformers and of sharded runs
 is the test suite's: the page says which tests hold it, the table how many layouts they try.
@@ -24,6 +25,7 @@ from autoshard.audits.run import audit
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
 from autoshard.plans.names import layout_name
+from autoshard.plans.plan import Plan
 from autoshard.plans.validate import read_plan
 from autoshard.units import GB
 from benchmarks.audit_plans import off, peak
@@ -86,8 +88,8 @@ def sharded_layouts() -> Counter[str]:
     return counts
 
 
-def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
-    """The plan and the audit of one model as JSON values."""
+def planned(model: str, instance: str, nodes: int) -> tuple[Plan, dict[str, Any]]:
+    """The plan of one model, made by a process of its own, and what a row says of it as JSON values."""
     spec = load_model(model)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
@@ -98,24 +100,36 @@ def result(model: str, instance: str, nodes: int) -> dict[str, Any]:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         plan = read_plan(file)
-    ends = tuple(sorted({0, plan.strategy.pp - 1}))
-    audits = audit(plan, ends, lambda done, total, one: None)
-    worst = max(audits, key=lambda one: abs(off(peak(one))))
-    row = peak(worst)
-    return {
+    return plan, {
         "model": f"{model} on {nodes} {instance}",
         "parameters": parameter_count(spec),
         "kinds": len(spec.kinds),
         "layout": layout_name(plan.strategy),
         "step_time_s": plan.estimate.step_time_s,
+        "memory_bytes": plan.estimate.fullest.total_bytes,
         "proof": "" if plan.search is None else plan.search.optimality,
         "planning_s": seconds,
+    }
+
+
+def audited(plan: Plan) -> dict[str, Any]:
+    """What a row says of the audit of a plan's first and last stage as JSON values."""
+    ends = tuple(sorted({0, plan.strategy.pp - 1}))
+    audits = audit(plan, ends, lambda done, total, one: None)
+    worst = max(audits, key=lambda one: abs(off(peak(one))))
+    row = peak(worst)
+    return {
         "stage": worst.role.pipeline_rank,
         "planned_bytes": row.planned,
         "audited_bytes": row.measured,
         "differs": sorted({one.what for found in audits for one in found.differences}),
         "off": off(row),
     }
+
+
+def is_audited(found: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Whether the audit of a known row is that of a plan of which `planned` says this."""
+    return all(found[name] == known.get(name) for name in ("model", "layout", "step_time_s", "memory_bytes"))
 
 
 def cells(family: str, one: dict[str, Any], layouts: Counter[str]) -> tuple[str, ...]:
@@ -141,13 +155,16 @@ def cells(family: str, one: dict[str, Any], layouts: Counter[str]) -> tuple[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("families", nargs="*", choices=[[], *MODELS], help="model_types; all without any")
-    chosen = parser.parse_args().families or list(MODELS)
+    parser.add_argument("--plans", action="store_true", help="audit no layout that has been audited")
+    asked = parser.parse_args()
     file = RESULTS / "families.json"
     known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     layouts = sharded_layouts()
     print(" | ".join(HEADER))
-    for family in chosen:
-        known[family] = result(*MODELS[family])
+    for family in asked.families or list(MODELS):
+        plan, found = planned(*MODELS[family])
+        keeps = asked.plans and family in known and is_audited(found, known[family])
+        known[family] = {**(known[family] if keeps else audited(plan)), **found}
         print(" | ".join(cells(family, known[family], layouts)), flush=True)
         write({name: known[name] for name in MODELS if name in known}, layouts)
 
