@@ -9,6 +9,7 @@ Those on degrees are in mesh_rules.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from autoshard.backends.mesh_rules import mesh_rules, tp_is_a_group_size
 from autoshard.backends.native_neuron import backward_is_one_graph, recompute_objection
@@ -185,10 +186,11 @@ SCHEDULE_RULES = (
     Rule("the schedule does not take the microbatches", schedule_accepts_microbatches),
     Rule("backward apart in one graph a stage", backward_is_one_graph),
 )
-"""Read pp, dp, microbatch_size, schedule, num_virtual_stages."""
 LAYOUT_RULES = (*BATCH_RULES, *SCHEDULE_RULES)
+LAYOUT_FIELDS = ("pp", "dp", "microbatch_size", "schedule", "num_virtual_stages")
+"""All that these rules read of a draft."""
 SENDING_RULES = (Rule("ZeRO-2 and -3 with gradients that are put off", gradients_travel_with_backward),)
-"""Read schedule and zero."""
+SENDING_FIELDS = ("schedule", "zero")
 WRITTEN_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),
@@ -196,8 +198,12 @@ WRITTEN_RULES = (
 """Rules that search keeps by construction; a layout that a person wrote may break them."""
 
 
+KERNEL_FIELDS = ("tp", "cp", "attention_kernel", "context_parallel")
+STATE_FIELDS = ("cp", "zero", "dp_replicate")
+
+
 def kernel_rules(backend: str) -> tuple[Rule, ...]:
-    """Read tp, cp, attention_kernel and context_parallel."""
+    """Rules that read KERNEL_FIELDS of a draft."""
     return (
         Rule("the attention kernel does not take the sequence", kernel_fits_sequence),
         *BACKENDS[backend].kernel_rules,
@@ -207,7 +213,7 @@ def kernel_rules(backend: str) -> tuple[Rule, ...]:
 
 
 def state_rules(backend: str) -> tuple[Rule, ...]:
-    """Read cp, zero and dp_replicate."""
+    """Rules that read STATE_FIELDS of a draft."""
     common = (
         Rule("the backend shards less", zero_stage_is_run),
         Rule("replicas repeat no shards", replicas_repeat_shards),
@@ -228,6 +234,31 @@ def first_broken(rules: Iterable[Rule], problem: Problem, draft: Draft) -> tuple
         if wrong is not None:
             return rule.reason, wrong
     return None
+
+
+class FirstBroken:
+    """`first_broken` of rules that read some fields of a draft alone: found once for each of their values."""
+
+    def __init__(self, problem: Problem, rules: tuple[Rule, ...], fields: tuple[str, ...]):
+        self._problem, self._rules = problem, rules
+        self._read = itemgetter(*map(Draft._fields.index, fields))
+        self._known: dict[tuple[object, ...], tuple[str, str] | None] = {}
+
+    def __call__(self, draft: Draft) -> tuple[str, str] | None:
+        values = self._read(draft)
+        if values not in self._known:
+            self._known[values] = first_broken(self._rules, self._problem, draft)
+        return self._known[values]
+
+
+class KnownRules:
+    """The rules of a problem that read a few fields of a draft, by group."""
+
+    def __init__(self, problem: Problem):
+        self.kernel = FirstBroken(problem, kernel_rules(problem.backend), KERNEL_FIELDS)
+        self.state = FirstBroken(problem, state_rules(problem.backend), STATE_FIELDS)
+        self.layout = FirstBroken(problem, LAYOUT_RULES, LAYOUT_FIELDS)
+        self.sending = FirstBroken(problem, SENDING_RULES, SENDING_FIELDS)
 
 
 def check_strategy(

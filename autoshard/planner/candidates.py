@@ -10,14 +10,13 @@ from autoshard.backends.mesh_rules import ranks_are_counted_so
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.backends.rules import (
     Draft,
+    KnownRules,
     Problem,
     check_recompute,
     chunks_are_alike,
     divisors,
     first_broken,
-    kernel_rules,
     mesh_rules,
-    state_rules,
     zero_stage_is_run,
 )
 from autoshard.errors import AutoshardError
@@ -197,8 +196,10 @@ def _choices(pinned: int | None, values: Sequence[int]) -> Sequence[int]:
     return values if pinned is None else (pinned,)
 
 
-def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
-    """(the legal ways to use a mesh, or the first rule that all of them break).
+def variants(
+    problem: Problem, pins: Pins, mesh: Draft, rules: KnownRules
+) -> tuple[list[Draft], tuple[str, str] | None]:
+    """(the legal ways to use a mesh, or the first rule that all of them break). rules: of the problem.
 
     With and without sequence parallelism, every stage of ZeRO, as far as there is a difference; replicas of shards,
     where they are searched; every kind of context parallelism; the first attention kernel that the rules allow: flash
@@ -210,12 +211,12 @@ def variants(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tu
         draft = mesh._replace(sequence_parallel=sequence_parallel)
         broken = first_broken(mesh_rules(problem.backend), problem, draft)
         if broken is None:
-            kernels, broken = _kernels(problem, pins, draft)
+            kernels, broken = _kernels(problem, pins, draft, rules)
             stages = zero_stages(problem, pins, mesh)
             shared = [(zero, replicas) for zero in stages for replicas in replica_degrees(problem, pins, draft, zero)]
             for zero, replicas in shared:
                 for variant in (kernel._replace(zero=zero, dp_replicate=replicas) for kernel in kernels):
-                    broken_by_state = first_broken(state_rules(problem.backend), problem, variant)
+                    broken_by_state = rules.state(variant)
                     if broken_by_state is None:
                         legal.append(variant)
                     broken = broken or broken_by_state
@@ -232,10 +233,12 @@ def zero_stages(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
     return BACKENDS[problem.backend].zero_stages
 
 
-def _kernels(problem: Problem, pins: Pins, mesh: Draft) -> tuple[list[Draft], tuple[str, str] | None]:
+def _kernels(
+    problem: Problem, pins: Pins, mesh: Draft, rules: KnownRules
+) -> tuple[list[Draft], tuple[str, str] | None]:
     first = None
     for drafts in kernel_choices(problem, pins, mesh):
-        broken = [first_broken(kernel_rules(problem.backend), problem, draft) for draft in drafts]
+        broken = [rules.kernel(draft) for draft in drafts]
         legal = [draft for draft, one in zip(drafts, broken, strict=True) if one is None]
         if legal:
             return legal, None
@@ -255,7 +258,7 @@ def kernel_choices(problem: Problem, pins: Pins, mesh: Draft) -> list[list[Draft
 def with_kernel(problem: Problem, pins: Pins, mesh: Draft) -> Draft:
     """The draft with the pinned attention kernel and kind of context parallelism, else with the first ones that the
     rules allow; where nothing is allowed, with flash and the first kind."""
-    legal, _ = _kernels(problem, pins, mesh)
+    legal, _ = _kernels(problem, pins, mesh, KnownRules(problem))
     if legal:
         return legal[0]
     kind = pins.context_parallel or (UNUSED if mesh.cp == 1 else BACKENDS[problem.backend].context_parallel[0])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
+from autoshard.backends.rules import Draft, KnownRules, Problem
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.models.stage import parameters_by_dims
 from autoshard.planner.beaten_path import OFF, Precedent, precedent
@@ -39,17 +40,26 @@ class MeshDrafts(NamedTuple):
 def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:
     """The legal layouts: one entry for each (tp, pp, dp, cp, ep) that breaks no rule and each way to use it. tally:
     counts those that break one."""
-    legal = []
+    legal, rules = [], KnownRules(problem)
     sets = len(recompute_sets(problem, pins))
     path = precedent(problem, pins) if pins.beaten_path else None
+    of_meshes: dict[tuple[int, int], _Legal] = {}
+    of_ways: dict[tuple[int, int, int], _Legal] = {}
     for mesh in meshes(problem, pins):
-        alike, broken = variants(problem, pins, mesh)
+        alike, broken = variants(problem, pins, mesh, rules)
         if broken is not None:
             tally.drop(*broken)
             continue
-        schedules = _schedules(problem, pins, mesh, tally, len(alike) * sets)
+        of_mesh = of_meshes.get((mesh.pp, mesh.dp))
+        if of_mesh is None:
+            of_mesh = of_meshes[mesh.pp, mesh.dp] = _of_mesh(problem, pins, mesh, rules)
+        of_mesh.tell(tally, len(alike) * sets)
         for way in alike:
-            found = _sending(problem, way, schedules, tally, sets)
+            of_way = of_ways.get((way.pp, way.dp, way.zero))
+            if of_way is None:
+                of_way = of_ways[way.pp, way.dp, way.zero] = _of_way(way, of_mesh.schedules, rules)
+            of_way.tell(tally, sets)
+            found = of_way.schedules
             if path is not None:
                 found = _on_path(path, way, found, tally, sets)
             if found:
@@ -57,16 +67,36 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
     return legal
 
 
-def _sending(problem: Problem, way: Draft, schedules: list[Scheduled], tally: Tally, sets: int) -> list[Scheduled]:
-    """The schedules with which the way's stage of ZeRO may send. The rules read no more than these two."""
-    first = {one[0]: one for one in reversed(schedules)}
-    broken = {name: first_broken(SENDING_RULES, problem, way.scheduled(*one)) for name, one in first.items()}
-    if not any(broken.values()):
-        return schedules
-    for name, rule in broken.items():
-        if rule is not None:
-            tally.drop(*rule, count=sets * sum(one[0] == name for one in schedules))
-    return [one for one in schedules if broken[one[0]] is None]
+class _Legal(NamedTuple):
+    """Schedules that break no rule. broken: (reason, what is wrong) of the others, and how many break it so."""
+
+    schedules: list[Scheduled]
+    broken: Mapping[tuple[str, str], int]
+
+    def tell(self, tally: Tally, times: int) -> None:
+        """Count those that break a rule. times: layouts that each of them stands for."""
+        for (reason, words), count in self.broken.items():
+            tally.drop(reason, words, count=times * count)
+
+
+def _of_mesh(problem: Problem, pins: Pins, mesh: Draft, rules: KnownRules) -> _Legal:
+    """All schedules of a mesh: the same for all meshes with its pp and dp."""
+    legal, broken = list[Scheduled](), Counter[tuple[str, str]]()
+    for schedule, vpp in virtual_stages(problem, pins, mesh):
+        for size in microbatch_sizes(problem, pins, mesh):
+            wrong = rules.layout(mesh.scheduled(schedule, vpp, size))
+            if wrong is None:
+                legal.append((schedule, vpp, size))
+            else:
+                broken[wrong] += 1
+    return _Legal(legal, broken)
+
+
+def _of_way(way: Draft, schedules: list[Scheduled], rules: KnownRules) -> _Legal:
+    """Of the schedules of its mesh, those with which the way's stage of ZeRO may send."""
+    wrong = {name: rules.sending(way.scheduled(name, 1, 1)) for name in {name for name, _, _ in schedules}}
+    broken = Counter(found for name, _, _ in schedules if (found := wrong[name]) is not None)
+    return _Legal([one for one in schedules if wrong[one[0]] is None], broken)
 
 
 def _on_path(path: Precedent, way: Draft, schedules: list[Scheduled], tally: Tally, sets: int) -> list[Scheduled]:
@@ -78,20 +108,6 @@ def _on_path(path: Precedent, way: Draft, schedules: list[Scheduled], tally: Tal
         else:
             tally.drop(OFF, f"{degrees_of(draft)}, microbatch {draft.microbatch_size}", count=sets)
     return found
-
-
-def _schedules(problem: Problem, pins: Pins, mesh: Draft, tally: Tally, times: int) -> list[Scheduled]:
-    """All schedules that break no rule. times: layouts that each of them stands for."""
-    legal = []
-    for schedule, vpp in virtual_stages(problem, pins, mesh):
-        for size in microbatch_sizes(problem, pins, mesh):
-            draft = mesh.scheduled(schedule, vpp, size)
-            broken = first_broken(LAYOUT_RULES, problem, draft)
-            if broken is None:
-                legal.append((schedule, vpp, size))
-            else:
-                tally.drop(*broken, count=times)
-    return legal
 
 
 def state_at_least_bytes(problem: Problem, draft: Draft) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autoshard.backends.native_neuron import recompute_objection
 from autoshard.backends.registry import BACKENDS
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import KnownRules, Problem
 from autoshard.cost.stage import LocalShape
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import (
@@ -77,11 +77,11 @@ def sets_by_stage(pins: Pins) -> bool:
 def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
     """One for each degree of tensor parallelism, with and without sequence parallelism: with the least context
     parallelism, so that a pinned degree leaves the same sets to choose from."""
-    examples: dict[tuple[int, bool], LocalShape] = {}
+    examples, rules = dict[tuple[int, bool], LocalShape](), KnownRules(problem)
     for mesh in sorted(meshes(problem, pins), key=lambda one: one.cp):
         if (mesh.tp, True) in examples and (mesh.tp, False) in examples:
             continue
-        for draft in variants(problem, pins, mesh)[0]:
+        for draft in variants(problem, pins, mesh, rules)[0]:
             shape = LocalShape(
                 draft.tp,
                 draft.cp,

@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.mesh_rules import tp_is_a_group_size
-from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, Draft, Problem, first_broken
+from autoshard.backends.rules import Draft, KnownRules, Problem
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy
@@ -170,7 +170,7 @@ def _nearest_miss(problem: Problem, pins: Pins, tried: Sequence[Attempt]) -> tup
 def _frugal(problem: Problem, pins: Pins) -> Iterator[MeshDrafts]:
     """Legal layouts that hold least: the smallest microbatch, the fewest chunks, sequence parallelism and the highest
     stage of ZeRO."""
-    capacity = problem.cluster.device.memory_bytes
+    capacity, rules = problem.cluster.device.memory_bytes, KnownRules(problem)
 
     def may_be_one(mesh: Draft) -> bool:
         if tp_is_a_group_size(problem, mesh) is not None:  # in no order of axes
@@ -183,11 +183,12 @@ def _frugal(problem: Problem, pins: Pins) -> Iterator[MeshDrafts]:
             scheduled = (schedule, vpp, microbatch_sizes(problem, pins, mesh)[0])
             ways = (
                 MeshDrafts(state_at_least_bytes(problem, way), way, (scheduled,))
-                for way in variants(problem, pins, mesh)[0]
+                for way in variants(problem, pins, mesh, rules)[0]
             )
-            rules = (*LAYOUT_RULES, *SENDING_RULES)
-            legal = [
-                one for one in ways if one.state_bytes <= capacity and first_broken(rules, problem, *one.drafts) is None
-            ]
+            legal = [one for one in ways if one.state_bytes <= capacity and not _breaks_any(rules, *one.drafts)]
             if legal:
                 yield max(legal, key=lambda one: one.way.zero)
+
+
+def _breaks_any(rules: KnownRules, draft: Draft) -> bool:
+    return rules.layout(draft) is not None or rules.sending(draft) is not None

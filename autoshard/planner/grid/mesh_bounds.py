@@ -30,7 +30,7 @@ from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, unit_programs
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
-from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
+from autoshard.planner.layouts import MeshDrafts, Scheduled, state_dtypes_bytes
 from autoshard.rows import by_count
 from autoshard.schedules.closed_form import chunk_visits
 from autoshard.spec.training import DTYPE_BYTES
@@ -70,9 +70,10 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         return least[0], least[1]
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
     rows = [
-        (place, *of_size, size, *_numbers(problem, way), way.pp)
-        for place, ((_, way, _), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
-        for size, of_size in of_sizes.items()
+        (place, *of_sizes[size], size, *numbers)
+        for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
+        for numbers in ((*_numbers(problem, way), way.pp),)
+        for size in _sizes(schedules)
     ]
     place, own, other, *columns, pp_of = np.array(rows).T
     for pp in np.unique(pp_of).tolist():
@@ -126,17 +127,17 @@ Places = tuple[int, int]
 
 
 def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
-    """(local shapes without context parallelism; by way, their places for each size of a microbatch).
+    """(local shapes without context parallelism; by way, their places for each size of a microbatch that it or another
+    one alike has).
 
     In the usual order ranks that exchange tokens of experts are as far from each other as tensor and context
     parallelism are wide. Elsewhere they may be neighbours; then tensor-parallel ranks are apart. Placements say of
     which numbers the strides are multiples, and how many ranks exchange tokens.
     """
     shapes: dict[LocalShape, int] = {}
-    keys: dict[tuple[object, ...], Places] = {}
+    known: dict[tuple[object, ...], dict[int, Places]] = {}
     shape_of = []
     for _, way, schedules in ways:
-        places = {}
         # ranks that exchange tokens: those of cp, and of tp with experts of their own, gather them
         apart = replicas_of_experts(way.ep, way.cp, tensor_ranks_apart(way.tp, way.etp))
         strides = (1, way.tp * way.cp), ((1, 1) if way.cp > 1 else (apart, 1))
@@ -146,18 +147,23 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
             strides = (1, way.cp if way.axis_order == AXIS_ORDER else 1), (1, 1)
         elif way.axis_order != AXIS_ORDER:
             strides = (1, 1), strides[1]
-        for size in dict.fromkeys(size for _, _, size in schedules):
-            key = (way.tp, way.ep, way.etp, apart, strides, way.sequence_parallel, way.attention_kernel, size)
-            if key not in keys:
+        key = (way.tp, way.ep, way.etp, apart, strides, way.sequence_parallel, way.attention_kernel)
+        places = known.setdefault(key, {})
+        for size in _sizes(schedules):
+            if size not in places:
                 alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
                 own, other = (
                     replace(local_shape(alone), placement=(("tp", tp), ("ep", ep), ("size", apart)))
                     for tp, ep in strides
                 )
-                keys[key] = shapes.setdefault(own, len(shapes)), shapes.setdefault(other, len(shapes))
-            places[size] = keys[key]
+                places[size] = shapes.setdefault(own, len(shapes)), shapes.setdefault(other, len(shapes))
         shape_of.append(places)
     return [*shapes], shape_of
+
+
+def _sizes(schedules: Sequence[Scheduled]) -> dict[int, None]:
+    """The different sizes of microbatches."""
+    return dict.fromkeys(size for _, _, size in schedules)
 
 
 class _Rows:
