@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from autoshard.backends.problem import Problem
-from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.layout.strategy import Strategy
-from autoshard.planner.ranking import Timed, describe
+from autoshard.planner.layouts import MeshDrafts, Scheduled
+from autoshard.planner.ranking import Timed, describe, in_order
 from autoshard.plans.search_result import Candidate, Pins
-from autoshard.precedents.graph_size import StageChoices, largest_stage, regions
+from autoshard.precedents.graph_size import StageChoices, head_regions, largest_stage, regions
 from autoshard.precedents.runs import packaged
 from autoshard.precedents.will_compile import (
     LIKELY,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 SAID = 3
 """So many of the largest graphs stand in the note."""
-MOST_LOOKED_AT = 50
-"""Layouts beyond the fastest ones that are looked at for one that compiles."""
 LAUNCHES = 18
 """Collectives of a block and microbatch at most, forward and backward together, where nothing is recomputed and
 weights are whole: four of tensor parallelism forward and six backward where ranks share the sequence, four more where
@@ -44,6 +43,10 @@ REGIONS_STAY = 0.17
 """Share of a step that whole stages must save to be chosen. Of the software stacks with results, the slowdowns of work
 that are fitted have a standard deviation of 8.0 % (benchmarks/data/fitted.json, compute_slowdown): two that were never
 measured differ by less than 1.645 sqrt(2) times that, a factor of 1.20, in nine cases of ten. A guess for these two."""
+_OF_GRAPHS = attrgetter(
+    *("tp", "cp", "ep", "etp", "sequence_parallel", "attention_kernel", "context_parallel", "microbatch_size")
+)
+"""What the graphs between collectives follow from."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Compiling:
     """The verdicts on layouts of a problem whose cluster compiles regions."""
 
     problem: Problem
-    _refused: dict[tuple[LocalShape, int], bool] = field(default_factory=dict, compare=False, repr=False)
+    _refused: dict[tuple[object, ...], bool] = field(default_factory=dict, compare=False, repr=False)
 
     def judged(self, layout: StageChoices) -> tuple[Judged, ...]:
         """The verdict on each distinct graph, the largest first."""
@@ -60,10 +63,25 @@ class Compiling:
     def refuses(self, layout: StageChoices) -> bool:
         """Whether the compiler is expected to refuse a graph of the layout."""
         of_stage = largest_stage(self.problem.model, layout) if self.problem.cluster.compiles_stages else 0
-        shape = local_shape(layout), of_stage
-        if shape not in self._refused:
-            self._refused[shape] = any(one.verdict is Verdict.REFUSED for one in self.judged(layout))
-        return self._refused[shape]
+        key = (*_OF_GRAPHS(layout), of_stage)
+        if key not in self._refused:
+            self._refused[key] = any(
+                judge(one).verdict is Verdict.REFUSED
+                for several in (head_regions, regions)
+                for one in several(*self.problem[:3], layout)
+            )
+        return self._refused[key]
+
+    def parted(self, layouts: MeshDrafts) -> tuple[list[Scheduled], list[Scheduled]]:
+        """The schedules of some layouts with which no graph is refused, and the others."""
+        refused = {  # the name of a schedule changes no graph
+            schedule[1:]: self.refuses(layouts.way.scheduled(*schedule))
+            for schedule in {one[1:]: one for one in layouts.schedules}.values()
+        }
+        found: tuple[list[Scheduled], list[Scheduled]] = [], []
+        for schedule in layouts.schedules:
+            found[refused[schedule[1:]]].append(schedule)
+        return found
 
     def takes(self, priced: Priced, row: int) -> bool:
         """Whether no graph is refused of one of the layouts that are priced together."""
@@ -75,10 +93,13 @@ def compiling(problem: Problem) -> Compiling | None:
     return None if problem.cluster.stack is None else Compiling(problem)
 
 
-def fastest_that_compiles(found: Compiling, fastest: list[Timed], others: Iterator[Timed]) -> Timed | None:
-    """The fastest layout without a refused graph, of two lists that are fastest first; None where there is none."""
+def fastest_that_compiles(
+    found: Compiling, fastest: list[Timed], others: Callable[[float], Iterator[Timed]]
+) -> Timed | None:
+    """The fastest layout without a refused graph; None where there is none. fastest: some, fastest first. others:
+    those without that may take less than so many seconds, alike."""
     own = next((one for one in fastest if not found.refuses(one.strategy)), None)
-    other = next((one for one in islice(others, MOST_LOOKED_AT) if not found.refuses(one.strategy)), None)
+    other = next(in_order(others(inf if own is None else own.step_time_s)), None)
     if own is None or (other is not None and other.step_time_s < own.step_time_s):
         return other
     return own

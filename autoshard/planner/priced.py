@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from heapq import heappop, heappush, merge
 from math import inf
 from time import perf_counter
@@ -63,6 +64,10 @@ class Bounded(NamedTuple):
     layouts: MeshDrafts
 
 
+Parted = tuple[list[Scheduled], list[Scheduled]]
+"""Schedules of one way to use a mesh, in two parts."""
+
+
 class Waiting:
     """Layouts that are priced when none is known that is faster than their bounds. Mutable: prices them once."""
 
@@ -82,6 +87,9 @@ class Waiting:
         """Seconds that every layout takes at least, in any order of axes."""
         self._bounded: deque[Bounded] = deque()
         self._least_s: dict[Draft, Bounded] = {}
+        self._asked: Callable[[MeshDrafts], Parted] | None = None
+        self._aside: tuple[list[Bounded], list[Bounded]] = [], []
+        """Ways and layouts that nobody asks for meanwhile."""
         self.too_large: list[Bounded] = []
         self.priced: list[Priced] = []
 
@@ -126,17 +134,44 @@ class Waiting:
         """Price some more of what may take no more than below_s, those with the lowest bounds first."""
         ways: list[Bounded] = []
         while self._ways and (0 < len(ways) < TOGETHER or self._ways[0].own_s <= below_s) and len(ways) < self._at_once:
-            ways.append(self._ways.popleft())
+            ways += self._next(self._ways, self._aside[0])
         self._bound(ways)
         taken: list[MeshDrafts] = []
         count = 0
         while self._bounded and (count < LEAST or self._bounded[0].own_s <= below_s) and count < self._at_once:
-            one = self._bounded.popleft()
-            taken.append(one.layouts)
-            count += len(one.layouts.schedules)
-            self._remember(one)
+            for one in self._next(self._bounded, self._aside[1]):
+                taken.append(one.layouts)
+                count += len(one.layouts.schedules)
+                self._remember(one)
         self._at_once *= MORE
         self.priced += self._price(_together(taken))
+
+    def _next(self, several: deque[Bounded], aside: list[Bounded]) -> list[Bounded]:
+        """The first of several, taken out of them, as far as it may be asked for; the rest of it is put aside."""
+        first = several.popleft()
+        if self._asked is None:
+            return [first]
+        asked, others = (
+            [first._replace(layouts=first.layouts._replace(schedules=part))] if part else []
+            for part in self._asked(first.layouts)
+        )
+        aside += others
+        return asked
+
+    @contextmanager
+    def only(self, asked: Callable[[MeshDrafts], Parted]) -> Iterator[None]:
+        """A context in which nothing else is priced. asked: the schedules of some layouts that may be asked for, and
+        the others."""
+        self._asked, at_once = asked, self._at_once
+        self._at_once = min(at_once, LEAST)
+        yield
+        self._asked, self._at_once = None, at_once
+        ways, bounded = self._aside
+        self._ways, self._bounded = (
+            deque(merge(ways, self._ways, key=_own_s)),
+            deque(merge(bounded, self._bounded, key=_own_s)),
+        )
+        self._aside = [], []
 
     @property
     def bounded(self) -> list[Bounded]:
@@ -215,6 +250,10 @@ class PricedLayouts:
         """Price what may take less."""
         while self.waiting and (self.waiting.next_s() or inf) < seconds:
             self.waiting.price_more(seconds)
+
+    def only(self, asked: Callable[[MeshDrafts], Parted]) -> AbstractContextManager[None]:
+        """A context in which no others are priced: see Waiting.only."""
+        return self.waiting.only(asked) if self.waiting else nullcontext()
 
     def _show(self, best: Timed) -> None:
         show = who_is_shown()

@@ -220,8 +220,11 @@ def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -
     choice = choice._replace(graphs=graphs)
     if not graphs.refuses(chosen.strategy):
         return choice
-    rest = in_order(priced.fastest_first(choice.level.memory_bytes, takes=graphs.takes))
-    best = fastest_that_compiles(graphs, choice.fastest, rest)
+    limit_bytes = choice.level.memory_bytes
+    with priced.only(graphs.parted):
+        best = fastest_that_compiles(
+            graphs, choice.fastest, lambda below_s: priced.fastest_first(limit_bytes, 0.0, below_s, None, graphs.takes)
+        )
     if best is None:
         return choice
     fastest = sorted([*choice.fastest, best], key=_step_time_s) if best not in choice.fastest else choice.fastest

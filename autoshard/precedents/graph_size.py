@@ -129,6 +129,12 @@ class Region:
     operator_tiles: float = 0.0
     operator: str = ""
 
+    def of_sequences(self, count: int) -> Region:
+        """The same graph of a microbatch with so many times the sequences: as many operators, of so many times the
+        rows."""
+        graph = GraphSize(self.graph.operators, count * self.graph.tiles, count * self.graph.logits)
+        return Region(self.name, graph, count * self.operator_tiles, self.operator)
+
 
 class StageChoices(LocalChoices, Protocol):
     """A layout whose stages are counted, too."""
@@ -150,10 +156,12 @@ def regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: 
     is a loss over pieces of the vocabulary. Left out: optimizer and norms of gradients, which are small. Where
     whole stages are compiled: both passes of the largest stage, if it had the embedding and the head.
     """
-    shape = replace(local_shape(layout), placement=())
+    shape = replace(local_shape(layout), placement=(), microbatch_size=1)
     if cluster.compiles_stages:
-        return _stage_regions(model, training, cluster, shape, largest_stage(model, layout))
-    return _regions(model, training, cluster, shape)
+        of_one = _stage_regions(model, training, cluster, shape, largest_stage(model, layout))
+    else:
+        of_one = _regions(model, training, cluster, shape)
+    return tuple(one.of_sequences(layout.microbatch_size) for one in of_one)
 
 
 @lru_cache(maxsize=1024)
@@ -175,8 +183,30 @@ def _stage_regions(
     return tuple(Region(f"{name}, {which}", GraphSize(operators, tiles, logits), *product) for which, tiles in passes)
 
 
+def head_regions(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: StageChoices
+) -> tuple[Region, ...]:
+    """Those of `regions` that are of the head alone: often the largest, in a part of the time; none where whole stages
+    are compiled."""
+    if cluster.compiles_stages:
+        return ()
+    shape = replace(local_shape(layout), placement=(), microbatch_size=1)
+    of_one = _unit_regions(model, training, cluster, shape, UNITS["head"])
+    return tuple(one.of_sequences(layout.microbatch_size) for one in of_one)
+
+
 @lru_cache(maxsize=1024)
 def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape) -> tuple[Region, ...]:
+    units = (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"])
+    found = {one.name: one for unit in units for one in _unit_regions(model, training, cluster, shape, unit)}
+    return tuple(sorted(found.values(), key=lambda one: (-one.graph.tiles, -one.graph.logits, one.name)))
+
+
+@lru_cache(maxsize=4096)
+def _unit_regions(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit
+) -> tuple[Region, ...]:
+    """The graphs of a block or an end of the model. unit: as cost.stage.UNITS has it."""
     is_eager = cluster.stack is not None and "eager" in cluster.stack
     logits = _logits(model, training, shape)
     found: dict[str, Region] = {}
@@ -194,16 +224,15 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
             found[f"{name}, {which}"] = Region(f"{name}, {which}", GraphSize(count, sum(tiles), own), *product)
         run.clear()
 
-    for unit in (UNITS["embedding"], *map(block_unit, model.kinds), UNITS["head"]):
-        for name, size in _steps(model, training, cluster, shape, unit):
-            if size.ends_region:
-                close()
-            if name != COLLECTIVE:
-                run.append((name, size))
-            if size.ends_region or is_eager:
-                close()
-        close()
-    return tuple(sorted(found.values(), key=lambda one: (-one.graph.tiles, -one.graph.logits, one.name)))
+    for name, size in _steps(model, training, cluster, shape, unit):
+        if size.ends_region:
+            close()
+        if name != COLLECTIVE:
+            run.append((name, size))
+        if size.ends_region or is_eager:
+            close()
+    close()
+    return tuple(found.values())
 
 
 def _logits(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> float:

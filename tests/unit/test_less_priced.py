@@ -11,8 +11,9 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.refine import promising
+from autoshard.planner.grid.table import Priced
 from autoshard.planner.layouts import MeshDrafts
-from autoshard.planner.priced import LEAST, TOGETHER, Bounded, Clock, Waiting, price_layouts
+from autoshard.planner.priced import LEAST, TOGETHER, Bounded, Clock, Parted, Waiting, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import _optimality, search
@@ -122,3 +123,29 @@ def test_a_few_ways_are_never_bounded_alone() -> None:
     assert waiting.left_at_least_s == TOGETHER
     waiting.price_more(TOGETHER + 100.0)
     assert bounded == [TOGETHER, 101]
+
+
+def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> None:
+    """Two ways with microbatches of 1 and of 2 sequences, of which only those of 2 are asked for."""
+    ways = [MeshDrafts(0.0, Draft(tp, 1, 8 // tp, 1, 1), [("1f1b", 1, 1), ("1f1b", 1, 2)]) for tp in (1, 2)]
+    bounded: list[int] = []
+    priced: list[int] = []
+
+    def layouts(several: list[MeshDrafts]) -> list[Bounded]:
+        bounded.extend(size for one in several for _, _, size in one.schedules)
+        return [Bounded(2.0, 1.0, 0.0, one._replace(schedules=[each])) for one in several for each in one.schedules]
+
+    def price(several: list[MeshDrafts]) -> list[Priced]:
+        priced.extend(size for one in several for _, _, size in one.schedules)
+        return []
+
+    def parted(one: MeshDrafts) -> Parted:
+        return [each for each in one.schedules if each[2] == 2], [each for each in one.schedules if each[2] != 2]
+
+    waiting = Waiting([Bounded(1.0, 1.0, 0.0, way) for way in ways], layouts, price, lambda: True)
+    with waiting.only(parted):
+        waiting.price_more(inf)
+        assert bounded == priced == [2, 2] and waiting.next_s() is None
+    assert waiting.next_s() == 1.0
+    waiting.price_more(inf)
+    assert bounded == priced == [2, 2, 1, 1] and waiting.next_s() is None

@@ -97,11 +97,12 @@ def test_eager_operators_are_graphs_by_themselves() -> None:
     assert all(one.graph.operators == 1 and " to " not in one.name for one in found)
 
 
-def test_regions_add_up_to_the_pass() -> None:
+@pytest.mark.parametrize("size", [1, 4])
+def test_regions_add_up_to_the_pass(size: int) -> None:
     """Forward and backward of two blocks and both ends are the tiles of one graph of two blocks without a pipeline."""
-    small = replace(LLAMA, num_hidden_layers=2)
-    whole = graph_size(small, TRAINING, TRN2, replace(layout(4), stage_layers=(2,)))
-    found = {one.name: one.graph.tiles for one in regions(LLAMA, TRAINING, TRN2, layout(4))}
+    small, of_size = replace(LLAMA, num_hidden_layers=2), replace(layout(4), microbatch_size=size)
+    whole = graph_size(small, TRAINING, TRN2, replace(of_size, stage_layers=(2,)))
+    found = {one.name: one.graph.tiles for one in regions(LLAMA, TRAINING, TRN2, of_size)}
     head = sum(tiles for name, tiles in found.items() if name.startswith("lm_head"))
     assert whole.tiles == pytest.approx(head + 2 * (sum(found.values()) - head))
 
