@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.plans.plan import Plan, Stage
+from autoshard.runtime.torch_backend.given import Given
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.runtime.torch_backend.transfers import Arriving, Transfers, output_sizes
 from autoshard.runtime.torch_backend.weight_gradients import Work
@@ -123,7 +123,7 @@ class Pipeline:
 
     def _backward(self, action: Action, gradient: torch.Tensor | None) -> torch.Tensor | None:
         received, output = self._held.pop((action.microbatch, action.chunk))
-        root: torch.Tensor = output * self._loss_weight if gradient is None else _Given.apply(output, gradient)
+        root: torch.Tensor = output * self._loss_weight if gradient is None else Given.apply(output, gradient)
         root.backward()
         later = self._modules[action.chunk].later
         if later is not None:
@@ -136,20 +136,3 @@ class Pipeline:
             return None
         gradient, received.grad = received.grad, None  # what waits for `W` may hold what was received
         return gradient
-
-
-class _Given(torch.autograd.Function):
-    """A scalar of which a tensor has a given gradient.
-
-    For a gradient that it is given itself, torch compares shapes that may be symbols: it would import sympy in every
-    rank's first backward, for 0.3 s.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        ctx.gradient = gradient
-        return output.new_empty(())
-
-    @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.gradient, None

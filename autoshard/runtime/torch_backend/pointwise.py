@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.pointwise import FUNCTIONS, Expression, parse
+from autoshard.runtime.torch_backend.given import Given
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in FUNCTIONS if hasattr(torch, name)},
@@ -57,7 +58,7 @@ class _Pointwise(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         with torch.enable_grad():
             values = tuple(x.detach().requires_grad_(use) for x, use in zip(ctx.saved_tensors, needed, strict=True))
-            result = _value(ctx.expression, values)
+            root = Given.apply(_value(ctx.expression, values), grads[0])
         wanted = [x for x in values if x.requires_grad]
-        found = iter(torch.autograd.grad(result, wanted, grads[0]))
+        found = iter(torch.autograd.grad(root, wanted))
         return None, *(next(found) if use else None for use in needed)

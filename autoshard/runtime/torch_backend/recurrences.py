@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from autoshard.graph.operators import DELTA_CHUNK
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
+from autoshard.runtime.torch_backend.given import Given
 
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys of the delta rule: flash-linear-attention's and transformers'."""
@@ -89,8 +90,8 @@ def _gradients(
     """The gradients of a function that is run again; None where none is needed."""
     with torch.enable_grad():
         inputs = tuple(x.detach().requires_grad_(use) for x, use in zip(values, needed, strict=True))
-        result = function(*inputs)
-    found = iter(torch.autograd.grad(result, [x for x in inputs if x.requires_grad], grad))
+        root = Given.apply(function(*inputs), grad)
+    found = iter(torch.autograd.grad(root, [x for x in inputs if x.requires_grad]))
     return tuple(next(found) if use else None for use in needed)
 
 
