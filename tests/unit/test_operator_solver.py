@@ -15,7 +15,7 @@ from autoshard.graph.redistribute import NoTransition
 from autoshard.planner.operators.options import operator_options
 from autoshard.planner.operators.prices import MemoryRow, Price
 from autoshard.planner.operators.program import OperatorProblem
-from autoshard.planner.operators.solve import priced, solve
+from autoshard.planner.operators.solve import least_s, priced, solve
 from tests.unit.operator_prices import random_prices
 
 HIDDEN = "batch seq embed"
@@ -101,4 +101,6 @@ def test_the_integer_program_is_brute_force(chunk: int) -> None:
             assert solution.price.seconds == pytest.approx(best, rel=1e-4), f"seed {seed}, {share}"
             solved += 1
         assert solve(with_capacity(problem, least * 0.99), prices[0]) is None, seed
+        unlimited, best = replace(problem, prices=replace(problem.prices, memory=())), min(p.seconds for p in prices)
+        assert best * (1 - 1e-6) <= least_s(unlimited, best) <= best * (1 + 1e-9), seed
     assert solved > 30

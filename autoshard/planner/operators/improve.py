@@ -6,6 +6,7 @@ the choices, and only that counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -25,7 +26,7 @@ from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, OperatorStep, Program
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import NO_RECOMPUTE, members
-from autoshard.layout.context_parallel import with_context_parallel
+from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.sharding import OperatorChoices, choices, differing
 from autoshard.layout.strategy import Strategy
@@ -33,11 +34,12 @@ from autoshard.layout.template import template_of
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.sharding_bounds import Least
-from autoshard.planner.operators.prices import Axes, MemoryRow, Price, Prices
+from autoshard.planner.operators.prices import Axes, MemoryRow, Prices
 from autoshard.planner.operators.program import OperatorProblem
 from autoshard.planner.operators.solve import (
     OperatorSolution,
     block_problem,
+    least_s,
     priced,
     promising,
     solve,
@@ -58,7 +60,8 @@ class Solver:
     def __init__(self, problem: Problem):
         self._problem = problem
         self._ends: dict[LocalShape, dict[str, Choice]] = {}
-        self._bounds: dict[tuple[LocalShape, Laws, float], Least] = {}
+        self._least_blocks: dict[tuple[LocalShape, Laws], tuple[float, float]] = {}  # seconds, and the limit of these
+        self._least_ends: dict[tuple[LocalShape, Laws], tuple[float, ...]] = {}
 
     def fastest(self, strategy: Strategy, limit_s: float) -> Least:
         """The seconds of a block and of the ends that no choices beat, whatever memory they need.
@@ -66,13 +69,25 @@ class Solver:
         strategy: any one of a local shape. limit_s: seconds beyond which a block is of no interest: it is then said to
         take that long.
         """
-        shape = local_shape(strategy)
-        key = replace(shape, placement=()), stage_laws(self._problem, shape), limit_s
-        if key not in self._bounds:
-            block, *ends = _bound_problems(self._problem, strategy)
-            seconds = [_fastest_s(block, limit_s), *(_fastest_s(end, inf) for end in ends)]
-            self._bounds[key] = Least(*seconds, *(0.0,) * (3 - len(seconds)))
-        return self._bounds[key]
+        laws = stage_laws(self._problem, local_shape(strategy))
+        shape = replace(local_shape(strategy), placement=())
+        of_ends = replace(shape, context_parallel=UNUSED), laws  # nothing attends there
+        if of_ends not in self._least_ends:
+            self._least_ends[of_ends] = self._solved_ends(strategy)
+        seconds, below_s = self._least_blocks.get((shape, laws), (0.0, 0.0))
+        if seconds == below_s < limit_s:
+            (block,) = _bound_problems(self._problem, strategy, [_block(self._problem, strategy)])
+            seconds = _fastest_s(block, limit_s)
+            self._least_blocks[shape, laws] = seconds, limit_s
+        return Least(min(seconds, limit_s), *self._least_ends[of_ends])
+
+    def _solved_ends(self, strategy: Strategy) -> tuple[float, ...]:
+        """Seconds that the embedding and the head take at least; 0 where they share a table, which is left to the
+        rule."""
+        if self._problem.model.shares_embedding:
+            return 0.0, 0.0
+        ends = _bound_problems(self._problem, strategy, _ends(self._problem, strategy))
+        return tuple(_fastest_s(end, inf) for end in ends)
 
     def within(
         self, shape: LocalShape, strategy: Strategy, limit_bytes: float, limit_s: float = inf
@@ -97,22 +112,13 @@ class Solver:
         return None
 
 
-def _bound_problems(problem: Problem, strategy: Strategy) -> list[OperatorProblem]:
-    """The block and, where they do not share a table, the ends: of parameters only the gradient accumulation is priced,
-    nothing is recomputed, and there is memory for everything."""
+def _bound_problems(problem: Problem, strategy: Strategy, of: Iterable[Graph]) -> list[OperatorProblem]:
+    """Of these graphs: of parameters only the gradient accumulation is priced, nothing is recomputed, and there is
+    memory for everything."""
     mesh = strategy_mesh(problem.model, problem.cluster, strategy)
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-    prices = replace(
-        layout_prices(problem, strategy, mesh),
-        parameter_s=lambda axes: accumulation_s,
-        memory=(),
-        recompute=NO_RECOMPUTE,
-    )
-    block, *ends = graphs(problem, strategy)
-    return [
-        block_problem(graph, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
-        for graph in (block, *(ends if not problem.model.shares_embedding else ()))
-    ]
+    prices = replace(_prices(problem, strategy, mesh), parameter_s=lambda axes: accumulation_s, recompute=NO_RECOMPUTE)
+    return [block_problem(graph, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend) for graph in of]
 
 
 def _fastest_s(problem: OperatorProblem, limit_s: float) -> float:
@@ -120,28 +126,31 @@ def _fastest_s(problem: OperatorProblem, limit_s: float) -> float:
     few = problem if limit_s == inf else promising(problem, limit_s)
     if few is None:
         return limit_s
-    solution = solve(few, Price(limit_s if limit_s < inf else 1.0, ()), GAP)
-    return limit_s if solution is None else min(limit_s, solution.at_least_s)
+    return min(limit_s, least_s(few, limit_s if limit_s < inf else 1.0, GAP))
 
 
 def graphs(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
     """One block, the embedding and the head, as the layout's microbatches run through them; tied ends are one."""
+    return _block(problem, strategy), *_ends(problem, strategy)
+
+
+def _block(problem: Problem, strategy: Strategy) -> Graph:
+    return _graph(problem, strategy, 1, False, False)
+
+
+def _ends(problem: Problem, strategy: Strategy) -> tuple[Graph, ...]:
+    ends = ((True, True),) if problem.model.shares_embedding else ((True, False), (False, True))
+    return tuple(_graph(problem, strategy, 0, *end) for end in ends)
+
+
+def _graph(problem: Problem, strategy: Strategy, layers: int, first: bool, last: bool) -> Graph:
     model, training = problem.model, problem.training
     batch = strategy.microbatch_size * strategy.dp
     sizes = dim_sizes(model, batch, training.sequence_length, strategy.tp, training.expert_slots(strategy.ep))
-    ends = ((0, True, True),) if model.shares_embedding else ((0, True, False), (0, False, True))
     size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
-    return tuple(
-        with_quantized_products(
-            with_context_parallel(
-                stage_graph(model, sizes, range(layers), first, last, kernel, size),
-                strategy.context_parallel,
-                strategy.cp,
-            ),
-            *quantized(training),
-        )
-        for layers, first, last in ((1, False, False), *ends)
-    )
+    graph = stage_graph(model, sizes, range(layers), first, last, kernel, size)
+    shared = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+    return with_quantized_products(shared, *quantized(training))
 
 
 def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:
@@ -156,7 +165,7 @@ def _solve_ends(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, C
     """By template: embedding and head within the memory that they have by the rule. A table that they share is left to
     the rule."""
     solved: dict[str, Choice] = {}
-    for graph in graphs(problem, strategy)[1:] if not problem.model.shares_embedding else ():
+    for graph in _ends(problem, strategy) if not problem.model.shares_embedding else ():
         solved.update(_solve_end(problem, strategy, mesh, graph))
     return solved
 
@@ -165,7 +174,7 @@ def _solve_block(
     problem: Problem, strategy: Strategy, mesh: Mesh, reserve_bytes: float, limit_s: float
 ) -> dict[str, Choice] | None:
     """By template: within all memory that the rest leaves."""
-    block, *_ = graphs(problem, strategy)
+    block = _block(problem, strategy)
     prices = layout_prices(problem, strategy, mesh)
     whole = block_problem(block, mesh.stage_axes, strategy.sequence_parallel, prices, problem.backend)
     before = priced(whole, choices(block, mesh.stage_axes, strategy.sequence_parallel))
@@ -199,6 +208,12 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
     All blocks are sharded alike. Where stages differ in what they recompute, the prices are those of the stages that
     recompute least.
     """
+    least = min(strategy.recompute, key=lambda name: len(members(name)))
+    return replace(_prices(problem, strategy, mesh), memory=_rows(problem, strategy, mesh), recompute=least)
+
+
+def _prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
+    """Without memory and recompute."""
     training, cluster = problem.training, problem.cluster
     order, dtype = mesh_order(mesh), training.precision.compute_dtype
     count = strategy.num_microbatches(training.global_batch_size)
@@ -216,8 +231,7 @@ def layout_prices(problem: Problem, strategy: Strategy, mesh: Mesh) -> Prices:
         once_s = after_s_per_parameter(axes, strategy.zero, training.precision, mesh, cluster)
         return accumulation_s_per_parameter(training.precision, cluster.device) + once_s / count
 
-    least = min(strategy.recompute, key=lambda name: len(members(name)))
-    return Prices(operator_s, collective_s, parameter_s, _rows(problem, strategy, mesh), least)
+    return Prices(operator_s, collective_s, parameter_s, ())
 
 
 def _loads(problem: Problem, strategy: Strategy) -> tuple[RankLoad, ...]:

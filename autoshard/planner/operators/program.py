@@ -9,7 +9,7 @@ redistribution that a replayed and another operator share is taken for the earli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
@@ -41,7 +41,8 @@ Variables = dict[int, float]
 @dataclass(frozen=True)
 class OperatorProblem:
     """The choices to solve for in one graph. options: of each operator by name. given: states of the inputs that have
-    one. outputs: tensors that leave, and in which state (None: as produced). Every parameter is read once."""
+    one. outputs: tensors that leave, and in which state (None: as produced). Every parameter is read once. seconds: of
+    each option, where they are known already."""
 
     graph: Graph
     axes: Axes
@@ -49,6 +50,22 @@ class OperatorProblem:
     given: Mapping[str, State]
     outputs: Mapping[str, State | None]
     prices: Prices
+    seconds: Mapping[str, tuple[float, ...]] | None = None
+
+    def seconds_of(self) -> Mapping[str, tuple[float, ...]]:
+        """Seconds of each option by operator: of the operator alone and of its parameters, without redistributions."""
+        if self.seconds is not None:
+            return self.seconds
+        replay, seconds = Replay(self.graph, self.prices.recompute), dict[str, tuple[float, ...]]()
+        for op in self.graph.operators:
+            replayed = replay.is_replayed(replay.position(op))
+            seconds[op.name] = tuple(self._choice_s(op, choice, replayed) for choice in self.options[op.name])
+        return seconds
+
+    def _choice_s(self, op: Operator, choice: Choice, replayed: bool) -> float:
+        program, step = alone(self.graph, self.axes, op, choice)
+        parameters_s = sum(count * self.prices.parameter_s(axes) for count, axes, _ in stored(program, step))
+        return operator_s(self.prices, program, step, replayed) + parameters_s
 
 
 @dataclass(frozen=True)
@@ -97,9 +114,11 @@ def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[st
 class OperatorProgram:
     """Builds the linear program; `choices` translates a solution back."""
 
-    def __init__(self, problem: OperatorProblem, memory_price_s_per_byte: float, preference_s: float):
-        """preference_s: what any choice but an operator's first costs besides."""
+    def __init__(self, problem: OperatorProblem, memory_price_s_per_byte: float = 0.0, preference_s: float = 0.0):
+        """preference_s: what any choice but an operator's first costs besides. Where the problem has no rows of memory
+        the program says nothing of it."""
         self.problem, self.linear = problem, LinearProgram()
+        self._counts_memory = bool(problem.prices.memory)
         self._graph, self._axes = problem.graph, problem.axes
         self._replay = Replay(problem.graph, problem.prices.recompute)
         self._moves: dict[tuple[tuple[str, ...], int, State, State], tuple[Transition, ...] | None] = {}
@@ -109,11 +128,13 @@ class OperatorProgram:
         self._saved: dict[int, Variables] = {}  # store -> MB
         self._state: list[Variables] = [{} for _ in problem.prices.memory]  # row -> MB
         self._working = self.linear.variable(upper=inf)
-        self._choices = {op.name: self._choose(op, preference_s) for op in problem.graph.operators}
+        seconds = problem.seconds_of()
+        self._choices = {op.name: self._choose(op, seconds[op.name], preference_s) for op in problem.graph.operators}
         for tensor in problem.graph.tensors.values():
             if tensor.role != "parameter":
                 self._flow(tensor.name)
-        self._bound_memory()
+        if self._counts_memory:
+            self._bound_memory()
 
     def choices(self, values: list[float]) -> dict[str, Choice]:
         chosen = {}
@@ -122,31 +143,34 @@ class OperatorProgram:
             chosen[name] = self.problem.options[name][index]
         return chosen
 
-    def _choose(self, op: Operator, preference_s: float) -> list[int]:
-        """A variable for each choice: the operator's time, what its parameters cost, and its memory."""
-        prices, position = self.problem.prices, self._replay.position(op)
-        variables, working = [], {}
-        store = self._replay.store(position)
-        for index, choice in enumerate(self.problem.options[op.name]):
+    def _choose(self, op: Operator, seconds: Sequence[float], preference_s: float) -> list[int]:
+        """A variable for each choice: what it and its parameters cost, and its memory."""
+        variables = [
+            self.linear.variable(cost + (preference_s if index else 0.0), integer=True)
+            for index, cost in enumerate(seconds)
+        ]
+        self.linear.row(dict.fromkeys(variables, 1.0), 1.0, 1.0)
+        if self._counts_memory:
+            self._charge_memory(op, variables)
+        return variables
+
+    def _charge_memory(self, op: Operator, variables: list[int]) -> None:
+        """What an operator works in, saves beside its inputs and output, and stores as parameters."""
+        working: Variables = {}
+        store = self._replay.store(self._replay.position(op))
+        for variable, choice in zip(variables, self.problem.options[op.name], strict=True):
             program, step = alone(self._graph, self._axes, op, choice)
-            seconds = operator_s(prices, program, step, self._replay.is_replayed(position))
-            variable = self.linear.variable(seconds + (preference_s if index else 0.0), integer=True)
-            variables.append(variable)
-            self._charge_parameters(op, program, step, variable)
+            self._charge_parameters(program, step, variable)
             working[variable] = operator_bytes(program, step) / MB
             extra = KINDS[op.kind].extra_saved(op, self._graph, loop_sizes(program, step))
             if size := sum(one.bytes for one in extra):
                 self._saved.setdefault(store, {})[variable] = size / MB
-        self.linear.row(dict.fromkeys(variables, 1.0), 1.0, 1.0)
         self.linear.at_least(self._working, working)
-        return variables
 
-    def _charge_parameters(self, op: Operator, program: Program, step: OperatorStep, variable: int) -> None:
+    def _charge_parameters(self, program: Program, step: OperatorStep, variable: int) -> None:
         """A parameter is stored as its reader wants it; where that is `R`, its gradient is summed once a step."""
-        prices = self.problem.prices
         for elements, axes, matrix in stored(program, step):
-            self.linear.costs[variable] += elements * prices.parameter_s(axes)
-            for row, charged in zip(prices.memory, self._state, strict=True):
+            for row, charged in zip(self.problem.prices.memory, self._state, strict=True):
                 charged[variable] = charged.get(variable, 0.0) + elements * row.state_bytes(axes, matrix) / MB
 
     def _flow(self, name: str) -> None:
@@ -166,6 +190,8 @@ class OperatorProgram:
         kept: dict[tuple[State, State], Variables | None] = {}
         for pair, variables in moves.items():
             kept[pair] = self._price_move(name, pair, variables, flows, readers)
+        if not self._counts_memory:
+            return
         for reader, flow in zip(readers, flows, strict=True):
             self._charge_reader(name, reader, flow, kept)
         self._charge_crossing(name, readers, sources)

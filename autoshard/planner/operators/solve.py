@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.redistribute import Axes
 from autoshard.layout.sharding import HIDDEN_DIMS, hidden_state, input_states
-from autoshard.planner.operators.linear import minimise
+from autoshard.planner.operators.linear import Minimum, minimise
 from autoshard.planner.operators.options import operator_options
 from autoshard.planner.operators.prices import Price, Prices, program_price
-from autoshard.planner.operators.program import OperatorProblem, OperatorProgram, alone, operator_s, stored
-from autoshard.planner.operators.replay import Replay
+from autoshard.planner.operators.program import OperatorProblem, OperatorProgram
 
 MEMORY_PRICE = 1e-6
 """Share of the seconds that all of the memory in use costs: of equally fast choices those that hold less win."""
@@ -22,13 +21,11 @@ PREFERENCE = 1e-7
 
 @dataclass(frozen=True)
 class OperatorSolution:
-    """A solved problem. choices: by operator name. program: with them. price: of that program. at_least_s: no choices
-    take less."""
+    """A solved problem. choices: by operator name. program: with them. price: of that program."""
 
     choices: dict[str, Choice]
     program: Program
     price: Price
-    at_least_s: float = 0.0
 
 
 def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Prices, backend: str) -> OperatorProblem:
@@ -49,27 +46,19 @@ def block_problem(graph: Graph, axes: Axes, sequence_parallel: bool, prices: Pri
 def promising(problem: OperatorProblem, limit_s: float) -> OperatorProblem | None:
     """The problem without the choices that leave no way to stay below limit_s seconds: with the fastest ones of all
     other operators and no redistribution at all they take longer. None where nothing stays below it."""
-    replay = Replay(problem.graph, problem.prices.recompute)
-    seconds_of: dict[str, list[float]] = {}
-    for op in problem.graph.operators:
-        replayed = replay.is_replayed(replay.position(op))
-        seconds_of[op.name] = [_choice_s(problem, op, choice, replayed) for choice in problem.options[op.name]]
+    seconds_of = problem.seconds_of()
     slack_s = limit_s - sum(map(min, seconds_of.values()))
     if slack_s < 0:
         return None
-    options = {
-        name: tuple(
-            choice for choice, one in zip(problem.options[name], seconds, strict=True) if one <= min(seconds) + slack_s
-        )
+    kept = {
+        name: [index for index, one in enumerate(seconds) if one <= min(seconds) + slack_s]
         for name, seconds in seconds_of.items()
     }
-    return replace(problem, options=options)
-
-
-def _choice_s(problem: OperatorProblem, op: Operator, choice: Choice, replayed: bool) -> float:
-    program, step = alone(problem.graph, problem.axes, op, choice)
-    parameters_s = sum(count * problem.prices.parameter_s(axes) for count, axes, _ in stored(program, step))
-    return operator_s(problem.prices, program, step, replayed) + parameters_s
+    return replace(
+        problem,
+        options={name: tuple(problem.options[name][index] for index in indices) for name, indices in kept.items()},
+        seconds={name: tuple(seconds_of[name][index] for index in indices) for name, indices in kept.items()},
+    )
 
 
 def priced(problem: OperatorProblem, choices: dict[str, Choice]) -> OperatorSolution:
@@ -88,10 +77,19 @@ def solve(problem: OperatorProblem, typical: Price, relative_gap: float = 0.0) -
     memory_price = MEMORY_PRICE * typical.seconds / memory if memory else 0.0
     preference = PREFERENCE * typical.seconds / len(problem.graph.operators)
     program = OperatorProgram(problem, memory_price, preference)
-    scale = 1e5 / typical.seconds  # HiGHS has absolute tolerances
+    values, _ = _minimise(program, typical.seconds, relative_gap)
+    return None if values is None else priced(problem, program.choices(values))
+
+
+def least_s(problem: OperatorProblem, typical_s: float, relative_gap: float = 0.0) -> float:
+    """Seconds that no choices take less than; infinite where none meet each other. typical_s: seconds of the same
+    size. relative_gap: as in `solve`."""
+    return _minimise(OperatorProgram(problem), typical_s, relative_gap).at_least
+
+
+def _minimise(program: OperatorProgram, typical_s: float, relative_gap: float) -> Minimum:
+    """The minimum in seconds."""
+    scale = 1e5 / typical_s  # HiGHS has absolute tolerances
     program.linear.costs = [cost * scale for cost in program.linear.costs]
     values, at_least = minimise(program.linear, relative_gap)
-    if values is None:
-        return None
-    tie_breaks_s = (MEMORY_PRICE * bool(memory) + PREFERENCE) * typical.seconds
-    return replace(priced(problem, program.choices(values)), at_least_s=at_least / scale - tie_breaks_s)
+    return Minimum(values, at_least / scale)
