@@ -11,6 +11,7 @@ from autoshard.rows import Number, anywhere, by_rows, is_rows
 from autoshard.schedules.closed_form import Work
 from autoshard.schedules.held import warm_ups
 from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
+from autoshard.schedules.rounds import in_rounds_s
 from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
 
 SAME = 1e-12
@@ -61,6 +62,8 @@ def _simulated_s(schedule: Schedule, work: Work) -> Number:
     A few microbatches of `alternate` are simulated first: mostly they tell the time of all.
     """
     m = work.num_microbatches
+    if _is_in_rounds(schedule, work.pp, m, work.num_virtual_stages):
+        return in_rounds_s(work)
     first = _first_row(work) if is_rows(work.forward_s) else None
     for count in _few(schedule, work.pp, m, work.num_virtual_stages):
         if first is not None and _from_few_s(schedule, first, count) is None:
@@ -69,6 +72,15 @@ def _simulated_s(schedule: Schedule, work: Work) -> Number:
         if found is not None:
             return found
     return run(*_on_clock(schedule, work, m))[0]
+
+
+@lru_cache(maxsize=256)
+def _is_in_rounds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> bool:
+    """Whether the orders are those of `in_rounds_s`."""
+    if num_virtual_stages > 1 or schedule.warm_up is None or schedule.weights_apart:
+        return False
+    ahead = tuple(min(pp - rank, num_microbatches) for rank in range(pp))
+    return warm_ups(schedule, pp, num_microbatches, 1) == ahead
 
 
 def _first_row(work: Work) -> Work:

@@ -12,7 +12,7 @@ import pytest
 from autoshard.backends.rules import Draft
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.best_choice import best_choice
+from autoshard.planner.grid.best_choice import best_choice, fastest
 
 
 class Toy:
@@ -78,3 +78,16 @@ def test_nothing_is_simulated_that_a_bound_rules_out() -> None:
     choices = Toy(0, 64, all_are_listed=True)
     found = best_choice(choices, choices.at_least_s)
     assert found.strategy is None and found.at_least_s == choices.at_least_s and not choices.simulated
+
+
+def test_of_equal_choices_the_first_is_taken_whatever_rounding_favours() -> None:
+    class Three:
+        def bounds_s(self, choices: Array) -> Array:
+            return np.ones(len(choices))
+
+        def simulated_s(self, choices: Array) -> Array:
+            return np.array([12.0, 10.0 * (1 + 1e-15), 10.0])[choices[:, 0]]
+
+    seconds, choice = fastest(Three(), np.arange(3)[:, None], (inf, np.zeros(1)))
+    assert seconds == pytest.approx(10.0)
+    assert choice.tolist() == [1]

@@ -1,5 +1,6 @@
 """Schedules on a clock, and how the closed forms relate to it."""
 
+import doctest
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -9,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.schedules import SCHEDULES, Action, Order, Timeline, Work, actions, at_least_s, simulate, step_time_s
+from autoshard.schedules import (
+    SCHEDULES,
+    Action,
+    Order,
+    Timeline,
+    Work,
+    actions,
+    at_least_s,
+    rounds,
+    simulate,
+    step_time_s,
+)
 from autoshard.schedules.orders import Schedule, alternate
+from autoshard.schedules.rounds import in_rounds_s
 from autoshard.schedules.simulate import durations, in_dependency_order, run
 from tests.unit.test_schedules import sizes
 
@@ -135,6 +148,19 @@ def test_a_step_takes_what_its_simulation_does(size: Size, spread: float, data: 
     forward_s, backward_s = ([base + spread * share for share in data.draw(shares)] for base in (1.0, 2.0))
     expected = simulated_s(size, forward_s, backward_s, p2p_s)
     assert step_time_s(*size, forward_s, backward_s, p2p_s) == pytest.approx(expected, rel=1e-11)
+
+
+@given(st.integers(1, 6), st.integers(1, 60), st.floats(0.01, 3), st.data())
+def test_rounds_of_rows_take_what_each_does_alone(pp: int, m: int, p2p_s: float, data: st.DataObject) -> None:
+    """A row leaves as soon as its rounds repeat themselves, each its own."""
+    rows = st.lists(st.lists(SECONDS, min_size=2 * pp, max_size=2 * pp), min_size=1, max_size=5)
+    seconds = np.array(data.draw(rows)).T
+    together_s = in_rounds_s(Work(pp, m, 1, seconds[:pp], seconds[pp:], p2p_s))
+    for row, numbers in enumerate(seconds.T.tolist()):
+        expected = pytest.approx(simulated_s(("1f1b", pp, m, 1), numbers[:pp], numbers[pp:], p2p_s), rel=1e-11)
+        assert together_s[row] == expected
+        assert in_rounds_s(Work(pp, m, 1, numbers[:pp], numbers[pp:], p2p_s)) == expected
+    assert doctest.testmod(rounds).failed == 0
 
 
 def test_rounds_of_several_microbatches_repeat() -> None:
