@@ -8,7 +8,7 @@ blocks, simulated; few cuts that the bound leaves are all tried, with all sets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf, prod
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""
 CLOSE = 1e-9
 """Share of a step by which a bound meets it."""
+AT_ONCE = 1 << 14
+"""Rows that are priced together: their columns stay in a core's cache, and take no memory to speak of."""
 
 
 class Sets(NamedTuple):
@@ -47,7 +49,7 @@ class Sets(NamedTuple):
     first: Array
     second: Array
 
-    def take(self, rows: Array) -> Sets:
+    def take(self, rows: Array | slice) -> Sets:
         """These rows alone, in their order."""
         return Sets(*(column[rows] for column in self))
 
@@ -161,10 +163,13 @@ class TwoChunkCuts:
 
     def _sets_in_time(self, rank: int, sets: Sets) -> Sets:
         """The sets with which a step may take less than the limit."""
-        pairs, seconds = self._pairs[rank].take(sets.pair), self._seconds(rank, sets)
-        both_s, later_s = (column[:, None] for column in seconds)
-        costs = self._two.costs(pairs, self._two.beside(rank), both_s, later_s)
-        return sets.take(np.flatnonzero(costs.with_more_s(self._more_s)[:, 0] < self._two.limit_s[0]))
+        beside, may = self._two.beside(rank), np.zeros(len(sets.pair), dtype=bool)
+        for some in _slices(len(may)):
+            part = sets.take(some)
+            both_s, later_s = (column[:, None] for column in self._seconds(rank, part))
+            costs = self._two.costs(self._pairs[rank].take(part.pair), beside, both_s, later_s)
+            may[some] = costs.with_more_s(self._more_s)[:, 0] < self._two.limit_s[0]
+        return sets.take(np.flatnonzero(may))
 
     def _least_s(self, rank: int, sets: Sets) -> tuple[Array, Array, Array]:
         """By pair, the least backward seconds of both stages, and as weighed behind the warm-up; the sets of the
@@ -194,7 +199,10 @@ class TwoChunkCuts:
                 for of_ranks in zip(*(self._pairs[one].stages for one in ranks), strict=True)
             ]
             of_sets = [np.concatenate(of_ranks) for of_ranks in zip(*(sets[one][1:] for one in ranks), strict=True)]
-            fits = self.needed_bytes(rank, contents, of_sets) <= self._limit_bytes if len(rank) else rank
+            fits = np.zeros(len(rank), dtype=bool)
+            for some in _slices(len(rank)):
+                parts = [one[some] for one in contents], [one[some] for one in of_sets]
+                fits[some] = self.needed_bytes(rank[some], *parts) <= self._limit_bytes
             found += [np.flatnonzero(part) for part in np.split(fits, np.cumsum(rows)[:-1])]
         return found
 
@@ -356,6 +364,11 @@ class TwoChunkCuts:
             self._state.after_rows_s([*counts[:, rank]], rank == 0, rank == self._pp - 1) for rank in range(self._pp)
         ]
         return np.max(of_ranks, axis=0)
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """All of so many rows, some at once."""
+    return (slice(begin, begin + AT_ONCE) for begin in range(0, count, AT_ONCE))
 
 
 def _fastest_row(cuts: TwoChunkCuts, choices: Array, sets: Array, below_s: float) -> tuple[float, int | None]:
