@@ -17,7 +17,7 @@ from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 
 def one_step(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """What the first steps of schedules and of models with kinds of operators of their own imported, and whether garbage
+    """What the first steps of schedules, and of models with operators of their own, imported, and whether garbage
     is collected."""
     connect(reporter)
     before, collects = set(sys.modules), gc.isenabled()
