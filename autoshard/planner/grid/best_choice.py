@@ -112,9 +112,8 @@ def fastest(choices: Priced, tried: Array, best: TimedChoice) -> TimedChoice:
             break
         simulated_s = choices.simulated_s(tried[places])
         if simulated_s.min() < best[0] * (1 - SAME):
-            first = np.flatnonzero(simulated_s <= simulated_s.min() * (1 + SAME))[
-                0
-            ]  # not the one that rounding favours
+            equal = np.flatnonzero(simulated_s <= simulated_s.min() * (1 + SAME))
+            first = equal[0]  # not the one that rounding favours
             best = float(simulated_s[first]), tried[places[first]]
     return best
 
