@@ -17,13 +17,8 @@ from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
 
 
 def one_step(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-<<<<<<< HEAD
-    """What was imported by the first steps of schedules and of models with operators of their own kinds; whether
-    garbage is collected."""
-=======
     """What the first steps of schedules, and of models with operators of their own, imported, and whether garbage
     is collected."""
->>>>>>> c
     connect(reporter)
     before, collects = set(sys.modules), gc.isenabled()
     for model, schedule, recompute in (
