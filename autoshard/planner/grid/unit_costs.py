@@ -40,6 +40,8 @@ from autoshard.spec.training import TrainingSpec
 
 PARTS = ("block", "embedding", "head", "tied")
 """The parts of a model whose blocks are alike. Behind them come blocks of its other kinds."""
+AT_ONCE = 128
+"""Programs whose steps are priced together: of thousands the columns would take a hundred MB."""
 
 
 class PartColumns(NamedTuple):
@@ -187,14 +189,20 @@ def part_numbers(
     ]
     device = device or problem.cluster.device
     peak = device.peak_flops_per_s(problem.training.precision.compute_dtype)
-    seconds, starts = priced_steps(asked, device, peak, quantized_products(device, problem.training.precision))
-    forward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in seconds.forward.values])
-    back = (*seconds.backward.values, seconds.put_off_s)
-    backward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in back])
-    of_shapes = [
-        _sums(shape.sequences, forward_s[:, start:stop], backward_s[:, start:stop], _sets_columns(programs, recompute))
-        for programs, shape, start, stop in zip(units, asked, starts, starts[1:], strict=False)
-    ]
+    quantized_by = quantized_products(device, problem.training.precision)
+    of_shapes: list[_Sums] = []
+    for begin in range(0, len(units), AT_ONCE):
+        some = slice(begin, begin + AT_ONCE)
+        seconds, starts = priced_steps(asked[some], device, peak, quantized_by)
+        forward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in seconds.forward.values])
+        back = (*seconds.backward.values, seconds.put_off_s)
+        backward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in back])
+        of_shapes += [
+            _sums(
+                shape.sequences, forward_s[:, start:stop], backward_s[:, start:stop], _sets_columns(programs, recompute)
+            )
+            for programs, shape, start, stop in zip(units[some], asked[some], starts, starts[1:], strict=False)
+        ]
     order = np.argsort(np.concatenate([*places.values()]))
     sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
     opening = units[0].blocks[0].program.graph.operators[0]  # of every local shape
