@@ -16,6 +16,7 @@ from autoshard.explanation.page import percent
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.search import NothingFits
 from autoshard.plans.differences import loses, term_differences
 from autoshard.plans.names import changed_words, short_name
 from autoshard.plans.plan import Plan
@@ -154,7 +155,8 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
         searches.remember(problem_of(plan), best.strategy)
     except AutoshardError as error:
         # the page says of which model and cluster; that no larger one would do is no news of this one
-        told = (str(error).partition(": ")[2] or str(error)).partition("; no cluster of")[0]
+        text = error.without_reasons if isinstance(error, NothingFits) else str(error)
+        told = text.partition(": ")[2] or text
         return DegreeRow(tp, "", 0.0, 0.0, 0.0, 0.0, False, "", told, isinstance(error, NoLayoutFits))
     seconds, sure = best.estimate.step_time_s, doubt(plan.cluster, chosen, best)
     slower = (seconds / plan.estimate.step_time_s - 1, sure.low - 1, sure.high - 1)

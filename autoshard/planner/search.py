@@ -392,11 +392,34 @@ class NothingLegal(AutoshardError):
         return f"no layout of {where} is legal: {obstacles(self._problem, self._pins).text}"
 
 
+class NothingFits(NoLayoutFits):
+    """No layout fits. Which larger cluster would do, or why none, is found when the text is read."""
+
+    def __init__(self, what: str, problem: Problem, pins: Pins):
+        super().__init__(what, problem, pins)
+        self._what, self._problem, self._pins = what, problem, pins
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        from autoshard.planner.smallest_cluster import shortage
+
+        return f"{self._what}; {shortage(self._problem, self._pins)}"
+
+    @property
+    def without_reasons(self) -> str:
+        """The text, but for why no larger cluster would do."""
+        from autoshard.planner.smallest_cluster import larger_one
+
+        larger = larger_one(self._problem, self._pins)
+        return self._what if larger is None else f"{self._what}; {larger}"
+
+
 def _nothing(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) -> AutoshardError:
     """The error of a search without an answer: no layout is legal, or none fits and this is what would. bound_bytes:
     what layouts need at least that were not priced."""
-    from autoshard.planner.smallest_cluster import shortage
-
     cluster, name = problem.cluster, problem.model.name
     where = f"{cluster.nodes} x {cluster.instance}"
     if pins.beaten_path and (path := precedent(problem, pins)) is not None:
@@ -408,7 +431,8 @@ def _nothing(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) -> 
         return NothingLegal(problem, pins)
     needed = tally.nearest_miss(MEMORY)
     at_least = "at least " if bound_bytes <= needed else ""
-    return NoLayoutFits(
+    what = (
         f"no layout fits {name} on {where}: the smallest needs {at_least}{format_bytes(needed)} a device, "
-        f"which has {format_bytes(cluster.device.memory_bytes)}; {shortage(problem, pins)}"
+        f"which has {format_bytes(cluster.device.memory_bytes)}"
     )
+    return NothingFits(what, problem, pins)

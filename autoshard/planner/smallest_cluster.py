@@ -46,11 +46,10 @@ class Attempt(NamedTuple):
 
 def shortage(problem: Problem, pins: Pins) -> str:
     """A clause for the end of an error: the larger cluster on which the model fits, or why none would do."""
-    if not problem.cluster.can_have(problem.cluster.nodes + 1):
-        return f"no more nodes of {problem.cluster.instance} can work together"
     tried = larger_clusters(problem, pins)
-    if tried and (fits := tried[-1].strategy) is not None:
-        return f"{tried[-1].nodes:,} nodes would fit ({describe(fits)})"
+    found = _larger_one(problem, tried)
+    if found is not None:
+        return found
     no_cluster = f"no cluster of up to {MOST_NODES:,} nodes would do"
     nearest = _nearest_miss(problem, pins, tried)
     if nearest is not None:
@@ -61,6 +60,19 @@ def shortage(problem: Problem, pins: Pins) -> str:
         return no_cluster
     why, nodes = min(refused, key=lambda one: (one[0].broken, -one[1]))
     return f"{no_cluster}: on {nodes:,} nodes {why.text}"
+
+
+def larger_one(problem: Problem, pins: Pins) -> str | None:
+    """The clause of `shortage`; None where no larger cluster would do: to say why takes as long again."""
+    return _larger_one(problem, larger_clusters(problem, pins))
+
+
+def _larger_one(problem: Problem, tried: Sequence[Attempt]) -> str | None:
+    if not problem.cluster.can_have(problem.cluster.nodes + 1):
+        return f"no more nodes of {problem.cluster.instance} can work together"
+    if tried and (fits := tried[-1].strategy) is not None:
+        return f"{tried[-1].nodes:,} nodes would fit ({describe(fits)})"
+    return None
 
 
 def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:

@@ -19,7 +19,7 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models.registry import load_model
-from autoshard.planner.search import search
+from autoshard.planner.search import NothingFits, search
 from autoshard.planner.sets import recompute_sets
 from autoshard.planner.smallest_cluster import larger_clusters
 from autoshard.plans.search_result import OPTIMAL, Pins, SearchResult
@@ -473,9 +473,10 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
     ids=str,
 )
 def test_where_no_cluster_would_do_the_reason_is_the_one(model: str, nodes: int, pins: Pins, message: str) -> None:
-    with pytest.raises(NoLayoutFits) as error:
+    with pytest.raises(NothingFits) as error:
         search(load_model(model), TRAINING, load_cluster("trn1.32xlarge", nodes), pins)
     assert str(error.value).endswith(f"; no cluster of up to 4,096 nodes would do: {message}")
+    assert error.value.without_reasons == str(error.value).partition("; no cluster of")[0]
 
 
 def test_a_larger_cluster_is_looked_for_among_powers_of_two_as_well() -> None:
