@@ -130,28 +130,32 @@ slowdown is 4 s a step for each sequence of a microbatch, however many microbatc
 kernel alone (44.1, 47.4, 55.6, 72.8 s for microbatches of 1, 2, 4, 8; with the first kernel 42.4, 42.3, 42.5, 44.7 s),
 and not with one sequence of 8192 in place of four of 2048, the same tensors, nor with 65B: no term can tell these
 apart, it looks like data (that kernel's calls read lengths of documents back from the device in each block, which would
-cost a microbatch, not a step). 30B: two layouts 0.3 % apart by prediction took 72.7 and 83.1 s, the slower one of that
-kind too; were it the pick the regret would be 8.8 %. 13B on 32 devices: as on 64. Of equally fast layouts (1 % apart)
-the simpler one is picked, as the planner does; no other meaning of simpler (fewer ways, smaller microbatch, less
-memory, fewer stages) and no other share given away (2, 3, 5, 8 %) reaches less without losing more elsewhere, and the
-best of all within 1 % is 6.4 % as well. With exact times and 90 % sure to fit, the picks would still lose 3.8 %;
-repeats of one layout differ by 1 %. Wrong about fitting are runs within 5 % of the memory, tp=1 pp=1 of 13B too full
-and some with larger microbatches not full enough, and two with microbatches of 8 and no flash kernel, predicted at 76
-%. Tried: an adapter a GPU as in DGX A100 (kept: pipelines of 16 and none were 10 % too slow), a quarter to one
-microbatch more in flight (worse), waits for each member of a collective (kept), both of which moved no pick but 30B's;
-the 35 to 50 ms a microbatch by which full recompute with tp=8 is slower (40 to 49 ms at mbs=1 whatever the stage's
-layers, 15 to 23 at 4, half at tp=4: no cost of a layer, of launching or of the head is like that, and no other source
-has it), hidden activations that tensor parallelism does not shard, memory of communicators by tensor and pipeline
-parallelism, parameters and gradients by a factor, gathered logits as a copy of their own (no change of groups that were
-left out, or worse), the spread of memory that makes what fitted most likely (0.10 in place of 0.08; 0.06 if one run in
-a hundred may be odd: 6.1 %), gathered inputs that are kept under sequence parallelism, as the published code keeps them
-(kept: 97.1 to 97.3 % right about fitting, 4.9 to 4.7 % in time, and what ran out of memory at 0.93 is at 0.98; the same
-picks), norms that keep four hidden activations a block, as that code's do, in place of five (96.6 % right), an
-all-reduce each for gate and up (5.0 % in time), llm-foundry's attention as the other kernel that it is (kept: from 5.3
-to 4.9 %, the same picks), three or six copies of plain attention's scores in place of 1.65 (6.1 % at best, but 96.2 %
-right about fitting), whole waves of tiles of 128 x 256 in place of half a wave on average (the same picks; 5.0 % in
-place of 4.5, mosaic 4.8 in place of 3.6, experts in 8 bits 8.3 in place of 8.8), gradients summed in FP32 by an
-all-reduce as the published code does (4.4 %, the same picks).""",
+cost a microbatch, not a step). Each further sequence of a microbatch costs 13B what 3.5 to 5.6 sequences take in a
+stage (from one to two with tp=2 less), with one or two ranks of tensor parallelism, on 32 and on 64 devices, with and
+without recompute, as if the bubble had so many microbatches where the published schedule has one; 65B's two stages show
+0.7. 30B: two layouts 0.3 % apart by prediction took 72.7 and 83.1 s, the slower one of that kind too; were it the pick
+the regret would be 8.8 %. 13B on 32 devices: as on 64. Of equally fast layouts (1 % apart) the simpler one is picked,
+as the planner does; no other meaning of simpler (fewer ways, smaller microbatch, less memory, fewer stages) and no
+other share given away (2, 3, 5, 8 %) reaches less without losing more elsewhere, and the best of all within 1 % is 6.4
+% as well. With exact times and 90 % sure to fit, the picks would still lose 3.8 %; repeats of one layout differ by 1 %.
+Wrong about fitting are runs within 5 % of the memory, tp=1 pp=1 of 13B too full and some with larger microbatches not
+full enough, and two with microbatches of 8 and no flash kernel, predicted at 76 %. Tried: an adapter a GPU as in DGX
+A100 (kept: pipelines of 16 and none were 10 % too slow), a quarter to one microbatch more in flight (worse), waits for
+each member of a collective (kept), both of which moved no pick but 30B's; the 35 to 50 ms a microbatch by which full
+recompute with tp=8 is slower (40 to 49 ms at mbs=1 whatever the stage's layers, 15 to 23 at 4, half at tp=4: no cost of
+a layer, of launching or of the head is like that, and no other source has it), hidden activations that tensor
+parallelism does not shard, memory of communicators by tensor and pipeline parallelism, parameters and gradients by a
+factor, gathered logits as a copy of their own (no change of groups that were left out, or worse), the spread of memory
+that makes what fitted most likely (0.10 in place of 0.08; 0.06 if one run in a hundred may be odd: 6.1 %), gathered
+inputs that are kept under sequence parallelism, as the published code keeps them (kept: 97.1 to 97.3 % right about
+fitting, 4.9 to 4.7 % in time, and what ran out of memory at 0.93 is at 0.98; the same picks), norms that keep four
+hidden activations a block, as that code's do, in place of five (96.6 % right), an all-reduce each for gate and up (5.0
+% in time), llm-foundry's attention as the other kernel that it is (kept: from 5.3 to 4.9 %, the same picks), three or
+six copies of plain attention's scores in place of 1.65 (6.1 % at best, but 96.2 % right about fitting), whole waves of
+tiles of 128 x 256 in place of half a wave on average (the same picks; 5.0 % in place of 4.5, mosaic 4.8 in place of
+3.6, experts in 8 bits 8.3 in place of 8.8), gradients summed in FP32 by an all-reduce as the published code does (4.4
+%, the same picks), no tail of waves (the same picks) and hardly a penalty of short contractions besides (7.4 %), as a
+microbatch of two without tensor parallelism and pipeline is 1 to 2 % faster than one of one, not 5 %.""",
     "vtrain-multi": """\
 Rows with tp 2 on 8 and 16 stages are 20 to 47 % slower than predicted and not monotone: they look like data; transfers
 between stages are too short to explain them.""",
