@@ -143,7 +143,7 @@ class Pattern:
     _replay_stops: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def segments(self, recompute: str) -> tuple[Segment, ...]:
-        """As `segments` has them."""
+        """The steps of such a program in segments, cut where membership in the recompute set changes."""
         if recompute not in self._segments:
             self._segments[recompute] = tuple(
                 Segment(start, stop, again, self._replay_stop(start, stop))

@@ -186,8 +186,8 @@ def _stage_regions(
 def head_regions(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, layout: StageChoices
 ) -> tuple[Region, ...]:
-    """Those of `regions` that are of the head alone: often the largest, in a part of the time; none where whole stages
-    are compiled."""
+    """The graphs of the head alone, of those that `regions` has: often the largest, in a part of the time; none where
+    whole stages are compiled."""
     if cluster.compiles_stages:
         return ()
     shape = replace(local_shape(layout), placement=(), microbatch_size=1)
