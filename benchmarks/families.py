@@ -2,7 +2,7 @@
 
     python -m benchmarks.families                # every family; some minutes each
     python -m benchmarks.families qwen3 gpt_oss  # these model_types; the others keep their row
-    python -m benchmarks.families --plans        # plans alone; a row keeps its audit where its layout is still chosen
+    python -m benchmarks.families --plans        # plans alone; a row keeps its audit where that was of this plan
 
 Results go to results/families.json and as a table to results/families.md. Parity with transformers and of sharded runs
 is the test suite's: the page says which tests hold it, the table how many layouts they try.
@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autoshard.audits.expected import expectation
 from autoshard.audits.run import audit
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
@@ -106,7 +107,6 @@ def planned(model: str, instance: str, nodes: int) -> tuple[Plan, dict[str, Any]
         "kinds": len(spec.kinds),
         "layout": layout_name(plan.strategy),
         "step_time_s": plan.estimate.step_time_s,
-        "memory_bytes": plan.estimate.fullest.total_bytes,
         "proof": "" if plan.search is None else plan.search.optimality,
         "planning_s": seconds,
     }
@@ -127,9 +127,11 @@ def audited(plan: Plan) -> dict[str, Any]:
     }
 
 
-def is_audited(found: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Whether the audit of a known row is that of a plan of which `planned` says this."""
-    return all(found[name] == known.get(name) for name in ("model", "layout", "step_time_s", "memory_bytes"))
+def is_audited(plan: Plan, found: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Whether the audit of a known row is that of this plan: of the same layout, against the same bytes. found: what
+    `planned` says of the plan."""
+    same = all(found[name] == known[name] for name in ("model", "layout"))
+    return same and sum(expectation(plan, known["stage"]).held.values()) == known["planned_bytes"]
 
 
 def cells(family: str, one: dict[str, Any], layouts: Counter[str]) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ def main() -> None:
     print(" | ".join(HEADER))
     for family in asked.families or list(MODELS):
         plan, found = planned(*MODELS[family])
-        keeps = asked.plans and family in known and is_audited(found, known[family])
+        keeps = asked.plans and family in known and is_audited(plan, found, known[family])
         known[family] = {**(known[family] if keeps else audited(plan)), **found}
         print(" | ".join(cells(family, known[family], layouts)), flush=True)
         write({name: known[name] for name in MODELS if name in known}, layouts)
