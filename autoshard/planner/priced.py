@@ -164,14 +164,14 @@ class Waiting:
         the others."""
         self._asked, at_once = asked, self._at_once
         self._at_once = min(at_once, LEAST)
-        yield
-        self._asked, self._at_once = None, at_once
-        ways, bounded = self._aside
-        self._ways, self._bounded = (
-            deque(merge(ways, self._ways, key=_own_s)),
-            deque(merge(bounded, self._bounded, key=_own_s)),
-        )
-        self._aside = [], []
+        try:
+            yield
+        finally:
+            self._asked, self._at_once = None, at_once
+            ways, bounded = self._aside
+            self._ways = deque(sorted([*ways, *self._ways], key=_own_s))
+            self._bounded = deque(sorted([*bounded, *self._bounded], key=_own_s))
+            self._aside = [], []
 
     @property
     def bounded(self) -> list[Bounded]:
