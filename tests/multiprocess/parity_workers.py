@@ -7,7 +7,15 @@ from autoshard.plans.plan import Plan
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import Precision
-from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, surplus, train
+from tests.multiprocess.compared import (
+    against_one_process,
+    at_rank_0,
+    connect,
+    leave_groups,
+    local_arrays,
+    surplus,
+    train,
+)
 from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, PACKED, case
 
 STEPS = 3
@@ -21,6 +29,7 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     found = {}
     for name in arguments.get("names", CASES[reporter.world_size]):
         reporter.last_action = name
+        leave_groups()
         plan = case(reporter.world_size, name)
         single = replace(plan, training=replace(plan.training, precision=FP32))
         packed = name in PACKED
