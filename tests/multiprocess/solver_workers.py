@@ -4,7 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from autoshard.runtime.worker import Reporter
-from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, surplus, train
+from tests.multiprocess.compared import (
+    against_one_process,
+    at_rank_0,
+    connect,
+    leave_groups,
+    local_arrays,
+    surplus,
+    train,
+)
 from tests.multiprocess.plans import FP32
 from tests.multiprocess.solver_plans import CASES, case
 
@@ -16,6 +24,7 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     connect(reporter)
     found = {}
     for name in CASES[reporter.world_size]:
+        leave_groups()
         reporter.last_action = name
         plan = case(reporter.world_size, name)
         session, outcomes, _ = train(plan, reporter.rank, STEPS)
