@@ -93,7 +93,7 @@ def _of_mesh(problem: Problem, pins: Pins, mesh: Draft, rules: KnownRules) -> _L
 
 
 def _of_way(way: Draft, schedules: list[Scheduled], rules: KnownRules) -> _Legal:
-    """Of the schedules of its mesh, those with which the way's stage of ZeRO may send."""
+    """The schedules with which the stage of ZeRO of a way may send. schedules: all of its mesh."""
     wrong = {name: rules.sending(way.scheduled(name, 1, 1)) for name in {name for name, _, _ in schedules}}
     broken = Counter(found for name, _, _ in schedules if (found := wrong[name]) is not None)
     return _Legal([one for one in schedules if wrong[one[0]] is None], broken)

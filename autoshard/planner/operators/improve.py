@@ -113,8 +113,8 @@ class Solver:
 
 
 def _bound_problems(problem: Problem, strategy: Strategy, of: Iterable[Graph]) -> list[OperatorProblem]:
-    """Of these graphs: of parameters only the gradient accumulation is priced, nothing is recomputed, and there is
-    memory for everything."""
+    """The problems of these graphs for a bound: of parameters only the gradient accumulation is priced, nothing is
+    recomputed, and there is memory for everything."""
     mesh = strategy_mesh(problem.model, problem.cluster, strategy)
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     prices = replace(_prices(problem, strategy, mesh), parameter_s=lambda axes: accumulation_s, recompute=NO_RECOMPUTE)
