@@ -155,7 +155,7 @@ class OperatorProgram:
         return variables
 
     def _charge_memory(self, op: Operator, variables: list[int]) -> None:
-        """What an operator works in, saves beside its inputs and output, and stores as parameters."""
+        """Charge memory for what an operator works in, saves beside its inputs and output, and stores as parameters."""
         working: Variables = {}
         store = self._replay.store(self._replay.position(op))
         for variable, choice in zip(variables, self.problem.options[op.name], strict=True):
