@@ -140,11 +140,13 @@ def test_a_sweep_of_runs_goes_on_after_kill_9(tmp_path: Path) -> None:
     before = _runs(out)
     _, alive = psutil.wait_procs(started, timeout=60)
     assert before and len(before) < 3 and not alive
+    ended = {path.parent.name for path in out.glob("points/*/done.json")}  # a kill may come just before one is written
     found = autoshard.sweep(sweep, out, run=True)
     assert [outcome.run for _, outcome in found.outcomes] == [REHEARSED] * 3
     assert found.planned == 3 - len(before)
     whole = Counter(path.parent.parent.name for path in out.glob("points/*/*/result.json"))
-    assert len(whole) == 3 and set(whole.values()) == {1}, "a rehearsal was done twice"
+    assert len(whole) == 3 and len(ended) >= len(before)
+    assert {whole[name] for name in ended} == {1}, "a rehearsal that had ended was done again"
 
 
 def test_a_dask_cluster_runs_the_plans(cluster: str, tmp_path: Path) -> None:
