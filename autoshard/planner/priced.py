@@ -56,12 +56,13 @@ class Clock:
 
 class Bounded(NamedTuple):
     """Layouts of one way to use a mesh, and what each takes at least: seconds of a step in the way's order of axes and
-    in any order, bytes on the fullest rank."""
+    in any order, bytes on the fullest rank. by_way: whether any_s is what is known of the whole way, in any memory."""
 
     own_s: float
     any_s: float
     memory_bytes: float
     layouts: MeshDrafts
+    by_way: bool = False
 
 
 Parted = tuple[list[Scheduled], list[Scheduled]]
@@ -74,14 +75,17 @@ class Waiting:
     def __init__(
         self,
         ways: Iterable[Bounded],
-        layouts: Callable[[list[MeshDrafts]], Sequence[Bounded]],
+        layouts: Callable[[Sequence[Bounded]], Sequence[Bounded]],
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
+        in_other_orders: Callable[[list[MeshDrafts]], Sequence[float]] | None = None,
     ):
         """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways. price: prices some. in_time:
-        whether it still may. at_once: how many layouts are priced at first."""
+        whether it still may. at_once: how many layouts are priced at first. in_other_orders: seconds of a step that
+        single layouts take at least in other orders of axes."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
+        self._in_other_orders = in_other_orders
         self._ways = deque(sorted(ways, key=_own_s))
         self.any_at_least_s = min((one.any_s for one in self._ways), default=0.0)
         """Seconds that every layout takes at least, in any order of axes."""
@@ -125,10 +129,27 @@ class Waiting:
         ways = [one for one in self._ways if one.any_s < seconds]
         self._ways = deque(one for one in self._ways if one.any_s >= seconds)
         self._bound(ways)
+        known = {id(one): one for one in self._least_s.values()}
+        for one in self._in_all_orders([*known.values()], seconds):
+            self._remember(one)
+        self._bounded = deque(self._in_all_orders(self._bounded, seconds))
         left = [one for one in self._bounded if one.any_s < seconds]
         for one in left:
             self._remember(one)
         return [draft for one in left for draft in one.layouts.drafts]
+
+    def _in_all_orders(self, several: Sequence[Bounded], below_s: float) -> list[Bounded]:
+        """The same layouts, those that may take less than below_s in any order by what is known of their ways with
+        bounds of their own."""
+        asked = [one for one in several if one.by_way and one.any_s < below_s]
+        if not asked or self._in_other_orders is None:
+            return [*several]
+        others_s = self._in_other_orders([one.layouts for one in asked])
+        known = {
+            id(one): one._replace(any_s=min(one.own_s, max(one.any_s, other_s)), by_way=False)
+            for one, other_s in zip(asked, others_s, strict=True)
+        }
+        return [known.get(id(one), one) for one in several]
 
     def price_more(self, below_s: float) -> None:
         """Price some more of what may take no more than below_s, those with the lowest bounds first."""
@@ -188,9 +209,9 @@ class Waiting:
 
     def _bound(self, ways: Sequence[Bounded]) -> None:
         """Bound the layouts of some ways one by one."""
-        found = self._layouts([one.layouts for one in ways]) if ways else ()
-        self.too_large += [one for one in found if one.any_s == inf]
-        self._bounded = deque(sorted([*self._bounded, *(one for one in found if one.any_s < inf)], key=_own_s))
+        found = self._layouts(ways) if ways else ()
+        self.too_large += [one for one in found if one.own_s == inf]
+        self._bounded = deque(sorted([*self._bounded, *(one for one in found if one.own_s < inf)], key=_own_s))
 
 
 def _own_s(one: Bounded) -> float:
@@ -354,15 +375,24 @@ def price_layouts(
         own, other = ways_at_least_s(problem, small)
         at_least_s = [*zip(own.tolist(), other.tolist(), strict=True)]
 
-    def layouts(ways: list[MeshDrafts]) -> list[Bounded]:
+    def layouts(ways: Sequence[Bounded]) -> Sequence[Bounded]:
         if few:
-            return [Bounded(0.0, 0.0, 0.0, way) for way in ways]
-        columns = (column.tolist() for column in layout_bounds(problem, ways, sets, capacity))
+            return ways
+        bounds = layout_bounds(problem, [one.layouts for one in ways], sets, capacity)
         return [
-            Bounded(own_s, any_s, needed, MeshDrafts(one.state_bytes, one.way, (one.schedules[schedule],)))
-            for way, schedule, own_s, any_s, needed in zip(*columns, strict=True)
-            for one in (ways[way],)
+            Bounded(
+                own_s, own_s if in_any else way.any_s, needed, way.layouts._replace(schedules=schedules), not in_any
+            )
+            for place, schedule, in_any, own_s, needed in zip(*(column.tolist() for column in bounds), strict=True)
+            for way in (ways[place],)
+            for schedules in ((way.layouts.schedules[schedule],),)
         ]
+
+    def in_other_orders(single: list[MeshDrafts]) -> list[float]:
+        bounds, least_s = layout_bounds(problem, single, sets, capacity, in_other_orders=True), [inf] * len(single)
+        for place, other_s in zip(bounds.way.tolist(), bounds.step_time_s.tolist(), strict=True):
+            least_s[place] = other_s
+        return least_s
 
     waiting = Waiting(
         [Bounded(own_s, any_s, 0.0, way) for (own_s, any_s), way in zip(at_least_s, small, strict=True)],
@@ -370,6 +400,7 @@ def price_layouts(
         lambda ways: _price(problem, pins, ways, tally, exhaustive),
         lambda: not tally.fitting or clock.in_time(),
         FIRST if clock.limit_s < inf or not few else inf,
+        in_other_orders,
     )
     waiting.too_large += large
     while few and waiting.next_s() is not None:

@@ -132,8 +132,8 @@ def _bounded(problem: Problem, pins: Pins, ways: list[MeshDrafts]) -> list[Bound
     if not ways:
         return []
     bounds = layout_bounds(problem, ways, _recompute(pins), problem.cluster.device.memory_bytes)
-    columns = (bounds.own_s.tolist(), bounds.any_s.tolist(), bounds.memory_bytes.tolist(), bounds.way.tolist())
-    return [Bounded(own_s, any_s, needed, ways[way]) for own_s, any_s, needed, way in zip(*columns, strict=True)]
+    columns = (column.tolist() for column in (bounds.step_time_s, bounds.memory_bytes, bounds.way))
+    return [Bounded(own_s, 0.0, needed, ways[way]) for own_s, needed, way in zip(*columns, strict=True)]
 
 
 def _prices(problem: Problem, pins: Pins, several: Sequence[Bounded]) -> list[Priced]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -92,8 +93,8 @@ def test_a_few_layouts_are_never_priced_alone() -> None:
         priced.append(len(layouts))
         return []
 
-    def bounds(some: list[MeshDrafts]) -> list[Bounded]:
-        return [ways[one.way.dp - 1] for one in some]
+    def bounds(some: Sequence[Bounded]) -> Sequence[Bounded]:
+        return some
 
     waiting = Waiting(ways, bounds, price, lambda: True)  # type: ignore[arg-type]
     assert len(waiting.left_below(inf)) == 1000  # all are bounded, and none is priced
@@ -113,9 +114,9 @@ def test_a_few_ways_are_never_bounded_alone() -> None:
     ]
     bounded: list[int] = []
 
-    def bounds(some: list[MeshDrafts]) -> list[Bounded]:
+    def bounds(some: Sequence[Bounded]) -> Sequence[Bounded]:
         bounded.append(len(some))
-        return [ways[one.way.dp - 1] for one in some]
+        return some
 
     waiting = Waiting(ways, bounds, lambda layouts: [], lambda: True)
     waiting.price_more(0.5)
@@ -131,9 +132,10 @@ def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> No
     bounded: list[int] = []
     priced: list[int] = []
 
-    def layouts(several: list[MeshDrafts]) -> list[Bounded]:
-        bounded.extend(size for one in several for _, _, size in one.schedules)
-        return [Bounded(2.0, 1.0, 0.0, one._replace(schedules=[each])) for one in several for each in one.schedules]
+    def layouts(several: Sequence[Bounded]) -> list[Bounded]:
+        ways = [one.layouts for one in several]
+        bounded.extend(size for one in ways for _, _, size in one.schedules)
+        return [Bounded(2.0, 1.0, 0.0, one._replace(schedules=[each])) for one in ways for each in one.schedules]
 
     def price(several: list[MeshDrafts]) -> list[Priced]:
         priced.extend(size for one in several for _, _, size in one.schedules)

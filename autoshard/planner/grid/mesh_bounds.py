@@ -52,14 +52,14 @@ LEAST_ROWS = 1024
 
 
 class Bounds(NamedTuple):
-    """Bounds of layouts, however they are cut and whatever they recompute. way, schedule: the places of each. own_s,
-    any_s: of a step, in the way's order of axes and in any order; infinite where nothing fits. memory_bytes: on the
-    fullest rank."""
+    """Bounds of layouts, however they are cut and whatever they recompute. way, schedule: the places of each.
+    in_any_order: whether the bound is the same in all orders of axes. step_time_s: infinite where nothing fits.
+    memory_bytes: on the fullest rank."""
 
     way: Array
     schedule: Array
-    own_s: Array
-    any_s: Array
+    in_any_order: Array
+    step_time_s: Array
     memory_bytes: Array
 
 
@@ -82,36 +82,41 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         for shape, found in ((own, least[0]), (other, least[1])):
             several = alike if shape is own else alike[(own[alike] != other[alike]) | (columns[-1][alike] > 0)]
             if len(several):
-                of_pp = _Rows(problem, shape[several], *(column[several] for column in columns))
-                of_pp.usual &= shape is own
+                numbers_of = [column[several] for column in columns]
+                numbers_of[-1] *= shape is own  # which axes are usual
+                of_pp = _Rows(problem, shape[several], *numbers_of)
                 for schedule, vpp in sorted(families):
                     np.minimum.at(found, place[several], parts.steps_s(Family(schedule, pp, vpp), of_pp))
     return least[0], least.min(0)
 
 
-def layout_bounds(problem: Problem, ways: Sequence[MeshDrafts], sets: tuple[str, ...], limit_bytes: float) -> Bounds:
-    """Bounds of all layouts of some ways to use a mesh. sets: the recompute sets to choose from. limit_bytes: of memory
-    on a rank."""
+def layout_bounds(
+    problem: Problem,
+    ways: Sequence[MeshDrafts],
+    sets: tuple[str, ...],
+    limit_bytes: float,
+    in_other_orders: bool = False,
+) -> Bounds:
+    """Bounds of all layouts of some ways to use a mesh, in the order of axes of each way. sets: the recompute sets to
+    choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead."""
     shapes, shape_of = _local_shapes(ways)
     parts = _Parts(problem, shapes, sets)
     rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
     for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
-        numbers = _numbers(problem, way)
+        *numbers, usual = _numbers(problem, way)
         for number, (schedule, vpp, size) in enumerate(schedules):
-            rows.setdefault((schedule, way.pp, vpp), []).append((*of_sizes[size], size, *numbers, place, number))
+            own, other = of_sizes[size]
+            shape, here = (other, 0) if in_other_orders else (own, usual)
+            row = shape, size, *numbers, here, place, number, own == other and not usual
+            rows.setdefault((schedule, way.pp, vpp), []).append(row)
     found = []
     for names, of_family in rows.items():
         family, numbers_of = Family(*names), np.array(of_family)
         at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
         for begin in range(0, len(numbers_of), at_once):
-            own, other, *columns, of_way, of_schedule = numbers_of[begin : begin + at_once].T
-            own_s, needed = parts.fitted(family, _Rows(problem, own, *columns), limit_bytes)
-            any_s, differs = own_s.copy(), np.flatnonzero((own != other) | (columns[-1] > 0))
-            if len(differs):
-                of_others = _Rows(problem, other[differs], *(column[differs] for column in columns))
-                of_others.usual &= False
-                any_s[differs] = np.minimum(own_s[differs], parts.fitted(family, of_others, limit_bytes)[0])
-            found.append(Bounds(of_way, of_schedule, own_s, any_s, needed))
+            *columns, of_way, of_schedule, alike = numbers_of[begin : begin + at_once].T
+            seconds, needed = parts.fitted(family, _Rows(problem, *columns), limit_bytes)
+            found.append(Bounds(of_way, of_schedule, alike > 0, seconds, needed))
     return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
@@ -187,10 +192,15 @@ class _Rows:
         context: Array,
         usual: Array,
     ):
+        self._problem, self._columns = problem, (shape, size, dp, shard, cp, ep, zero, context, usual)
         self.shape, self.cp, self.ep, self.zero, self.context = shape, cp, ep, zero, context
         self.usual, self.work = usual > 0, cast("_Work | None", None)
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = shard * cp, shard * cp // ep  # of what experts do not have, and of experts
+
+    def take(self, rows: Array) -> _Rows:
+        """These rows alone."""
+        return _Rows(self._problem, *(column[rows] for column in self._columns))
 
 
 class _Parts:
@@ -318,77 +328,96 @@ class _Parts:
 
     def fitted(self, family: Family, rows: _Rows, limit_bytes: float) -> tuple[Array, Array]:
         """(seconds of a step, infinite where nothing fits; bytes on the fullest rank), by row."""
+        memory = self._memory(family, rows, limit_bytes)
+        needed, seconds = memory.needed * (1 - FEWER_BYTES), np.full(len(rows.m), np.inf)
+        fit = np.flatnonzero(needed <= limit_bytes)
+        if len(fit):
+            if len(fit) < len(needed):
+                rows, memory = rows.take(fit), memory.take(fit)
+            work = self._work(family, rows)
+            block_s, slowest_s = self._fitting_s(family, rows, work, memory, limit_bytes)
+            slowest_s = np.minimum(slowest_s, LONG_S)
+            found_s = self._by_work_s(family, rows, work, block_s, slowest_s)
+            seconds[fit] = np.where(slowest_s < LONG_S, found_s, np.inf)
+            needed[fit] = np.where(slowest_s < LONG_S, needed[fit], np.maximum(needed[fit], limit_bytes))
+        return seconds, needed
+
+    def _memory(self, family: Family, rows: _Rows, limit_bytes: float) -> _Memory:
         *kinds, first, last = (self._parameters[:, :, rows.shape] * self._of_each(rows)[:, None]).sum(0)
-        state = np.array(kinds)
+        state, counts = np.array(kinds), np.array(self._counts)
         kept, replayed = (sizes[:, rows.shape] / rows.cp[:, None] for sizes in (self._kept_bytes, self._replay_bytes))
         of_kinds = self._working(rows) + np.where(rows.zero == 3, self._gathered(family, rows), 0.0)
         working = of_kinds.min(0)
         at_end = self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) / rows.cp
         at_end = np.maximum(at_end - working, 0.0)
         base = self._problem.cluster.device.reserved_memory_bytes + working
-        work, counts = self._work(family, rows), np.array(self._counts)
-        block_s = work.block_s
-        slowest_s: Array | float = 0.0
         if family.pp == 1:
             whole = counts @ state + first + last + base
-            needed = whole[:, None] + np.tensordot(counts, kept, 1) + np.maximum(replayed.min(0), at_end[:, None])
-            block_s = np.where(needed <= limit_bytes, block_s, LONG_S)
-            needed = needed.min(1)
+            of_sets = whole[:, None] + np.tensordot(counts, kept, 1) + np.maximum(replayed.min(0), at_end[:, None])
+            return _Memory(of_sets.min(1), sets_fit=of_sets <= limit_bytes)
+        holds = family.holds(rows.m)
+        held, waiting = (  # microbatches of each block, by rank
+            np.stack([np.broadcast_to(number, rows.m.shape) for number in numbers]) / family.num_virtual_stages
+            for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
+        )
+        state = state[:, None] + waiting * (self._waiting_bytes[:, rows.shape] / rows.cp)[:, None]
+        leaving = np.stack([np.broadcast_to(one.in_flight - one.heads, rows.m.shape) for one in holds])
+        ends = (BOUNDARY_BUFFERS + leaving) * (self._hidden_bytes[rows.shape] / rows.cp)
+        ends[0] += first
+        ends[-1] += last + at_end
+        several = holds[0].embeddings, holds[-1].heads - 1  # the loss of one microbatch is in at_end
+        for rank, microbatches, of_end in zip((0, -1), several, self._ends_held_bytes, strict=True):
+            kept_of, waiting_of = (column[rows.shape] / rows.cp for column in of_end)
+            ends[rank] += microbatches * kept_of + holds[rank].waiting * waiting_of
+        if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
+            held = _held_least(family, rows.m)  # chunks may be small where many are held
+        pipeline = _Pipeline(state, held, kept, replayed, limit_bytes - base - ends, at_end)
+        if family.num_virtual_stages > 1 and len(counts) == 1:
+            blocks = counts[0] / family.pp
+            needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
+            ends[-1] -= at_end  # what blocks replay comes when the loss is over
+            of_block = (held[..., None] * kept[0] + replayed[0] / blocks).min(2)  # some chunk replays so much
+            needed = np.maximum(needed, base + (blocks * (state[0] + of_block) + ends).max(0))
         else:
-            holds = family.holds(rows.m)
-            held, waiting = (  # microbatches of each block, by rank
-                np.stack([np.broadcast_to(number, rows.m.shape) for number in numbers]) / family.num_virtual_stages
-                for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
-            )
-            state = state[:, None] + waiting * (self._waiting_bytes[:, rows.shape] / rows.cp)[:, None]
-            leaving = np.stack([np.broadcast_to(one.in_flight - one.heads, rows.m.shape) for one in holds])
-            ends = (BOUNDARY_BUFFERS + leaving) * (self._hidden_bytes[rows.shape] / rows.cp)
-            ends[0] += first
-            ends[-1] += last + at_end
-            several = holds[0].embeddings, holds[-1].heads - 1  # the loss of one microbatch is in at_end
-            for rank, microbatches, of_end in zip((0, -1), several, self._ends_held_bytes, strict=True):
-                kept_of, waiting_of = (column[rows.shape] / rows.cp for column in of_end)
-                ends[rank] += microbatches * kept_of + holds[rank].waiting * waiting_of
-            if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
-                held = _held_least(family, rows.m)  # chunks may be small where many are held
-            if family.num_virtual_stages > 1 and len(counts) == 1:
-                blocks = counts[0] / family.pp
-                needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
-                ends[-1] -= at_end  # what blocks replay comes when the loss is over
-                of_block = (held[..., None] * kept[0] + replayed[0] / blocks).min(2)  # some chunk replays so much
-                needed = np.maximum(needed, base + (blocks * (state[0] + of_block) + ends).max(0))
-                may = needed <= limit_bytes
-                room = (limit_bytes - base - ends[0])[may] / blocks - state[0, 0, may]
-                slowest_s = np.zeros(len(may))
-                slowest_s[may] = blocks * self._mixed_s(family, rows.m[may], room, block_s[may], kept[0][may])
-                slowest_s += work.ends_s[0]
-            else:
-                blocks_bytes = _BlocksBytes(self._problem, family, state, _visits(family, rows.m, held), kept)
-                needed = np.maximum(base + blocks_bytes.fullest(ends), base - working + ends.max(0))
-                if len(counts) > 1:
-                    above = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
-                    room = above - base - ends - blocks_bytes.beside(of_kinds - working, replayed, at_end)
-                    needed = np.where(blocks_bytes.whole_fit(room), needed, np.maximum(needed, above))
-                if len(counts) > 1 and not family.rules.weights_apart:
-                    more_s = self._more_s[:, rows.shape] / rows.cp[:, None]
-                    replayed_s = self._replays_s(state, held, kept, limit_bytes - base - ends, more_s)
-                    block_s = np.maximum(block_s.min(1), work.alone_s + replayed_s)[:, None]
-            if family.num_virtual_stages == 1 and len(counts) == 1:
-                may = needed <= limit_bytes
-                ends[-1] -= at_end  # what blocks replay comes when the loss is over
-                first_s, last_s = (end_s[may] for end_s in work.ends_s)
-                of_set = replayed[0][may].T, kept[0][may].T, block_s[may].T
-                room = (limit_bytes - base - ends)[:, may]
-                at_last = room[-1] - at_end[may]
-                slowest_s = np.zeros(len(may))
-                slowest_s[may] = self._slowest_s(
-                    room, at_last, state[0][:, may], held[:, may], *of_set, (first_s, last_s)
-                )
-        slowest_s = np.minimum(slowest_s, LONG_S)
-        seconds = self._by_work_s(family, rows, work, block_s.min(1), slowest_s)
-        needed = needed * (1 - FEWER_BYTES)
-        needed = np.where(slowest_s < LONG_S, needed, np.maximum(needed, limit_bytes))
-        return np.where((needed <= limit_bytes) & (slowest_s < LONG_S), seconds, np.inf), needed
+            blocks_bytes = _BlocksBytes(self._problem, family, state, _visits(family, rows.m, held), kept)
+            needed = np.maximum(base + blocks_bytes.fullest(ends), base - working + ends.max(0))
+            if len(counts) > 1:
+                above = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
+                room = above - base - ends - blocks_bytes.beside(of_kinds - working, replayed, at_end)
+                needed = np.where(blocks_bytes.whole_fit(room), needed, np.maximum(needed, above))
+        return _Memory(needed, pipeline)
+
+    def _fitting_s(
+        self, family: Family, rows: _Rows, work: _Work, memory: _Memory, limit_bytes: float
+    ) -> tuple[Array, Array]:
+        """(seconds of a block, seconds of one microbatch on the slowest rank where that is known), by row: at least,
+        with sets that fit."""
+        unknown_s = np.zeros(len(rows.m))
+        if memory.pipeline is None:
+            assert memory.sets_fit is not None
+            return np.where(memory.sets_fit, work.block_s, LONG_S).min(1), unknown_s
+        state, held, kept, replayed, room, at_end = memory.pipeline
+        block_s = work.block_s.min(1)
+        if len(self._counts) > 1:
+            if not family.rules.weights_apart:
+                more_s = self._more_s[:, rows.shape] / rows.cp[:, None]
+                block_s = np.maximum(block_s, work.alone_s + self._replays_s(state, held, kept, room, more_s))
+            return block_s, unknown_s
+        may, slowest_s = memory.needed <= limit_bytes, unknown_s
+        if family.num_virtual_stages > 1:
+            blocks = self._counts[0] / family.pp
+            of_first = room[0][may] / blocks - state[0, 0, may]
+            slowest_s[may] = blocks * self._mixed_s(family, rows.m[may], of_first, work.block_s[may], kept[0][may])
+            return block_s, slowest_s + work.ends_s[0]
+        first_s, last_s = (end_s[may] for end_s in work.ends_s)
+        of_set = replayed[0][may].T, kept[0][may].T, work.block_s[may].T
+        at_last = room[-1, may]
+        after_loss = room[:, may]
+        after_loss[-1] += at_end[may]  # what blocks replay comes when the loss is over
+        slowest_s[may] = self._slowest_s(
+            after_loss, at_last, state[0][:, may], held[:, may], *of_set, (first_s, last_s)
+        )
+        return block_s, slowest_s
 
     def _working(self, rows: _Rows) -> Array:
         """Bytes that a block of each kind works with, at least, (kind, row). Experts that only ranks of one sequence
@@ -620,6 +649,37 @@ class _Work(NamedTuple):
     ends_s: tuple[Array, Array]
     opening_s: Array
     after_s: Array
+
+
+class _Pipeline(NamedTuple):
+    """Bytes of pipelines, at least. state: of a block, (kind, rank, row). held: microbatches of it that a rank has at
+    once, (rank, row). kept, replayed: of one microbatch of a block, (kind, row, set). room: that is left for blocks
+    while the loss is computed, (rank, row). at_end: of the loss, beside what a block works with, (row,)."""
+
+    state: Array
+    held: Array
+    kept: Array
+    replayed: Array
+    room: Array
+    at_end: Array
+
+
+class _Memory(NamedTuple):
+    """needed: bytes on the fullest rank, at least, by row. pipeline: of several stages. sets_fit: whether one stage has
+    room with a set, (row, set)."""
+
+    needed: Array
+    pipeline: _Pipeline | None = None
+    sets_fit: Array | None = None
+
+    def take(self, rows: Array) -> _Memory:
+        """These rows alone."""
+        needed = self.needed[rows]
+        if self.pipeline is None:
+            assert self.sets_fit is not None
+            return _Memory(needed, sets_fit=self.sets_fit[rows])
+        axes = _Pipeline(state=2, held=1, kept=1, replayed=1, room=1, at_end=0)
+        return _Memory(needed, _Pipeline(*(of.take(rows, axis) for of, axis in zip(self.pipeline, axes, strict=True))))
 
 
 class _Sent(NamedTuple):
