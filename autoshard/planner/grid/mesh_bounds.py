@@ -69,24 +69,21 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     if not ways:
         return least[0], least[1]
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
-    rows = [
-        (place, *of_sizes[size], size, *numbers)
-        for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True))
-        for numbers in ((*_numbers(problem, way), way.pp),)
-        for size in _sizes(schedules)
-    ]
-    place, own, other, *columns, pp_of = np.array(rows).T
+    rows = []
+    for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
+        *numbers, usual = _numbers(problem, way)
+        for size in _sizes(schedules):
+            own, *others = of_sizes[size]
+            rows.append((own, size, *numbers, usual, way.pp, 0, place))
+            if others != [own] or usual:
+                rows += [(other, size, *numbers, 0, way.pp, 1, place) for other in others]
+    *columns, pp_of, elsewhere, of_way = np.array(rows).T
     for pp in np.unique(pp_of).tolist():
         alike = np.flatnonzero(pp_of == pp)
-        families = {one[:2] for way in np.unique(place[alike]).tolist() for one in ways[way].schedules}
-        for shape, found in ((own, least[0]), (other, least[1])):
-            several = alike if shape is own else alike[(own[alike] != other[alike]) | (columns[-1][alike] > 0)]
-            if len(several):
-                numbers_of = [column[several] for column in columns]
-                numbers_of[-1] *= shape is own  # which axes are usual
-                of_pp = _Rows(problem, shape[several], *numbers_of)
-                for schedule, vpp in sorted(families):
-                    np.minimum.at(found, place[several], parts.steps_s(Family(schedule, pp, vpp), of_pp))
+        families = {one[:2] for way in np.unique(of_way[alike]).tolist() for one in ways[way].schedules}
+        of_pp = _Rows(problem, *(column[alike] for column in columns))
+        for schedule, vpp in sorted(families):
+            np.minimum.at(least, (elsewhere[alike], of_way[alike]), parts.steps_s(Family(schedule, pp, vpp), of_pp))
     return least[0], least.min(0)
 
 
@@ -102,22 +99,25 @@ def layout_bounds(
     shapes, shape_of = _local_shapes(ways)
     parts = _Parts(problem, shapes, sets)
     rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
+    layouts: list[tuple[int, int, bool]] = []
     for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
         *numbers, usual = _numbers(problem, way)
         for number, (schedule, vpp, size) in enumerate(schedules):
-            own, other = of_sizes[size]
-            shape, here = (other, 0) if in_other_orders else (own, usual)
-            row = shape, size, *numbers, here, place, number, own == other and not usual
-            rows.setdefault((schedule, way.pp, vpp), []).append(row)
-    found = []
-    for names, of_family in rows.items():
-        family, numbers_of = Family(*names), np.array(of_family)
+            own, *others = of_sizes[size]
+            asked, here = (others, 0) if in_other_orders else ([own], usual)
+            of_family = rows.setdefault((schedule, way.pp, vpp), [])
+            of_family += [(shape, size, *numbers, here, len(layouts)) for shape in asked]
+            layouts.append((place, number, others == [own] and not usual))
+    step_time_s, memory_bytes = np.full(len(layouts), np.inf), np.empty(len(layouts))
+    for names, several in rows.items():
+        family, numbers_of = Family(*names), np.array(several)
         at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
         for begin in range(0, len(numbers_of), at_once):
-            *columns, of_way, of_schedule, alike = numbers_of[begin : begin + at_once].T
-            seconds, needed = parts.fitted(family, _Rows(problem, *columns), limit_bytes)
-            found.append(Bounds(of_way, of_schedule, alike > 0, seconds, needed))
-    return Bounds(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            *columns, layout = numbers_of[begin : begin + at_once].T
+            seconds, memory_bytes[layout] = parts.fitted(family, _Rows(problem, *columns), limit_bytes)
+            np.minimum.at(step_time_s, layout, seconds)
+    of_way, of_schedule, in_any_order = np.array(layouts).T
+    return Bounds(of_way, of_schedule, in_any_order > 0, step_time_s, memory_bytes)
 
 
 def _numbers(problem: Problem, way: Draft) -> tuple[int, ...]:
@@ -127,8 +127,8 @@ def _numbers(problem: Problem, way: Draft) -> tuple[int, ...]:
     return way.dp, shard, way.cp, ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
 
 
-Places = tuple[int, int]
-"""A local shape in a way's own order of axes, and in those orders in which other ranks are neighbours."""
+Places = tuple[int, ...]
+"""A local shape in a way's own order of axes, and then in those orders in which other ranks are neighbours."""
 
 
 def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
@@ -136,8 +136,8 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
     one alike has).
 
     In the usual order ranks that exchange tokens of experts are as far from each other as tensor and context
-    parallelism are wide. Elsewhere they may be neighbours; then tensor-parallel ranks are apart. Placements say of
-    which numbers the strides are multiples, and how many ranks exchange tokens.
+    parallelism are wide. In others they are inside of tensor-parallel ranks, which are apart then, or outside of them.
+    Placements say of which numbers the strides are multiples, and how many ranks exchange tokens.
     """
     shapes: dict[LocalShape, int] = {}
     known: dict[tuple[object, ...], dict[int, Places]] = {}
@@ -145,23 +145,25 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
     for _, way, schedules in ways:
         # ranks that exchange tokens: those of cp, and of tp with experts of their own, gather them
         apart = replicas_of_experts(way.ep, way.cp, tensor_ranks_apart(way.tp, way.etp))
-        strides = (1, way.tp * way.cp), ((1, 1) if way.cp > 1 else (apart, 1))
+        inside, outside = (apart, 1), (1, way.tp)
+        strides = [(1, way.tp * way.cp), inside, *((outside,) * (way.cp > 1))]
         if apart == 1:
-            strides = (1, 1), (1, 1)
+            strides = [(1, 1), (1, 1)]
         elif way.tp == 1:
-            strides = (1, way.cp if way.axis_order == AXIS_ORDER else 1), (1, 1)
+            strides = [(1, way.cp if way.axis_order == AXIS_ORDER else 1), (1, 1)]
         elif way.axis_order != AXIS_ORDER:
-            strides = (1, 1), strides[1]
-        key = (way.tp, way.ep, way.etp, apart, strides, way.sequence_parallel, way.attention_kernel)
+            strides[0] = (1, 1)
+        key = (way.tp, way.ep, way.etp, apart, *strides, way.sequence_parallel, way.attention_kernel)
         places = known.setdefault(key, {})
         for size in _sizes(schedules):
             if size not in places:
                 alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
-                own, other = (
-                    replace(local_shape(alone), placement=(("tp", tp), ("ep", ep), ("size", apart)))
+                places[size] = tuple(
+                    shapes.setdefault(
+                        replace(local_shape(alone), placement=(("tp", tp), ("ep", ep), ("size", apart))), len(shapes)
+                    )
                     for tp, ep in strides
                 )
-                places[size] = shapes.setdefault(own, len(shapes)), shapes.setdefault(other, len(shapes))
         shape_of.append(places)
     return [*shapes], shape_of
 
