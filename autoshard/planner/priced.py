@@ -129,7 +129,7 @@ class Waiting:
         ways = [one for one in self._ways if one.any_s < seconds]
         self._ways = deque(one for one in self._ways if one.any_s >= seconds)
         self._bound(ways)
-        known = {id(one): one for one in self._least_s.values()}
+        known = {id(one): one for one in self._least_s.values() if one.by_way and one.any_s < seconds}
         for one in self._in_all_orders([*known.values()], seconds):
             self._remember(one)
         self._bounded = deque(self._in_all_orders(self._bounded, seconds))

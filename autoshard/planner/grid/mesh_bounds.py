@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from autoshard.backends.registry import BACKENDS
-from autoshard.backends.rules import Draft, Problem, chunks_are_alike
+from autoshard.backends.rules import Problem, chunks_are_alike
 from autoshard.cost.memory import BOUNDARY_BUFFERS
 from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -69,21 +69,22 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     if not ways:
         return least[0], least[1]
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
+    numbers, pp_of = _numbers(problem, ways), np.array([one.way.pp for one in ways])
     rows = []
-    for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
-        *numbers, usual = _numbers(problem, way)
-        for size in _sizes(schedules):
+    for place, (one, of_sizes, usual) in enumerate(zip(ways, shape_of, numbers[:, -1].tolist(), strict=True)):
+        for size in _sizes(one.schedules):
             own, *others = of_sizes[size]
-            rows.append((own, size, *numbers, usual, way.pp, 0, place))
+            rows.append((own, size, place, 0))
             if others != [own] or usual:
-                rows += [(other, size, *numbers, 0, way.pp, 1, place) for other in others]
-    *columns, pp_of, elsewhere, of_way = np.array(rows).T
+                rows += [(other, size, place, 1) for other in others]
+    shape, size_of, of_way, elsewhere = np.array(rows).T
     for pp in np.unique(pp_of).tolist():
-        alike = np.flatnonzero(pp_of == pp)
-        families = {one[:2] for way in np.unique(of_way[alike]).tolist() for one in ways[way].schedules}
-        of_pp = _Rows(problem, *(column[alike] for column in columns))
+        alike = np.flatnonzero(pp_of[of_way] == pp)
+        families = {one[:2] for way in np.flatnonzero(pp_of == pp).tolist() for one in ways[way].schedules}
+        places = elsewhere[alike], of_way[alike]
+        of_pp = _Rows(problem, shape[alike], size_of[alike], numbers[places[1]], places[0] > 0)
         for schedule, vpp in sorted(families):
-            np.minimum.at(least, (elsewhere[alike], of_way[alike]), parts.steps_s(Family(schedule, pp, vpp), of_pp))
+            np.minimum.at(least, places, parts.steps_s(Family(schedule, pp, vpp), of_pp))
     return least[0], least.min(0)
 
 
@@ -98,33 +99,40 @@ def layout_bounds(
     choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead."""
     shapes, shape_of = _local_shapes(ways)
     parts = _Parts(problem, shapes, sets)
+    numbers = _numbers(problem, ways)
     rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
     layouts: list[tuple[int, int, bool]] = []
-    for place, ((_, way, schedules), of_sizes) in enumerate(zip(ways, shape_of, strict=True)):
-        *numbers, usual = _numbers(problem, way)
-        for number, (schedule, vpp, size) in enumerate(schedules):
+    for place, (one, of_sizes, usual) in enumerate(zip(ways, shape_of, numbers[:, -1].tolist(), strict=True)):
+        pp = one.way.pp
+        for number, (schedule, vpp, size) in enumerate(one.schedules):
             own, *others = of_sizes[size]
-            asked, here = (others, 0) if in_other_orders else ([own], usual)
-            of_family = rows.setdefault((schedule, way.pp, vpp), [])
-            of_family += [(shape, size, *numbers, here, len(layouts)) for shape in asked]
+            asked = others if in_other_orders else (own,)
+            rows.setdefault((schedule, pp, vpp), []).extend((shape, size, place, len(layouts)) for shape in asked)
             layouts.append((place, number, others == [own] and not usual))
     step_time_s, memory_bytes = np.full(len(layouts), np.inf), np.empty(len(layouts))
     for names, several in rows.items():
-        family, numbers_of = Family(*names), np.array(several)
+        family, of_family = Family(*names), np.array(several)
         at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
-        for begin in range(0, len(numbers_of), at_once):
-            *columns, layout = numbers_of[begin : begin + at_once].T
-            seconds, memory_bytes[layout] = parts.fitted(family, _Rows(problem, *columns), limit_bytes)
+        for begin in range(0, len(of_family), at_once):
+            shape, size_of, of_way, layout = of_family[begin : begin + at_once].T
+            some = _Rows(problem, shape, size_of, numbers[of_way], np.full(len(shape), in_other_orders))
+            seconds, memory_bytes[layout] = parts.fitted(family, some, limit_bytes)
             np.minimum.at(step_time_s, layout, seconds)
     of_way, of_schedule, in_any_order = np.array(layouts).T
     return Bounds(of_way, of_schedule, in_any_order > 0, step_time_s, memory_bytes)
 
 
-def _numbers(problem: Problem, way: Draft) -> tuple[int, ...]:
-    """The last columns of `_Rows` for one way: those after its shape and the size of its microbatches."""
-    usual = int(problem.model.is_moe and way.axis_order == AXIS_ORDER)
-    shard, ep = way.dp // way.dp_replicate, way.ep // tensor_ranks_apart(way.tp, way.etp)
-    return way.dp, shard, way.cp, ep, way.zero, CONTEXT_PARALLEL.index(way.context_parallel), usual
+def _numbers(problem: Problem, ways: Sequence[MeshDrafts]) -> Array:
+    """The numbers of `_Rows`, a row for each way: dp; of it, the ranks that share what ZeRO shards; cp; ep, of cp x dp
+    alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL; 1 where the axes of a mixture are in
+    their usual order, which the bound goes by, else 0."""
+    is_moe, kinds = problem.model.is_moe, {name: place for place, name in enumerate(CONTEXT_PARALLEL)}
+    rows = []
+    for _, way, _ in ways:
+        shard, ep = way.dp // way.dp_replicate, way.ep // tensor_ranks_apart(way.tp, way.etp)
+        usual = is_moe and way.axis_order == AXIS_ORDER
+        rows.append((way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], int(usual)))
+    return np.array(rows)
 
 
 Places = tuple[int, ...]
@@ -176,29 +184,16 @@ def _sizes(schedules: Sequence[Scheduled]) -> dict[int, None]:
 class _Rows:
     """Layouts of families with as many ranks, an entry each. Mutable: remembers their work.
 
-    shape: the place of the local shape without context parallelism. size: sequences a microbatch. shard: of dp, the
-    ranks that share what ZeRO shards. context: the place of its kind of context parallelism in CONTEXT_PARALLEL. usual:
-    1 where the axes of a mixture are in their usual order, which the bound goes by; else 0. ep: of cp x dp alone.
+    shape: the place of the local shape without context parallelism. size: sequences a microbatch. numbers: as
+    `_numbers` has them. elsewhere: whether the axes are in another order.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        shape: Array,
-        size: Array,
-        dp: Array,
-        shard: Array,
-        cp: Array,
-        ep: Array,
-        zero: Array,
-        context: Array,
-        usual: Array,
-    ):
-        self._problem, self._columns = problem, (shape, size, dp, shard, cp, ep, zero, context, usual)
-        self.shape, self.cp, self.ep, self.zero, self.context = shape, cp, ep, zero, context
-        self.usual, self.work = usual > 0, cast("_Work | None", None)
+    def __init__(self, problem: Problem, shape: Array, size: Array, numbers: Array, elsewhere: Array):
+        self._problem, self._columns = problem, (shape, size, numbers, elsewhere)
+        dp, shard, self.cp, ep, self.zero, self.context, usual = numbers.T
+        self.shape, self.ep, self.usual, self.work = shape, ep, (usual > 0) & ~elsewhere, cast("_Work | None", None)
         self.m = problem.training.global_batch_size // (dp * size)
-        self.owners = shard * cp, shard * cp // ep  # of what experts do not have, and of experts
+        self.owners = shard * self.cp, shard * self.cp // ep  # of what experts do not have, and of experts
 
     def take(self, rows: Array) -> _Rows:
         """These rows alone."""
