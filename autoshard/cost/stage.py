@@ -17,6 +17,7 @@ from autoshard.cost.compute import quantized_products
 from autoshard.cost.program import LawOf, Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
+from autoshard.graph.ir import Graph
 from autoshard.graph.partition import with_gathered_kept
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
@@ -396,11 +397,31 @@ def _stage_work(
     mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner, etp=shape.etp)
     axes = mesh.stage_axes
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
-    sizes = dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor)
-    graph = stage_graph(model, sizes, layers, first, last, shape.attention_kernel, element_bytes=DTYPE_BYTES[dtype])
-    graph = with_quantized_products(with_context_parallel(graph, shape.context_parallel, shape.cp), *quantized)
+    attention = shape.attention_kernel, shape.context_parallel, shape.cp
+    graph = _for_one_sequence(model, sequence_length, shape.tp, dtype, attention, layers, first, last, quantized)
+    graph = replace(graph, sizes=dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor))
     program = stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None)
     return program_work(with_gathered_kept(program) if keeps_gathered else program)
+
+
+@lru_cache(maxsize=256)
+def _for_one_sequence(
+    model: ModelSpec,
+    sequence_length: int,
+    tp: int,
+    dtype: str,
+    attention: tuple[str, str, int],
+    layers: tuple[int, ...],
+    first: bool,
+    last: bool,
+    quantized: Quantized,
+) -> Graph:
+    """The graph of a stage for one sequence: its tensors and operators are those of any batch and capacity of experts.
+    attention: its kernel, the kind of context parallelism and of how many ranks."""
+    kernel, context_parallel, cp = attention
+    sizes = dim_sizes(model, 1, sequence_length, tp)
+    graph = stage_graph(model, sizes, layers, first, last, kernel, element_bytes=DTYPE_BYTES[dtype])
+    return with_quantized_products(with_context_parallel(graph, context_parallel, cp), *quantized)
 
 
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:

@@ -92,9 +92,9 @@ def choices(
     given = {template: dict(choice) for template, choice in others}
     chosen: dict[str, Choice] = {}
     for op in graph.operators:
-        named = given.get(template_of(op.name), {})
         rule = operator_choice(op, axes, sequence_parallel, experts_apart)
-        chosen[op.name] = {axis: named.get(axis, value) for axis, value in rule.items()}
+        named = given.get(template_of(op.name)) if given else None
+        chosen[op.name] = {axis: named.get(axis, value) for axis, value in rule.items()} if named else rule
     return chosen
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -19,24 +19,25 @@ from autoshard.spec.cluster import Cluster
 
 def best_laws(
     cluster: Cluster,
-    kind: str,
+    kinds: Sequence[str],
     sizes: Array,
     beside: Array | int = 1,
     multiples: Array | int = 1,
     along_two: bool = False,
-) -> CollectiveLaw:
-    """The least latency and the least seconds a byte of a collective among so many ranks, by row. beside: other ranks,
-    of tensor parallelism. multiples: of these the strides between the ranks are multiples. along_two: whether the ranks
-    may lie along two axes, with other axes between."""
+) -> list[CollectiveLaw]:
+    """The least latency and the least seconds a byte of each kind of collective among so many ranks, by row. beside:
+    other ranks, of tensor parallelism. multiples: of these the strides between the ranks are multiples. along_two:
+    whether the ranks may lie along two axes, with other axes between."""
     columns = np.broadcast_arrays(sizes, multiples, beside)
     shape = (cluster.world_size + 1, cluster.world_size + 1, int(columns[2].max()) + 1)
     different, inverse = np.unique(np.ravel_multi_index(tuple(columns), shape), return_inverse=True)
-    laws = [
-        best_law(cluster, kind, *map(int, key), along_two)
-        for key in zip(*np.unravel_index(different, shape), strict=True)
-    ]
-    latency_s, s_per_byte = np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T
-    return CollectiveLaw(latency_s[inverse], s_per_byte[inverse])
+    places = [column.tolist() for column in np.unravel_index(different, shape)]
+    found = []
+    for kind in kinds:
+        laws = [best_law(cluster, kind, *place, along_two) for place in zip(*places, strict=True)]
+        latency_s, s_per_byte = np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T
+        found.append(CollectiveLaw(latency_s[inverse], s_per_byte[inverse]))
+    return found
 
 
 def stage_laws_at_best(problem: Problem, shape: LocalShape) -> LawOf:

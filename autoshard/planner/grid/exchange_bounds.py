@@ -21,7 +21,7 @@ from autoshard.graph.count import operator_steps
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_law, best_laws
-from autoshard.planner.grid.unit_costs import Units, unit_programs
+from autoshard.planner.grid.unit_costs import Units
 from autoshard.spec.training import DTYPE_BYTES
 
 ATTENTION = ("forward.attention", "backward.attention")
@@ -47,21 +47,24 @@ class Exchanged(NamedTuple):
 
 
 class Exchanges:
-    """Collectives that blocks of local shapes without context parallelism would issue with it. attention_s: seconds of
-    attention, (pass, kind, shape). counts: blocks of each kind. has_experts: which blocks have experts that ranks
-    share, (kind, shape)."""
+    """Collectives that blocks of local shapes without context parallelism would issue with it. units: the programs of
+    each. attention_s: seconds of attention, (pass, kind, shape). counts: blocks of each kind. has_experts: which blocks
+    have experts that ranks share, (kind, shape)."""
 
     def __init__(
         self,
         problem: Problem,
         shapes: Sequence[LocalShape],
+        units: Sequence[Units],
         attention_s: Array,
         counts: Sequence[int],
         has_experts: Array,
     ):
         self._problem, self._attention_s = problem, attention_s
         self._share = np.array(counts)[:, None] / sum(counts)
-        self._attended = Attended(*np.array([_attended(problem, shape) for shape in shapes]).transpose(2, 1, 0))
+        of_one = np.array([_attended_of_one(programs) for programs in units])
+        size = np.array([shape.microbatch_size for shape in shapes])
+        self._attended = Attended(*(size[:, None, None] * of_one).transpose(2, 1, 0))
         self._with_experts = (self._share * has_experts).sum(0)
         self._shares = bool(has_experts.any())
         model, training, cluster, _ = problem
@@ -99,20 +102,19 @@ class Exchanges:
         query, key, value, out = (one[:, shape] for one in self._attended)
         cluster, tp, share = self._problem.cluster, self._tp[shape], self._share
 
-        def sent_s(name: str, *sizes: Array) -> Array:
-            law = best_laws(cluster, name, cp, tp)
-            return np.array(sum(law.time_s(size) for size in sizes))
-
         if kind == "ulysses":
-            once_s = sent_s("all_to_all", *(size / cp for size in (query, key, value, out)))
+            (law,) = best_laws(cluster, ("all_to_all",), cp, tp)
+            once_s = sum(law.time_s(size / cp) for size in (query, key, value, out))
             return np.stack([(share * once_s).sum(0)] * 2)
         if kind not in RINGS:
-            passes_s = (sent_s(name, key, value) for name in ("all_gather", "reduce_scatter"))
+            laws = best_laws(cluster, ("all_gather", "reduce_scatter"), cp, tp)
+            passes_s = (law.time_s(key) + law.time_s(value) for law in laws)
             return np.stack([(share * seconds).sum(0) for seconds in passes_s])
         values = (key + value) / cp
         gradients = values * max(FLOAT32_BYTES, self._element_bytes) / self._element_bytes
         hops = cp - 1
-        of_values_s, of_gradients_s = sent_s("send_recv", values), sent_s("send_recv", gradients)
+        (law,) = best_laws(cluster, ("send_recv",), cp, tp)
+        of_values_s, of_gradients_s = law.time_s(values), law.time_s(gradients)
         ring_s = hops * of_values_s, hops * (of_values_s + of_gradients_s) + of_gradients_s
         sent = hops, 2 * hops + 1
         return np.stack(
@@ -128,18 +130,13 @@ class Exchanges:
         that is counted."""
         splits, tp, size = self._splits[shape], self._tp[shape], self._hidden_bytes[shape]
         found = np.zeros(len(shape))
-        for kind, of_tp in zip(("all_gather", "reduce_scatter"), self._tp_laws, strict=True) if self._shares else ():
-            together_s, apart_s = (
-                best_laws(self._problem.cluster, kind, *ranks).time_s(size) for ranks in ((cp * tp,), (cp, tp))
-            )
+        kinds, cluster = ("all_gather", "reduce_scatter"), self._problem.cluster
+        laws = [best_laws(cluster, kinds, *ranks) for ranks in ((cp * tp,), (cp, tp)) if self._shares]
+        for *of_kind, of_tp in zip(*laws, self._tp_laws, strict=True) if self._shares else ():
+            together_s, apart_s = (law.time_s(size) for law in of_kind)
             counted_s = CollectiveLaw(of_tp.latency_s[shape], of_tp.seconds_per_byte[shape]).time_s(size) / cp
             found += np.where(splits, np.maximum(together_s - counted_s, 0.0), apart_s)
         return found * self._with_experts[shape]
-
-
-def _attended(problem: Problem, shape: LocalShape) -> Array:
-    """The bytes of `Attended` for a block of each kind, (kind, field)."""
-    return shape.microbatch_size * _attended_of_one(unit_programs(problem, shape))
 
 
 @lru_cache(maxsize=2048)

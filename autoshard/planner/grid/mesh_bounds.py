@@ -28,9 +28,9 @@ from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
 from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import Family
-from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, unit_programs
+from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, programs_of
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
-from autoshard.planner.layouts import MeshDrafts, Scheduled, state_dtypes_bytes
+from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
 from autoshard.rows import by_count
 from autoshard.schedules.closed_form import chunk_visits
 from autoshard.spec.training import DTYPE_BYTES
@@ -71,8 +71,9 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
     numbers, pp_of = _numbers(problem, ways), np.array([one.way.pp for one in ways])
     rows = []
-    for place, (one, of_sizes, usual) in enumerate(zip(ways, shape_of, numbers[:, -1].tolist(), strict=True)):
-        for size in _sizes(one.schedules):
+    each = zip(_sizes(ways), shape_of, numbers[:, -1].tolist(), strict=True)
+    for place, (sizes, of_sizes, usual) in enumerate(each):
+        for size in sizes:
             own, *others = of_sizes[size]
             rows.append((own, size, place, 0))
             if others != [own] or usual:
@@ -80,7 +81,8 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     shape, size_of, of_way, elsewhere = np.array(rows).T
     for pp in np.unique(pp_of).tolist():
         alike = np.flatnonzero(pp_of[of_way] == pp)
-        families = {one[:2] for way in np.flatnonzero(pp_of == pp).tolist() for one in ways[way].schedules}
+        several = {id(schedules): schedules for schedules in (one.schedules for one in ways if one.way.pp == pp)}
+        families = {one[:2] for schedules in several.values() for one in schedules}
         places = elsewhere[alike], of_way[alike]
         of_pp = _Rows(problem, shape[alike], size_of[alike], numbers[places[1]], places[0] > 0)
         for schedule, vpp in sorted(families):
@@ -150,7 +152,7 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
     shapes: dict[LocalShape, int] = {}
     known: dict[tuple[object, ...], dict[int, Places]] = {}
     shape_of = []
-    for _, way, schedules in ways:
+    for (_, way, _), sizes in zip(ways, _sizes(ways), strict=True):
         # ranks that exchange tokens: those of cp, and of tp with experts of their own, gather them
         apart = replicas_of_experts(way.ep, way.cp, tensor_ranks_apart(way.tp, way.etp))
         inside, outside = (apart, 1), (1, way.tp)
@@ -163,7 +165,7 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
             strides[0] = (1, 1)
         key = (way.tp, way.ep, way.etp, apart, *strides, way.sequence_parallel, way.attention_kernel)
         places = known.setdefault(key, {})
-        for size in _sizes(schedules):
+        for size in sizes:
             if size not in places:
                 alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
                 places[size] = tuple(
@@ -176,9 +178,13 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
     return [*shapes], shape_of
 
 
-def _sizes(schedules: Sequence[Scheduled]) -> dict[int, None]:
-    """The different sizes of microbatches."""
-    return dict.fromkeys(size for _, _, size in schedules)
+def _sizes(ways: Sequence[MeshDrafts]) -> list[tuple[int, ...]]:
+    """The different sizes of microbatches of each way."""
+    known: dict[int, tuple[int, ...]] = {}  # many ways share their schedules
+    for _, _, schedules in ways:
+        if id(schedules) not in known:
+            known[id(schedules)] = tuple(dict.fromkeys(size for _, _, size in schedules))
+    return [known[id(schedules)] for _, _, schedules in ways]
 
 
 class _Rows:
@@ -211,7 +217,8 @@ class _Parts:
         self._counts = [count for _, count in model.kind_counts(0, model.num_hidden_layers)]
         every = np.arange(len(shapes) * len(sets))
         self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
-        held = [_held(problem, shape) for shape in shapes]
+        units = programs_of(problem, shapes)
+        held = [_held_of(programs, shape.ep > 1) for programs, shape in zip(units, shapes, strict=True)]
         self._tp = np.array([shape.tp for shape in shapes])
         self._parameters, self._matrices = (np.array(counts).transpose(2, 1, 0) for counts in zip(*held, strict=True))
         blocks = [0, *range(len(PARTS), numbers.shape[2])]
@@ -219,7 +226,7 @@ class _Parts:
         self._exchange_tokens = np.array([not model.is_moe or dict(one.placement)["size"] > 1 for one in shapes])
         spread = np.array([shape.ep > 1 and shape.etp is None for shape in shapes])
         has_experts = (self._matrices[1, : len(blocks)] > 0) & spread
-        self._exchanges = Exchanges(problem, shapes, attention_s, self._counts, has_experts)
+        self._exchanges = Exchanges(problem, shapes, units, attention_s, self._counts, has_experts)
 
         def by_set(column: Array) -> Array:
             return column.reshape(len(shapes), len(sets))
@@ -308,18 +315,15 @@ class _Parts:
 
         strides = np.ones_like(tp), np.where(rows.usual, tp * rows.ep, 1)
 
-        def seconds(kind: str, size: int) -> Array:
-            """By (unit, row): of a block, of the ends."""
-            return sum(
-                self._mean(matrices)[:, rows.shape]
-                * size
-                * best_laws(self._problem.cluster, kind, owners, tp, stride, along_two=True).seconds_per_byte
-                for matrices, owners, stride in zip(self._matrices, rows.owners, strides, strict=True)
-            )
-
-        scatter_s, gather_s = seconds("reduce_scatter", reduced), seconds("all_gather", parameter)
+        kinds, sizes = ("reduce_scatter", "all_gather", "all_reduce"), (reduced, parameter, reduced)
+        scatter_s, gather_s, reduce_s = np.zeros((3, 3, len(tp)))  # by (kind, unit, row)
+        for matrices, owners, stride in zip(self._matrices, rows.owners, strides, strict=True):
+            elements = self._mean(matrices)[:, rows.shape]
+            laws = best_laws(self._problem.cluster, kinds, owners, tp, stride, along_two=True)
+            for seconds, size, law in zip((scatter_s, gather_s, reduce_s), sizes, laws, strict=True):
+                seconds += elements * size * law.seconds_per_byte
         once_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
-        once_s = np.where(rows.zero == 0, seconds("all_reduce", reduced), once_s)
+        once_s = np.where(rows.zero == 0, reduce_s, once_s)
         after_s = (layers * once_s[0] + once_s[1] + once_s[2]) / family.pp
         return _Sent(np.where(rows.zero == 3, gather_s, 0.0), np.where(rows.zero >= 2, scatter_s, 0.0), after_s)
 
@@ -691,17 +695,13 @@ class _Sent(NamedTuple):
 Held = tuple[list[list[float]], list[list[float]]]
 
 
-def _held(problem: Problem, shape: LocalShape) -> Held:
-    """(parameters, matrices) of a block of each kind and of the ends on a rank: each (but for experts, of experts).
-
-    Where one rank has both ends they may share a table: then only the larger one counts.
-    """
-    return _held_of(unit_programs(problem, shape), shape.ep > 1)
-
-
 @lru_cache(maxsize=2048)
 def _held_of(units: Units, spread: bool) -> Held:
-    """The parameters and matrices of `_held`, for the programs of a rank. spread: whether ranks share the experts."""
+    """(parameters, matrices) of a block of each kind and of the ends on a rank: each (but for experts, of experts).
+
+    Where one rank has both ends they may share a table: then only the larger one counts. units: the programs of a rank.
+    spread: whether ranks share the experts.
+    """
     several = [*units.blocks, units.embedding, units.head]
 
     def split(counts: Mapping[tuple[str, ...], float]) -> list[float]:

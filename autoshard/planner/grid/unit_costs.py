@@ -7,7 +7,7 @@ sizes, and a recompute set costs two sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from operator import attrgetter
@@ -140,6 +140,26 @@ class Units:
         return unit_columns(self.works)
 
 
+_BUT_FOR_SIZE = attrgetter(*(field.name for field in fields(LocalShape) if field.name != "microbatch_size"))
+
+
+def alike_but_for_size(shapes: Sequence[LocalShape]) -> list[tuple[LocalShape, list[int]]]:
+    """Local shapes that differ in the size of their microbatches alone, together: (one of them with microbatches of one
+    sequence, the places of all)."""
+    places: dict[tuple[object, ...], list[int]] = {}
+    for place, shape in enumerate(shapes):
+        places.setdefault(_BUT_FOR_SIZE(shape), []).append(place)
+    return [(replace(shapes[several[0]], microbatch_size=1), several) for several in places.values()]
+
+
+def programs_of(problem: Problem, shapes: Sequence[LocalShape]) -> list[Units]:
+    """The `unit_programs` of each of some local shapes."""
+    found: dict[int, Units] = {}
+    for shape, places in alike_but_for_size(shapes):
+        found.update(dict.fromkeys(places, unit_programs(problem, shape)))
+    return [found[place] for place in range(len(shapes))]
+
+
 def unit_programs(problem: Problem, shape: LocalShape) -> Units:
     """The programs of this local shape, whatever the size of its microbatches and wherever its ranks are."""
     return _unit_programs(*_whatever_the_hardware(problem), replace(shape, microbatch_size=1, placement=()))
@@ -179,13 +199,11 @@ def part_numbers(
     """Seconds and bytes, (shape, set, part, field of PartColumns and then those of `more`). The parts are PARTS, then
     blocks of other kinds than the first. device, laws: the cluster's, unless given. more: other fields of
     cost.program.Part, such as "forward.attention"."""
-    places: dict[LocalShape, list[int]] = {}
-    for place, shape in enumerate(shapes):
-        places.setdefault(replace(shape, microbatch_size=1), []).append(place)
-    units, law_of = [unit_programs(problem, shape) for shape in places], laws or partial(stage_law, problem)
+    several, law_of = alike_but_for_size(shapes), laws or partial(stage_law, problem)
+    units = [unit_programs(problem, shape) for shape, _ in several]
     asked = [
-        Asked(programs.columns, np.array([shapes[place].microbatch_size for place in alike]), law_of(shape))
-        for programs, (shape, alike) in zip(units, places.items(), strict=True)
+        Asked(programs.columns, np.array([shapes[place].microbatch_size for place in places]), law_of(shape))
+        for programs, (shape, places) in zip(units, several, strict=True)
     ]
     device = device or problem.cluster.device
     peak = device.peak_flops_per_s(problem.training.precision.compute_dtype)
@@ -203,9 +221,9 @@ def part_numbers(
             )
             for programs, shape, start, stop in zip(units[some], asked[some], starts, starts[1:], strict=False)
         ]
-    order = np.argsort(np.concatenate([*places.values()]))
+    order = np.argsort(np.concatenate([places for _, places in several]))
     sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
-    opening = units[0].blocks[0].program.graph.operators[0]  # of every local shape
+    opening = units[0].block.program.graph.operators[0]  # of every local shape
     opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
     kinds = len(units[0].blocks)
     fields = (*PartColumns._fields, *more)
