@@ -13,10 +13,16 @@ from autoshard.cost.program import ProgramWork
 from autoshard.cost.stage import UNITS, LocalShape, Unit, block_unit, seen_by_operators, stage_work
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ATTENTION_KERNELS
-from autoshard.models.registry import load_model
+from autoshard.models.registry import builtin_models, load_model
+from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.model import ModelSpec
 
 MODELS = {name: load_model(name) for name in ("mixtral-8x7b", "deepseek-v3", "llama4-scout", "gpt3-175b", "gemma3-4b")}
+
+
+def one_of_each_family() -> list[str]:
+    """A built-in model of each model_type."""
+    return list({load_model(name).model_type: name for name in builtin_models()}.values())
 
 
 @st.composite
@@ -77,3 +83,16 @@ def test_ends_and_dense_blocks_do_not_see_how_experts_are_spread() -> None:
     assert is_shared(dense) and is_shared(UNITS["embedding"]) and is_shared(UNITS["head"])
     assert not is_shared(experts)
     assert seen_by_operators(model, many, experts[0], False) is many
+
+
+@pytest.mark.parametrize("name", one_of_each_family())
+def test_tensors_and_operators_are_those_of_any_batch_and_capacity(name: str) -> None:
+    """So that a graph is built once for all of them, and its sizes alone are replaced."""
+    model = load_model(name)
+    for tp in (1, 4):
+        one, other = (
+            stage_graph(model, dim_sizes(model, batch, 4096, tp, capacity), model.kinds, True, True)
+            for batch, capacity in ((1, 1.0), (48, 1.75))
+        )
+        assert one.sizes != other.sizes
+        assert (one.tensors, one.operators) == (other.tensors, other.operators)
