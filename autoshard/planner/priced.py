@@ -65,6 +65,22 @@ class Bounded(NamedTuple):
     by_way: bool = False
 
 
+class TooLarge(NamedTuple):
+    """Layouts of one way to use a mesh that hold too much. needed_bytes: what each needs at least on the fullest rank."""
+
+    needed_bytes: Sequence[float]
+    layouts: MeshDrafts
+
+    @property
+    def least_bytes(self) -> float:
+        return min(self.needed_bytes)
+
+    def apart(self) -> Iterator[tuple[float, MeshDrafts]]:
+        """Each by itself, with what it needs."""
+        for needed, schedule in zip(self.needed_bytes, self.layouts.schedules, strict=True):
+            yield needed, self.layouts._replace(schedules=(schedule,))
+
+
 Parted = tuple[list[Scheduled], list[Scheduled]]
 """Schedules of one way to use a mesh, in two parts."""
 
@@ -75,15 +91,15 @@ class Waiting:
     def __init__(
         self,
         ways: Iterable[Bounded],
-        layouts: Callable[[Sequence[Bounded]], Sequence[Bounded]],
+        layouts: Callable[[Sequence[Bounded]], tuple[Sequence[Bounded], Sequence[TooLarge]]],
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
         in_other_orders: Callable[[list[MeshDrafts]], Sequence[float]] | None = None,
     ):
-        """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways. price: prices some. in_time:
-        whether it still may. at_once: how many layouts are priced at first. in_other_orders: seconds of a step that
-        single layouts take at least in other orders of axes."""
+        """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways that may fit, and the others.
+        price: prices some. in_time: whether it still may. at_once: how many layouts are priced at first.
+        in_other_orders: seconds of a step that single layouts take at least in other orders of axes."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
         self._in_other_orders = in_other_orders
         self._ways = deque(sorted(ways, key=_own_s))
@@ -94,7 +110,7 @@ class Waiting:
         self._asked: Callable[[MeshDrafts], Parted] | None = None
         self._aside: tuple[list[Bounded], list[Bounded]] = [], []
         """Ways and layouts that nobody asks for meanwhile."""
-        self.too_large: list[Bounded] = []
+        self.too_large: list[TooLarge] = []
         self.priced: list[Priced] = []
 
     def next_s(self) -> float | None:
@@ -209,9 +225,10 @@ class Waiting:
 
     def _bound(self, ways: Sequence[Bounded]) -> None:
         """Bound the layouts of some ways one by one."""
-        found = self._layouts(ways) if ways else ()
-        self.too_large += [one for one in found if one.own_s == inf]
-        self._bounded = deque(sorted([*self._bounded, *(one for one in found if one.own_s < inf)], key=_own_s))
+        if ways:
+            found, too_large = self._layouts(ways)
+            self.too_large += too_large
+            self._bounded = deque(sorted([*self._bounded, *found], key=_own_s))
 
 
 def _own_s(one: Bounded) -> float:
@@ -367,7 +384,7 @@ def price_layouts(
     legal = legal_layouts(problem, pins, tally) if legal is None else legal
     capacity = problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
-    large = [Bounded(inf, inf, way.state_bytes, way) for way in legal if not exhaustive and way.state_bytes > capacity]
+    large = [way for way in legal if not exhaustive and way.state_bytes > capacity]
     few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
     sets = recompute_sets(problem, pins)
     at_least_s = [(0.0, 0.0)] * len(small)
@@ -375,17 +392,24 @@ def price_layouts(
         own, other = ways_at_least_s(problem, small)
         at_least_s = [*zip(own.tolist(), other.tolist(), strict=True)]
 
-    def layouts(ways: Sequence[Bounded]) -> Sequence[Bounded]:
+    def layouts(ways: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
         if few:
-            return ways
+            return ways, ()
+        found: list[Bounded] = []
+        too_large: dict[int, tuple[list[float], list[Scheduled]]] = {}
         bounds = layout_bounds(problem, [one.layouts for one in ways], sets, capacity)
-        return [
-            Bounded(
-                own_s, own_s if in_any else way.any_s, needed, way.layouts._replace(schedules=schedules), not in_any
-            )
-            for place, schedule, in_any, own_s, needed in zip(*(column.tolist() for column in bounds), strict=True)
-            for way in (ways[place],)
-            for schedules in ((way.layouts.schedules[schedule],),)
+        for place, schedule, in_any, own_s, needed in zip(*(column.tolist() for column in bounds), strict=True):
+            _, any_s, _, (state_bytes, way, schedules), _ = ways[place]
+            if own_s < inf:
+                layout = MeshDrafts(state_bytes, way, (schedules[schedule],))
+                found.append(Bounded(own_s, own_s if in_any else any_s, needed, layout, not in_any))
+            else:
+                several = too_large.setdefault(place, ([], []))
+                several[0].append(needed)
+                several[1].append(schedules[schedule])
+        return found, [
+            TooLarge(needed_bytes, ways[place].layouts._replace(schedules=schedules))
+            for place, (needed_bytes, schedules) in too_large.items()
         ]
 
     def in_other_orders(single: list[MeshDrafts]) -> list[float]:
@@ -402,7 +426,7 @@ def price_layouts(
         FIRST if clock.limit_s < inf or not few else inf,
         in_other_orders,
     )
-    waiting.too_large += large
+    waiting.too_large += [TooLarge([way.state_bytes] * len(way.schedules), way) for way in large]
     while few and waiting.next_s() is not None:
         waiting.price_more(inf)
     return PricedLayouts(problem, [], waiting)
@@ -424,18 +448,26 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) ->
             tally.drop(SLOWER, words, at_least_s, count)
         else:
             tally.drop(UNPRICED, clock.why_ended, count=count)
-    large = sorted(priced.waiting.too_large, key=lambda one: one.memory_bytes)
-    nearer = [one.layouts for one in large if one.memory_bytes < tally.nearest_miss(MEMORY)]
-    if not tally.fitting and sum(len(way.schedules) for way in nearer) <= NEAREST:
-        while large and large[0].memory_bytes < tally.nearest_miss(MEMORY):
-            _price(problem, pins, [one.layouts for one in large[:NEAREST_AT_ONCE]], tally, exhaustive=True)
-            del large[:NEAREST_AT_ONCE]
-    if not large:
+    too_large = priced.waiting.too_large
+    if not tally.fitting:
+        too_large = _nearest(problem, pins, tally, too_large)
+    if not too_large:
         return inf
-    needed = large[0].memory_bytes
-    words = f"{degrees_of(large[0].layouts.way)} needs at least {format_bytes(needed)}"
-    tally.drop(MEMORY, words, needed, _count([one.layouts for one in large], sets_of))
-    return needed
+    first = min(too_large, key=lambda one: one.least_bytes)
+    words = f"{degrees_of(first.layouts.way)} needs at least {format_bytes(first.least_bytes)}"
+    tally.drop(MEMORY, words, first.least_bytes, _count([one.layouts for one in too_large], sets_of))
+    return first.least_bytes
+
+
+def _nearest(problem: Problem, pins: Pins, tally: Tally, too_large: Sequence[TooLarge]) -> list[TooLarge]:
+    """Layouts that are not priced here: those that may be nearer misses than what is known are, if they are few."""
+    known_bytes = tally.nearest_miss(MEMORY)
+    apart = sorted((one for several in too_large for one in several.apart()), key=lambda one: one[0])
+    if sum(needed < known_bytes for needed, _ in apart) <= NEAREST:
+        while apart and apart[0][0] < tally.nearest_miss(MEMORY):
+            _price(problem, pins, [layout for _, layout in apart[:NEAREST_AT_ONCE]], tally, exhaustive=True)
+            del apart[:NEAREST_AT_ONCE]
+    return [TooLarge([needed], layout) for needed, layout in apart]
 
 
 def _count(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:

@@ -14,7 +14,7 @@ from autoshard.models.registry import load_model
 from autoshard.planner.grid.refine import promising
 from autoshard.planner.grid.table import Priced
 from autoshard.planner.layouts import MeshDrafts
-from autoshard.planner.priced import LEAST, TOGETHER, Bounded, Clock, Parted, Waiting, price_layouts
+from autoshard.planner.priced import LEAST, TOGETHER, Bounded, Clock, Parted, TooLarge, Waiting, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import _optimality, search
@@ -93,8 +93,8 @@ def test_a_few_layouts_are_never_priced_alone() -> None:
         priced.append(len(layouts))
         return []
 
-    def bounds(some: Sequence[Bounded]) -> Sequence[Bounded]:
-        return some
+    def bounds(some: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+        return some, ()
 
     waiting = Waiting(ways, bounds, price, lambda: True)  # type: ignore[arg-type]
     assert len(waiting.left_below(inf)) == 1000  # all are bounded, and none is priced
@@ -114,9 +114,9 @@ def test_a_few_ways_are_never_bounded_alone() -> None:
     ]
     bounded: list[int] = []
 
-    def bounds(some: Sequence[Bounded]) -> Sequence[Bounded]:
+    def bounds(some: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
         bounded.append(len(some))
-        return some
+        return some, ()
 
     waiting = Waiting(ways, bounds, lambda layouts: [], lambda: True)
     waiting.price_more(0.5)
@@ -132,10 +132,10 @@ def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> No
     bounded: list[int] = []
     priced: list[int] = []
 
-    def layouts(several: Sequence[Bounded]) -> list[Bounded]:
+    def layouts(several: Sequence[Bounded]) -> tuple[list[Bounded], list[TooLarge]]:
         ways = [one.layouts for one in several]
         bounded.extend(size for one in ways for _, _, size in one.schedules)
-        return [Bounded(2.0, 1.0, 0.0, one._replace(schedules=[each])) for one in ways for each in one.schedules]
+        return [Bounded(2.0, 1.0, 0.0, one._replace(schedules=[each])) for one in ways for each in one.schedules], []
 
     def price(several: list[MeshDrafts]) -> list[Priced]:
         priced.extend(size for one in several for _, _, size in one.schedules)
