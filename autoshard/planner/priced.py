@@ -66,7 +66,7 @@ class Bounded(NamedTuple):
 
 
 class TooLarge(NamedTuple):
-    """Layouts of one way to use a mesh that hold too much. needed_bytes: what each needs at least on the fullest rank."""
+    """Layouts of one way to use a mesh that hold too much. needed_bytes: of each, on the fullest rank, at least."""
 
     needed_bytes: Sequence[float]
     layouts: MeshDrafts
