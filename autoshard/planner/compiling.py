@@ -74,13 +74,13 @@ class Compiling:
 
     def parted(self, layouts: MeshDrafts) -> tuple[list[Scheduled], list[Scheduled]]:
         """The schedules of some layouts with which no graph is refused, and the others."""
-        refused = {  # the name of a schedule changes no graph
-            schedule[1:]: self.refuses(layouts.way.scheduled(*schedule))
-            for schedule in {one[1:]: one for one in layouts.schedules}.values()
-        }
+        # the name of a schedule changes no graph, and how many chunks there are only that of a whole one
+        begin = 1 if self.problem.cluster.compiles_stages else 2
+        different = {one[begin:]: one for one in layouts.schedules}
+        refused = {key: self.refuses(layouts.way.scheduled(*one)) for key, one in different.items()}
         found: tuple[list[Scheduled], list[Scheduled]] = [], []
         for schedule in layouts.schedules:
-            found[refused[schedule[1:]]].append(schedule)
+            found[refused[schedule[begin:]]].append(schedule)
         return found
 
     def takes(self, priced: Priced, row: int) -> bool:
