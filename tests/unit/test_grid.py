@@ -20,7 +20,7 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
-from autoshard.planner.grid.microbatch import unit_columns
+from autoshard.planner.grid.microbatch import unit_columns, working_bytes_of
 from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.planner.grid.table import Priced, Table
 from autoshard.planner.layouts import legal_layouts
@@ -150,7 +150,7 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
         for own, other in ((small.forward, large.forward), (small.backward, large.backward)):
             assert own.laws == other.laws and np.array_equal(6 * own.size, other.size)
             assert np.array_equal(own.step, other.step) and np.array_equal(own.law, other.law)
-        assert small.working_bytes_of(6) == large.working_bytes and 6 * small.waiting_bytes == large.waiting_bytes
+        assert working_bytes_of(one, 6) == six.working_bytes and 6 * small.waiting_bytes == large.waiting_bytes
         assert one.parameters == six.parameters
         for recompute in COMMON_SETS:
             of_one, of_six = one.recompute(recompute), six.recompute(recompute)

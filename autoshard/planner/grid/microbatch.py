@@ -67,10 +67,11 @@ class UnitColumns(NamedTuple):
         rows[..., 5] *= of_each
         return rows
 
-    def working_bytes_of(self, sequences: Array | int) -> Array:
-        """Bytes that each program works with for microbatches of so many sequences: (program,) for a number,
-        (microbatch, program) for (microbatch, 1)."""
-        return self.fixed_working_bytes + sequences * (self.working_bytes - self.fixed_working_bytes)
+
+def working_bytes_of(work: ProgramWork, sequences: int) -> float:
+    """Bytes that a program works with for microbatches of so many sequences. work: for one."""
+    fixed_bytes = _fixed_working_bytes(work)
+    return fixed_bytes + sequences * (work.working_bytes - fixed_bytes)
 
 
 def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:

@@ -24,6 +24,7 @@ from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts
+from autoshard.planner.grid.microbatch import working_bytes_of
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
 from autoshard.planner.grid.ranks import RankState, rank_state, stacked
 from autoshard.planner.grid.unit_costs import (
@@ -165,8 +166,8 @@ class Table:
         key = shape_key(draft)
         if key not in self._working:
             units = unit_programs(self._problem, self._shape_of(draft))
-            bytes_of = units.columns.working_bytes_of(draft.microbatch_size)
-            blocks, head = bytes_of[: len(units.blocks)], bytes_of[len(units.recomputed) + 1]
+            every = (*units.blocks, units.head)
+            *blocks, head = (working_bytes_of(work, draft.microbatch_size) for work in every)
             self._working[key] = (max(blocks[0], head),) if len(blocks) == 1 else (*blocks, head)
         return self._working[key]
 

@@ -108,36 +108,48 @@ def as_columns(problem: Problem, shapes: Sequence[LocalShape], numbers: Array) -
 
 
 @dataclass(frozen=True, eq=False)
+class Programs:
+    """Programs that are priced together. with_blocks: what recompute sets change. ends: the others."""
+
+    with_blocks: tuple[ProgramWork, ...]
+    ends: tuple[ProgramWork, ...]
+
+    @property
+    def works(self) -> tuple[ProgramWork, ...]:
+        return (*self.with_blocks, *self.ends)
+
+    @cached_property
+    def columns(self) -> UnitColumns:
+        """The arrays of `works`."""
+        return unit_columns(self.works)
+
+
+@dataclass(frozen=True, eq=False)
 class Units:
     """The programs of one local shape, for one sequence a microbatch, as cost.stage.UNITS names them. blocks: one of
-    each kind."""
+    each kind. find_first: makes the embedding with the first block behind it."""
 
     blocks: tuple[ProgramWork, ...]
-    first: ProgramWork
     embedding: ProgramWork
     head: ProgramWork
     tied: ProgramWork | None
+    find_first: Callable[[], ProgramWork]
 
     @property
     def block(self) -> ProgramWork:
         """A block of the first kind."""
         return self.blocks[0]
 
-    @property
-    def recomputed(self) -> tuple[ProgramWork, ...]:
-        """Programs with blocks: what recompute sets change."""
-        return (*self.blocks, self.first)
-
-    @property
-    def works(self) -> tuple[ProgramWork, ...]:
-        """All programs: those with blocks, embedding, head, and tied where there is one."""
-        ends = (self.embedding, self.head, self.tied)
-        return (*self.recomputed, *(work for work in ends if work is not None))
+    @cached_property
+    def apart(self) -> Programs:
+        """Blocks, and ends of the model."""
+        return Programs(self.blocks, tuple(work for work in (self.embedding, self.head, self.tied) if work is not None))
 
     @cached_property
-    def columns(self) -> UnitColumns:
-        """The arrays of `works`."""
-        return unit_columns(self.works)
+    def with_first(self) -> Programs:
+        """The same and, behind the blocks, the first one with the embedding: what sets need that repeat the first
+        operator of a block."""
+        return Programs((*self.blocks, self.find_first()), self.apart.ends)
 
 
 _BUT_FOR_SIZE = attrgetter(*(field.name for field in fields(LocalShape) if field.name != "microbatch_size"))
@@ -183,9 +195,9 @@ def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, sha
     def work(unit: Unit) -> ProgramWork:
         return stage_work(model, *sizes, shape, kv_inner, *unit, quantized(training))
 
-    first, embedding, head = (work(UNITS[name]) for name in ("first", "embedding", "head"))
+    blocks = tuple(work(block_unit(kind)) for kind in model.kinds)
     tied = work(UNITS["tied"]) if model.shares_embedding else None
-    return Units(tuple(work(block_unit(kind)) for kind in model.kinds), first, embedding, head, tied)
+    return Units(blocks, work(UNITS["embedding"]), work(UNITS["head"]), tied, lambda: work(UNITS["first"]))
 
 
 def part_numbers(
@@ -200,7 +212,10 @@ def part_numbers(
     blocks of other kinds than the first. device, laws: the cluster's, unless given. more: other fields of
     cost.program.Part, such as "forward.attention"."""
     several, law_of = alike_but_for_size(shapes), laws or partial(stage_law, problem)
-    units = [unit_programs(problem, shape) for shape, _ in several]
+    every = [unit_programs(problem, shape) for shape, _ in several]
+    opening = every[0].block.program.graph.operators[0]  # of every local shape
+    opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
+    units = [one.with_first if opens.any() else one.apart for one in every]
     asked = [
         Asked(programs.columns, np.array([shapes[place].microbatch_size for place in places]), law_of(shape))
         for programs, (shape, places) in zip(units, several, strict=True)
@@ -223,9 +238,7 @@ def part_numbers(
         ]
     order = np.argsort(np.concatenate([places for _, places in several]))
     sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
-    opening = units[0].block.program.graph.operators[0]  # of every local shape
-    opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
-    kinds = len(units[0].blocks)
+    kinds = len(every[0].blocks)
     fields = (*PartColumns._fields, *more)
     numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(fields)))
     for place, part in enumerate(_parts(sums, len(recompute), kinds, opens)):
@@ -273,13 +286,13 @@ class SetColumns(NamedTuple):
 
 
 @lru_cache(maxsize=2048)
-def _sets_columns(units: Units, recompute: tuple[str, ...]) -> SetColumns:
-    works, columns = units.works, units.columns
+def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
+    works, columns, recomputed = programs.works, programs.columns, len(programs.with_blocks)
     known = [recomputing(work.program) for work in works]
-    in_program, in_sums = _places_of_steps(tuple(one.pattern for one in known), len(units.recomputed), recompute)
+    in_program, in_sums = _places_of_steps(tuple(one.pattern for one in known), recomputed, recompute)
     kept_bytes, replay_bytes = np.zeros((2, len(works), len(recompute)))
     for program, (pattern, buffers) in enumerate(known):
-        names = recompute if program < len(units.recomputed) else (NO_RECOMPUTE,)  # only blocks ever are
+        names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
         kept_bytes[program] = places.kept @ sizes
         if len(places.segments):
@@ -356,8 +369,8 @@ def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumn
 
 def _parts(sums: _Sums, sets: int, kinds: int, opens: Array) -> list[Part | None]:
     """The parts of `part_numbers` over (microbatch, set); None where no table is shared. kinds: of blocks. opens:
-    (set,), whether a set repeats the first operator of a block."""
-    programs = sums.backward_s.shape[1]
+    (set,), whether a set repeats the first operator of a block: else there is no program of the first one."""
+    programs, recomputed = sums.backward_s.shape[1], kinds + bool(opens.any())
     by_set, by_program = np.split(sums.bytes, [2 * programs * sets], axis=1)
     kept_bytes, replay_bytes = by_set.reshape(-1, 2, programs, sets).transpose(1, 2, 0, 3)
     waiting_bytes, working_bytes = by_program.reshape(-1, 2, programs, 1).transpose(1, 2, 0, 3)
@@ -365,7 +378,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array) -> list[Part | None
     parts = []
     for program in range(programs):
         again = Seconds()
-        if program <= kinds:
+        if program < recomputed:
             first = programs + program * sets
             again = Seconds(*(kind[first : first + sets, :, 0].T for kind in forward_s))
         parts.append(
@@ -381,6 +394,6 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array) -> list[Part | None
                 weights_waiting_bytes=waiting_bytes[program],
             )
         )
-    (block, *others, first_block), (embedding, head, *tied) = parts[: kinds + 1], parts[kinds + 1 :]
-    stage = assembled(block, first_block, embedding, head, tied[0] if tied else None, opens)
+    (block, *others), first, (embedding, head, *tied) = parts[:kinds], parts[kinds:recomputed], parts[recomputed:]
+    stage = assembled(block, first[0] if first else None, embedding, head, tied[0] if tied else None, opens)
     return [stage.block, stage.embedding, stage.head, stage.tied_ends, *others]
