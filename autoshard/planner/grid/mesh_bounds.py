@@ -102,26 +102,35 @@ def layout_bounds(
     shapes, shape_of = _local_shapes(ways)
     parts = _Parts(problem, shapes, sets)
     numbers = _numbers(problem, ways)
-    rows: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
-    layouts: list[tuple[int, int, bool]] = []
-    for place, (one, of_sizes, usual) in enumerate(zip(ways, shape_of, numbers[:, -1].tolist(), strict=True)):
-        pp = one.way.pp
-        for number, (schedule, vpp, size) in enumerate(one.schedules):
-            own, *others = of_sizes[size]
-            asked = others if in_other_orders else (own,)
-            rows.setdefault((schedule, pp, vpp), []).extend((shape, size, place, len(layouts)) for shape in asked)
-            layouts.append((place, number, others == [own] and not usual))
-    step_time_s, memory_bytes = np.full(len(layouts), np.inf), np.empty(len(layouts))
-    for names, several in rows.items():
-        family, of_family = Family(*names), np.array(several)
+    families: dict[tuple[str, int, int], int] = {}
+    known: dict[tuple[int, int], Array] = {}  # of lists of schedules, which many ways share
+    of_ways, firsts, places_of = list[Array](), list[int](), list[Places]()
+    for (_, way, schedules), of_sizes, sizes in zip(ways, shape_of, _sizes(ways), strict=True):
+        key = way.pp, id(schedules)
+        if key not in known:
+            codes = [families.setdefault((name, way.pp, vpp), len(families)) for name, vpp, _ in schedules]
+            size_of = [size for _, _, size in schedules]
+            known[key] = np.array([codes, size_of, [sizes.index(size) for size in size_of], range(len(schedules))])
+        of_ways.append(known[key])
+        firsts.append(len(places_of))
+        places_of += [(*of_sizes[size], of_sizes[size][-1])[:3] for size in sizes]
+    counts = [len(one.schedules) for one in ways]
+    of_way, (code, size, place, of_schedule) = np.repeat(np.arange(len(ways)), counts), np.hstack(of_ways)
+    shapes_of = np.array(places_of)[np.repeat(firsts, counts) + place]
+    in_any_order = (shapes_of == shapes_of[:, :1]).all(1) & (numbers[of_way, -1] == 0)
+    step_time_s, memory_bytes = np.full(len(of_way), np.inf), np.empty(len(of_way))
+    for names, number in families.items():
+        family, alike = Family(*names), np.flatnonzero(code == number)
         at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
-        for begin in range(0, len(of_family), at_once):
-            shape, size_of, of_way, layout = of_family[begin : begin + at_once].T
-            some = _Rows(problem, shape, size_of, numbers[of_way], np.full(len(shape), in_other_orders))
-            seconds, memory_bytes[layout] = parts.fitted(family, some, limit_bytes)
-            np.minimum.at(step_time_s, layout, seconds)
-    of_way, of_schedule, in_any_order = np.array(layouts).T
-    return Bounds(of_way, of_schedule, in_any_order > 0, step_time_s, memory_bytes)
+        for order in (1, 2) if in_other_orders else (0,):
+            asked = alike if order < 2 else alike[shapes_of[alike, 1] != shapes_of[alike, 2]]
+            for begin in range(0, len(asked), at_once):
+                some = asked[begin : begin + at_once]
+                elsewhere = np.full(len(some), in_other_orders)
+                rows = _Rows(problem, shapes_of[some, order], size[some], numbers[of_way[some]], elsewhere)
+                seconds, memory_bytes[some] = parts.fitted(family, rows, limit_bytes)
+                step_time_s[some] = np.minimum(step_time_s[some], seconds)
+    return Bounds(of_way, of_schedule, in_any_order, step_time_s, memory_bytes)
 
 
 def _numbers(problem: Problem, ways: Sequence[MeshDrafts]) -> Array:
@@ -138,7 +147,8 @@ def _numbers(problem: Problem, ways: Sequence[MeshDrafts]) -> Array:
 
 
 Places = tuple[int, ...]
-"""A local shape in a way's own order of axes, and then in those orders in which other ranks are neighbours."""
+"""A local shape in a way's own order of axes, and then in one or two kinds of orders in which other ranks are
+neighbours."""
 
 
 def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
