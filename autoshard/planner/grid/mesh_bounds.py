@@ -370,9 +370,12 @@ class _Parts:
                     room = above - base - ends - blocks_bytes.beside(of_kinds - working, replayed, at_end)
                     needed = np.where(blocks_bytes.whole_fit(room), needed, np.maximum(needed, above))
                 if len(counts) > 1 and not family.rules.weights_apart:
-                    more_s = self._more_s[:, rows.shape] / rows.cp[:, None]
-                    replayed_s = self._replays_s(state, held, kept, limit_bytes - base - ends, more_s)
-                    block_s = np.maximum(block_s.min(1), work.alone_s + replayed_s)[:, None]
+                    may = np.flatnonzero(needed * (1 - FEWER_BYTES) <= limit_bytes)  # the others do not fit
+                    room, more_s = (limit_bytes - base - ends)[:, may], self._more_s[:, rows.shape[may]]
+                    of_blocks = state[..., may], held[:, may], kept[:, may], room, more_s / rows.cp[may, None]
+                    block_s = block_s.min(1, keepdims=True)
+                    replayed_s = work.alone_s[may] + self._replays_s(*of_blocks)
+                    block_s[may, 0] = np.maximum(block_s[may, 0], replayed_s)
             if family.num_virtual_stages == 1 and len(counts) == 1:
                 may = needed <= limit_bytes
                 ends[-1] -= at_end  # what blocks replay comes when the loss is over
