@@ -6,7 +6,7 @@ stage. So a stage of n blocks takes the fastest set that fits, and what is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from heapq import heapify, heapreplace
 from math import inf
@@ -98,7 +98,7 @@ class StageCuts:
 
     def neighbours(self, choice: Array, turn: int) -> Array:
         """Cuts with one block moved from one stage to another."""
-        return np.array([*moves(choice, self._work_s.shape[1])])
+        return moves(choice, self._work_s.shape[1])
 
     def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
         """(all cuts that may take less than limit_s, True); None if there are too many."""
@@ -154,7 +154,8 @@ class StageCuts:
         fits = np.isfinite(work.backward_s).all(0)
         bounds_s = np.full(len(choices), np.inf)
         if fits.any():
-            pipeline_s = at_least_s(self._whole.family.schedule, self._work(choices[fits]))
+            work = self._work(choices[fits])._replace(num_microbatches=self._m)  # faster than as many rows of it
+            pipeline_s = at_least_s(self._whole.family.schedule, work)
             bounds_s[fits] = pipeline_s + self._after_s(choices[fits])
         return bounds_s
 
@@ -177,15 +178,14 @@ class StageCuts:
         return np.array([self._state.after_s(*of_cut) for of_cut in blocks])
 
 
-def moves(cut: Array, most: int) -> Iterator[Array]:
-    """Cuts with one block moved from one stage to another, which then has at most `most`."""
-    for source in range(len(cut)):
-        for target in range(len(cut)):
-            if source != target and cut[source] > 1 and cut[target] < most:
-                moved = cut.copy()
-                moved[source] -= 1
-                moved[target] += 1
-                yield moved
+def moves(cut: Array, most: int) -> Array:
+    """Cuts with one block moved from one stage to another, which then has at most `most`, (cut, stage)."""
+    gives, takes = cut > 1, cut < most
+    source, target = np.nonzero(gives[:, None] & takes & ~np.eye(len(cut), dtype=bool))
+    moved, rows = np.repeat(cut[None], len(source), axis=0), np.arange(len(source))
+    moved[rows, source] -= 1
+    moved[rows, target] += 1
+    return moved
 
 
 def _count_cuts(most: Array, layers: int) -> float:
