@@ -93,41 +93,47 @@ def refine(
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
     taken and beat that one are found too."""
     taken_s = max(known_s, taken_s)
-    ranked = [
-        promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
-        for whole in promising(wholes, taken_s * (1 - ROUNDING), least_s)
-        for promise in _promises(whole, by_stage, limit_bytes, taken_s)
-    ]
-    # what is solved sooner comes first
-    ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
+    of_free_cuts, of_sets = list[Whole](), list[Whole]()
+    for whole in wholes:
+        (of_free_cuts if whole.family.cuts_are_free else of_sets).append(whole)
+    unseen = [of_free_cuts, of_sets]  # what is solved sooner comes first, and leaves less of the others to bound
+
+    def ranked(some: Iterable[Whole]) -> list[Promise]:
+        found = [
+            promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
+            for whole in promising(some, taken_s * (1 - ROUNDING), least_s)
+            for promise in _promises(whole, by_stage, limit_bytes, taken_s)
+        ]
+        return sorted(found, key=lambda promise: promise.at_least_s)
+
     better: list[Timed] = []
     at_least_s = best_s = known_s
     chunked = {False: 0, True: 0}
-    for place, (bound_s, whole, draft, sets) in enumerate(ranked):
-        if bound_s >= taken_s * (1 - ROUNDING):
-            continue
-        is_refused = refused(whole.drafts.drafts[draft])
-        beaten_s = best_s if is_refused else taken_s
-        if bound_s >= beaten_s * (1 - ROUNDING):
-            continue
-        if not in_time():
-            left = [promise.at_least_s for promise in ranked[place:]]
-            return Refined(better, min(at_least_s, *left), len(left))
-        if whole.has_kinds and whole.family.num_virtual_stages > 1:
-            by_paths = _is_solved_by_paths(whole)
-            chunked[by_paths] += 1
-            if chunked[by_paths] > (
-                MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED
-            ):  # what is left is a part of the gap
-                at_least_s = min(at_least_s, bound_s)
+    while unseen:
+        promised = ranked(unseen.pop(0))
+        for place, (bound_s, whole, draft, sets) in enumerate(promised):
+            if bound_s >= taken_s * (1 - ROUNDING):
+                break
+            is_refused = refused(whole.drafts.drafts[draft])
+            beaten_s = best_s if is_refused else taken_s
+            if bound_s >= beaten_s * (1 - ROUNDING):
                 continue
-        fastest = _fastest(whole, draft, sets, limit_bytes, beaten_s * (1 - ROUNDING))
-        if fastest.at_least_s < beaten_s * (1 - ROUNDING):
-            at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
-        if fastest.strategy is not None:
-            better.append(Timed(fastest.step_time_s, fastest.strategy))
-            best_s = min(best_s, fastest.step_time_s)
-            taken_s = taken_s if is_refused else fastest.step_time_s
+            if not in_time():
+                left = [*promised[place:], *(one for some in unseen for one in ranked(some))]
+                return Refined(better, min(at_least_s, *(one.at_least_s for one in left)), len(left))
+            if whole.has_kinds and whole.family.num_virtual_stages > 1:
+                by_paths = _is_solved_by_paths(whole)
+                chunked[by_paths] += 1
+                if chunked[by_paths] > (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED):
+                    at_least_s = min(at_least_s, bound_s)  # what is left is a part of the gap
+                    continue
+            fastest = _fastest(whole, draft, sets, limit_bytes, beaten_s * (1 - ROUNDING))
+            if fastest.at_least_s < beaten_s * (1 - ROUNDING):
+                at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
+            if fastest.strategy is not None:
+                better.append(Timed(fastest.step_time_s, fastest.strategy))
+                best_s = min(best_s, fastest.step_time_s)
+                taken_s = taken_s if is_refused else fastest.step_time_s
     return Refined(better, min(at_least_s, best_s), 0)
 
 
