@@ -27,8 +27,9 @@ from autoshard.planner.grid.bounds import (
 )
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
+from autoshard.rows import Number
 from autoshard.schedules import Work, at_least_s, step_time_s
-from autoshard.schedules.held import warm_ups
+from autoshard.schedules.held import RankHolds, warm_ups
 
 MOST_CUTS = 3000
 """With no more cuts that may be the best, all are tried."""
@@ -69,16 +70,18 @@ class StageCuts:
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         passes = stage_passes(blocks, block, state.block, device, accumulation_s)
         options, ends = [], layouts_ends(family, first, last, state)
-        for rank in range(pp):
-            of_rank = rank_rows(family, holds[rank], blocks, rank, block, ends, hidden_bytes)
-            needed = rank_memory(of_rank, state, problem.training.precision).total
+        for ranks in filter(len, ([0], range(1, pp - 1), [pp - 1])):  # those between the ends differ in what they hold
+            held: Number = np.array([holds[rank] for rank in ranks]).T[:, :, None, None]
+            of_ranks = rank_rows(family, RankHolds(*held), blocks, ranks[0], block, ends, hidden_bytes)
+            needed = rank_memory(of_ranks, state, problem.training.precision).total
             stage = [passes.forward_s], [passes.backward_s]
-            add_ends(*stage, of_rank.ends, accumulation_s)
+            add_ends(*stage, of_ranks.ends, accumulation_s)
             (forward_s,), (backward_s,) = stage
             backward_s = np.where(needed + device.reserved_memory_bytes <= limit_bytes, backward_s, np.inf)
-            chosen = backward_s.argmin(1)
-            options.append((forward_s[:, 0], np.take_along_axis(backward_s, chosen[:, None], 1)[:, 0], chosen))
-        return Options(*(np.array(column) for column in zip(*options, strict=True)))
+            chosen = backward_s.argmin(2)
+            forward_s = np.broadcast_to(forward_s[:, 0], chosen.shape)
+            options.append((forward_s, np.take_along_axis(backward_s, chosen[..., None], 2)[..., 0], chosen))
+        return Options(*map(np.concatenate, zip(*options, strict=True)))
 
     @cached_property
     def at_least_s(self) -> float:
