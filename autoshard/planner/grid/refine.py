@@ -367,11 +367,7 @@ class _Bounds:
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
         block, first, last = self._parts
         ends = layouts_ends(whole.family, first, last, self._state)
-
-        def needed(count: int) -> Array:
-            of_each = np.full(len(flat), count)
-            of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
-            memory = rank_memory(of_rank, self._state, precision)
-            return memory.lives + memory.in_work
-
-        return [needed(count) for count in blocks]
+        of_each = np.array(blocks)[:, None]
+        of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
+        memory = rank_memory(of_rank, self._state, precision)
+        return [*np.broadcast_to(memory.lives + memory.in_work, (len(blocks), len(flat)))]
