@@ -296,7 +296,7 @@ class TwoChunkCuts:
         best: TimedChoice = fastest(self, starts, (inf, starts[0]))
         for _ in range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0):
             before_s = best[0]
-            best = fastest(self, np.array([*moves(best[1], self._most)]), best)
+            best = fastest(self, moves(best[1], self._most), best)
             if best[0] == before_s:
                 break
         sets = self._chosen_sets(best[1][None])[:, 0]

@@ -97,19 +97,29 @@ def refine(
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
     taken and beat that one are found too."""
     taken_s = max(known_s, taken_s)
-    ranked = [
-        promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
-        for whole in promising(wholes, taken_s * (1 - ROUNDING), least_s)
-        for promise in _promises(whole, by_stage, limit_bytes, taken_s)
-    ]
-    # what is solved sooner comes first, then what may be faster
-    queue = [((not one.whole.family.cuts_are_free, one.at_least_s, place), one) for place, one in enumerate(ranked)]
-    heapify(queue)
+    of_free_cuts, of_sets = list[Whole](), list[Whole]()
+    for whole in wholes:
+        (of_free_cuts if whole.family.cuts_are_free else of_sets).append(whole)
+    unseen = [of_free_cuts, of_sets]  # what is solved sooner comes first, and leaves less of the others to bound
+
+    def promised(some: Iterable[Whole]) -> list[tuple[tuple[float, int], Promise]]:
+        found = [
+            promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
+            for whole in promising(some, taken_s * (1 - ROUNDING), least_s)
+            for promise in _promises(whole, by_stage, limit_bytes, taken_s)
+        ]
+        return [((one.at_least_s, place), one) for place, one in enumerate(found)]
+
+    queue = list[tuple[tuple[float, int], Promise]]()
     better: list[Timed] = []
     at_least_s = best_s = known_s
     chunked = {False: 0, True: 0}
-    while queue:
-        (later, bound_s, place), promise = queue[0]
+    while queue or unseen:
+        if not queue:
+            queue = promised(unseen.pop(0))
+            heapify(queue)
+            continue
+        (bound_s, place), promise = queue[0]
         whole, draft = promise.whole, promise.draft
         is_refused = refused(whole.drafts.drafts[draft])
         beaten_s = best_s if is_refused else taken_s
@@ -117,14 +127,14 @@ def refine(
             heappop(queue)
             continue
         if not in_time():
-            left = [promise.at_least_s for _, promise in queue]
+            left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
             return Refined(better, min(at_least_s, *left), len(left))
         by_paths, is_chunked = _is_solved_by_paths(whole), whole.has_kinds and whole.family.num_virtual_stages > 1
         is_left = is_chunked and chunked[by_paths] >= (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED)
         if promise.tighter_s is not None and not (is_left and at_least_s <= bound_s):
             tighter_s = max(bound_s, promise.tighter_s())
             promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
-            heapreplace(queue, ((later, tighter_s, place), promise))
+            heapreplace(queue, ((tighter_s, place), promise))
             continue
         heappop(queue)
         if is_left:  # a part of the gap
@@ -381,11 +391,7 @@ class _Bounds:
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
         block, first, last = self._parts
         ends = layouts_ends(whole.family, first, last, self._state)
-
-        def needed(count: int) -> Array:
-            of_each = np.full(len(flat), count)
-            of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
-            memory = rank_memory(of_rank, self._state, precision)
-            return memory.lives + memory.in_work
-
-        return [needed(count) for count in blocks]
+        of_each = np.array(blocks)[:, None]
+        of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
+        memory = rank_memory(of_rank, self._state, precision)
+        return [*np.broadcast_to(memory.lives + memory.in_work, (len(blocks), len(flat)))]
