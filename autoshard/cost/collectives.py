@@ -9,7 +9,7 @@ from autoshard.backends.native_neuron import takes_all_to_all
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.rows import Number, largest, where
 from autoshard.spec.cluster import Cluster
-from autoshard.spec.platform import Fold
+from autoshard.spec.platform import PLATFORMS, Fold
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 
@@ -36,16 +36,23 @@ class GroupShape:
     nodes_per_domain: int = 1
 
 
-@lru_cache(maxsize=4096)
 def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluster: Cluster) -> GroupShape:
     """The shape of the groups over `axes`.
 
     mesh: (axis, size) of every axis, pp first, the last one varying fastest over ranks; ranks fill nodes in order.
     With trn1's 32 devices a node and (pp 4, dp 4, tp 32), tp lies in one node and dp goes over 4 nodes at stride 32.
     """
+    return _group_shape(mesh, axes, *cluster.places)
+
+
+@lru_cache(maxsize=8192)
+def _group_shape(
+    mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], node: int, domain: int, chip: int, layout_rules: str
+) -> GroupShape:
+    """node, chip: devices of one. domain: its nodes."""
     assert set(axes) <= {name for name, _ in mesh}, f"{axes} are not all axes of {mesh}"
     strides: list[int] = []
-    stride, node = 1, cluster.devices_per_node
+    stride = 1
     for _, size in reversed(mesh):
         strides.insert(0, stride)
         stride *= size
@@ -59,10 +66,11 @@ def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluste
     within = _within(inside, node)
     ranks_per_node = prod(count for count, _ in within)
     span = 1 + sum((count - 1) * step for count, step in within)
-    fold = cluster.fold(prod(size for name, size in mesh if name in TENSOR_PARALLEL_AXES))
+    tp = prod(size for name, size in mesh if name in TENSOR_PARALLEL_AXES)
+    fold = PLATFORMS[layout_rules].fold(node // chip, node, tp)
     if ranks_per_node > 1 and fold is not None:
         step, span = _around_the_torus(within, fold)
-    near = _nodes_per_domain(_over_nodes(inside, node), _over_nodes(outside, node), cluster.nodes_per_domain)
+    near = _nodes_per_domain(_over_nodes(inside, node), _over_nodes(outside, node), domain)
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from autoshard.cost.interval import base_regime, fits_probability, step_time_factors, unknown_of
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import DenseBlocks, strategy_mesh, strategy_parts
+from autoshard.cost.stage import DenseBlocks, Parts, strategy_mesh, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
 from autoshard.cost.values import Estimate, StageMemory, Term
-from autoshard.cost.zero_sharding import parts_state
+from autoshard.cost.zero_sharding import State, parts_state
 from autoshard.graph.count import total_flops
+from autoshard.layout.mesh import Mesh
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes, stage_graph
@@ -18,7 +21,7 @@ from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 
-__all__ = ["Estimate", "StageMemory", "Term", "estimate", "model_flops_per_step"]
+__all__ = ["Estimate", "StageMemory", "Term", "estimate", "fullest_bytes", "model_flops_per_step", "step_time_s"]
 
 
 def estimate(
@@ -34,12 +37,7 @@ def estimate(
 
     operators: choices that differ from the rule of layout/sharding.py. dense: blocks of a mixture without experts.
     """
-    mesh, parts = (
-        strategy_mesh(model, cluster, strategy),
-        strategy_parts(model, training, cluster, strategy, software, operators, dense),
-    )
-    state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
-    count = strategy.num_microbatches(training.global_batch_size)
+    mesh, parts, state, count = _placed(model, training, cluster, strategy, software, operators, dense)
     loads = tuple(rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
     telling = tuple(loads[rank] for rank in telling_ranks(strategy, parts, count))
     times = time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, software)
@@ -64,6 +62,44 @@ def estimate(
         step_time_high_s=high * step_time_s,
         fits_probability=fits_probability(float(fullest_bytes), cluster.device.memory_bytes, cluster),
     )
+
+
+def step_time_s(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> float:
+    """Seconds of a step, those of `estimate`, whatever the memory of a device is."""
+    mesh, parts, state, count = _placed(model, training, cluster, strategy)
+    telling = tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, parts, count))
+    return sum(time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, COMPILED))
+
+
+def fullest_bytes(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> float:
+    """Bytes on the fullest pipeline rank, those of `estimate`, whatever links and devices can do."""
+    _, parts, state, count = _placed(model, training, cluster, strategy)
+    loads = (rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
+    return max(sum(memory_values(load, state, training.precision, cluster.device)) for load in loads)
+
+
+class _Placed(NamedTuple):
+    """A layout as its estimate reads it. parts: of each virtual stage."""
+
+    mesh: Mesh
+    parts: tuple[Parts, ...]
+    state: State
+    num_microbatches: int
+
+
+def _placed(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    strategy: Strategy,
+    software: Software = COMPILED,
+    operators: OperatorChoices = (),
+    dense: DenseBlocks | None = None,
+) -> _Placed:
+    mesh = strategy_mesh(model, cluster, strategy)
+    parts = strategy_parts(model, training, cluster, strategy, software, operators, dense)
+    state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
+    return _Placed(mesh, parts, state, strategy.num_microbatches(training.global_batch_size))
 
 
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:

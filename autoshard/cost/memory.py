@@ -233,6 +233,7 @@ def _ends_in_turns(rank: Rank) -> Ends:
     ends = Ends(0.0, 0.0, 0.0)
     for end in rank.ends:
         going, (_, table, predicting, *_) = end.unit.going, end.unit.travelling.turns
+        predicting = predicting if anywhere(predicting) else 0.0
         predicts, of_module = predicting > 0, where(predicting > 0, table, 0.0)
         if not end.has_table:
             last, leaving = where(predicts, table, going), where(predicts, largest(table, predicting), 0.0)

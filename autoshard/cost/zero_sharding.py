@@ -417,21 +417,28 @@ def in_work_bytes(
     larger = block.larger
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     kept_by_blocks, kept_by_loss = kept
-    shared, waiting = ends.tied * first * (whole + parameter), ends.waiting * parameter
     given = block, block_work, opens * last + before, blocks, (parameter, whole, on_its_way), hidden_bytes
-    of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given)) + shared + waiting
-    predicts, share = (ends.predicting > 0) * 1.0, 1 / (parameter + PROBABILITY_BYTES)
-    probabilities, gradients_of_logits = PROBABILITY_BYTES * share * loss_work, parameter * share * loss_work
-    gathered, module = last * (whole + parameter), waiting + ends.leaving * on_its_way
-    on_loss = predicts * (loss_work + probabilities + gathered)
-    on_sum = predicts * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
-    of_logits = gradients_of_logits + gathered + predicts * last * parameter
-    of_logits = largest(largest(of_logits, on_loss), on_sum) + module
-    of_head = (blocks > 0) * larger * whole + largest(of_logits, last * (parameter + on_its_way) + waiting)
-    on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
-    of_head = largest(of_head, predicts * on_prediction)
-    of_embedding = first * (parameter + on_its_way) + shared - kept_by_blocks
-    return largest(largest(of_block, opens * of_head) - kept_by_loss, of_embedding)
+    of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
+    of_embedding = first * (parameter + on_its_way)
+    if anywhere(ends.tied) or anywhere(ends.waiting):
+        shared = ends.tied * first * (whole + parameter)
+        of_block, of_embedding = of_block + shared + ends.waiting * parameter, of_embedding + shared
+    share = 1 / (parameter + PROBABILITY_BYTES)
+    gradients_of_logits, gathered = parameter * share * loss_work, last * (whole + parameter)
+    of_logits, leaving = gradients_of_logits + gathered, last * (parameter + on_its_way)
+    predicts = any(map(anywhere, ends[3:]))
+    if predicts:
+        waiting, of_module = ends.waiting * parameter, (ends.predicting > 0) * 1.0
+        probabilities, module = PROBABILITY_BYTES * share * loss_work, waiting + ends.leaving * on_its_way
+        on_loss = of_module * (loss_work + probabilities + gathered)
+        on_sum = of_module * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
+        of_logits = largest(largest(of_logits + of_module * last * parameter, on_loss), on_sum) + module
+        leaving = leaving + waiting
+    of_head = (blocks > 0) * larger * whole + largest(of_logits, leaving)
+    if predicts:
+        on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
+        of_head = largest(of_head, of_module * on_prediction)
+    return largest(largest(of_block, opens * of_head) - kept_by_loss, of_embedding - kept_by_blocks)
 
 
 def _larger_first(
@@ -447,17 +454,19 @@ def _larger_first(
     of a weight that is gathered, of what is on its way."""
     (parameter, whole, on_its_way), larger, other = sizes, block.larger, block.other
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
+    two_buckets = anywhere(apart)
     behind_head = several * larger * whole + head * on_its_way
     between = many * larger * whole + several * other * on_its_way
-    back_at_end = apart * block.back_late + (1 - apart) * block.back_after
+    back_at_end = apart * block.back_late + (1 - apart) * block.back_after if two_buckets else block.back_after
     late = block.late * parameter - block.back_late * hidden_bytes
     gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
     of_larger = work + block.all * whole + gradients + largest(behind_head, between)
-    after = work - block.back_after * hidden_bytes
-    of_other = after + (other + several * larger) * whole + other * parameter + largest(larger, head) * on_its_way
-    leaving = work - block.back_leaving * hidden_bytes
-    of_leaving = leaving + (apart * other + several * larger) * whole + larger * (parameter + on_its_way)
-    return largest(largest(of_larger, apart * of_other), of_leaving)
+    leaving, gathered = work - block.back_leaving * hidden_bytes, several * larger
+    if two_buckets:
+        after = work - block.back_after * hidden_bytes
+        of_other = after + (other + gathered) * whole + other * parameter + largest(larger, head) * on_its_way
+        of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
+    return largest(of_larger, leaving + gathered * whole + larger * (parameter + on_its_way))
 
 
 def _larger_last(

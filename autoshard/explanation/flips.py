@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.estimate import estimate
+from autoshard.cost.estimate import fullest_bytes, step_time_s
 from autoshard.cost.fit_probability import Level
-from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.cost.interval import FIT_PROBABILITY, fits_probability
 from autoshard.errors import AutoshardError
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
+from autoshard.planner.axis_orders import at_any_memory, at_any_speed
 from autoshard.planner.cached_search import Searches
 from autoshard.planner.promising import drafts_of
 from autoshard.planner.ranking import Timed
@@ -96,10 +98,10 @@ class Question(NamedTuple):
 
 @dataclass
 class _Known:
-    """Layouts that are priced along one quantity, each once at each factor. asked: the question. passed: what a search
-    passes over. sure: probability with which a layout must fit. ours: those that count as the chosen layout. theirs:
-    the others. given_away: by how many layouts are known, how many times as long as theirs ours take today, at least 1;
-    None where a search that knew these alone would take ours today."""
+    """Layouts that are priced along one quantity. asked: the question. passed: what a search passes over. sure:
+    probability with which a layout must fit. ours: those that count as the chosen layout. theirs: the others.
+    given_away: by how many layouts are known, how many times as long as theirs ours take today, at least 1; None where
+    a search that knew these alone would take ours today. problems: by factor."""
 
     asked: Question
     passed: PassedOver
@@ -108,7 +110,13 @@ class _Known:
     ours: list[Strategy]
     theirs: list[Strategy]
     given_away: dict[int, float | None] = field(default_factory=dict)
-    seconds: dict[tuple[float, Strategy], float | None] = field(default_factory=dict)
+    problems: dict[float, Problem] = field(default_factory=dict)
+
+    def problem(self, factor: float) -> Problem:
+        """The problem with so many times the quantity."""
+        if factor not in self.problems:
+            self.problems[factor] = self.quantity.scaled(self.asked.problem, factor)
+        return self.problems[factor]
 
     @property
     def count(self) -> int:
@@ -156,7 +164,7 @@ class _Known:
         ranked = sorted((Timed(seconds, one) for seconds, one in timed if seconds is not None), key=lambda one: one[0])
         if not ranked:
             return False
-        problem = self.quantity.scaled(self.asked.problem, factor)
+        problem = self.problem(factor)
         level = Level(self.sure, problem.cluster.device.memory_bytes)
         return same_layout(taken_of(problem, self.passed, level, ranked), self.ours[0])
 
@@ -175,12 +183,12 @@ class _Known:
 
     def step_time_s(self, factor: float, strategy: Strategy) -> float | None:
         """The step time of one layout, seconds; None where it does not fit with at least probability `sure`."""
-        key = factor, strategy
-        if key not in self.seconds:
-            problem = self.quantity.scaled(self.asked.problem, factor)
-            one = estimate(problem.model, problem.training, problem.cluster, strategy)
-            self.seconds[key] = one.step_time_s if one.fits and one.fits_probability >= self.sure else None
-        return self.seconds[key]
+        problem = self.problem(factor)
+        cluster, needed_bytes = problem.cluster, _needed_bytes(problem, strategy)
+        capacity_bytes = cluster.device.memory_bytes
+        if needed_bytes > capacity_bytes or fits_probability(needed_bytes, capacity_bytes, cluster) < self.sure:
+            return None
+        return _seconds(problem, strategy)
 
     def bisected(self, holds: float, flipped: float) -> tuple[float, float]:
         """The factors (holds, flipped) moved together until they are no more than FINE apart."""
@@ -191,6 +199,26 @@ class _Known:
             else:
                 flipped = middle
         return holds, flipped
+
+
+def _seconds(problem: Problem, strategy: Strategy) -> float:
+    """Seconds of a step, computed once for all memories of a device."""
+    return _known_seconds(problem._replace(cluster=at_any_memory(problem.cluster)), strategy)
+
+
+def _needed_bytes(problem: Problem, strategy: Strategy) -> float:
+    """Bytes on the fullest rank, computed once for all that links and devices can do."""
+    return _known_needed_bytes(problem._replace(cluster=at_any_speed(problem.cluster)), strategy)
+
+
+@lru_cache(maxsize=2048)
+def _known_seconds(problem: Problem, strategy: Strategy) -> float:
+    return step_time_s(problem.model, problem.training, problem.cluster, strategy)
+
+
+@lru_cache(maxsize=2048)
+def _known_needed_bytes(problem: Problem, strategy: Strategy) -> float:
+    return fullest_bytes(problem.model, problem.training, problem.cluster, strategy)
 
 
 def _apart(one: float, other: float) -> float:
@@ -207,9 +235,10 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
         return None
     if among is None:
         among = _promising(searches, pins, problem, quantity.scaled(problem, furthest))
-    now = estimate(problem.model, problem.training, problem.cluster, chosen)
+    capacity_bytes = problem.cluster.device.memory_bytes
+    sure_now = min(sure, fits_probability(_needed_bytes(problem, chosen), capacity_bytes, problem.cluster))
     theirs = [far.strategy] if far is not None else []
-    known = _Known(asked, passed_over(problem, pins), quantity, min(sure, now.fits_probability), [chosen], theirs)
+    known = _Known(asked, passed_over(problem, pins), quantity, sure_now, [chosen], theirs)
     known.add_faster(searches.remembered(problem, pins), furthest)
     holds, nearest = 1.0, Flip(furthest, 1.0, far, refusal)
     halve, count, misses = False, 1, 0
@@ -218,7 +247,7 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
         so_far, kinds = known.count, known.kinds
         expected = (before, after) if before != holds else (after,)
         for probe in (sqrt(holds * nearest.factor),) if halve else expected:
-            best, refusal = winner(searches, quantity.scaled(problem, probe), pins, sure, among)
+            best, refusal = winner(searches, known.problem(probe), pins, sure, among)
             is_new, count = known.add(best), count + 1
             known.add_faster(searches.remembered(problem, pins), probe)
             if not known.is_ours(best):

@@ -70,6 +70,30 @@ def links_of(cluster: Cluster) -> Cluster:
 
 
 @lru_cache(maxsize=64)
+def at_any_memory(cluster: Cluster) -> Cluster:
+    """A cluster that does as much, one for all that differ in the memory of their devices alone: no step takes longer
+    or less long for that."""
+    device = cluster.device
+    return _first_equal(replace(cluster, device=replace(device, memory_bytes=1 + device.reserved_memory_bytes)))
+
+
+@lru_cache(maxsize=64)
+def at_any_speed(cluster: Cluster) -> Cluster:
+    """A cluster with the same devices, one for all that differ in memory, peak and bandwidths alone: no rule on layouts
+    reads these."""
+    cluster = links_of(cluster)
+    near = cluster.intra_domain
+    return _first_equal(
+        replace(
+            cluster,
+            intra_node=tuple((count, replace(link, bandwidth_bytes_per_s=1.0)) for count, link in cluster.intra_node),
+            intra_domain=None if near is None else replace(near, bandwidth_bytes_per_s=1.0),
+            inter_node=replace(cluster.inter_node, bandwidth_bytes_per_s=1.0),
+        )
+    )
+
+
+@lru_cache(maxsize=64)
 def _first_equal(cluster: Cluster) -> Cluster:
     return cluster
 

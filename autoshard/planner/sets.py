@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple
 
 from autoshard.backends.native_neuron import recompute_objection
 from autoshard.backends.registry import BACKENDS
@@ -20,6 +19,7 @@ from autoshard.graph.recompute import (
     canonical,
     members,
 )
+from autoshard.planner.axis_orders import at_any_memory, at_any_speed
 from autoshard.planner.beaten_path import precedent
 from autoshard.planner.candidates import meshes, variants
 from autoshard.plans.search_result import Pins
@@ -59,13 +59,16 @@ def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
         return (NO_RECOMPUTE,)
     of_backend = BACKENDS[problem.backend].recompute_sets
     if of_backend is None:
-        of_backend = _useful_sets(problem, pins)
+        of_backend = _useful_sets(problem._replace(cluster=at_any_memory(problem.cluster)), pins)
     path = precedent(problem, pins) if pins.beaten_path else None
     return of_backend if path is None else tuple(filter(path.set_is_known, of_backend))
 
 
+@lru_cache(maxsize=16)
 def _useful_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
-    useful = {name for shape in _examples(problem, pins) for name in _useful(problem, shape)}
+    """problem: one for all memories of a device."""
+    examples = _examples(problem._replace(cluster=at_any_speed(problem.cluster)), pins)
+    useful = _useful(problem, examples) if examples else frozenset[str]()
     return tuple(name for name in every_set(problem.model) if name in useful or name in COMMON_SETS)
 
 
@@ -74,6 +77,7 @@ def sets_by_stage(pins: Pins) -> bool:
     return pins.recompute is None
 
 
+@lru_cache(maxsize=16)
 def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
     """One for each degree of tensor parallelism, with and without sequence parallelism: with the least context
     parallelism, so that a pinned degree leaves the same sets to choose from."""
@@ -96,39 +100,22 @@ def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
     return list(examples.values())
 
 
-class _Price(NamedTuple):
-    """Seconds and bytes of a block of each kind under a recompute set, and how much the set names."""
+def _useful(problem: Problem, shapes: list[LocalShape]) -> set[str]:
+    """Names of the recompute sets of which, for one of the shapes, no other is at most as slow and keeps less, for
+    blocks of every kind: of equal ones the one that replays least at once, then the smallest."""
+    import numpy as np
 
-    backward_s: tuple[float, ...]
-    kept_bytes: tuple[float, ...]
-    replay_bytes: tuple[float, ...]
-    size: int
-
-
-def _useful(problem: Problem, shape: LocalShape) -> list[str]:
-    """Names of the recompute sets of which no other is at most as slow and keeps less, for blocks of every kind: of
-    equal ones the one that replays least at once, then the smallest."""
     from autoshard.planner.grid.unit_costs import PARTS, part_numbers
 
     sets = every_set(problem.model)
-    numbers = part_numbers(problem, [shape], sets)[0]
-    blocks = [0, *range(len(PARTS), numbers.shape[1])]
-    prices = [
-        _Price(
-            tuple(float(f"{seconds:.9g}") for seconds in of_set[:, 1].tolist()),
-            tuple(of_set[:, 2].tolist()),
-            tuple(of_set[:, 3].tolist()),
-            len(members(name)),
-        )
-        for name, of_set in zip(sets, numbers[:, blocks], strict=True)
-    ]
-    useful: list[tuple[_Price, str]] = []
-    for price, name in sorted(zip(prices, sets, strict=True)):
-        if not any(_is_no_worse(other, price) for other, _ in useful):
-            useful.append((price, name))
-    return [name for _, name in useful]
-
-
-def _is_no_worse(one: _Price, other: _Price) -> bool:
-    no_slower = all(a <= b for a, b in zip(one.backward_s, other.backward_s, strict=True))
-    return no_slower and all(a <= b for a, b in zip(one.kept_bytes, other.kept_bytes, strict=True))
+    numbers = part_numbers(problem, shapes, sets)
+    blocks = [0, *range(len(PARTS), numbers.shape[2])]
+    useful = set[str]()
+    for of_shape in numbers[:, :, blocks]:
+        of_shape[:, :, 1] = [[float(f"{seconds:.9g}") for seconds in of_set] for of_set in of_shape[:, :, 1].tolist()]
+        prices = of_shape[:, :, 1:4].transpose(0, 2, 1).reshape(len(sets), -1).tolist()  # backward_s, kept, replayed
+        order = sorted(range(len(sets)), key=lambda place: (prices[place], len(members(sets[place])), sets[place]))
+        counted = of_shape[order][:, :, 1:3].reshape(len(sets), -1)
+        no_worse = np.tril((counted[None] <= counted[:, None]).all(2), -1).any(1)
+        useful |= {sets[place] for place, beaten in zip(order, no_worse.tolist(), strict=True) if not beaten}
+    return useful

@@ -376,6 +376,12 @@ class Cluster:
         return self.platform.fold(self.chips_per_node, self.devices_per_node, tp)
 
     @cached_property
+    def places(self) -> tuple[int, int, int, str]:
+        """All that the shapes of groups of ranks follow from: devices of a node, nodes of a domain, devices of a chip,
+        layout rules."""
+        return self.devices_per_node, self.nodes_per_domain, self.devices_per_chip, self.layout_rules
+
+    @cached_property
     def _hash(self) -> int:
         return hash(
             (self.instance, self.nodes, self.lnc, self.device, self.intra_node, self.intra_domain, self.inter_node)

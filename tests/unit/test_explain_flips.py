@@ -12,6 +12,7 @@ import pytest
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cli import main
+from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Estimate
 from autoshard.errors import NoLayoutFits
 from autoshard.explanation import answers, flips
@@ -71,9 +72,23 @@ def with_laws(monkeypatch: pytest.MonkeyPatch, problem: Problem, laws: dict[Stra
         return min(fitting, key=lambda one: one.estimate.step_time_s)
 
     monkeypatch.setattr(Searches, "best", best)
-    monkeypatch.setattr(flips, "estimate", lambda model, training, cluster, one: priced(cluster, one))
+    monkeypatch.setattr(flips, "_seconds", lambda problem, one: priced(problem.cluster, one).step_time_s)
+    monkeypatch.setattr(flips, "_needed_bytes", lambda problem, one: 1.0 if priced(problem.cluster, one).fits else inf)
     monkeypatch.setattr(flips, "taken_of", lambda problem, passed, level, ranked: ranked[0].strategy)
     return asked
+
+
+@pytest.mark.parametrize("backend", ["nxd", "torch"])
+def test_memory_changes_no_time_and_speed_no_bytes(problem: Problem, backend: str) -> None:
+    """So each is computed once for many values of the other; together they are what `estimate` has."""
+    problem = problem._replace(backend=backend)
+    chosen = [A, B, strategy(pp=1, dp=64, stage_layers=(80,), zero=3)] if backend == "torch" else [A, B]
+    for quantity in quantities(problem):
+        scaled = quantity.scaled(problem, 0.5)
+        for one in chosen:
+            whole = estimate(scaled.model, scaled.training, scaled.cluster, one)
+            assert flips._seconds(scaled, one) == whole.step_time_s
+            assert flips._needed_bytes(scaled, one) == whole.fullest.total_bytes
 
 
 def test_two_straight_lines(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:

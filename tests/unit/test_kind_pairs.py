@@ -17,7 +17,7 @@ import pytest
 import autoshard
 from autoshard.planner.grid import kind_chunks, kind_paths
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
-from autoshard.planner.grid.kind_chunks import TwoChunkCuts
+from autoshard.planner.grid.kind_chunks import TwoChunkCuts, useful
 from autoshard.planner.grid.kind_pairs import ChunkRoom
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.table import Priced, Whole
@@ -167,3 +167,28 @@ def test_deepseek_v3_in_its_published_depth_is_solved_within_3_percent() -> None
     )
     gap = re.match(r"within (\S+) % of the optimum", found.optimality)
     assert gap is not None and float(gap[1]) <= 3.0, found.optimality
+
+
+def test_by_hand_sets_that_others_better_in_both_stages_are_left_out() -> None:
+    # sets by rising seconds: with the fastest one in front only the slowest one behind is left, and the other way round
+    may = np.array([[[False, False, True], [False, True, True], [True, True, True]]])
+    assert [place.tolist() for place in useful(may)] == [[0, 0, 0], [0, 1, 2], [2, 1, 0]]
+    may[0, 0, 0] = True
+    assert [place.tolist() for place in useful(may)] == [[0], [0], [0]]
+    assert all(not len(place) for place in useful(np.zeros_like(may)))
+
+
+@pytest.mark.parametrize("seed", range(INSTANCES // 4))
+def test_the_least_seconds_of_two_stages_are_those_of_all_sets_that_fit(seed: int) -> None:
+    priced, limit, best_s = instance(seed)
+    if not np.isfinite(best_s):
+        return
+    cuts = TwoChunkCuts(priced.whole, 0, range(len(SETS)), limit, 1.05 * best_s)
+    cuts._solve_pairs()
+    a, b = (sets.ravel() for sets in np.indices((len(SETS), len(SETS))))
+    for pairs in cuts._pairs:
+        (back_1, back_2), rank = pairs.backward_s, np.full(len(a), pairs.rank)
+        for x, y in zip(*(stage.tolist() for stage in pairs.stages), strict=True):
+            fits = cuts.needed_bytes(rank, [np.full(len(a), x), np.full(len(a), y)], (a, b)) <= limit
+            least_s = (back_1[x, 0, a] + back_2[y, 0, b])[fits].min()
+            assert cuts._both_s[pairs.rank, x, y] == pytest.approx(least_s, rel=1e-12)

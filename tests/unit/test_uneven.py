@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
+import numpy as np
 import pytest
 
 from autoshard.backends.rules import Draft, Problem
@@ -28,6 +29,12 @@ def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
     if parts == 1:
         return [(total,)]
     return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
+
+
+def test_a_block_moves_from_a_stage_with_two_to_one_with_room() -> None:
+    cuts = uneven.moves(np.array([1, 3, 2]), 3)
+    assert cuts.tolist() == [[2, 2, 2], [1, 2, 3], [2, 3, 1]]
+    assert uneven.moves(np.array([1, 1]), 3).shape == (0, 2)
 
 
 def random_table(seed: int) -> tuple[Problem, Table, Draft]:

@@ -20,7 +20,9 @@ from autoshard.planner.grid.bounds import (
 from autoshard.planner.grid.price import Family, layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.rows import Number
 from autoshard.schedules.closed_form import chunk_visits
+from autoshard.schedules.held import RankHolds
 
 AT_ONCE = 1 << 18
 """Seconds that are weighted at once: they stay in a core's cache."""
@@ -121,25 +123,35 @@ class MixedLeast:
     @cached_property
     def _rooms_bytes(self) -> Array:
         """(rank, draft)."""
-        return np.array([self._room_bytes(rank) for rank in range(self._pp)])
+        between = max(1, AT_ONCE // len(self._rows))  # ranks between the ends differ in what they hold, no more
+        inner = [range(begin, min(begin + between, self._pp - 1)) for begin in range(1, self._pp - 1, between)]
+        return np.concatenate([self._room_bytes(ranks) for ranks in (range(1), *inner, range(self._pp - 1, self._pp))])
 
-    def _room_bytes(self, rank: int) -> Array:
-        """Bytes left for what blocks keep of all microbatches in flight, at most, by draft.
+    def _room_bytes(self, ranks: range) -> Array:
+        """Bytes left for what blocks keep of all microbatches in flight, at most, (rank, draft). ranks: one, or some
+        without ends.
 
         The rest of a rank's memory is what it needs with much kept, less that: from then on it does not depend on it.
         """
         whole, problem = self._whole, self._whole.problem
         much = self._limit_bytes + 2 * BUCKET_BYTES
-        holds = whole.family.holds(whole.count[self._rows])[rank]
         blocks, sets = np.full(len(self._rows), self._layers), len(whole.sets)
+        of_fields = zip(*(self._holds[rank] for rank in ranks), strict=True)
+        held: list[Number] = [np.stack(np.broadcast_arrays(blocks, *most)[1:]) for most in of_fields]
         first = PartColumns(*(np.repeat(self._by_set(column).min(1), sets) for column in self._first))
         last = PartColumns(*(np.repeat(self._by_set(column)[:, 0], sets) for column in self._last))
         ends, hidden_bytes = layouts_ends(whole.family, first, last, self._state), whole.hidden_bytes(self._rows)
-        of_rank = rank_rows(whole.family, holds, blocks, rank, self._block, ends, hidden_bytes)
+        holds = RankHolds(*held)
+        of_rank = rank_rows(whole.family, holds, blocks, ranks[0], self._block, ends, hidden_bytes)
         block = self._block._replace(kept_bytes=much / (of_rank.in_flight * self._layers))
         needed = rank_memory(of_rank.made_of(block), self._state, problem.training.precision).total
         free: Array = self._limit_bytes + much - problem.cluster.device.reserved_memory_bytes
-        return free - self._by_set(needed).min(1)
+        return free - needed.reshape(len(ranks), -1, sets).min(2)
+
+    @cached_property
+    def _holds(self) -> list[RankHolds]:
+        """What each rank holds, by row."""
+        return self._whole.family.holds(self._whole.count[self._rows])
 
     def steps_s(self) -> Array:
         """Seconds of a step, at least, by draft: by sums of forward and of backward seconds."""

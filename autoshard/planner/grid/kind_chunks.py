@@ -1,9 +1,10 @@
 """Cuts of one layout whose blocks are of several kinds, with two chunks a rank: a good one, and a bound of all.
 
 First come the pairs of stages that a rank may have: those that no faster step can have are left out, by bounds that
-know more and more (kind_pairs.py). Of the others, all choices of recompute sets that fit are priced. What is left are
-cuts as paths from rank to rank, of which none takes less than a bound (kind_paths.py). A good cut is found by moving
-blocks, simulated; few cuts that the bound leaves are all tried, with all sets.
+know more and more (kind_pairs.py). Of the others, the choices of recompute sets that fit and that none betters in
+both stages are priced. What is left are cuts as paths from rank to rank, of which none takes less than a bound
+(kind_paths.py). A good cut is found by moving blocks, simulated; few cuts that the bound leaves are all tried, with
+all sets.
 """
 
 from __future__ import annotations
@@ -94,16 +95,16 @@ class TwoChunkCuts:
         if at_least_s >= self._limit_s or sum(map(len, left)) * len(self._sets) ** 2 > MOST_PAIRS:
             return at_least_s
         self._pairs = [pairs.take(places) for pairs, places in zip(self._pairs, left, strict=True)]
-        sets = [self._sets_in_time(rank, self._roomy(rank)) for rank in range(self._pp)]
+        may = [self._roomy(rank) for rank in range(self._pp)]
+        sets = [self._sets_in_time(rank, self._at(rank, useful(may[rank]))) for rank in range(self._pp)]
         better_s, left = self._without(
             [self._costs(rank, *self._least_s(rank, sets[rank])[:2]) for rank in range(self._pp)]
         )
         at_least_s = max(at_least_s, better_s)
         if at_least_s >= self._limit_s:
             return at_least_s
-        sets = [self._kept(rank, *both) for rank, both in enumerate(zip(sets, left, strict=True))]
-        sets = [self._sets_in_time(rank, sets[rank]) for rank in range(self._pp)]
-        sets = [of_rank.take(fits) for of_rank, fits in zip(sets, self._fits(sets), strict=True)]
+        self._pairs = [pairs.take(places) for pairs, places in zip(self._pairs, left, strict=True)]
+        sets = self._fitting([of_rank[places] for of_rank, places in zip(may, left, strict=True)])
         found = [self._least_s(rank, sets[rank]) for rank in range(self._pp)]
         for rank, (both_s, _, chosen) in enumerate(found):
             place = rank, *self._pairs[rank].stages
@@ -113,22 +114,61 @@ class TwoChunkCuts:
         self._rows = [self._rows_of(rank, self._sets_in_time(rank, sets[rank])) for rank in range(self._pp)]
         return max(at_least_s, better_s)
 
+    @kept_by_object
+    def _order(self, chunk: int, has_end: bool) -> Array:
+        """The sets of stages by rising backward seconds, (content, set). has_end: whether the stage has an end of the
+        model."""
+        rank = (0, self._pp - 1)[chunk if has_end else 1 - chunk]
+        found: Array = self._two.pairs[rank].backward_s[chunk][:, 0].argsort(axis=1, kind="stable")
+        return found
+
+    def _orders(self, rank: int) -> tuple[Array, Array]:
+        """`_order` of the first and of the second stage of each pair, (pair, set) each."""
+        first, second = self._order(0, rank == 0), self._order(1, rank == self._pp - 1)
+        x, y = self._pairs[rank].stages
+        return first[x], second[y]
+
+    def _at(self, rank: int, places: tuple[Array, Array, Array]) -> Sets:
+        """Choices of sets by their places in what `_roomy` gives."""
+        pair, of_first, of_second = places
+        first, second = self._orders(rank)
+        return Sets(pair, first[pair, of_first], second[pair, of_second])
+
+    def _fitting(self, may: list[Array]) -> list[Sets]:
+        """By rank, the choices of sets that fit and are in time and that no other one betters in both stages. may: as
+        `_roomy` gives it.
+
+        Where the best all fit no others are looked at. Else all are that no fitting one betters.
+        """
+        ranks, fit = range(self._pp), [np.zeros_like(of_rank) for of_rank in may]
+        for looked_at in (useful, self._others):
+            places = [looked_at(*both) for both in zip(may, fit, strict=True)]
+            sets = [self._at(rank, places[rank]) for rank in ranks]
+            in_time = [self._in_time(rank, sets[rank]) for rank in ranks]
+            fits = self._fits([sets[rank].take(in_time[rank]) for rank in ranks])
+            for of_rank, known, place, rows, there in zip(may, fit, places, in_time, fits, strict=True):
+                of_rank[place] = False
+                known[tuple(column[rows[there]] for column in place)] = True
+        return [self._at(rank, useful(fit[rank])) for rank in ranks]
+
+    @staticmethod
+    def _others(may: Array, fit: Array) -> tuple[Array, Array, Array]:
+        """The places of the choices that none of those that fit betters. may, fit: of those that were not looked at and
+        that fit, as `_roomy` gives it."""
+        bettered = np.logical_or.accumulate(np.logical_or.accumulate(fit, axis=1), axis=2)
+        pair, first, second = np.nonzero(may & ~bettered)
+        return pair, first, second
+
     def _rows_of(self, rank: int, sets: Sets) -> Rows:
-        """The choices of sets that fit and that no other one betters in both stages."""
+        """Some choices of sets as rows."""
         pairs = self._pairs[rank]
-        backward_s = [
-            back_s[of[sets.pair], 0, chosen]
-            for back_s, of, chosen in zip(pairs.backward_s, pairs.stages, sets[1:], strict=True)
-        ]
-        order = np.lexsort((backward_s[1], backward_s[0], sets.pair))
-        pair, behind_s = sets.pair[order], backward_s[1][order]
-        number = np.arange(len(pair)) - np.searchsorted(pair, pair)
-        table = np.full((len(pairs.size), int(number.max(initial=0)) + 2), inf)
-        table[pair, number + 1] = behind_s
-        before_s = np.minimum.accumulate(table, axis=1)[pair, number]
-        useful = order[behind_s < before_s]
-        left = sets.take(useful)
-        return Rows(left.pair, np.stack(left[1:]), np.stack(backward_s)[:, useful], *self._seconds(rank, left))
+        backward_s = np.stack(
+            [
+                back_s[of[sets.pair], 0, chosen]
+                for back_s, of, chosen in zip(pairs.backward_s, pairs.stages, sets[1:], strict=True)
+            ]
+        )
+        return Rows(sets.pair, np.stack(sets[1:]), backward_s, *self._seconds(rank, sets))
 
     def _least_row(self, rows: Rows) -> Rows:
         """The least of each number of all choices of a pair, as one."""
@@ -146,13 +186,18 @@ class TwoChunkCuts:
         sets = sets._replace(pair=places[sets.pair])
         return sets.take(np.flatnonzero(sets.pair >= 0))
 
-    def _roomy(self, rank: int) -> Sets:
-        """The sets that a rank may have room for."""
-        pairs, beside, (x, y) = self._pairs[rank], self._two.beside_bytes(rank)[:, 0], self._pairs[rank].stages
-        kept_1, kept_2 = (held * self._two.contents.kept_bytes[:, 0] for held in pairs.held)
-        kept = kept_1[x][:, :, None] + kept_2[y][:, None]
-        taken = kept + np.maximum(beside[x][:, :, None], beside[y][:, None])
-        return Sets(*np.nonzero(taken <= pairs.free_bytes[:, :, None] * (1 + CLOSE)))
+    def _roomy(self, rank: int) -> Array:
+        """Whether a rank may have room, (pair, set of the first stage, of the second one), the sets in the order of
+        `_orders`."""
+        pairs, beside_bytes = self._pairs[rank], self._two.beside_bytes(rank)[:, 0]
+        kept_bytes = self._two.contents.kept_bytes[:, 0]
+        (kept_1, beside_1), (kept_2, beside_2) = (
+            [np.take_along_axis(numbers[content], order, 1) for numbers in (held * kept_bytes, beside_bytes)]
+            for held, content, order in zip(pairs.held, pairs.stages, self._orders(rank), strict=True)
+        )
+        taken = kept_1[:, :, None] + kept_2[:, None] + np.maximum(beside_1[:, :, None], beside_2[:, None])
+        may: Array = taken <= pairs.free_bytes[:, :, None] * (1 + CLOSE)
+        return may
 
     def _seconds(self, rank: int, sets: Sets) -> tuple[Array, Array]:
         """Backward of both stages, and as weighed by the passes behind the warm-up, by row."""
@@ -163,13 +208,17 @@ class TwoChunkCuts:
 
     def _sets_in_time(self, rank: int, sets: Sets) -> Sets:
         """The sets with which a step may take less than the limit."""
+        return sets.take(self._in_time(rank, sets))
+
+    def _in_time(self, rank: int, sets: Sets) -> Array:
+        """The places of the sets with which a step may take less than the limit."""
         beside, may = self._two.beside(rank), np.zeros(len(sets.pair), dtype=bool)
         for some in _slices(len(may)):
             part = sets.take(some)
             both_s, later_s = (column[:, None] for column in self._seconds(rank, part))
             costs = self._two.costs(self._pairs[rank].take(part.pair), beside, both_s, later_s)
             may[some] = costs.with_more_s(self._more_s)[:, 0] < self._two.limit_s[0]
-        return sets.take(np.flatnonzero(may))
+        return np.flatnonzero(may)
 
     def _least_s(self, rank: int, sets: Sets) -> tuple[Array, Array, Array]:
         """By pair, the least backward seconds of both stages, and as weighed behind the warm-up; the sets of the
@@ -247,7 +296,7 @@ class TwoChunkCuts:
         best: TimedChoice = fastest(self, starts, (inf, starts[0]))
         for _ in range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0):
             before_s = best[0]
-            best = fastest(self, np.array([*moves(best[1], self._most)]), best)
+            best = fastest(self, moves(best[1], self._most), best)
             if best[0] == before_s:
                 break
         sets = self._chosen_sets(best[1][None])[:, 0]
@@ -364,6 +413,16 @@ class TwoChunkCuts:
             self._state.after_rows_s([*counts[:, rank]], rank == 0, rank == self._pp - 1) for rank in range(self._pp)
         ]
         return np.max(of_ranks, axis=0)
+
+
+def useful(may: Array, *_: Array) -> tuple[Array, Array, Array]:
+    """The places of those pairs of sets of which no other one is before them in both. may: (pair of stages, first set,
+    second set), those to choose from."""
+    sets = may.shape[2]
+    fastest = np.where(may.any(2), may.argmax(2), sets)
+    before = np.minimum.accumulate(fastest, axis=1)
+    pair, first = np.nonzero(fastest < np.pad(before[:, :-1], [(0, 0), (1, 0)], constant_values=sets))
+    return pair, first, fastest[pair, first]
 
 
 def _slices(count: int) -> Iterator[slice]:

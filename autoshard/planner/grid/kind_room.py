@@ -11,13 +11,14 @@ import numpy as np
 from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES, living_bytes, rank_memory
 from autoshard.cost.rank import LastBlock
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import Unit
+from autoshard.cost.zero_sharding import State, Unit
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
 from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.unit_costs import PartColumns
 
 PRICES = np.array(
     [
@@ -115,19 +116,26 @@ class Blocks:
 
         Why: with much kept, what travels hides best behind what backward has freed, and with one block least travels.
         """
-        whole, kinds, sets = self.whole, len(self.counts), len(self.whole.sets)
-        each, much = len(self.drafts) * sets, min(self._limit_bytes, MOST_BYTES) + 2 * BUCKET_BYTES
-        rows = np.tile(np.repeat(self.drafts, sets), kinds)
-        of_kinds = [np.repeat(np.arange(kinds) == kind, each).astype(int) for kind in range(kinds)]
-        block, first, last, state = whole.parts_of(rows, np.tile(np.arange(sets), len(self.drafts) * kinds), of_kinds)
+        whole, (rows, of_kinds, (block, first, last, state)) = self.whole, self._alone
+        much = min(self._limit_bytes, MOST_BYTES) + 2 * BUCKET_BYTES
         ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
         holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0)
         of_rank = rank_rows(whole.family, holds, np.ones_like(rows), rank, block, ends, hidden_bytes)
         block = block._replace(kept_bytes=np.full(len(rows), much))
         of_rank = of_rank._replace(block=block, kinds=[(LastBlock(block, there == 1),) for there in of_kinds])
         memory = rank_memory(of_rank, state, whole.problem.training.precision)
-        found: Array = (memory.ends + memory.replay + memory.working).reshape(kinds, len(self.drafts), sets)
-        return found
+        found: Array = memory.ends + memory.replay + memory.working
+        return found.reshape(len(of_kinds), len(self.drafts), -1)
+
+    @cached_property
+    def _alone(self) -> tuple[Array, list[Array], tuple[PartColumns, PartColumns, PartColumns, State]]:
+        """(drafts, how many blocks of each kind, parts), a row for a block of each kind in each draft under each set
+        alone."""
+        kinds, sets = len(self.counts), len(self.whole.sets)
+        rows = np.tile(np.repeat(self.drafts, sets), kinds)
+        of_kinds = [np.repeat(np.arange(kinds) == kind, len(rows) // kinds).astype(int) for kind in range(kinds)]
+        parts = self.whole.parts_of(rows, np.tile(np.arange(sets), len(self.drafts) * kinds), of_kinds)
+        return rows, of_kinds, parts
 
     def ranks(self) -> Iterator[RankRoom]:
         """The ranks in order."""

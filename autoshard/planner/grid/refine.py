@@ -6,6 +6,8 @@ With one chunk a rank stage_cuts.py says what is chosen, with several chunks int
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,13 +59,15 @@ MOST_OF_THREE = 20
 class Promise(NamedTuple):
     """A layout that may be faster than what is known.
 
-    at_least_s: no cut and no choice of sets takes less. sets: places of those that stages may choose from.
+    at_least_s: no cut and no choice of sets takes less. sets: places of those that stages may choose from. tighter_s:
+    gives a higher bound of the same, which takes longer to find; None where it is not known of any.
     """
 
     at_least_s: float
     whole: Whole
     draft: int
     sets: tuple[int, ...]
+    tighter_s: Callable[[], float] | None = None
 
 
 class Refined(NamedTuple):
@@ -93,35 +97,51 @@ def refine(
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
     taken and beat that one are found too."""
     taken_s = max(known_s, taken_s)
-    ranked = [
-        promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
-        for whole in promising(wholes, taken_s * (1 - ROUNDING), least_s)
-        for promise in _promises(whole, by_stage, limit_bytes, taken_s)
-    ]
-    # what is solved sooner comes first
-    ranked.sort(key=lambda promise: (not promise.whole.family.cuts_are_free, promise.at_least_s))
+    of_free_cuts, of_sets = list[Whole](), list[Whole]()
+    for whole in wholes:
+        (of_free_cuts if whole.family.cuts_are_free else of_sets).append(whole)
+    unseen = [of_free_cuts, of_sets]  # what is solved sooner comes first, and leaves less of the others to bound
+
+    def promised(some: Iterable[Whole]) -> list[tuple[tuple[float, int], Promise]]:
+        found = [
+            promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
+            for whole in promising(some, taken_s * (1 - ROUNDING), least_s)
+            for promise in _promises(whole, by_stage, limit_bytes, taken_s)
+        ]
+        return [((one.at_least_s, place), one) for place, one in enumerate(found)]
+
+    queue = list[tuple[tuple[float, int], Promise]]()
     better: list[Timed] = []
     at_least_s = best_s = known_s
     chunked = {False: 0, True: 0}
-    for place, (bound_s, whole, draft, sets) in enumerate(ranked):
-        if bound_s >= taken_s * (1 - ROUNDING):
+    while queue or unseen:
+        if not queue:
+            queue = promised(unseen.pop(0))
+            heapify(queue)
             continue
+        (bound_s, place), promise = queue[0]
+        whole, draft = promise.whole, promise.draft
         is_refused = refused(whole.drafts.drafts[draft])
         beaten_s = best_s if is_refused else taken_s
         if bound_s >= beaten_s * (1 - ROUNDING):
+            heappop(queue)
             continue
         if not in_time():
-            left = [promise.at_least_s for promise in ranked[place:]]
+            left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
             return Refined(better, min(at_least_s, *left), len(left))
-        if whole.has_kinds and whole.family.num_virtual_stages > 1:
-            by_paths = _is_solved_by_paths(whole)
-            chunked[by_paths] += 1
-            if chunked[by_paths] > (
-                MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED
-            ):  # what is left is a part of the gap
-                at_least_s = min(at_least_s, bound_s)
-                continue
-        fastest = _fastest(whole, draft, sets, limit_bytes, beaten_s * (1 - ROUNDING))
+        by_paths, is_chunked = _is_solved_by_paths(whole), whole.has_kinds and whole.family.num_virtual_stages > 1
+        is_left = is_chunked and chunked[by_paths] >= (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED)
+        if promise.tighter_s is not None and not (is_left and at_least_s <= bound_s):
+            tighter_s = max(bound_s, promise.tighter_s())
+            promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
+            heapreplace(queue, ((tighter_s, place), promise))
+            continue
+        heappop(queue)
+        if is_left:  # a part of the gap
+            at_least_s = min(at_least_s, bound_s)
+            continue
+        chunked[by_paths] += is_chunked
+        fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING))
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is not None:
@@ -186,13 +206,23 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
         replayed_s = replayed_at_least_s(whole, drafts, limit_bytes, known_s)
         at_least_s[drafts] = kinds_at_least_s(whole, drafts, limit_bytes, replayed_s)
         drafts = drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)]
-    if len(drafts) and _is_bounded_by_rooms(whole) and np.isfinite(known_s):
-        for begin in range(0, len(drafts), AT_ONCE):
-            some = drafts[begin : begin + AT_ONCE]
-            room = ChunkRoom(whole, some, np.arange(len(whole.sets)), limit_bytes, known_s)
-            at_least_s[some] = np.maximum(at_least_s[some], room.steps_s(room.relaxed()))
-    for draft in drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)].tolist():
-        yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft))
+    by_rooms = _is_bounded_by_rooms(whole) and np.isfinite(known_s)
+    for begin in range(0, len(drafts), AT_ONCE):
+        some = drafts[begin : begin + AT_ONCE]
+        rooms = cache(partial(_rooms_at_least_s, whole, some, limit_bytes, known_s))
+        for draft in some.tolist():
+            tighter_s = partial(_of, rooms, draft) if by_rooms else None
+            yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft), tighter_s)
+
+
+def _rooms_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: float) -> dict[int, float]:
+    """Seconds of a step at least, by draft, by what its ranks have room for, as far as they are below known_s."""
+    room = ChunkRoom(whole, drafts, np.arange(len(whole.sets)), limit_bytes, known_s)
+    return dict(zip(drafts.tolist(), room.steps_s(room.relaxed()).tolist(), strict=True))
+
+
+def _of(seconds: Callable[[], dict[int, float]], draft: int) -> float:
+    return seconds()[draft]
 
 
 def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[Promise]:
@@ -361,11 +391,7 @@ class _Bounds:
         hidden_bytes, precision = whole.hidden_bytes(flat), whole.problem.training.precision
         block, first, last = self._parts
         ends = layouts_ends(whole.family, first, last, self._state)
-
-        def needed(count: int) -> Array:
-            of_each = np.full(len(flat), count)
-            of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
-            memory = rank_memory(of_rank, self._state, precision)
-            return memory.lives + memory.in_work
-
-        return [needed(count) for count in blocks]
+        of_each = np.array(blocks)[:, None]
+        of_rank = rank_rows(whole.family, self._holds[rank], of_each, rank, block, ends, hidden_bytes)
+        memory = rank_memory(of_rank, self._state, precision)
+        return [*np.broadcast_to(memory.lives + memory.in_work, (len(blocks), len(flat)))]

@@ -6,7 +6,7 @@ stage. So a stage of n blocks takes the fastest set that fits, and what is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from heapq import heapify, heapreplace
 from math import inf
@@ -27,8 +27,9 @@ from autoshard.planner.grid.bounds import (
 )
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.table import Whole
+from autoshard.rows import Number
 from autoshard.schedules import Work, at_least_s, step_time_s
-from autoshard.schedules.held import warm_ups
+from autoshard.schedules.held import RankHolds, warm_ups
 
 MOST_CUTS = 3000
 """With no more cuts that may be the best, all are tried."""
@@ -69,16 +70,18 @@ class StageCuts:
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         passes = stage_passes(blocks, block, state.block, device, accumulation_s)
         options, ends = [], layouts_ends(family, first, last, state)
-        for rank in range(pp):
-            of_rank = rank_rows(family, holds[rank], blocks, rank, block, ends, hidden_bytes)
-            needed = rank_memory(of_rank, state, problem.training.precision).total
+        for ranks in filter(len, ([0], range(1, pp - 1), [pp - 1])):  # those between the ends differ in what they hold
+            held: Number = np.array([holds[rank] for rank in ranks]).T[:, :, None, None]
+            of_ranks = rank_rows(family, RankHolds(*held), blocks, ranks[0], block, ends, hidden_bytes)
+            needed = rank_memory(of_ranks, state, problem.training.precision).total
             stage = [passes.forward_s], [passes.backward_s]
-            add_ends(*stage, of_rank.ends, accumulation_s)
+            add_ends(*stage, of_ranks.ends, accumulation_s)
             (forward_s,), (backward_s,) = stage
             backward_s = np.where(needed + device.reserved_memory_bytes <= limit_bytes, backward_s, np.inf)
-            chosen = backward_s.argmin(1)
-            options.append((forward_s[:, 0], np.take_along_axis(backward_s, chosen[:, None], 1)[:, 0], chosen))
-        return Options(*(np.array(column) for column in zip(*options, strict=True)))
+            chosen = backward_s.argmin(2)
+            forward_s = np.broadcast_to(forward_s[:, 0], chosen.shape)
+            options.append((forward_s, np.take_along_axis(backward_s, chosen[..., None], 2)[..., 0], chosen))
+        return Options(*map(np.concatenate, zip(*options, strict=True)))
 
     @cached_property
     def at_least_s(self) -> float:
@@ -98,7 +101,7 @@ class StageCuts:
 
     def neighbours(self, choice: Array, turn: int) -> Array:
         """Cuts with one block moved from one stage to another."""
-        return np.array([*moves(choice, self._work_s.shape[1])])
+        return moves(choice, self._work_s.shape[1])
 
     def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
         """(all cuts that may take less than limit_s, True); None if there are too many."""
@@ -154,7 +157,8 @@ class StageCuts:
         fits = np.isfinite(work.backward_s).all(0)
         bounds_s = np.full(len(choices), np.inf)
         if fits.any():
-            pipeline_s = at_least_s(self._whole.family.schedule, self._work(choices[fits]))
+            work = self._work(choices[fits])._replace(num_microbatches=self._m)  # faster than as many rows of it
+            pipeline_s = at_least_s(self._whole.family.schedule, work)
             bounds_s[fits] = pipeline_s + self._after_s(choices[fits])
         return bounds_s
 
@@ -177,15 +181,14 @@ class StageCuts:
         return np.array([self._state.after_s(*of_cut) for of_cut in blocks])
 
 
-def moves(cut: Array, most: int) -> Iterator[Array]:
-    """Cuts with one block moved from one stage to another, which then has at most `most`."""
-    for source in range(len(cut)):
-        for target in range(len(cut)):
-            if source != target and cut[source] > 1 and cut[target] < most:
-                moved = cut.copy()
-                moved[source] -= 1
-                moved[target] += 1
-                yield moved
+def moves(cut: Array, most: int) -> Array:
+    """Cuts with one block moved from one stage to another, which then has at most `most`, (cut, stage)."""
+    gives, takes = cut > 1, cut < most
+    source, target = np.nonzero(gives[:, None] & takes & ~np.eye(len(cut), dtype=bool))
+    moved, rows = np.repeat(cut[None], len(source), axis=0), np.arange(len(source))
+    moved[rows, source] -= 1
+    moved[rows, target] += 1
+    return moved
 
 
 def _count_cuts(most: Array, layers: int) -> float:
