@@ -354,6 +354,8 @@ class PricedLayouts:
             next_s = self.waiting.next_s() if self.waiting else None
             if self.waiting and next_s is not None and next_s <= first_s:
                 self.waiting.price_more(first_s)
+                if len(self.chunks) == known:
+                    continue  # none of those fits; of others that are not bounded yet one may, and be faster
             if len(self.chunks) > known:  # another reader may have priced them
                 more = self.chunks[known:]
                 known += len(more)

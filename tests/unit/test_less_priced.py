@@ -14,7 +14,17 @@ from autoshard.models.registry import load_model
 from autoshard.planner.grid.refine import promising
 from autoshard.planner.grid.table import Priced
 from autoshard.planner.layouts import MeshDrafts
-from autoshard.planner.priced import LEAST, TOGETHER, Bounded, Clock, Parted, TooLarge, Waiting, price_layouts
+from autoshard.planner.priced import (
+    LEAST,
+    TOGETHER,
+    Bounded,
+    Clock,
+    Parted,
+    PricedLayouts,
+    TooLarge,
+    Waiting,
+    price_layouts,
+)
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import _optimality, search
@@ -151,3 +161,25 @@ def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> No
     assert waiting.next_s() == 1.0
     waiting.price_more(inf)
     assert bounded == priced == [2, 2, 1, 1] and waiting.next_s() is None
+
+
+def test_no_layout_comes_before_a_faster_one_whose_way_is_bounded_late() -> None:
+    """The fastest layouts wait behind ways of which none fits, more than are bounded together."""
+    problem = problem_of("llama3.2-1b", "h100-80gb", 1, 64)
+    every = price_layouts(problem, Pins(), Tally(), Clock(inf), exhaustive=True).chunks
+    fastest = min(every, key=lambda one: float(one.step_time_s.min()))
+    slower = [one for one in every if one.step_time_s.min() > fastest.step_time_s.min()]
+    assert slower
+    way = MeshDrafts(0.0, fastest.whole.drafts.drafts[0], [("1f1b", 1, 1)])
+    ways = [Bounded(0.0, 0.0, 0.0, way._replace(state_bytes=float(place))) for place in range(TOGETHER + 1)]
+
+    def bounds(some: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+        last = [one for one in some if one.layouts.state_bytes == TOGETHER]
+        return last, [TooLarge([inf], one.layouts) for one in some if one not in last]
+
+    def price(layouts: list[MeshDrafts]) -> list[Priced]:
+        return [fastest] if layouts else []
+
+    waiting = Waiting(ways, bounds, price, lambda: True, at_once=TOGETHER)
+    first = next(PricedLayouts(problem, slower, waiting).fastest_first(inf))
+    assert first.step_time_s == fastest.step_time_s.min()
