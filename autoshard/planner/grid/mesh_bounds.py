@@ -14,7 +14,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem, chunks_are_alike
 from autoshard.cost.memory import BOUNDARY_BUFFERS
 from autoshard.cost.stage import LocalShape, local_shape
@@ -25,18 +24,14 @@ from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER, replicas_of_experts, tensor_ranks_apart
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
+from autoshard.planner.grid.blocks_bytes import ROUNDING, BlocksBytes, held_by_chunk, held_least
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
-from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, programs_of
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
-from autoshard.rows import by_count
-from autoshard.schedules.closed_form import chunk_visits
 from autoshard.spec.training import DTYPE_BYTES
 
-ROUNDING = 1e-9
-"""Share of a step by which a bound may be off for rounding."""
 FEWER_BYTES = 2e-3
 """Share of memory by which a bound may be above: with context parallelism biases of experts are shared by more."""
 LONG_S = 1e9
@@ -381,7 +376,7 @@ class _Parts:
             kept_of, waiting_of = (column[rows.shape] / rows.cp for column in of_end)
             ends[rank] += microbatches * kept_of + holds[rank].waiting * waiting_of
         if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
-            held = _held_least(family, rows.m)  # chunks may be small where many are held
+            held = held_least(family, rows.m)  # chunks may be small where many are held
         pipeline = _Pipeline(state, held, kept, replayed, limit_bytes - base - ends, at_end)
         if family.num_virtual_stages > 1 and len(counts) == 1:
             blocks = counts[0] / family.pp
@@ -390,7 +385,7 @@ class _Parts:
             of_block = (held[..., None] * kept[0] + replayed[0] / blocks).min(2)  # some chunk replays so much
             needed = np.maximum(needed, base + (blocks * (state[0] + of_block) + ends).max(0))
         else:
-            blocks_bytes = _BlocksBytes(self._problem, family, state, _visits(family, rows.m, held), kept)
+            blocks_bytes = BlocksBytes(self._problem, family, state, held_by_chunk(family, rows.m, held), kept)
             needed = np.maximum(base + blocks_bytes.fullest(ends), base - working + ends.max(0))
             if len(counts) > 1:
                 above = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
@@ -486,7 +481,7 @@ class _Parts:
         """
         if not len(m):
             return block_s.min(1)
-        kept = kept * _held_least(family, m)[0][:, None]
+        kept = kept * held_least(family, m)[0][:, None]
         fastest = block_s.argmin(1)[:, None]
         saved = np.take_along_axis(kept, fastest, 1) - kept
         more_s = block_s - np.take_along_axis(block_s, fastest, 1)
@@ -550,104 +545,6 @@ class _Parts:
             enough = is_enough(middle, rows)
             low[rows], high[rows] = np.where(enough, low[rows], middle), np.where(enough, middle, high[rows])
         return np.where(fits, low, LONG_S)
-
-
-def _held_least(family: Family, m: Array) -> Array:
-    """How many microbatches of every chunk a rank holds at the end of its warm-up, at least, (rank, row)."""
-    return _visits(family, m, np.zeros((family.pp, len(m)))).min(1)
-
-
-def _visits(family: Family, m: Array, held: Array) -> Array:
-    """How many microbatches a rank holds of each chunk at one moment, (rank, chunk, row): with several chunks at the
-    end of its warm-up. held: with one chunk, the most that it holds, (rank, row)."""
-    pp, vpp, warm_up = family.pp, family.num_virtual_stages, family.rules.warm_up
-    if vpp == 1:
-        return held[:, None]
-    if warm_up is None:
-        return np.zeros((pp, vpp, len(m)))
-
-    def of_ranks(count: int) -> list[int]:
-        return [visits for rank in range(pp) for visits in chunk_visits(warm_up(rank, pp, count, vpp), pp, vpp)]
-
-    return np.stack([np.broadcast_to(held, m.shape) for held in by_count(of_ranks, m)]).reshape(pp, vpp, len(m))
-
-
-class _BlocksBytes:
-    """Bytes of blocks on several ranks, whatever the cut is. Every virtual stage has a block, but for those that may be
-    an end of the model alone; no block is split.
-
-    state: of a block of each kind, (kind, rank, row). visits: microbatches that are held of each chunk, (rank, chunk,
-    row). kept: of one microbatch, (kind, row, set).
-    """
-
-    def __init__(self, problem: Problem, family: Family, state: Array, visits: Array, kept: Array):
-        self._model, self._family, self._state, self._visits, self._kept = problem.model, family, state, visits, kept
-        self._counts = np.array([count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)])
-        self._blocks = state[:, :, None] + visits * kept.min(2)[:, None, None]  # (kind, rank, chunk, row)
-        self._pinned = np.ones(visits.shape[:2])
-        if BACKENDS[problem.backend].unlike_stages:
-            self._pinned[0, 0] = self._pinned[-1, -1] = 0.0
-
-    def fullest(self, ends: Array) -> Array:
-        """Bytes on the fullest rank, at least, by row.
-
-        Why: the ranks' bytes, weighed by any prices, are no more than the fullest one's, weighed by all prices. Each
-        block costs no less than on the chunk where its price is lowest; a block that some chunk must have costs more by
-        what that chunk is dearer, for the kind for which that is least.
-
-        ends: of the ends, (rank, row).
-        """
-        pinned, kept = self._pinned[..., None], self._kept.min(2)
-        owns = self._pinned.any(1)
-        found: Array = (ends + self._own)[owns].max(0, initial=0.0)
-        for held in (self._visits.min(1), self._visits.mean(1))[: self._visits.shape[1]]:
-            price = 1 / np.maximum(self._state.mean(0) + held * kept.mean(0), 1.0)
-            costs = price[:, None] * self._blocks
-            cheapest = costs.min((1, 2))
-            dearer = (costs - cheapest[:, None, None]).min(0)
-            blocks = self._counts @ cheapest + (pinned * dearer).sum((0, 1))
-            np.maximum(found, (blocks + (price * ends).sum(0)) / price.sum(0), out=found)
-        return found
-
-    @property
-    def _own(self) -> Array:
-        """Bytes of the blocks that a rank must have, at least, (rank, row)."""
-        found: Array = (self._pinned[..., None] * self._blocks.min(0)).sum(1)
-        return found
-
-    def beside(self, working: Array, replayed: Array, at_end: Array) -> Array:
-        """Bytes that a rank with a block of a kind needs at least beside what every block works with, the loss, and
-        what is kept if all keep least, (kind, rank, row).
-
-        Why: when the last block of the kind runs backward, its rank replays it or keeps more, and has all but what
-        blocks behind it kept and, on the last rank, what the loss worked with.
-
-        working: of a block of each kind, beside what every block works with, (kind, row). replayed: (kind, row, set).
-        at_end: of the loss, beside what every block works with, by row.
-        """
-        more = self._kept - self._kept.min(2, keepdims=True)
-        fewest = self._visits.min((0, 1))  # of what is kept of the block, on any chunk
-        in_work = working + (replayed + fewest[:, None] * more).min(2)
-        found = np.repeat(in_work[:, None], len(self._visits), axis=1)
-        found[:, -1] -= at_end
-        if self._family.num_virtual_stages == 1:
-            behind = most_behind(self._model)
-            found -= np.tensordot(behind, self._kept.max(2), 1)[:, None]
-            found[behind.any(1), -1] = 0.0  # the loss is in front of them
-        return np.maximum(found, 0.0)
-
-    def whole_fit(self, room: Array) -> Array:
-        """Whether the ranks have room for all blocks of each kind and of any, by row.
-
-        room: bytes for blocks, at least one of a kind among them, (kind, rank, row).
-        """
-        block, pinned = self._blocks.min(2), self._pinned.sum(1)
-        of_kinds = np.floor(np.maximum(room, 0.0) / block + ROUNDING)
-        spare = room.max(0) - self._own
-        of_any = pinned[:, None] + np.floor(np.maximum(spare, 0.0) / block.min(0) + ROUNDING)
-        own_fit = (spare >= 0.0)[pinned > 0].all(0)
-        fit: Array = own_fit & (of_kinds.sum(1) >= self._counts[:, None]).all(0) & (of_any.sum(0) >= self._counts.sum())
-        return fit
 
 
 class _Work(NamedTuple):
