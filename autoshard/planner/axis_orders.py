@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
+from weakref import WeakKeyDictionary, ref
 
 from autoshard.backends.mesh_rules import ORDER_RULES
 from autoshard.backends.problem import Draft, Problem
@@ -93,9 +94,16 @@ def at_any_speed(cluster: Cluster) -> Cluster:
     )
 
 
-@lru_cache(maxsize=64)
+_FIRST: WeakKeyDictionary[Cluster, ref[Cluster]] = WeakKeyDictionary()
+
+
 def _first_equal(cluster: Cluster) -> Cluster:
-    return cluster
+    """The first of equal clusters, as long as somebody has it: what is known of it is found by the object."""
+    known = _FIRST.get(cluster)
+    first = None if known is None else known()
+    if first is None:
+        _FIRST[cluster] = ref(cluster)
+    return first or cluster
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.stage import local_shape, strategy_mesh
 from autoshard.explanation.quantities import Quantity, quantities
 from autoshard.models.registry import load_model
-from autoshard.planner.axis_orders import links_of
+from autoshard.planner.axis_orders import at_any_speed, links_of
 from autoshard.planner.grid.ranks import RankState
 from autoshard.planner.grid.sharding_bounds import LeastTable
 from autoshard.planner.grid.table import Table
@@ -79,3 +80,14 @@ def test_bounds_have_states_of_their_own() -> None:
     least = LeastTable(problem, ("none",), False, {})
     assert all(type(one) is not RankState for one in states(least))
     assert all(type(one) is RankState for one in states(Table(problem, ("none",))))
+
+
+def test_equal_links_stay_one_object_whatever_else_was_asked() -> None:
+    """As long as somebody asks for them: what is known of links is found by the object."""
+    cluster = problem_8b().cluster
+    first = links_of(cluster)
+    for nodes in range(1, 200):
+        assert links_of(cluster) is first
+        at_any_speed(load_cluster("trn1.32xlarge", nodes))
+    more = replace(cluster, device=replace(cluster.device, memory_bytes=2 * cluster.device.memory_bytes))
+    assert links_of(more) is first
