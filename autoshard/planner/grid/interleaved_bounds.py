@@ -150,7 +150,7 @@ class MixedLeast:
 
     @cached_property
     def _holds(self) -> list[RankHolds]:
-        """What each rank holds, by row."""
+        """The microbatches that each rank holds, by row."""
         return self._whole.family.holds(self._whole.count[self._rows])
 
     def steps_s(self) -> Array:
