@@ -239,10 +239,10 @@ def part_numbers(
     order = np.argsort(np.concatenate([places for _, places in several]))
     sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
     kinds = len(every[0].blocks)
-    fields = (*PartColumns._fields, *more)
-    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(fields)))
+    named = (*PartColumns._fields, *more)
+    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(named)))
     for place, part in enumerate(_parts(sums, len(recompute), kinds, opens)):
-        for field, name in enumerate(fields if part is not None else ()):
+        for field, name in enumerate(named if part is not None else ()):
             numbers[:, :, place, field] = attrgetter(name)(part)
     if problem.training.unquantized_first or problem.training.unquantized_last:
         all_wide = problem._replace(training=problem.training.all_wide)
