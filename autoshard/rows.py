@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 Number = Any
@@ -129,6 +130,28 @@ def total(seconds: Any) -> Number:
     return seconds.sum(0) if is_rows(seconds) else sum(seconds)
 
 
+def by_stage(function: Callable[..., Number], *seconds: Any) -> Any:
+    """function(of one stage, ...) of all stages; at once where they are arrays. seconds: by stage along the first
+    axis."""
+    if all(map(is_rows, seconds)):
+        return function(*seconds)
+    return [function(*of_stage) for of_stage in zip(*seconds, strict=True)]
+
+
+def running_total(seconds: Any) -> Any:
+    """The sums up to each stage. seconds: by stage along the first axis."""
+    return seconds.cumsum(0) if is_rows(seconds) else list(accumulate(seconds))
+
+
+def running_largest(seconds: Any) -> Any:
+    """The largest up to each stage. seconds: by stage along the first axis."""
+    if not is_rows(seconds):
+        return list(accumulate(seconds, largest))
+    import numpy as np
+
+    return np.maximum.accumulate(seconds, axis=0)
+
+
 def weighted(weights: Sequence[Number], seconds: Any) -> Number:
     """The sum over stages of weights times seconds."""
     if is_rows(seconds) and not any(map(is_rows, weights)):
@@ -136,6 +159,18 @@ def weighted(weights: Sequence[Number], seconds: Any) -> Number:
 
         return np.array(weights, dtype=float) @ seconds
     return sum(weight * of_stage for weight, of_stage in zip(weights, seconds, strict=True))
+
+
+def weighted_by_rank(weights: Sequence[Sequence[Number]], seconds: Any) -> Any:
+    """The sums over each rank's stages of weights times seconds, by rank. weights: by rank, then chunk. seconds: by
+    virtual stage (stage = chunk * ranks + rank) along the first axis."""
+    ranks = len(weights)
+    if is_rows(seconds) and not any(is_rows(weight) for of_rank in weights for weight in of_rank):
+        import numpy as np
+
+        by_rank = seconds.reshape(-1, ranks, *seconds.shape[1:]).swapaxes(0, 1)
+        return np.matmul(np.array(weights, dtype=float)[:, None], by_rank)[:, 0]
+    return [weighted(of_rank, seconds[rank::ranks]) for rank, of_rank in enumerate(weights)]
 
 
 def different(counts: Any) -> list[int]:

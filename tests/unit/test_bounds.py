@@ -181,7 +181,8 @@ def test_no_step_of_several_chunks_is_faster_than_its_work_allows(one: Pipeline)
 
 @given(pipelines("interleaved"))
 def test_no_step_of_unlike_chunks_is_faster(one: Pipeline) -> None:
-    """It is no more than the closed form, which knows all backwards; it is the closed form of equal stages."""
+    """It is no more than the closed form, which knows all backwards; where stages are equal and transfers take no time
+    it is the same."""
     warm_ups, ranks = one.family.warm_ups, []
     for rank, warm in enumerate(warm_ups):
         back_s, visits = one.backward_s[rank :: one.pp], chunk_visits(warm, one.pp, one.vpp)
@@ -192,7 +193,7 @@ def test_no_step_of_unlike_chunks_is_faster(one: Pipeline) -> None:
     assert warm_up is not None
     work = one.work
     assert bound_s <= alternating_at_least_s(warm_up, work) * ROUNDING <= one.simulated_s * ROUNDING**2
-    if len({*one.forward_s, *one.backward_s}) == 2:
+    if len({*one.forward_s, *one.backward_s}) == 2 and not one.transfer_s:
         assert bound_s == pytest.approx(alternating_at_least_s(warm_up, work))
     less = [RankBackward(*(0.9 * seconds for seconds in backward)) for backward in ranks]
     smaller_s = unlike_chunks_at_least_s(warm_ups, one.vpp, one.m, np.array(one.forward_s), one.transfer_s, less)

@@ -219,6 +219,13 @@ def test_a_first_backward_waits_at_the_slowest_forward_on_the_way_up() -> None:
     assert simulated_s(size, forward_s, backward_s) == bound_s(size, forward_s, backward_s) == 22 + 4 * 20 + 2 * 1 + 2
 
 
+def test_by_hand_the_first_microbatches_come_to_second_chunks_no_faster_than_the_slowest_first_chunk() -> None:
+    """Rank 1's first chunk runs both forwards until 7; then one more on rank 0 and on rank 1 each, so that the last
+    backward there ends at 11; microbatch 1 comes to rank 0, back to rank 1 and to rank 0 again."""
+    size, forward_s, backward_s = ("interleaved", 2, 2, 2), [1.0, 3.0, 1.0, 1.0], [1.0] * 4
+    assert simulated_s(size, forward_s, backward_s) == bound_s(size, forward_s, backward_s) == 7 + 1 + 2 + 1 + 3
+
+
 @given(sizes().filter(lambda size: size[0] == "interleaved"), st.floats(1, 2))
 def test_interleaved_with_a_heavy_head_is_exact(size: Size, head: float) -> None:
     forward_s = [1.0] * (size[1] * size[3] - 1) + [head]
