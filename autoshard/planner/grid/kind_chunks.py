@@ -2,9 +2,9 @@
 
 First come the pairs of stages that a rank may have: those that no faster step can have are left out, by bounds that
 know more and more (kind_pairs.py). Of the others, the choices of recompute sets that fit and that none betters in
-both stages are priced. What is left are cuts as paths from rank to rank, of which none takes less than a bound
-(kind_paths.py). A good cut is found by moving blocks, simulated; few cuts that the bound leaves are all tried, with
-all sets.
+both stages are priced. What is left are cuts as paths from rank to rank, of which none takes less than a bound, in
+parts (kind_split.py). A good cut is found by moving blocks, simulated; few cuts that the bound leaves are all tried,
+with all sets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import Found, TimedChoice, fastest
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.kind_pairs import ChunkRoom, Costs
-from autoshard.planner.grid.kind_paths import Paths, Rows, paths_below
+from autoshard.planner.grid.kind_paths import Rows
+from autoshard.planner.grid.kind_split import SplitCuts
 from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows, with_unlike_chunks
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.table import Whole
@@ -73,6 +74,9 @@ class TwoChunkCuts:
         self._both_s = np.full((self._pp, size, size), inf)
         self._chosen = np.zeros((self._pp, size, size), dtype=int)
         self._rows: list[Rows] = []
+        candidates, _ = whole.cuts(np.full(len(self._sets), draft), self._sets)
+        self._candidates = candidates.of_stages(self._pp, 2).T
+        self._best_s, self._best_cut, self._best_sets = inf, np.zeros(0, dtype=int), np.zeros(0, dtype=int)
 
     def _without(self, costs: Sequence[Costs]) -> tuple[float, list[Array]]:
         """(seconds that no step takes less than, the places of the pairs that a faster one may have, by rank)."""
@@ -170,14 +174,6 @@ class TwoChunkCuts:
         )
         return Rows(sets.pair, np.stack(sets[1:]), backward_s, *self._seconds(rank, sets))
 
-    def _least_row(self, rows: Rows) -> Rows:
-        """The least of each number of all choices of a pair, as one."""
-        begin = np.flatnonzero(np.diff(rows.pair, prepend=-1))
-        if not len(begin):
-            return rows
-        least = [np.minimum.reduceat(column, begin, axis=-1) for column in rows[2:]]
-        return Rows(rows.pair[begin], rows.sets[:, begin], *least)
-
     def _kept(self, rank: int, sets: Sets, left: Array) -> Sets:
         """The sets of some of the pairs, which are then those of the rank."""
         places = np.full(len(self._pairs[rank].size), -1)
@@ -272,12 +268,6 @@ class TwoChunkCuts:
         needed: Array = rank_memory(of_rank, state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes
 
-    def _paths(self) -> Paths | None:
-        """The cuts that may take less than the limit; None where these are too many."""
-        of_pipeline = self._two, self._pairs, float(self._two.limit_s[0])
-        paths = paths_below(*of_pipeline, self._rows)
-        return paths or paths_below(*of_pipeline, [self._least_row(of_rank) for of_rank in self._rows])
-
     def best(self) -> Found:
         """The fastest cut that is found to take less than the limit."""
         at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
@@ -285,47 +275,54 @@ class TwoChunkCuts:
             at_least_s = max(at_least_s, self._solve_pairs())
         if at_least_s >= self._limit_s or not np.isfinite(self._both_s).any():
             return Found(inf, at_least_s, None)
-        paths, cuts, after_s = self._paths(), [], float(self._two.after_s[0])
-        if paths is not None:
-            at_least_s = max(at_least_s, paths.bound_s(self._limit_s - after_s) + after_s)
-            if at_least_s >= self._limit_s * (1 - CLOSE):
-                return Found(inf, at_least_s, None)
-            cuts = paths.cuts()
-        candidates, _ = self._whole.cuts(np.full(len(self._sets), self._draft), self._sets)
-        starts = np.unique([*cuts, *candidates.of_stages(self._pp, 2).T], axis=0)
-        best: TimedChoice = fastest(self, starts, (inf, starts[0]))
-        for _ in range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0):
-            before_s = best[0]
-            best = fastest(self, moves(best[1], self._most), best)
-            if best[0] == before_s:
-                break
-        sets = self._chosen_sets(best[1][None])[:, 0]
-        if paths is not None and best[0] < self._limit_s:  # paths of a shorter step recompute more
-            at_least_s = max(at_least_s, paths.bound_s(best[0] - after_s) + after_s)
-        listed = None if paths is None else self._listed(paths, min(best[0], self._limit_s))
-        left, proven = MOST_TRIED, listed is not None
-        for cut in listed or ():
+        split, after_s = SplitCuts(self._two, self._pairs, self._rows), float(self._two.after_s[0])
+        at_least_s = max(at_least_s, split.solve(self._limit_s - after_s, self._descend) + after_s)
+        proven = at_least_s >= self._below_s * (1 - CLOSE) or self._try_all(split)
+        if proven:
+            at_least_s = max(at_least_s, self._below_s)
+        if self._best_s >= self._limit_s:
+            return Found(inf, min(at_least_s, self._limit_s), None)
+        names = [self._whole.sets[self._sets[place]] for place in self._best_sets]
+        strategy = self._whole.strategy(self._draft, names, self._best_cut.tolist())
+        return Found(self._best_s, min(self._best_s, at_least_s), strategy)
+
+    @property
+    def _below_s(self) -> float:
+        """Only steps that take less are of interest."""
+        return min(self._best_s, self._limit_s)
+
+    def _descend(self, starts: Sequence[Array]) -> float:
+        """Move blocks from the best of some cuts on, while that helps; the first time also from those that are priced
+        anyway. Seconds of the pipeline that others must beat."""
+        tried = np.unique([*starts, *self._candidates], axis=0)
+        self._candidates = self._candidates[:0]
+        if len(tried):
+            best: TimedChoice = fastest(self, tried, (inf, tried[0]))
+            for _ in range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0):
+                before_s = best[0]
+                best = fastest(self, moves(best[1], self._most), best)
+                if best[0] == before_s:
+                    break
+            if best[0] < self._best_s:
+                self._best_s, self._best_cut = best
+                self._best_sets = self._chosen_sets(best[1][None])[:, 0]
+        return self._below_s - float(self._two.after_s[0])
+
+    def _try_all(self, split: SplitCuts) -> bool:
+        """Try all cuts that may be better with all sets; False where these are too many."""
+        below_s = self._below_s - float(self._two.after_s[0])
+        cuts, left = split.cuts_below(below_s * (1 - CLOSE), MOST_CUTS), MOST_TRIED
+        if cuts is None or (cuts and len(cuts) * len(self._sets) ** (2 * self._pp) > MOST_TRIED):
+            return False
+        for cut in cuts:
             of_ranks = self._pairs_of_cut(cut)
             left -= prod(map(len, of_ranks))
-            proven = left >= 0
-            if not proven:
-                break
-            better = self._with_all_sets(cut, of_ranks, min(best[0], self._limit_s))
+            if left < 0:
+                return False
+            better = self._with_all_sets(cut, of_ranks, self._below_s)
             if better is not None:
-                best, sets = better[:2], better[2]
-        if proven:
-            at_least_s = max(at_least_s, min(best[0], self._limit_s))
-        if best[0] >= self._limit_s:
-            return Found(inf, min(at_least_s, self._limit_s), None)
-        names = [self._whole.sets[self._sets[place]] for place in sets]
-        strategy = self._whole.strategy(self._draft, names, best[1].tolist())
-        return Found(best[0], min(best[0], at_least_s), strategy)
-
-    def _listed(self, paths: Paths, below_s: float) -> list[Array] | None:
-        """All cuts that may take less than below_s; None where these are too many."""
-        found = paths.cuts_below((below_s - float(self._two.after_s[0])) * (1 - CLOSE), MOST_CUTS)
-        too_many = found and len(found) * len(self._sets) ** (2 * self._pp) > MOST_TRIED
-        return None if too_many else found
+                self._best_s, self._best_cut, self._best_sets = better
+        return True
 
     def _pairs_of_cut(self, cut: Array) -> list[Array]:
         """By rank, the pairs of sets that fit and that no other one betters in both stages."""

@@ -29,6 +29,8 @@ DEAREST = 1e4
 """The interval's upper end over its lower one."""
 ROUNDS = 3
 """Passes that find what all ranks recompute, at least, from what steps may take and the other way round."""
+NEVER_S = -1e30
+"""Of a way that there is not."""
 SMALLEST = 1e-30
 """Less than a block keeps."""
 
@@ -50,16 +52,17 @@ class Pairs(NamedTuple):
     """Stages of one rank together, with two chunks a rank pairs. stages: their contents, by chunk. size: blocks of
     all, growing.
 
-    (pair, draft) each: ahead_s: forward of all. later_ahead_s: weighed by the passes behind the warm-up. least_s:
-    forward and backward of these blocks as `ChunkRoom.all_s` counts them; least_backward_s: backward alone, by chunk.
-    free_bytes: for what is kept, and for what works beside. taken_bytes: of that, what a stage takes at least, by
-    chunk, then (content, draft, set). backward_s: of a stage, alike. held: microbatches in flight, (chunk, draft).
-    weights: passes of each chunk behind the warm-up, alike.
+    (pair, draft) each: forward_s: by chunk. ahead_s: forward of all. later_ahead_s: weighed by the passes behind the
+    warm-up. least_s: forward and backward of these blocks as `ChunkRoom.all_s` counts them; least_backward_s: backward
+    alone, by chunk. free_bytes: for what is kept, and for what works beside. taken_bytes: of that, what a stage takes
+    at least, by chunk, then (content, draft, set). backward_s: of a stage, alike. held: microbatches in flight, (chunk,
+    draft). weights: passes of each chunk behind the warm-up, alike.
     """
 
     rank: int
     stages: tuple[Array, ...]
     size: Array
+    forward_s: tuple[Array, ...]
     ahead_s: Array
     later_ahead_s: Array
     least_s: Array
@@ -75,6 +78,7 @@ class Pairs(NamedTuple):
         return self._replace(
             stages=tuple(content[places] for content in self.stages),
             size=self.size[places],
+            forward_s=tuple(of_chunk[places] for of_chunk in self.forward_s),
             ahead_s=self.ahead_s[places],
             later_ahead_s=self.later_ahead_s[places],
             least_s=self.least_s[places],
@@ -91,6 +95,11 @@ class Beside(NamedTuple):
     drain_s: Array
     up_s: Array
     down_s: Array
+
+    def ways(self) -> tuple[Array, Array, Array, Array]:
+        """What is beside a rank along the four ways of `ChunkRoom.ways`."""
+        fill_s, drain_s, up_s, down_s = self
+        return fill_s + drain_s, up_s + drain_s, fill_s + down_s, up_s + down_s
 
 
 class Costs(NamedTuple):
@@ -224,6 +233,7 @@ class ChunkRoom:
             rank=rank,
             stages=stages,
             size=size,
+            forward_s=tuple(forward_s),
             ahead_s=sum(forward_s),
             later_ahead_s=sum(weight * seconds for weight, seconds in zip(weights, forward_s, strict=True)),
             least_s=least_s,
@@ -313,25 +323,34 @@ class ChunkRoom:
             fill_s, drain_s, self.all_s[0] + behind_backward_s + hops_s, self.all_s[1] + behind_forward_s + hops_s
         )
 
-    def ways(self, pairs: Pairs, beside: Beside, both_s: Array, later_s: Array) -> tuple[Array, Array, Array, Array]:
-        """Seconds of a step at least, (pair, draft), along four ways. both_s, later_s: backward of both stages, and as
-        weighed by the passes behind the warm-up.
+    def through_s(self, rank: int, end: Array) -> tuple[Array, Array]:
+        """Seconds in which one microbatch goes through all stages up to a rank's second one, at least: forward, and,
+        the other way round, backward, (place, draft) each. end: where that stage ends."""
+        hops_s, stages = (self.pp + rank) * self._hop_s, self.pp + rank + 1
+        forward_s, backward_s = (
+            upto[end] + stages * self.launch_s + ends[0] + ends[1] * (rank == self.pp - 1) + hops_s
+            for upto, ends in zip(self.upto_s, (self.ends_forward_s, self.ends_least_s), strict=True)
+        )
+        return forward_s, backward_s
+
+    def ways(self, pairs: Pairs, both_s: Array, later_s: Array) -> tuple[Array, Array, Array, Array]:
+        """Seconds of a rank's work, (pair, draft), along four ways; with `Beside.ways` of that rank a step takes at
+        least as long. both_s, later_s: backward of both stages, and as weighed by the passes behind the warm-up.
 
         Why: the ways of schedules.closed_form.alternating_at_least_s through this rank. Its first backward waits for
         microbatch 0 to come back or for its own warm-up, and the same, mirrored in time, at the end: none of these,
         the first one, the last one, both.
         """
-        fill_s, drain_s, up_s, down_s = beside
         ahead_s, back_s = self.m * pairs.ahead_s, self.m * both_s
-        alone_s = fill_s + drain_s + ahead_s + back_s
-        if self._whole.family.warm_ups[pairs.rank] < self.vpp * self.m.min():
-            up_s, down_s = up_s + pairs.later_ahead_s, down_s + later_s
-            return alone_s, up_s + back_s + drain_s, fill_s + ahead_s + down_s, up_s + down_s
-        return alone_s, up_s + back_s + drain_s, fill_s + ahead_s + down_s, np.zeros_like(alone_s)
+        has_both = self._whole.family.warm_ups[pairs.rank] < self.vpp * self.m.min()
+        later_ahead_s, later_s = (pairs.later_ahead_s, later_s) if has_both else (0.0, 0.0)
+        around_s = later_ahead_s + later_s if has_both else np.full_like(ahead_s, NEVER_S)
+        return ahead_s + back_s, later_ahead_s + back_s, ahead_s + later_s, around_s
 
     def costs(self, pairs: Pairs, beside: Beside, both_s: Array, later_s: Array) -> Costs:
-        """`ways`, the longest of them."""
-        *ways, around_s = self.ways(pairs, beside, both_s, later_s)
+        """The longest of the ways through a rank with what is beside it."""
+        own_s = self.ways(pairs, both_s, later_s)
+        *ways, around_s = (beside_s + way_s for beside_s, way_s in zip(beside.ways(), own_s, strict=True))
         more_s = np.maximum(pairs.ahead_s + both_s - pairs.least_s, 0.0)
         return Costs(pairs.size, np.maximum.reduce(ways), around_s, more_s)
 

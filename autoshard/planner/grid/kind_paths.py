@@ -4,7 +4,7 @@ A state is (middle, i, j): the second chunks begin at `middle`, the rank's two s
 a state to one of the next rank: sizes of both stages, and their recompute sets. What a step takes at least by one rank
 depends on its entry and, in sums, on those of the other ranks: the backwards in front of it and behind it, and what all
 ranks recompute for one microbatch. The least of these sums is found by passes over all entries; with each pass there
-are fewer that a faster step may have.
+are fewer that a faster step may have. It also depends on the longest stage of all, which is known (kind_split.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.kind_pairs import ChunkRoom, Pairs, windows
+from autoshard.planner.grid.kind_pairs import NEVER_S, ChunkRoom, Pairs, windows
 
 MOST_ENTRIES = 600_000
 """With more entries, these are not looked at."""
@@ -49,10 +49,19 @@ class Rows(NamedTuple):
         )
 
 
+class Longest(NamedTuple):
+    """Of one stage that all first microbatches, as many as there are ranks, go through before they go through any
+    second stage behind the last rank of `passed_by_all`: what its forward and its backward take at least."""
+
+    forward_s: float
+    backward_s: float
+
+
 class Ways(NamedTuple):
-    """Seconds of a step at least by a rank with an entry, along the four ways of `ChunkRoom.costs`, as if all other
+    """Seconds of a step at least by a rank with an entry, along the four ways of `ChunkRoom.ways`, as if all other
     ranks recomputed nothing; and what the entry adds to that. front_s: to the backwards of the first chunks; back_s: to
-    those of the second ones; more_s: to all."""
+    those of the second ones; more_s: to all. later_s: by how much more than the rank's own last backwards it takes, and
+    then the way to the end, until all last microbatches have come through the longest stage."""
 
     alone_s: Array
     up_s: Array
@@ -61,6 +70,33 @@ class Ways(NamedTuple):
     front_s: Array
     back_s: Array
     more_s: Array
+    later_s: Array
+
+    def take(self, places: Array) -> Ways:
+        """These entries alone."""
+        return Ways(*(column[places] for column in self))
+
+
+class Ahead(NamedTuple):
+    """What the ranks in front add at least, by state. front_s: to the backwards of their first chunks; more_s: to
+    both."""
+
+    front_s: Array
+    more_s: Array
+
+
+class Keys(NamedTuple):
+    """Places of a rank's stages with sizes, (place, size) each. of_state: the place of each state. pair: of the rank's
+    pairs, -1 where there is none. first, end: where the first stage begins and the second one ends."""
+
+    of_state: Array
+    pair: Array
+    first: Array
+    end: Array
+
+
+Sizes = tuple[tuple[int, int], ...]
+"""The fewest and the most blocks of first chunks, of second ones and of both together."""
 
 
 class Entries(NamedTuple):
@@ -86,32 +122,46 @@ class Entries(NamedTuple):
             after,
             self.sizes[:, places],
             self.sets[:, places],
-            Ways(*(column[places] for column in self.ways)),
+            self.ways.take(places),
         )
 
 
 class Paths:
     """All paths that a step below a limit may take."""
 
-    def __init__(self, two: ChunkRoom, pairs: Sequence[Pairs], rows: Sequence[Rows], limit_s: float):
-        """limit_s: of the pipeline. Raises TooMany where there are too many entries."""
-        self._two, self._pairs, self._rows, self._limit_s = two, pairs, rows, limit_s
-        self.ranks = self._all_entries()
+    def __init__(
+        self,
+        two: ChunkRoom,
+        pairs: Sequence[Pairs],
+        rows: Sequence[Rows],
+        limit_s: float,
+        longest: Longest,
+        middles: range,
+    ):
+        """limit_s: of the pipeline. longest: of all cuts that count. middles: places where their second chunks begin.
+        Raises TooMany where there are too many entries."""
+        self._two, self._pairs, self._rows, self._limit_s, self._longest = two, pairs, rows, limit_s, longest
+        self.ranks = self._all_entries(middles)
 
-    def _all_entries(self) -> list[Entries]:
-        """The entries on paths from the first to the last rank."""
+    def _all_entries(self, wanted: range) -> list[Entries]:
+        """The entries on paths from the first to the last rank. wanted: places where second chunks may begin."""
         two, layers, width = self._two, self._two.layers, self._two.layers + 1
         middles = windows(two.pp, 2, layers, two.most, two.bare)[0][1]
-        codes, found, left = middles * width**2 + middles, [], MOST_ENTRIES
-        sizes = [pairs.size for pairs in self._pairs]
-        fewest, most = ([int(of(one)) if len(one) else width for one in sizes] for of in (np.min, np.max))
+        middles = middles[(middles >= wanted.start) & (middles < wanted.stop)]
+        left, found, behind = MOST_ENTRIES, list[Entries](), self._behind_sizes()
+        (fewest_1, most_1), (fewest_2, most_2), _ = behind[0]
+        fewest, most = max(fewest_1, layers - most_2), min(most_1, layers - fewest_2)
+        middles = middles[(middles >= fewest) & (middles <= most)]
+        codes, ahead = middles * width**2 + middles, Ahead(*np.zeros((2, len(middles))))
         for rank in range(two.pp):
-            behind = layers - sum(most[rank + 1 :]), layers - sum(fewest[rank + 1 :])
-            found.append(self._entries(rank, codes, behind, left))
-            left -= len(found[-1].after)
-            reached = np.zeros(width**3, dtype=bool)
-            reached[found[-1].after] = True
-            codes = np.flatnonzero(reached)
+            entries = self._entries(rank, codes, ahead, behind[rank + 1], left)
+            found.append(entries)
+            left -= len(entries.after)
+            least = np.full((2, width**3), inf)
+            for of_all, of_states, own_s in zip(least, ahead, (entries.ways.front_s, entries.ways.more_s), strict=True):
+                np.minimum.at(of_all, entries.after, of_states[entries.state] + own_s)
+            codes = np.flatnonzero(least[0] < inf)
+            ahead = Ahead(*least[:, codes])
         codes, ranks = np.zeros(1, dtype=int), []
         for entries in reversed(found):  # `after` was a code
             places = np.minimum(np.searchsorted(codes, entries.after), max(len(codes) - 1, 0))
@@ -120,89 +170,141 @@ class Paths:
             codes = ranks[-1].codes
         return ranks[::-1]
 
-    def _entries(self, rank: int, codes: Array, behind: tuple[int, int], most: int) -> Entries:
-        """The entries of one rank, whose `after` are codes. codes: of the states that paths may reach. behind: the
-        fewest and the most blocks of this rank and those in front."""
-        two, width, pairs, rows = self._two, self._two.layers + 1, self._pairs[rank], self._rows[rank]
-        content, contents = two.ranges.content, two.contents
-        place = np.full((len(contents.size) + 1,) * 2, -1)  # behind the model's end there is nothing
+    def _behind_sizes(self) -> list[Sizes]:
+        """The fewest and the most blocks of each rank and those behind, of the first chunks, of the second ones and of
+        both together; last, of no rank."""
+        never, found = self._two.layers + 1, list[Sizes]([((0, 0),) * 3])
+        for pairs, rows in zip(reversed(self._pairs), reversed(self._rows), strict=True):
+            sizes = [self._two.contents.size[content[rows.pair]] for content in pairs.stages]
+            found.append(
+                tuple(
+                    (fewest + int(size.min(initial=never)), most + int(size.max(initial=-never)))
+                    for size, (fewest, most) in zip((*sizes, sum(sizes)), found[-1], strict=True)
+                )
+            )
+        return found[::-1]
+
+    def _entries(self, rank: int, codes: Array, ahead: Ahead, behind: Sizes, most: int) -> Entries:
+        """The entries of one rank, whose `after` are codes. codes: of the states that paths may reach. ahead: what the
+        ranks in front have, by state. behind: what `_behind_sizes` gives of the ranks behind."""
+        pairs, rows, width = self._pairs[rank], self._rows[rank], self._two.layers + 1
+        sizes, state, size, keys = self._steps(rank, codes, behind)
+        # what is the same for all middles is looked at once
+        key, used = keys.of_state[state] * sizes.shape[1] + size, np.zeros(keys.pair.size, dtype=bool)
+        used[key] = True
+        alike = (used.cumsum() - 1)[key]
+        first, end, of_pair = (column.ravel()[used] for column in (keys.first, keys.end, keys.pair))
+        begin = np.searchsorted(rows.pair, np.arange(len(pairs.size) + 1))
+        key, row = spread(begin[of_pair], np.diff(begin)[of_pair])
+        ways = self._ways(rank, first, end, key, row)
+        inside = np.flatnonzero(self._seconds(ways) < self._limit_s)
+        key, row, ways = key[inside], row[inside], ways.take(inside)
+        begin = np.searchsorted(key, np.arange(len(first) + 1))
+        count = np.diff(begin)[alike]
+        if count.sum() > 2 * MOST_ENTRIES:
+            raise TooMany
+        old, entry = spread(begin[alike], count)
+        inside = np.flatnonzero(self._on_the_way_s(ways, entry, ahead, state[old]) < self._limit_s)
+        if len(inside) > most:
+            raise TooMany
+        old, entry = old[inside], entry[inside]
+        state, both = state[old], sizes[:, size[old]]
+        after = codes[state] + both[0] * width + both[1] if rank < self._two.pp - 1 else np.zeros_like(state)
+        return Entries(codes, np.zeros(0, dtype=int), state, after, both, rows.sets[:, row[entry]], ways.take(entry))
+
+    def _steps(self, rank: int, codes: Array, behind: Sizes) -> tuple[Array, Array, Array, Keys]:
+        """(sizes of both stages, (stage, size); the states and their sizes that leave as many blocks as ranks behind
+        may have; all places). Arguments as of `_entries`. Raises TooMany."""
+        two, width, pairs = self._two, self._two.layers + 1, self._pairs[rank]
+        content, sizes = two.ranges.content, two.contents.size
+        place = np.full((len(sizes) + 1,) * 2, -1)  # behind the model's end there is nothing
         place[pairs.stages[0], pairs.stages[1]] = np.arange(len(pairs.size))
         begins, of_state = np.unique(codes % width**2, return_inverse=True)
         i, j, middle = begins // width, begins % width, codes // width**2
-        if rank < two.pp - 1:
-            both = np.unique(contents.size[pairs.stages[0]] * width + contents.size[pairs.stages[1]])
-            n1, n2 = (of_both[None] for of_both in np.divmod(both, width))
-            if len(codes) * n1.size > 8 * MOST_ENTRIES:
-                raise TooMany
-            fits = place[content[i[:, None], n1], content[j[:, None], n2]] >= 0
-            end_1, end_2 = i[:, None] + n1, j[:, None] + n2
-            blocks = (end_1 + end_2)[of_state] - middle[:, None]
-            may = fits[of_state] & (blocks >= behind[0]) & (blocks <= behind[1])
-            state, size = np.nonzero(may & (end_1[of_state] <= middle[:, None]))
-            n1, n2 = n1[0, size], n2[0, size]
-        else:
-            state, n1, n2 = np.arange(len(codes)), middle - i[of_state], two.layers - j[of_state]
-            inside = np.flatnonzero((n1 >= 0) & (n1 <= two.most) & (n2 >= 0) & (n2 <= two.most))
-            state, n1, n2 = state[inside], n1[inside], n2[inside]
-        # what is the same for all middles is looked at once
-        keys, alike = np.unique((of_state[state] * width + n1) * width + n2, return_inverse=True)
-        i, j, x, y = i[keys // width**2], j[keys // width**2], keys // width % width, keys % width
-        of_pair = place[content[i, x], content[j, y]]
-        begin = np.searchsorted(rows.pair, np.arange(len(pairs.size) + 1))
-        key, row = spread(np.append(begin, 0)[of_pair], np.append(np.diff(begin), 0)[of_pair])
-        ways = self._ways(rank, i[key], (j + y)[key], rows.take(row))
-        may = np.flatnonzero(self._seconds(ways) < self._limit_s)
-        key, row, ways = key[may], row[may], Ways(*(column[may] for column in ways))
-        begin = np.searchsorted(key, np.arange(len(keys) + 1))
-        if np.diff(begin)[alike].sum() > most:
+        n1, n2 = np.divmod(np.unique(sizes[pairs.stages[0]] * width + sizes[pairs.stages[1]]), width)
+        if len(codes) * len(n1) > 8 * MOST_ENTRIES:
             raise TooMany
-        old, entry = spread(begin[alike], np.diff(begin)[alike])
-        state, sizes = state[old], np.stack([n1[old], n2[old]])
-        after = codes[state] + sizes[0] * width + sizes[1] if rank < two.pp - 1 else np.zeros_like(state)
-        return Entries(
-            codes,
-            np.zeros(0, dtype=int),
-            state,
-            after,
-            sizes,
-            rows.sets[:, row[entry]],
-            Ways(*(column[entry] for column in ways)),
-        )
+        pair = place[content[i[:, None], n1], content[j[:, None], n2]]
+        may, left_1, left_2 = (pair >= 0)[of_state], middle - i[of_state], two.layers - j[of_state]
+        blocks = zip((n1, n2, n1 + n2), (left_1, left_2, left_1 + left_2), behind, strict=True)
+        for own, left, (fewest, most) in blocks:
+            own, left = own.astype(np.int32), left.astype(np.int32)[:, None]
+            may &= (own >= left - most) & (own <= left - fewest)
+        state, size = np.nonzero(may)
+        first, end = np.broadcast_to(i[:, None], pair.shape), j[:, None] + n2
+        return np.stack([n1, n2]), state, size, Keys(of_state, pair, first, end)
 
-    def _ways(self, rank: int, first: Array, end: Array, rows: Rows) -> Ways:
-        """The ways of entries. first, end: where their first stage begins and where their second one ends."""
-        pairs = self._pairs[rank].take(rows.pair)
-        costs = self._two.ways(pairs, self._two.beside(rank, first, end), rows.both_s[:, None], rows.later_s[:, None])
-        least_s = [of_stage[:, 0] for of_stage in pairs.least_backward_s]
-        more_s = rows.both_s - sum(least_s)
-        front_s, back_s = (back - least for back, least in zip(rows.backward_s, least_s, strict=True))
-        return Ways(
-            *(column[:, 0] for column in costs), *(np.maximum(column, 0.0) for column in (front_s, back_s, more_s))
-        )
-
-    def _seconds(
-        self, ways: Ways, front_s: Array | float = 0.0, back_s: Array | float = 0.0, more_s: float = 0.0
-    ) -> Array:
-        """Seconds of the pipeline at least, by entry. front_s: what the ranks in front add to the backwards of their
-        first chunks; back_s: those behind of their second ones; more_s: all ranks to all backwards."""
-        found: Array = np.maximum.reduce(
-            [
-                ways.alone_s + front_s,
-                ways.up_s + front_s + back_s,
-                ways.down_s + more_s,
-                ways.around_s + back_s + more_s,
-            ]
+    def _on_the_way_s(self, ways: Ways, entry: Array, ahead: Ahead, state: Array) -> Array:
+        """`_seconds` of entries as far as the ranks in front are known."""
+        until_s = np.maximum(ways.alone_s, ways.up_s)
+        found: Array = np.maximum(
+            until_s[entry] + ahead.front_s[state], (until_s + ways.later_s)[entry] + ahead.more_s[state]
         )
         return found
 
-    def _front(self, may: Sequence[Array]) -> list[Array]:
-        """By rank, then entry: what the ranks in front add at least. may: of each entry, 0 or infinite."""
+    def _ways(self, rank: int, first: Array, end: Array, key: Array, row: Array) -> Ways:
+        """The ways of entries. first, end: where their first stage begins and where their second one ends, by key. key,
+        row: by entry."""
+        rows, beside = self._rows[rank], self._two.beside(rank, first, end)
+        pairs = self._pairs[rank].take(rows.pair)
+        own_s = self._two.ways(pairs, rows.both_s[:, None], rows.later_s[:, None])
+        costs = [beside_s[key, 0] + way_s[row, 0] for beside_s, way_s in zip(beside.ways(), own_s, strict=True)]
+        least_s = [of_stage[:, 0] for of_stage in pairs.least_backward_s]
+        adds = [
+            np.maximum(back_s - least, 0.0)
+            for back_s, least in zip((*rows.backward_s, rows.both_s), (*least_s, sum(least_s)), strict=True)
+        ]
+        found = Ways._make([*costs, *(column[row] for column in adds), np.full(len(row), NEVER_S)])
+        if min(pairs.held[0].min(), self._two.m.min()) < self._two.pp or pairs.held[1].min() < 1:
+            return found
+        filled_s, later_s = (
+            through_s[key, 0] - before_s[key, 0] + wait_s[row]
+            for through_s, before_s, wait_s in zip(
+                self._two.through_s(rank, end), beside[:2], self._waits_s(pairs, rows, adds[2]), strict=True
+            )
+        )
+        filled_s = np.maximum(filled_s, 0.0)
+        return found._replace(alone_s=found.alone_s + filled_s, down_s=found.down_s + filled_s, later_s=later_s)
+
+    def _waits_s(self, pairs: Pairs, rows: Rows, more_s: Array) -> tuple[Array, Array]:
+        """How long the first microbatches take through a rank's second stage beside the first one of them, less all
+        work of the warm-up, by row: forward, and, the other way round, backward. more_s: what a row adds to backward.
+
+        Why: one after another they go through all stages up to that one, at the pace of the longest.
+        """
+        first, found = min(int(pairs.held[1].min()), self._two.pp), []
+        is_behind = pairs.rank >= passed_by_all(self._pairs) - 1  # all that is counted in `longest` is on the way
+        for longest_s, (one_s, other_s) in (
+            (self._longest.forward_s, [of_chunk[:, 0] for of_chunk in pairs.forward_s]),
+            (self._longest.backward_s, rows.backward_s),
+        ):
+            pace_s = np.maximum(longest_s if is_behind else one_s, other_s)
+            found.append((first - 1) * pace_s - self._two.pp * one_s - first * other_s)
+        return found[0], found[1] + more_s
+
+    def _seconds(
+        self,
+        ways: Ways,
+        front_s: Array | float = 0.0,
+        back_s: Array | float = 0.0,
+        more_s: float = 0.0,
+        passed_s: Array | float = 0.0,
+    ) -> Array:
+        """Seconds of the pipeline at least, by entry. front_s: what the ranks in front add to the backwards of their
+        first chunks; back_s: those behind of their second ones; more_s: all ranks to all backwards; passed_s: those in
+        front to both, and those behind to the ones of their first chunks."""
+        until_s, to_end_s = np.maximum(ways.alone_s, ways.up_s + back_s), np.maximum(front_s, ways.later_s + passed_s)
+        found: Array = np.maximum.reduce([until_s + to_end_s, ways.down_s + more_s, ways.around_s + back_s + more_s])
+        return found
+
+    def _front(self, own: Sequence[Array]) -> list[Array]:
+        """By rank, then entry: the least of what the ranks in front have together. own: by rank, then entry."""
         least, found = np.zeros(len(self.ranks[0].codes)), []
-        for rank, entries in enumerate(self.ranks):
+        for rank, (entries, of_rank) in enumerate(zip(self.ranks, own, strict=True)):
             found.append(least[entries.state])
             if rank < len(self.ranks) - 1:
                 least = np.full(len(self.ranks[rank + 1].codes), inf)
-                np.minimum.at(least, entries.after, found[-1] + entries.ways.front_s + may[rank])
+                np.minimum.at(least, entries.after, found[-1] + of_rank)
         return found
 
     def _behind(self, own: Sequence[Array], end: float, joined: np.ufunc) -> list[Array]:
@@ -220,14 +322,20 @@ class Paths:
         more_s, costs_s = 0.0, [self._seconds(entries.ways) for entries in self.ranks]
         for _ in range(ROUNDS):
             may = [np.where(of_rank < limit_s, 0.0, inf) for of_rank in costs_s]
-            front = self._front(may)
             ways = [entries.ways for entries in self.ranks]
-            *back, _ = self._behind([one.back_s + of for one, of in zip(ways, may, strict=True)], 0.0, np.add)
-            more = self._behind([one.more_s + of for one, of in zip(ways, may, strict=True)], 0.0, np.add)[-1]
+            fronts, backs, mores = (
+                [getattr(one, name) + of for one, of in zip(ways, may, strict=True)]
+                for name in ("front_s", "back_s", "more_s")
+            )
+            front = self._front(fronts)
+            *back, _ = self._behind(backs, 0.0, np.add)
+            more = self._behind(mores, 0.0, np.add)[-1]
             more_s = max(more_s, float(more.min(initial=inf)))
+            *behind, _ = self._behind(fronts, 0.0, np.add)
+            passed = [np.add(*both) for both in zip(self._front(mores), behind, strict=True)]
             costs_s = [
-                self._seconds(one, front_s, back_s, more_s) + of_rank
-                for one, of_rank, front_s, back_s in zip(ways, may, front, back, strict=True)
+                self._seconds(one, front_s, back_s, more_s, passed_s) + of_rank
+                for one, of_rank, front_s, back_s, passed_s in zip(ways, may, front, back, passed, strict=True)
             ]
         return costs_s
 
@@ -282,6 +390,8 @@ class Paths:
             old, entry = spread(entries.begin[state], count)
             left = np.flatnonzero(of_rank[entry] < limit_s)
             old, entry = old[left], entry[left]
+            if not len(entry):
+                return []
             cuts = np.concatenate([cuts[:, :, old], entries.sizes[:, None, entry]], axis=1)
             together = np.unique(np.vstack([cuts.reshape(-1, len(entry)), entries.after[entry]]), axis=1)
             if together.shape[1] > most:
@@ -290,16 +400,14 @@ class Paths:
         return [*cuts.transpose(2, 0, 1).reshape(cuts.shape[2], -1)]
 
 
+def passed_by_all(pairs: Sequence[Pairs]) -> int:
+    """How many ranks, from the first one on, run both stages for all of the first microbatches, as many as there are
+    ranks, in their warm-up. pairs: by rank."""
+    return sum(all(int(of_chunk.min()) >= len(pairs) for of_chunk in of_rank.held) for of_rank in pairs)
+
+
 class TooMany(Exception):
     """There are more entries than are looked at."""
-
-
-def paths_below(two: ChunkRoom, pairs: Sequence[Pairs], limit_s: float, rows: Sequence[Rows]) -> Paths | None:
-    """The paths of `Paths`; None where there are too many."""
-    try:
-        return Paths(two, pairs, rows, limit_s)
-    except TooMany:
-        return None
 
 
 def spread(begin: Array, count: Array) -> tuple[Array, Array]:

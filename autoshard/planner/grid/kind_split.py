@@ -1,0 +1,123 @@
+"""Cuts of one layout with two chunks a rank, in parts by their longest stage: what no cut takes less than.
+
+The first microbatches, as many as there are ranks, go through all first chunks before they go through second ones, one
+after another, at the pace of the longest of these stages; the last ones come back in the same way. How long that takes
+is known in a part: where the longest stage is short, few cuts hold all blocks, and where it is long, the way takes
+long. Parts are halved while some cut of theirs may take less than the best one that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.kind_pairs import ChunkRoom, Pairs
+from autoshard.planner.grid.kind_paths import Longest, Paths, Rows, TooMany, passed_by_all
+
+CLOSE = 0.005
+"""Stages are as long as each other where that changes the way by less than this share of a step."""
+MOST_PARTS = 150
+"""So many parts are looked at, each for some hundredths of a second."""
+
+
+class Part(NamedTuple):
+    """Some cuts. first, end: the range of their longest backward among those of all stages that count. low, high: the
+    range of the blocks of all their first chunks."""
+
+    first: int
+    end: int
+    low: int
+    high: int
+
+    def by_longest(self) -> list[Part]:
+        """The part as two by the longest stage; itself where that is known."""
+        middle = (self.first + self.end) // 2
+        return [self._replace(end=middle), self._replace(first=middle)] if middle > self.first else [self]
+
+    def by_blocks(self) -> list[Part]:
+        """The part as two by the blocks of first chunks; itself where these are known."""
+        middle = (self.low + self.high) // 2
+        return [self._replace(high=middle), self._replace(low=middle)] if middle > self.low else [self]
+
+
+class SplitCuts:
+    """The cuts of one layout in parts."""
+
+    def __init__(self, two: ChunkRoom, pairs: Sequence[Pairs], rows: Sequence[Rows]):
+        """pairs, rows: by rank, as of `Paths`."""
+        self._two, self._pairs, self._rows = two, pairs, rows
+        counted = passed_by_all(pairs)  # of these ranks second stages count too
+        self._stages_s = [
+            (
+                np.stack([of_chunk[of_rank.pair, 0] for of_chunk in one.forward_s[: 1 + (one.rank < counted)]]),
+                of_rank.backward_s[: 1 + (one.rank < counted)],
+            )
+            for one, of_rank in zip(pairs, rows, strict=True)
+        ]
+        self._different_s = np.unique(np.concatenate([backward_s.ravel() for _, backward_s in self._stages_s]))
+        self._left = list[tuple[float, Part]]()
+
+    def _paths(self, part: Part, limit_s: float) -> Paths:
+        """The paths of a part below a limit. Raises TooMany."""
+        shortest_s, longest_s = self._different_s[part.first], self._different_s[part.end - 1]
+        rows, forward_at_least_s = [], inf
+        for of_rank, (forward_s, backward_s) in zip(self._rows, self._stages_s, strict=True):
+            rows.append(of_rank.take(np.flatnonzero((backward_s <= longest_s).all(0))))
+            is_long = (shortest_s <= backward_s) & (backward_s <= longest_s)
+            forward_at_least_s = min(forward_at_least_s, float(forward_s[is_long].min(initial=inf)))
+        longest = Longest(forward_at_least_s, float(shortest_s))
+        return Paths(self._two, self._pairs, rows, limit_s, longest, range(part.low, part.high))
+
+    def _is_wide(self, part: Part, limit_s: float) -> bool:
+        spread_s = self._different_s[part.end - 1] - self._different_s[part.first]
+        return bool((self._two.pp - 1) * spread_s > CLOSE * limit_s)
+
+    def solve(self, limit_s: float, tried: Callable[[Sequence[Array]], float]) -> float:
+        """Seconds of the pipeline that no cut takes less than, as far as they are below a limit. tried: tries cuts, and
+        returns the limit then."""
+        whole = Part(0, len(self._different_s), 0, self._two.layers + 1)
+        queue, parts = [(0.0, whole)] if len(self._different_s) else [], 0
+        while queue:  # short stages come first: good cuts are even
+            bound_s, part = queue.pop()
+            if bound_s >= limit_s:
+                continue
+            parts += 1
+            if parts > MOST_PARTS:
+                self._left.append((bound_s, part))
+                continue
+            try:
+                paths = self._paths(part, limit_s)
+            except TooMany:
+                halves = part.by_blocks()
+            else:
+                bound_s = max(bound_s, paths.values(limit_s)[0])
+                if bound_s >= limit_s:
+                    continue
+                halves = part.by_longest() if self._is_wide(part, limit_s) else [part]
+                if len(halves) == 1:
+                    limit_s = tried(paths.cuts())
+                    bound_s = max(bound_s, paths.bound_s(limit_s))
+            if len(halves) == 1:
+                self._left.append((bound_s, part))
+            else:
+                queue += [(bound_s, half) for half in reversed(halves)]
+        self._left = [one for one in self._left if one[0] < limit_s]
+        return min([limit_s, *(bound_s for bound_s, _ in self._left)])
+
+    def cuts_below(self, limit_s: float, most: int) -> list[Array] | None:
+        """All cuts that may take less than a limit, no higher than that of `solve`; None where there are more than
+        `most`."""
+        found = list[Array]()
+        for _, part in self._left:
+            try:
+                cuts = self._paths(part, limit_s).cuts_below(limit_s, most - len(found))
+            except TooMany:
+                return None
+            if cuts is None:
+                return None
+            found += cuts
+        return found
