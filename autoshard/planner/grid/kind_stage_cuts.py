@@ -259,45 +259,66 @@ class KindStageCuts(OneChunkCuts):
 
     def best(self) -> Found:
         """The fastest cut that takes less than the limit."""
+        least_s, cuts = self._least_sums()
+        at_least_s = min(least_s + self._after_least_s, self._limit_s)
         best: TimedChoice = (self._limit_s, np.zeros(0, dtype=int))
-        work_s, cut, _ = self._within(inf, self._limit_s - self._after_least_s)
-        if cut is None:
-            return Found(inf, self._limit_s, None)
-        best = fastest(self, cut[None], best)
-        low_s = 0.0  # where ranks wait for those behind, some rank has its share of all work beside W
-        if self._in_turns and self._m > self._pp:
-            low_s = (1 - CLOSE) * (self._m - 1) / self._pp * (work_s - self._ways_s)
-        open_, at_least_s, left = [(low_s, self._most_beside_s(cut), work_s)], inf, MOST_HALVINGS
-        while open_:
-            low_s, high_s, work_s = open_.pop()
-            pipeline_s = best[0] - self._after_least_s
-            high_s = min(high_s, pipeline_s - work_s)
-            if high_s <= low_s or high_s - low_s <= CLOSE * pipeline_s or not left:
-                at_least_s = min(at_least_s, max(low_s, 0.0) + work_s)
-                continue
-            left -= 1
-            middle_s = (low_s + high_s) / 2
-            least_s, cut, _ = self._within(middle_s, pipeline_s)
-            if cut is None:
-                open_.append((middle_s, high_s, work_s))
-                continue
-            best = fastest(self, cut[None], best)
-            top_s = self._most_beside_s(cut)
-            at_least_s = min(at_least_s, least_s + top_s)
-            if least_s > work_s:
-                open_.append((middle_s, high_s, work_s))
-            open_.append((low_s, top_s * (1 - SAME), least_s))
-        at_least_s = min(at_least_s + self._after_least_s, best[0])
-        if at_least_s < best[0] * (1 - CLOSE):
-            best, at_least_s = self._listed(best, at_least_s)
+        if at_least_s < self._limit_s * (1 - CLOSE):
+            best = fastest(self, cuts[-1:], best)
+            if at_least_s < best[0] * (1 - CLOSE):
+                listed = self._listed(best[0])
+                best = fastest(self, cuts if listed is None else listed, best)
+                at_least_s = at_least_s if listed is None else best[0]
         if not len(best[1]):
             return Found(inf, at_least_s, None)
         return Found(best[0], min(best[0], at_least_s), self.strategy(best[1]))
 
-    def _listed(self, best: TimedChoice, at_least_s: float) -> tuple[TimedChoice, float]:
-        """(the fastest cut, what no cut takes less than), by listing all beginnings of cuts that may be faster."""
+    def _least_sums(self) -> tuple[float, Array]:
+        """(seconds of the pipeline that the terms leave at least, or what is left of the limit, good cuts by them), the
+        best one last.
+
+        An interval of what may be beside W is looked at by its upper end, where most often no cut is left, and by its
+        middle in turn.
+        """
+        below_s = self._limit_s - self._after_least_s
+        work_s, cut, _ = self._within(inf, below_s)
+        if cut is None:
+            return below_s, np.zeros((0, self._pp), dtype=int)
+        low_s = 0.0  # where ranks wait for those behind, some rank has its share of all work beside W
+        if self._in_turns and self._m > self._pp:
+            low_s = (1 - CLOSE) * (self._m - 1) / self._pp * (work_s - self._ways_s)
+        found: list[tuple[float, Array]] = []
+        at_least_s, left = below_s, MOST_HALVINGS
+        open_ = list[tuple[float, float, float, bool]]()
+
+        def take(cut: Array, work_s: float) -> float:
+            """What is just less than the cut has beside W."""
+            top_s = self._most_beside_s(cut)
+            found.append((work_s + top_s, cut))
+            return top_s * (1 - SAME)
+
+        open_.append((low_s, take(cut, work_s), work_s, True))
+        while open_:
+            low_s, high_s, work_s, at_end = open_.pop()
+            best_s = min(below_s, *(sum_s for sum_s, _ in found))
+            high_s = min(high_s, best_s - work_s)
+            if high_s <= low_s or high_s - low_s <= CLOSE * best_s or not left:
+                at_least_s = min(at_least_s, max(low_s, 0.0) + work_s)
+                continue
+            left -= 1
+            probed_s = high_s if at_end else (low_s + high_s) / 2
+            least_s, cut, _ = self._within(probed_s, best_s)
+            if not at_end and least_s > work_s:
+                open_.append((probed_s, high_s, work_s, True))
+            if cut is not None:
+                open_.append((low_s, min(probed_s, take(cut, least_s)), least_s, not at_end))
+        found.sort(key=lambda one: -one[0])
+        return min(at_least_s, found[-1][0]), np.array([cut for _, cut in found])
+
+    def _listed(self, below_s: float) -> Array | None:
+        """The cuts that may take less than below_s, found by listing all beginnings of such cuts; None where these are
+        too many."""
         pp, hop_s, ways_s = self._pp, self._hop_s, self._ways_s
-        pipeline_s = best[0] - self._after_least_s
+        pipeline_s = below_s - self._after_least_s
         work_s, _, behind = self._within(inf, pipeline_s)
         *_, behind = self._within(pipeline_s - work_s, pipeline_s)
         may = np.stack([self._terms.alone_s[rank] < pipeline_s for rank in range(pp)])
@@ -329,14 +350,12 @@ class KindStageCuts(OneChunkCuts):
                 known.down_s + up_s + back_s + astern_s,
             )
             after_s = np.maximum(known.after_s, self._after_behind_s[rank + 1][stop])
-            keep = np.flatnonzero(np.maximum.reduce(bounds) + after_s < best[0] * (1 - CLOSE))
+            keep = np.flatnonzero(np.maximum.reduce(bounds) + after_s < below_s * (1 - CLOSE))
             if len(keep) > MOST_BEGINNINGS:
-                return best, at_least_s
+                return None
             first, known = stop[keep], known.take(keep)
             cuts = np.hstack([cuts[old[keep]], blocks[keep, None]])
-        if len(cuts):
-            best = fastest(self, cuts, best)
-        return best, best[0]
+        return cuts
 
     def _worst_behind_s(self, behind: list[Array]) -> list[Array]:
         """By rank, then first block: what a step takes beside W by the worst rank from there on, at least."""
