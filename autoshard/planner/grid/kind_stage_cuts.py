@@ -259,9 +259,8 @@ class KindStageCuts(OneChunkCuts):
 
     def best(self) -> Found:
         """The fastest cut that takes less than the limit."""
-        least_s, cuts = self._least_sums()
-        at_least_s = min(least_s + self._after_least_s, self._limit_s)
         best: TimedChoice = (self._limit_s, np.zeros(0, dtype=int))
+        at_least_s, cuts = self._least_sums()
         if at_least_s < self._limit_s * (1 - CLOSE):
             best = fastest(self, cuts[-1:], best)
             if at_least_s < best[0] * (1 - CLOSE):
@@ -273,8 +272,8 @@ class KindStageCuts(OneChunkCuts):
         return Found(best[0], min(best[0], at_least_s), self.strategy(best[1]))
 
     def _least_sums(self) -> tuple[float, Array]:
-        """(seconds of the pipeline that the terms leave at least, or what is left of the limit, good cuts by them), the
-        best one last.
+        """(seconds that no cut takes less than by the terms, no more than the limit; good cuts by them, the best one
+        last).
 
         An interval of what may be beside W is looked at by its upper end, where most often no cut is left, and by its
         middle in turn.
@@ -282,12 +281,12 @@ class KindStageCuts(OneChunkCuts):
         below_s = self._limit_s - self._after_least_s
         work_s, cut, _ = self._within(inf, below_s)
         if cut is None:
-            return below_s, np.zeros((0, self._pp), dtype=int)
+            return self._limit_s, np.zeros((0, self._pp), dtype=int)
         low_s = 0.0  # where ranks wait for those behind, some rank has its share of all work beside W
         if self._in_turns and self._m > self._pp:
             low_s = (1 - CLOSE) * (self._m - 1) / self._pp * (work_s - self._ways_s)
         found: list[tuple[float, Array]] = []
-        at_least_s, left = below_s, MOST_HALVINGS
+        least_s, left = below_s, MOST_HALVINGS
         open_ = list[tuple[float, float, float, bool]]()
 
         def take(cut: Array, work_s: float) -> float:
@@ -302,17 +301,17 @@ class KindStageCuts(OneChunkCuts):
             best_s = min(below_s, *(sum_s for sum_s, _ in found))
             high_s = min(high_s, best_s - work_s)
             if high_s <= low_s or high_s - low_s <= CLOSE * best_s or not left:
-                at_least_s = min(at_least_s, max(low_s, 0.0) + work_s)
+                least_s = min(least_s, max(low_s, 0.0) + work_s)
                 continue
             left -= 1
             probed_s = high_s if at_end else (low_s + high_s) / 2
-            least_s, cut, _ = self._within(probed_s, best_s)
-            if not at_end and least_s > work_s:
+            more_s, cut, _ = self._within(probed_s, best_s)
+            if not at_end and more_s > work_s:
                 open_.append((probed_s, high_s, work_s, True))
             if cut is not None:
-                open_.append((low_s, min(probed_s, take(cut, least_s)), least_s, not at_end))
+                open_.append((low_s, min(probed_s, take(cut, more_s)), more_s, not at_end))
         found.sort(key=lambda one: -one[0])
-        return min(at_least_s, found[-1][0]), np.array([cut for _, cut in found])
+        return min(least_s, found[-1][0]) + self._after_least_s, np.array([cut for _, cut in found])
 
     def _listed(self, below_s: float) -> Array | None:
         """The cuts that may take less than below_s, found by listing all beginnings of such cuts; None where these are
@@ -417,20 +416,28 @@ class WeightsApartCuts(OneChunkCuts):
         at_least_s, cut = self._bound()
         if cut is None:
             return Found(inf, self._limit_s, None)
-        best: TimedChoice = fastest(self, cut[None], (self._limit_s, np.zeros(0, dtype=int)))
+        best: TimedChoice = (self._limit_s, np.zeros(0, dtype=int))
+        listed = self._listed(self._limit_s)
+        if listed is None:
+            best = self._moved(cut, best)
+            listed = self._listed(best[0])
+        if listed is not None:
+            best = fastest(self, listed, best)
+            at_least_s = best[0]
+        if not len(best[1]):
+            return Found(inf, min(at_least_s, self._limit_s), None)
+        return Found(best[0], min(best[0], at_least_s), self.strategy(best[1]))
+
+    def _moved(self, cut: Array, best: TimedChoice) -> TimedChoice:
+        """The fastest cut that is found from one by moving blocks."""
+        best = fastest(self, cut[None], best)
         for _ in range(MOST_ROUNDS):
             before = best
             around = best[1] if len(best[1]) else cut
             best = fastest(self, moves(around, self._ok.shape[2] - 1), best)
             if best is before:
                 break
-        listed = self._listed(best[0])
-        if listed is not None:
-            best = fastest(self, listed, best) if len(listed) else best
-            at_least_s = best[0]
-        if not len(best[1]):
-            return Found(inf, min(at_least_s, self._limit_s), None)
-        return Found(best[0], min(best[0], at_least_s), self.strategy(best[1]))
+        return best
 
     def _listed(self, below_s: float) -> Array | None:
         """All cuts that may take less than below_s; None where these are too many."""
