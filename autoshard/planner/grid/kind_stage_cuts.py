@@ -23,6 +23,8 @@ from autoshard.schedules import Work, at_least_s, step_time_s
 
 MOST_BEGINNINGS = 100_000
 """With more beginnings of cuts at once, the listing stops, and what is proven is a bound."""
+FEW_BEGINNINGS = 2_000
+"""If there are no more, these are listed before a good cut is known."""
 MOST_LISTED = 3_000
 """With more cuts that may be the best where weight gradients are put off, these are not listed."""
 MOST_HALVINGS = 60
@@ -112,6 +114,29 @@ class OneChunkCuts:
         return self._whole.strategy(self._draft, names, choice.tolist())
 
 
+def round_trips_at_least_s(work: Work) -> Array:
+    """Seconds that a step of 1f1b takes at least, by row, as many microbatches in all rows; numbers by (rank, row).
+
+    Why: a rank's first backward waits for microbatch 0 to go through all ranks and back. Its next forward goes up to
+    any rank behind, which runs a backward next; that comes down, and the rank then runs the forward behind as many
+    others as there are ranks on the trip. The last forward goes through all ranks behind and back to the first one.
+    """
+    pp, (m, *_), own_s, hop_s = work.pp, work.num_microbatches, work.forward_s + work.backward_s, work.transfer_s
+    upto_s = np.concatenate([np.zeros_like(own_s[:1]), own_s.cumsum(0)])
+    begin = max(0, pp + 1 - m)  # ranks in front have all forwards before their first backward
+    low = np.arange(begin, pp)[:, None]
+    around_s = upto_s[-1] - upto_s[begin:-1] + 2 * (pp - 1 - low) * hop_s
+    longest_s = np.zeros(own_s.shape[1])
+    for ranks in range(1, pp - begin + 1):
+        trips, rest = np.divmod(m - 1 - pp + low[: pp - begin + 1 - ranks], ranks)
+        lows = slice(begin, pp + 1 - ranks)
+        trip_s = upto_s[begin + ranks :] - upto_s[lows] + 2 * (ranks - 1) * hop_s
+        trips_s = around_s[: len(low) + 1 - ranks] + trips * trip_s + rest * own_s[lows]
+        longest_s = np.maximum(longest_s, trips_s.max(0))
+    found_s: Array = upto_s[-1] + 2 * (pp - 1) * hop_s + longest_s
+    return found_s
+
+
 class KindStageCuts(OneChunkCuts):
     """The best cut of schedules that alternate forwards and backwards."""
 
@@ -121,6 +146,15 @@ class KindStageCuts(OneChunkCuts):
         self._in_turns, self._ways_s = bool(self._times.in_turns[0]), float(self._times.ways_s[0])
         self._both_s, self._warm = self._times.both_s[0], self._times.warm[0]
         self._after_least_s = float(self._times.after_least_s[0])
+
+    def bounds_s(self, choices: Array) -> Array:
+        """Seconds that steps take at least, by cut; infinite where a stage does not fit."""
+        found = super().bounds_s(choices)
+        if self._in_turns and self._hop_s:
+            fits = np.flatnonzero(np.isfinite(found))
+            trips_s = round_trips_at_least_s(self._work(choices[fits])) + self._after(choices[fits])
+            found[fits] = np.maximum(found[fits], trips_s)
+        return found
 
     def _within(self, most_s: float, below_s: float) -> tuple[float, Array | None]:
         """(the least W of a cut with no more than most_s beside it, such a cut); None where there is none. below_s:
@@ -150,11 +184,16 @@ class KindStageCuts(OneChunkCuts):
     def best(self) -> Found:
         """The fastest cut that takes less than the limit."""
         best: TimedChoice = (self._limit_s, np.zeros(0, dtype=int))
-        at_least_s, cuts = self._least_sums()
-        if at_least_s < self._limit_s * (1 - CLOSE):
-            best = fastest(self, cuts[-1:], best)
+        listed = self._listed(self._limit_s, FEW_BEGINNINGS)
+        if listed is not None:
+            best = fastest(self, listed, best)
+            at_least_s = best[0]
+        else:
+            at_least_s, cuts = self._least_sums()
+            if at_least_s < self._limit_s * (1 - CLOSE):
+                best = fastest(self, cuts[-1:], best)
             if at_least_s < best[0] * (1 - CLOSE):
-                listed = self._listed(best[0])
+                listed = self._listed(best[0], MOST_BEGINNINGS)
                 best = fastest(self, cuts if listed is None else listed, best)
                 at_least_s = at_least_s if listed is None else best[0]
         if not len(best[1]):
@@ -201,9 +240,9 @@ class KindStageCuts(OneChunkCuts):
         found.sort(key=lambda one: -one[0])
         return min(least_s, found[-1][0]) + self._after_least_s, np.array([cut for _, cut in found])
 
-    def _listed(self, below_s: float) -> Array | None:
+    def _listed(self, below_s: float, most: int) -> Array | None:
         """The cuts that may take less than below_s, found by listing all beginnings of such cuts; None where these are
-        too many."""
+        more than `most`."""
         pp, hop_s, ways_s = self._pp, self._hop_s, self._ways_s
         pipeline_s = below_s - self._after_least_s
         work_s, _ = self._within(inf, pipeline_s)
@@ -225,7 +264,7 @@ class KindStageCuts(OneChunkCuts):
             begin, stop = first[old], end[old, blocks]
             forward_s, backward_s = self._forward_s[rank, begin, blocks], self._backward_s[rank, begin, blocks]
             behind_s, beside_s = behind[rank + 1][stop], self._beside_s(rank, behind[rank + 1][self._ranges.end])
-            known = self._with_stage(known.take(old), rank, forward_s, backward_s, beside_s[begin, blocks])
+            known = self._with_stage(known.take(old), rank, forward_s, backward_s, behind_s, beside_s[begin, blocks])
             known = known._replace(after_s=np.maximum(known.after_s, self._after_s[rank, begin, blocks]))
             all_s = known.forward_s + known.backward_s + behind_s + ways_s
             up_s, down_s = forward_behind_s[rank + 1][stop], backward_behind_s[rank + 1][stop]
@@ -240,7 +279,7 @@ class KindStageCuts(OneChunkCuts):
             )
             after_s = np.maximum(known.after_s, after_behind_s[rank + 1][stop])
             keep = np.flatnonzero(np.maximum.reduce(bounds) + after_s < below_s * (1 - CLOSE))
-            if len(keep) > MOST_BEGINNINGS:
+            if len(keep) > most:
                 return None
             first, known = stop[keep], known.take(keep)
             cuts = np.hstack([cuts[old[keep]], blocks[keep, None]])
@@ -256,9 +295,10 @@ class KindStageCuts(OneChunkCuts):
         return worst[::-1]
 
     def _with_stage(
-        self, known: Beginnings, rank: int, forward_s: Array, backward_s: Array, beside_s: Array
+        self, known: Beginnings, rank: int, forward_s: Array, backward_s: Array, behind_s: Array, beside_s: Array
     ) -> Beginnings:
-        """The beginnings with one stage more. beside_s: what a step takes beside W by this rank, at least."""
+        """The beginnings with one stage more. behind_s: work behind it, at least. beside_s: what a step takes beside W
+        by this rank, at least."""
         m, hop_s, warm = self._m, self._hop_s, int(self._warm[rank])
         most_forward_s, most_backward_s = (
             np.maximum(most, own)
@@ -266,11 +306,11 @@ class KindStageCuts(OneChunkCuts):
         )
         beside_s = np.maximum(known.beside_s, beside_s)
         if rank and hop_s and self._in_turns:
-            trips, rest = divmod(m - 1 - (self._pp - 1 - rank), 2)
-            if trips >= 1:
-                before_s = known.last_s
-                trip_s = trips * (before_s + forward_s + backward_s + 2 * hop_s) + rest * before_s
-                beside_s = np.maximum(beside_s, trip_s + (self._pp - 1 - rank) * known.most_forward_s)
+            trips, rest = divmod(m - 1 - (self._pp + 1 - rank), 2)
+            if trips >= 0:  # as of `round_trips_at_least_s`
+                both_s = forward_s + backward_s
+                trips_s = trips * (known.last_s + both_s + 2 * hop_s) + (1 + rest) * known.last_s
+                beside_s = np.maximum(beside_s, trips_s + both_s + behind_s + 2 * (self._pp - rank) * hop_s)
         all_forward_s, all_backward_s = known.forward_s + forward_s, known.backward_s + backward_s
         fill_s = all_forward_s + (warm - 1) * most_forward_s + rank * hop_s
         drain_s = all_backward_s + (warm - 1) * most_backward_s + rank * hop_s
