@@ -8,6 +8,7 @@ by listing, rank by rank, the beginnings of all cuts that may still be faster.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import SAME, Found, TimedChoice, fastest
 from autoshard.planner.grid.kind_stage_times import CLOSE, AlternatingTimes, StageTimes, WeightsApartTimes
+from autoshard.planner.grid.round_trips import apart_round_trips_at_least_s, round_trips_at_least_s
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
@@ -64,8 +66,8 @@ class Beginnings(NamedTuple):
 class OneChunkCuts:
     """Cuts of one draft with one chunk a rank, (blocks of each stage,), with bounds and step times."""
 
-    def __init__(self, whole: Whole, draft: int, times: StageTimes):
-        """times: of this draft alone."""
+    def __init__(self, whole: Whole, draft: int, times: StageTimes, round_trips: Callable[[Work], Array] | None = None):
+        """times: of this draft alone. round_trips: the bound of round_trips.py, where it may be the higher one."""
         self._whole, self._draft, self._limit_s, self._ranges = whole, draft, times.limit_s, times.ranges
         self._pp, self._layers = times.pp, times.layers
         self._m, self._hop_s = int(times.m[0]), float(times.hop_s[0])
@@ -74,6 +76,7 @@ class OneChunkCuts:
         )
         self._sets, self._chosen = times.sets[0], times.stages.chosen[0]
         self._weights_s: Array | None = None
+        self._round_trips = round_trips
 
     def bounds_s(self, choices: Array) -> Array:
         """Seconds that steps take at least, by cut; infinite where a stage does not fit."""
@@ -83,7 +86,10 @@ class OneChunkCuts:
         fits = np.flatnonzero(inside)[self._ok[rank, first[:, inside], blocks[:, inside]].all(0)]
         if len(fits):
             work = self._work(choices[fits])
-            found[fits] = at_least_s(self._whole.family.schedule, work) + self._after(choices[fits])
+            least_s = at_least_s(self._whole.family.schedule, work)
+            if self._round_trips is not None:
+                least_s = np.maximum(least_s, self._round_trips(work))
+            found[fits] = least_s + self._after(choices[fits])
         return found
 
     def simulated_s(self, choices: Array) -> Array:
@@ -114,47 +120,16 @@ class OneChunkCuts:
         return self._whole.strategy(self._draft, names, choice.tolist())
 
 
-def round_trips_at_least_s(work: Work) -> Array:
-    """Seconds that a step of 1f1b takes at least, by row, as many microbatches in all rows; numbers by (rank, row).
-
-    Why: a rank's first backward waits for microbatch 0 to go through all ranks and back. Its next forward goes up to
-    any rank behind, which runs a backward next; that comes down, and the rank then runs the forward behind as many
-    others as there are ranks on the trip. The last forward goes through all ranks behind and back to the first one.
-    """
-    pp, (m, *_), own_s, hop_s = work.pp, work.num_microbatches, work.forward_s + work.backward_s, work.transfer_s
-    upto_s = np.concatenate([np.zeros_like(own_s[:1]), own_s.cumsum(0)])
-    begin = max(0, pp + 1 - m)  # ranks in front have all forwards before their first backward
-    low = np.arange(begin, pp)[:, None]
-    around_s = upto_s[-1] - upto_s[begin:-1] + 2 * (pp - 1 - low) * hop_s
-    longest_s = np.zeros(own_s.shape[1])
-    for ranks in range(1, pp - begin + 1):
-        trips, rest = np.divmod(m - 1 - pp + low[: pp - begin + 1 - ranks], ranks)
-        lows = slice(begin, pp + 1 - ranks)
-        trip_s = upto_s[begin + ranks :] - upto_s[lows] + 2 * (ranks - 1) * hop_s
-        trips_s = around_s[: len(low) + 1 - ranks] + trips * trip_s + rest * own_s[lows]
-        longest_s = np.maximum(longest_s, trips_s.max(0))
-    found_s: Array = upto_s[-1] + 2 * (pp - 1) * hop_s + longest_s
-    return found_s
-
-
 class KindStageCuts(OneChunkCuts):
     """The best cut of schedules that alternate forwards and backwards."""
 
     def __init__(self, whole: Whole, draft: int, limit_bytes: float, limit_s: float):
         self._times = AlternatingTimes(whole, np.array([draft]), limit_bytes, limit_s)
-        super().__init__(whole, draft, self._times)
         self._in_turns, self._ways_s = bool(self._times.in_turns[0]), float(self._times.ways_s[0])
+        trips = round_trips_at_least_s if self._in_turns and self._ways_s else None
+        super().__init__(whole, draft, self._times, trips)
         self._both_s, self._warm = self._times.both_s[0], self._times.warm[0]
         self._after_least_s = float(self._times.after_least_s[0])
-
-    def bounds_s(self, choices: Array) -> Array:
-        """Seconds that steps take at least, by cut; infinite where a stage does not fit."""
-        found = super().bounds_s(choices)
-        if self._in_turns and self._hop_s:
-            fits = np.flatnonzero(np.isfinite(found))
-            trips_s = round_trips_at_least_s(self._work(choices[fits])) + self._after(choices[fits])
-            found[fits] = np.maximum(found[fits], trips_s)
-        return found
 
     def _within(self, most_s: float, below_s: float) -> tuple[float, Array | None]:
         """(the least W of a cut with no more than most_s beside it, such a cut); None where there is none. below_s:
@@ -352,7 +327,7 @@ class WeightsApartCuts(OneChunkCuts):
 
     def __init__(self, whole: Whole, draft: int, limit_bytes: float, limit_s: float):
         self._times = WeightsApartTimes(whole, np.array([draft]), limit_bytes, limit_s)
-        super().__init__(whole, draft, self._times)
+        super().__init__(whole, draft, self._times, apart_round_trips_at_least_s)
         self._weights_s = self._times.weights_s[0]
 
     def best(self) -> Found:
