@@ -91,9 +91,9 @@ class StageTimes:
             least.append(ended(of_stage.min(2)))
         return least[::-1]
 
-    def before(self, seconds: Array) -> list[Array]:
+    def before(self, seconds: Array, floor_s: Array | None = None) -> list[Array]:
         """By rank, then (draft, first block): the least of what the ranks in front take together; last, of all ranks.
-        seconds: infinite where a stage does not fit."""
+        seconds: infinite where a stage does not fit. floor_s: of a rank, what those in front of it count at least."""
         count = self.ranges.end.shape[1]
         blocks = np.arange(count)
         first = np.arange(self.layers + 1)[:, None] - blocks  # of the range that ends at each place
@@ -101,7 +101,10 @@ class StageTimes:
         least = [np.full((len(self.m), self.layers + 2), inf)]
         least[0][:, 0] = 0.0
         for rank in range(self.pp):
-            of_stage = least[-1][:, first] + seconds[:, rank][:, first, blocks]
+            in_front = least[-1][:, first]
+            if floor_s is not None:
+                in_front = np.maximum(in_front, floor_s[:, rank][:, first, blocks])
+            of_stage = in_front + seconds[:, rank][:, first, blocks]
             least.append(ended(np.where(inside, of_stage, inf).min(2)))
         return least
 
@@ -234,21 +237,32 @@ class WeightsApartTimes(StageTimes):
         """Seconds of the pipeline at least, by rank, then (draft, first block, blocks).
 
         Why: a rank waits for its first forward, and before its first backward for microbatch 0 to go through all stages
-        and back. Then it has work for all microbatches. What others take at least follows from where its stage begins
-        and ends.
+        and back. Then it has work for all microbatches, and after its last forward the last one goes through the stages
+        behind and back. Its last backward goes down through all ranks in front, of which each has put off some weight
+        gradients until then. What others take at least follows from where its stage begins and ends.
         """
         pp, end = self.pp, self.ranges.end
         m, hop_s = (column[:, None, None] for column in (self.m, self.hop_s))
-        behind_s = self.least(self.backward_s - self.weights_s, self.ok, np.add)
-        before_s = self.before(self.forward_s)
+        input_s = self.backward_s - self.weights_s
+        behind_s, around_s = (self.least(some, self.ok, np.add) for some in (input_s, self.forward_s + input_s))
+        waiting = np.minimum(np.arange(pp), self.m[:, None] - 1)[:, :, None, None]
+        put_off_s = (waiting + 1) * self.weights_s
+        before_s, drained_s = self.before(self.forward_s), self.before(input_s + hop_s[..., None], put_off_s)
         all_forward_s = before_s[pp][:, self.layers, None, None] + (pp - 1) * hop_s
         found = []
         for rank in range(pp):
-            forward_s, ok = self.forward_s[:, rank], self.ok[:, rank]
-            filled_s = before_s[rank][:, :-1, None] + rank * hop_s + m * forward_s
-            turned_s = all_forward_s + behind_s[rank + 1][:, end] + (pp - 1 - rank) * hop_s
-            turned_s = turned_s + (m - self.warm[:, rank, None, None]) * np.where(ok, forward_s, 0.0)
-            found.append(np.where(ok, np.maximum(filled_s, turned_s) + m * self.backward_s[:, rank], inf))
+            ok, weights_s, warm = self.ok[:, rank], self.weights_s[:, rank], self.warm[:, rank, None, None]
+            forward_s, back_s = (np.where(ok, seconds[:, rank], 0.0) for seconds in (self.forward_s, input_s))
+            there_s = (pp - 1 - rank) * hop_s
+            filled_s = before_s[rank][:, :-1, None] + rank * hop_s + warm * forward_s
+            start_s = np.maximum(filled_s, all_forward_s + behind_s[rank + 1][:, end] + there_s) + back_s
+            own_s = start_s + (m - warm) * forward_s + (m - 1) * back_s + (m - 1 - waiting[:, rank]) * weights_s
+            turns = np.maximum(m - 1 - warm, 0)
+            turns_s = turns * (forward_s + back_s) + np.maximum(turns - max(0, rank - 1), 0) * weights_s
+            filled_s = np.where(m > warm, start_s + turns_s + forward_s, filled_s)
+            last_s = filled_s + around_s[rank + 1][:, end] + 2 * there_s + back_s
+            drain_s = np.maximum(put_off_s[:, rank], drained_s[rank][:, :-1, None])
+            found.append(np.where(ok, np.maximum(own_s, last_s) + drain_s, inf))
         return found
 
     def worst_s(self, chosen: list[Array] | None = None) -> list[Array]:
