@@ -1,9 +1,8 @@
 """The best cut of one layout whose blocks are of several kinds, with one chunk a rank: proven.
 
-Every step takes the work W of one microbatch in all stages and something beside it that grows with the work behind a
-rank (`Terms`). So the least W of all cuts with no more than M beside it is found by one pass from the last rank to the
-first, and the least sum of both by halving an interval of M. What that leaves between bound and simulation is settled
-by listing, rank by rank, the beginnings of all cuts that may still be faster.
+The beginnings of all cuts that may be faster than the limit are listed, rank by rank; of the few cuts that are left,
+nearly all are ruled out by their round trips. Where the limit is too loose for that, a good cut is found first: by the
+least sum of the work W of one microbatch and what is beside it (`kind_stage_times.Terms`), in halves of an interval.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def refine(
     taken_s = max(known_s, taken_s)
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
-        (of_free_cuts if whole.family.cuts_are_free else of_sets).append(whole)
+        (of_free_cuts if whole.family.cuts_are_free or _is_solved_by_stages(whole) else of_sets).append(whole)
     unseen = [of_free_cuts, of_sets]  # what is solved sooner comes first, and leaves less of the others to bound
 
     def promised(some: Iterable[Whole]) -> list[tuple[tuple[float, int], Promise]]:
