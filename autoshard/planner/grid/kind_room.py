@@ -93,7 +93,7 @@ class Blocks:
 
     @property
     def ends_weights_s(self) -> list[Array]:
-        """Of backward in the ends of the model, what may be put off, by draft."""
+        """Seconds of backward in the ends of the model that may be put off, by draft."""
         return [end.weight_gradients_s for end in self._ends]
 
     @cached_property

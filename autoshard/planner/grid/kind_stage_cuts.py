@@ -191,7 +191,7 @@ class KindStageCuts(OneChunkCuts):
         open_ = list[tuple[float, float, float, bool]]()
 
         def take(cut: Array, work_s: float) -> float:
-            """What is just less than the cut has beside W."""
+            """Seconds just below those that the cut has beside W."""
             top_s = self._most_beside_s(cut)
             found.append((work_s + top_s, cut))
             return top_s * (1 - SAME)

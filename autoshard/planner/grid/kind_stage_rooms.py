@@ -1,4 +1,4 @@
-"""What every range of a model's blocks takes at least as the stage of each rank, for many layouts at once.
+"""The least that every range of a model's blocks takes as the stage of each rank, for many layouts at once.
 
 The stages of kind_stages.py, as if memory were no more than what kind_room.py counts of each block: with a few products
 of matrices where those take dozens of columns, so that it is for bounds, and most of the work of a stage is not done
@@ -34,7 +34,7 @@ def stages_at_least(
     counts, some = found.counts, found.counts.sum(0) > 0
 
     def chosen(amounts: Array) -> Array:
-        """Of the sets that a draft chooses from, (kind, draft, set)."""
+        """Amounts under the sets that a draft chooses from, (kind, draft, set)."""
         return np.take_along_axis(
             np.broadcast_to(amounts, (len(counts), len(drafts), len(whole.sets))), of_sets[None], 2
         )

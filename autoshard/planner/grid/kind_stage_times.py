@@ -76,7 +76,7 @@ class StageTimes:
         return self.after_behind_s[0][:, 0]
 
     def last(self, at_end: float) -> Array:
-        """What is behind the last rank, (draft, first block), where at_end is for the model's end."""
+        """Seconds behind the last rank, (draft, first block): at_end at the model's end, else infinite."""
         behind = np.full((len(self.m), self.layers + 2), inf)
         behind[:, self.layers] = at_end
         return behind
@@ -147,7 +147,7 @@ class AlternatingTimes(StageTimes):
 
     @cached_property
     def terms(self) -> Terms:
-        """What a step takes beside W."""
+        """Seconds of a step beside W, by stage."""
         pp, warm = self.pp, self.warm[:, :, None, None]
         m, hop_s = (column[:, None, None, None] for column in (self.m, self.hop_s))
         rank = np.arange(pp)[:, None, None]
@@ -229,7 +229,7 @@ class WeightsApartTimes(StageTimes):
 
     @cached_property
     def weights_s(self) -> Array:
-        """Of backward, what may be put off."""
+        """Seconds of backward that may be put off."""
         return np.pad(self.stages.weights_s, self._pad)[..., self.ranges.content]
 
     @cached_property
