@@ -55,7 +55,8 @@ class RankRoom(NamedTuple):
 
 class Blocks:
     """The needs of blocks in some drafts, (kind, draft, set) each, and what the ranks have for them. drafts: places.
-    handed_bytes: of state_bytes those of gradients that one backward hands over, (kind, draft)."""
+    handed_bytes: of state_bytes those of gradients that one backward hands over, (kind, draft). sums_s: of backward_s
+    those that add gradients up, (kind, draft). weight_gradients_s: what may be put off of it, (kind, draft)."""
 
     def __init__(self, whole: Whole, drafts: Array, limit_bytes: float):
         self.whole, self.drafts, self._limit_bytes = whole, drafts, limit_bytes
@@ -71,8 +72,9 @@ class Blocks:
         def column(name: str) -> Array:
             return np.stack([getattr(block, name).reshape(-1, sets) for block in blocks])
 
-        sums_s = self._per_parameter * np.stack([unit.parameters for unit in units])[..., None]
-        self.forward_s, self.backward_s = column("forward_s"), column("backward_s") + sums_s
+        self.sums_s = self._per_parameter * np.stack([unit.parameters for unit in units])
+        self.forward_s, self.backward_s = column("forward_s"), column("backward_s") + self.sums_s[..., None]
+        self.weight_gradients_s = column("weight_gradients_s")[..., 0]
         # a backward hands over the gradients of one chunk: of the largest one, which has its share of the blocks
         self.handed_bytes = np.stack([(self._lives(unit) - self._lives(unit, 0.0)) / self.vpp for unit in units])
         self.state_bytes = np.stack([self._lives(unit, 1 / self.vpp) for unit in units])[..., None]
@@ -85,9 +87,19 @@ class Blocks:
         return np.asarray(held.parameters + held.gradients + held.optimizer_state)
 
     @cached_property
+    def _ends(self) -> tuple[PartColumns, PartColumns]:
+        _, first, last, _ = self.whole.least_parts_of(self.drafts)
+        return first, last
+
+    @property
+    def ends_weights_s(self) -> list[Array]:
+        """Seconds of backward in the ends of the model that may be put off, by draft."""
+        return [end.weight_gradients_s for end in self._ends]
+
+    @cached_property
     def ends_s(self) -> list[Array]:
         """Seconds of the ends of the model, (forward and backward, draft) each."""
-        _, first, last, _ = self.whole.least_parts_of(self.drafts)
+        first, last = self._ends
         state = self.whole.state_columns.take(self.drafts)
         return [
             np.stack([part.forward_s, part.backward_s + self._per_parameter * unit.parameters])

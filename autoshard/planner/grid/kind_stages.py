@@ -57,33 +57,40 @@ def ranges(model: ModelSpec, most: int, in_order: bool) -> Ranges:
     return Ranges(counts[:, places], behind[..., places], table, end)
 
 
-def upto_s(whole: Whole, draft: int, sets: Sequence[int] | Array) -> tuple[Array, Array]:
-    """Forward and backward of one microbatch in the blocks in front of each, at least, (blocks + 1,) each; ends of the
-    model and launches apart. sets: places of those that stages choose from."""
-    model, kinds = whole.problem.model, whole.states[whole.state[draft]].state.kinds
+def upto_s(whole: Whole, drafts: Array, sets: Sequence[Sequence[int]]) -> Array:
+    """Seconds of one microbatch, forward and backward, in the blocks in front of each, at least, (blocks + 1, draft);
+    ends of the model and launches apart. sets: by draft, places of those that stages choose from."""
+    model, state = whole.problem.model, whole.state_columns.take(drafts)
     s_per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
-    blocks = whole.blocks_of(np.full(len(sets), draft), np.array(sets))
-    forward_s = {kind: float(block.forward_s[0]) for kind, block in zip(model.kinds, blocks, strict=True)}
-    backward_s = {
-        kind: float(block.backward_s.min()) + s_per_parameter * kinds[kind].parameters
-        for kind, block in zip(model.kinds, blocks, strict=True)
-    }
-    ahead_s, behind_s = (
-        np.cumsum([0.0, *(seconds[kind] for kind in model.block_kinds)]) for seconds in (forward_s, backward_s)
+    of_sets = padded(sets)
+    blocks = whole.blocks_of(np.repeat(drafts, of_sets.shape[1]), of_sets.ravel())
+    least_s = np.stack(
+        [
+            (block.forward_s + block.backward_s).reshape(of_sets.shape).min(1)
+            + s_per_parameter * state.kinds[kind].parameters
+            for kind, block in zip(model.kinds, blocks, strict=True)
+        ]
     )
-    return ahead_s, behind_s
+    of_blocks = least_s[[model.kinds.index(kind) for kind in model.block_kinds]]
+    return np.concatenate([np.zeros((1, len(drafts))), of_blocks.cumsum(0)])
+
+
+def padded(sets: Sequence[Sequence[int]]) -> Array:
+    """Sets by draft as an array: where a draft has fewer than another, its last one again."""
+    most = max(map(len, sets))
+    return np.array([[*some, *[some[-1]] * (most - len(some))] for some in sets])
 
 
 def longest(upto_s: Array, most: int, limit_s: float) -> int:
     """The most blocks of a stage on which its rank does not work longer than the limit, up to `most`; 1 at least.
-    upto_s: work of a whole step on the blocks in front of each."""
+    upto_s: work of a whole step on the blocks in front of each, (blocks + 1, layout)."""
     fits = [n for n in range(1, most + 1) if float((upto_s[n:] - upto_s[:-n]).min()) < limit_s]
     return max(fits, default=1)
 
 
 class Stages(NamedTuple):
-    """Stages by (rank, content): seconds forward and backward, infinite where no set fits; of backward, what a schedule
-    may put off; the place of the set; the seconds that follow the pipeline on such a rank."""
+    """Stages by (draft, rank, content): seconds forward and backward, infinite where no set fits; of backward, what a
+    schedule may put off; which one of the draft's sets it has; the seconds that follow the pipeline on such a rank."""
 
     forward_s: Array
     backward_s: Array
@@ -92,25 +99,31 @@ class Stages(NamedTuple):
     after_s: Array
 
 
-def stages_of(whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, found: Ranges) -> Stages:
-    """The stages of one draft with one chunk a rank. sets: places of those that stages choose from. found: ranges of
-    blocks that differ in order, too."""
-    problem, family, m = whole.problem, whole.family, int(whole.count[draft])
+def stages_of(whole: Whole, drafts: Array, sets: Sequence[Sequence[int]], limit_bytes: float, found: Ranges) -> Stages:
+    """The stages of some drafts with one chunk a rank. sets: by draft, places of those that stages choose from. found:
+    ranges of blocks that differ in order, too."""
+    problem, family, pp = whole.problem, whole.family, whole.family.pp
     device, counts, contents = problem.cluster.device, found.counts, found.counts.shape[1]
-    rows = np.full(contents * len(sets), draft)
-    of_kinds = [np.repeat(count, len(sets)) for count in counts]
-    block, first, last, state, kinds = whole.parts_and_kinds(rows, np.tile(sets, contents), of_kinds)
-    behind = np.repeat(found.behind, len(sets), axis=2)
+    of_sets = padded(sets)
+    shape = (len(drafts), contents, of_sets.shape[1])
+    rows, of_each = np.repeat(drafts, contents * shape[2]), len(drafts) * contents * shape[2]
+    of_kinds = [np.tile(np.repeat(count, shape[2]), len(drafts)) for count in counts]
+    recompute = np.broadcast_to(of_sets[:, None], shape).ravel()
+    block, first, last, state, kinds = whole.parts_and_kinds(rows, recompute, of_kinds)
+    behind = np.tile(np.repeat(found.behind, shape[2], axis=2), len(drafts))
     lasts = last_blocks([[kind] for kind in kinds], np.stack(of_kinds)[:, None], behind)
-    blocks, hidden_bytes = np.repeat(counts.sum(0), len(sets)), whole.hidden_bytes(rows)
+    blocks, hidden_bytes = sum(of_kinds), whole.hidden_bytes(rows)
     accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
     passes = stage_passes(blocks, block, state.block, device, accumulation_s)
-    ends, holds = layouts_ends(family, first, last, state), family.holds(m)
+    ends, holds = layouts_ends(family, first, last, state), family.holds(whole.count[drafts])
 
     def of_ranks(ranks: range) -> tuple[Array, Array, Array, Array]:
         """The first four of Stages, of ranks with the same ends."""
-        numbers: Array = np.array([holds[rank] for rank in ranks]).T[..., None]
-        held = RankHolds(*numbers)
+        numbers = np.array([[np.broadcast_to(number, len(drafts)) for number in holds[rank]] for rank in ranks])
+        same = (numbers == numbers[..., :1]).all()
+        held = RankHolds(
+            *(numbers[..., :1] if same else np.repeat(numbers, of_each // len(drafts), axis=2)).swapaxes(0, 1)
+        )
         of_rank = rank_rows(family, held, blocks, ranks[0], block, ends, hidden_bytes)._replace(kinds=lasts)
         needed = rank_memory(of_rank, state, problem.training.precision).total + device.reserved_memory_bytes
         (ahead_s, back_s), weights_s = passes, blocks * block.weight_gradients_s
@@ -118,18 +131,31 @@ def stages_of(whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float,
             weights_s = weights_s + end.part.weight_gradients_s
             ahead_s = ahead_s + end.part.forward_s
             back_s = back_s + end.part.backward_s + accumulation_s * end.unit.parameters
-        back_s = np.where(needed <= limit_bytes, back_s, np.inf).reshape(len(ranks), contents, len(sets))
-        chosen = back_s.argmin(2)
+        back_s = np.where(needed <= limit_bytes, back_s, np.inf).reshape(len(ranks), *shape)
+        chosen = back_s.argmin(3)
         ahead_s, weights_s = (
-            np.broadcast_to(seconds.reshape(contents, len(sets))[:, 0], chosen.shape)
-            for seconds in (ahead_s, weights_s)
+            np.broadcast_to(seconds.reshape(shape)[..., 0], chosen.shape) for seconds in (ahead_s, weights_s)
         )
-        return ahead_s, np.take_along_axis(back_s, chosen[..., None], 2)[..., 0], weights_s, chosen
+        return ahead_s, np.take_along_axis(back_s, chosen[..., None], 3)[..., 0], weights_s, chosen
 
-    pp, held_by = family.pp, whole.states[whole.state[draft]]
     groups = [ranks for ranks in (range(1), range(1, pp - 1), range(pp - 1, pp)) if len(ranks)]
-    columns = [np.concatenate(column) for column in zip(*map(of_ranks, groups), strict=True)]
+    columns = [np.concatenate(column).swapaxes(0, 1) for column in zip(*map(of_ranks, groups), strict=True)]
     forward_s, backward_s, weights_s, chosen = columns
-    after_s = [held_by.after_rows_s(list(counts), rank == 0, rank == pp - 1) for rank in (0, min(1, pp - 1), pp - 1)]
-    of_middle = [after_s[1]] * (pp - 2)
-    return Stages(forward_s, backward_s, weights_s, chosen, np.stack([after_s[0], *of_middle, after_s[2]]))
+    return Stages(forward_s, backward_s, weights_s, chosen, seconds_after(whole, drafts, counts))
+
+
+def seconds_after(whole: Whole, drafts: Array, counts: Array) -> Array:
+    """Seconds that follow the pipeline, (draft, rank, content). counts: of blocks of each kind, (kind, content)."""
+    pp = whole.family.pp
+    places, of_draft = np.unique(whole.state[drafts], return_inverse=True)
+    of_ends = np.array(
+        [
+            [
+                whole.states[place].after_rows_s(list(counts), rank == 0, rank == pp - 1)
+                for rank in (0, min(1, pp - 1), pp - 1)
+            ]
+            for place in places.tolist()
+        ]
+    )
+    of_ranks = [0, *[1] * (pp - 2), 2]
+    return of_ends[of_draft][:, of_ranks]

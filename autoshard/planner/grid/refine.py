@@ -32,6 +32,8 @@ from autoshard.planner.grid.kind_chunks import TwoChunkCuts
 from autoshard.planner.grid.kind_pairs import ChunkRoom
 from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
 from autoshard.planner.grid.kind_stage_cuts import KindStageCuts, WeightsApartCuts
+from autoshard.planner.grid.kind_stage_rooms import stages_at_least
+from autoshard.planner.grid.kind_stage_times import AlternatingTimes, WeightsApartTimes
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.table import Whole
@@ -99,7 +101,7 @@ def refine(
     taken_s = max(known_s, taken_s)
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
-        (of_free_cuts if whole.family.cuts_are_free else of_sets).append(whole)
+        (of_free_cuts if whole.family.cuts_are_free or _is_solved_by_stages(whole) else of_sets).append(whole)
     unseen = [of_free_cuts, of_sets]  # what is solved sooner comes first, and leaves less of the others to bound
 
     def promised(some: Iterable[Whole]) -> list[tuple[tuple[float, int], Promise]]:
@@ -155,6 +157,10 @@ def _is_solved_by_paths(whole: Whole) -> bool:
     return whole.has_kinds and whole.family.num_virtual_stages == 2 and whole.family.sets_are_free
 
 
+def _is_solved_by_stages(whole: Whole) -> bool:
+    return whole.has_kinds and whole.family.num_virtual_stages == 1 and whole.family.rules.warm_up is not None
+
+
 def _is_bounded_by_rooms(whole: Whole) -> bool:
     family, layers = whole.family, whole.problem.model.num_hidden_layers
     few = family.num_virtual_stages == 3 and layers <= MOST_OF_THREE * family.pp
@@ -172,9 +178,9 @@ def promising(wholes: Iterable[Whole], known_s: float, least_s: Callable[[Draft]
 
 def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> Found:
     """The fastest cut and sets of one draft that take less than limit_s."""
-    if whole.has_kinds and whole.family.num_virtual_stages == 1 and whole.family.rules.warm_up is not None:
+    if _is_solved_by_stages(whole):
         cuts = WeightsApartCuts if whole.family.rules.weights_apart else KindStageCuts
-        return cuts(whole, draft, sets, limit_bytes, limit_s).best()
+        return cuts(whole, draft, limit_bytes, limit_s).best()
     if _is_solved_by_paths(whole):
         return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s).best()
     choices: Choices
@@ -206,13 +212,30 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
         replayed_s = replayed_at_least_s(whole, drafts, limit_bytes, known_s)
         at_least_s[drafts] = kinds_at_least_s(whole, drafts, limit_bytes, replayed_s)
         drafts = drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)]
-    by_rooms = _is_bounded_by_rooms(whole) and np.isfinite(known_s)
+    drafts = drafts[at_least_s[drafts].argsort(kind="stable")]
+    bound = _tighter_bound(whole) if np.isfinite(known_s) else None
     for begin in range(0, len(drafts), AT_ONCE):
         some = drafts[begin : begin + AT_ONCE]
-        rooms = cache(partial(_rooms_at_least_s, whole, some, limit_bytes, known_s))
+        together = None if bound is None else cache(partial(bound, whole, some, limit_bytes, known_s))
         for draft in some.tolist():
-            tighter_s = partial(_of, rooms, draft) if by_rooms else None
+            tighter_s = None if together is None else partial(_of, together, draft)
             yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft), tighter_s)
+
+
+def _tighter_bound(whole: Whole) -> Callable[[Whole, Array, float, float], dict[int, float]] | None:
+    """What gives a higher bound of several drafts at once, of (whole, drafts, limit_bytes, known_s); None where nothing
+    does."""
+    if _is_bounded_by_rooms(whole):
+        return _rooms_at_least_s
+    return _stages_at_least_s if _is_solved_by_stages(whole) else None
+
+
+def _stages_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: float) -> dict[int, float]:
+    """Seconds of a step at least, by draft, by what each stage takes and has room for, as far as they are below
+    known_s."""
+    of_family = WeightsApartTimes if whole.family.rules.weights_apart else AlternatingTimes
+    times = of_family(whole, drafts, limit_bytes, known_s, stages_at_least)
+    return dict(zip(drafts.tolist(), times.at_least_s().tolist(), strict=True))
 
 
 def _rooms_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: float) -> dict[int, float]:
