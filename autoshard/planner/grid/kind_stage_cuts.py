@@ -17,7 +17,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import SAME, Found, TimedChoice, fastest
 from autoshard.planner.grid.kind_stage_times import CLOSE, AlternatingTimes, StageTimes, WeightsApartTimes
-from autoshard.planner.grid.round_trips import apart_round_trips_at_least_s, round_trips_at_least_s
+from autoshard.planner.grid.rank_trips import apart_round_trips_at_least_s, round_trips_at_least_s
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
@@ -66,7 +66,7 @@ class OneChunkCuts:
     """Cuts of one draft with one chunk a rank, (blocks of each stage,), with bounds and step times."""
 
     def __init__(self, whole: Whole, draft: int, times: StageTimes, round_trips: Callable[[Work], Array] | None = None):
-        """times: of this draft alone. round_trips: the bound of round_trips.py, where it may be the higher one."""
+        """times: of this draft alone. round_trips: the bound of rank_trips.py, where it may be the higher one."""
         self._whole, self._draft, self._limit_s, self._ranges = whole, draft, times.limit_s, times.ranges
         self._pp, self._layers = times.pp, times.layers
         self._m, self._hop_s = int(times.m[0]), float(times.hop_s[0])
