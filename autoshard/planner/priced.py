@@ -544,7 +544,11 @@ def _nearest(problem: Problem, pins: Pins, tally: Tally, too_large: Sequence[Too
 
 def _count(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:
     """How many layouts these are, with their recompute sets."""
-    counts = Counter([(way.pp, schedule, vpp) for _, way, schedules in layouts for schedule, vpp, _ in schedules])
+    lists = {id(schedules): schedules for _, _, schedules in layouts}  # many ways share theirs
+    counts: Counter[tuple[int, str, int]] = Counter()
+    for (pp, place), count in Counter((way.pp, id(schedules)) for _, way, schedules in layouts).items():
+        for schedule, vpp, _ in lists[place]:
+            counts[pp, schedule, vpp] += count
     return sum(
         count * sets_of(Draft(1, pp, 1, 1, 1, schedule=schedule, num_virtual_stages=vpp))
         for (pp, schedule, vpp), count in counts.items()
