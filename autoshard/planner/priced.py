@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from heapq import heappop, heappush, merge
 from math import inf
 from time import perf_counter
@@ -23,6 +24,7 @@ from autoshard.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.arrays import Array
+    from autoshard.planner.grid.pairs import Pairs
     from autoshard.planner.grid.table import Priced, Table, Whole
 
 FEW = 6_000
@@ -95,13 +97,16 @@ class Waiting:
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
-        in_other_orders: Callable[[list[MeshDrafts]], Sequence[float]] | None = None,
+        in_other_orders: Callable[[list[MeshDrafts], float], Sequence[float]] | None = None,
+        pairs: Pairs | None = None,
     ):
         """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways that may fit, and the others.
         price: prices some. in_time: whether it still may. at_once: how many layouts are priced at first.
-        in_other_orders: seconds of a step that single layouts take at least in other orders of axes."""
+        in_other_orders: seconds of a step that single layouts take at least in other orders of axes, in whatever memory
+        where that is no less than so many. pairs: where
+        `price` lets layouts wait with each of their recompute sets, if it does."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
-        self._in_other_orders = in_other_orders
+        self._in_other_orders, self.pairs = in_other_orders, pairs
         self._ways = deque(sorted(ways, key=_own_s))
         self.any_at_least_s = min((one.any_s for one in self._ways), default=0.0)
         """Seconds that every layout takes at least, in any order of axes."""
@@ -113,6 +118,11 @@ class Waiting:
         self.too_large: list[TooLarge] = []
         self.priced: list[Priced] = []
 
+    @staticmethod
+    def for_pairs(pairs: Pairs) -> Waiting:
+        """Pairs that wait, and nothing else."""
+        return Waiting((), lambda ways: (ways, ()), lambda ways: [], lambda: True, pairs=pairs)
+
     def next_s(self) -> float | None:
         """Seconds that everything that may still be priced takes at least; None where there is nothing."""
         return self.left_at_least_s if self._in_time() else None
@@ -120,8 +130,13 @@ class Waiting:
     @property
     def left_at_least_s(self) -> float | None:
         """Seconds that everything that is not priced takes at least; None where all that fits is."""
-        first = [several[0].own_s for several in (self._ways, self._bounded) if several]
-        return min(first, default=None)
+        least_s = min(self._drafts_s, inf if self.pairs is None else self.pairs.next_s)
+        return least_s if least_s < inf else None
+
+    @property
+    def _drafts_s(self) -> float:
+        """Seconds that the layouts take at least that wait with all of their recompute sets; infinite without any."""
+        return min((several[0].own_s for several in (self._ways, self._bounded) if several), default=inf)
 
     def at_least_s(self, draft: Draft, in_any_order: bool = False) -> float:
         """Seconds of a step, whatever the cut and the recompute sets are, as far as a bound is known. in_any_order:
@@ -137,8 +152,20 @@ class Waiting:
 
     @property
     def left(self) -> list[MeshDrafts]:
-        """Layouts that are not priced and may fit, those with the lowest bounds first."""
+        """Layouts that are not priced with any recompute set and may fit, those with the lowest bounds first."""
         return [one.layouts for one in merge(self._ways, self._bounded, key=_own_s)]
+
+    def rest(self, sets_of: Callable[[Draft], int]) -> tuple[int, Draft | None, float]:
+        """(how many layouts are not priced and may fit, one that may be the fastest of them or None without any, what
+        it takes at least). sets_of: how many recompute sets a draft is priced under."""
+        drafts, at_least_s = self.left, self._drafts_s
+        count, fastest = _count(drafts, sets_of), drafts[0].way if drafts else None
+        if self.pairs is not None:
+            pairs, first = self.pairs.left
+            count += pairs
+            if self.pairs.next_s < at_least_s:
+                fastest, at_least_s = first, self.pairs.next_s
+        return count, fastest, at_least_s
 
     def left_below(self, seconds: float) -> list[Draft]:
         """Layouts that are not priced and may take less in other orders of axes."""
@@ -160,7 +187,7 @@ class Waiting:
         asked = [one for one in several if one.by_way and one.any_s < below_s]
         if not asked or self._in_other_orders is None:
             return [*several]
-        others_s = self._in_other_orders([one.layouts for one in asked])
+        others_s = self._in_other_orders([one.layouts for one in asked], below_s)
         known = {
             id(one): one._replace(any_s=min(one.own_s, max(one.any_s, other_s)), by_way=False)
             for one, other_s in zip(asked, others_s, strict=True)
@@ -169,6 +196,13 @@ class Waiting:
 
     def price_more(self, below_s: float) -> None:
         """Price some more of what may take no more than below_s, those with the lowest bounds first."""
+        if self.pairs is None or self._drafts_s <= self.pairs.next_s:
+            self._price_drafts(below_s)
+        if self.pairs is not None:
+            self.priced += self.pairs.price_more(below_s)
+
+    def _price_drafts(self, below_s: float) -> None:
+        """Price some more layouts with all of their recompute sets, or let these wait for their turn."""
         ways: list[Bounded] = []
         while self._ways and (0 < len(ways) < TOGETHER or self._ways[0].own_s <= below_s) and len(ways) < self._at_once:
             ways += self._next(self._ways, self._aside[0])
@@ -222,6 +256,12 @@ class Waiting:
         for one in chosen:
             self._remember(one)
         self.priced += self._price(_together([one.layouts for one in chosen]))
+        self.price_pairs()
+
+    def price_pairs(self) -> None:
+        """Price what waits with each of its recompute sets."""
+        while self.pairs is not None and self.pairs.next_s < inf:
+            self.priced += self.pairs.price_more(inf)
 
     def _bound(self, ways: Sequence[Bounded]) -> None:
         """Bound the layouts of some ways one by one."""
@@ -257,12 +297,12 @@ class PricedLayouts:
         problem: Problem,
         chunks: Sequence[Priced],
         waiting: Waiting | None = None,
-        others: Sequence[Priced] = (),
+        others: PricedLayouts | None = None,
         others_below_s: float = inf,
     ):
         """others: layouts that count as far as they take less than others_below_s."""
         self.problem, self._chunks, self.waiting = problem, list(chunks), waiting
-        self.others, self._below_s = list(others), others_below_s
+        self.others, self._below_s = others, others_below_s
 
     @property
     def chunks(self) -> list[Priced]:
@@ -289,6 +329,12 @@ class PricedLayouts:
         while self.waiting and (self.waiting.next_s() or inf) < seconds:
             self.waiting.price_more(seconds)
 
+    def price_pairs(self) -> None:
+        """Price layouts with the recompute sets that wait, too."""
+        for several in (self, self.others):
+            if several is not None and several.waiting is not None:
+                several.waiting.price_pairs()
+
     def only(self, asked: Callable[[MeshDrafts], Parted]) -> AbstractContextManager[None]:
         """A context in which no others are priced: see Waiting.only."""
         return self.waiting.only(asked) if self.waiting else nullcontext()
@@ -302,7 +348,8 @@ class PricedLayouts:
     @property
     def wholes(self) -> list[Whole]:
         """The bounds and parts that each family of layouts was priced by, each once."""
-        return list({id(one.whole): one.whole for one in self.chunks}.values())
+        waiting = self.waiting.pairs.wholes if self.waiting and self.waiting.pairs else []
+        return list({id(whole): whole for whole in (*waiting, *(one.whole for one in self.chunks))}.values())
 
     @property
     def fitting(self) -> set[Draft]:
@@ -310,10 +357,8 @@ class PricedLayouts:
         capacity = self.problem.cluster.device.memory_bytes
         return {draft for one in self.chunks for draft in one.fitting(capacity)}
 
-    def and_in(self, others: list[Priced], below_s: float) -> PricedLayouts:
+    def and_in(self, others: PricedLayouts, below_s: float) -> PricedLayouts:
         """These layouts and, as far as they take less than below_s, the others together."""
-        if not others:
-            return self
         return PricedLayouts(self.problem, self._chunks, self.waiting, others, below_s)
 
     def fastest_first(
@@ -344,7 +389,7 @@ class PricedLayouts:
 
         if self.others:
             most_s = min(below_s, self._below_s)
-            others = fastest_first(self.others, limit_bytes, above_bytes, most_s, such, takes)
+            others = self.others.fastest_first(limit_bytes, above_bytes, most_s, such, takes)
             streams.append(one for one in others if one.step_time_s < most_s)
             follow(0)
         known = len(self.chunks)
@@ -381,8 +426,11 @@ def price_layouts(
 
     exhaustive: price all, at once. legal: `legal_layouts` of a problem of the same rules, where they are known.
     """
+    from autoshard.planner.grid.arrays import keep_freed_memory
     from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
+    from autoshard.planner.grid.pairs import Pairs
 
+    keep_freed_memory()
     legal = legal_layouts(problem, pins, tally) if legal is None else legal
     capacity = problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
@@ -414,19 +462,22 @@ def price_layouts(
             for place, (needed_bytes, schedules) in too_large.items()
         ]
 
-    def in_other_orders(single: list[MeshDrafts]) -> list[float]:
-        bounds, least_s = layout_bounds(problem, single, sets, capacity, in_other_orders=True), [inf] * len(single)
+    def in_other_orders(single: list[MeshDrafts], below_s: float) -> list[float]:
+        bounds, least_s = layout_bounds(problem, single, sets, capacity, True, below_s), [inf] * len(single)
         for place, other_s in zip(bounds.way.tolist(), bounds.step_time_s.tolist(), strict=True):
             least_s[place] = other_s
         return least_s
 
+    has_kinds = len(problem.model.kinds) > 1
+    pairs = Pairs(problem, partial(_count_priced, tally, capacity)) if has_kinds and not few else None
     waiting = Waiting(
         [Bounded(own_s, any_s, 0.0, way) for (own_s, any_s), way in zip(at_least_s, small, strict=True)],
         layouts,
-        lambda ways: _price(problem, pins, ways, tally, exhaustive),
+        lambda ways: _price(problem, pins, ways, tally, exhaustive, pairs),
         lambda: not tally.fitting or clock.in_time(),
         FIRST if clock.limit_s < inf or not few else inf,
         in_other_orders,
+        pairs,
     )
     waiting.too_large += [TooLarge([way.state_bytes] * len(way.schedules), way) for way in large]
     while few and waiting.next_s() is not None:
@@ -442,23 +493,42 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) ->
     """
     assert priced.waiting is not None
     problem, sets_of = priced.problem, table_of(priced.problem, pins).sets_of
-    left, at_least_s = priced.waiting.left, priced.waiting.left_at_least_s
-    if at_least_s is not None:
-        count = _count(left, sets_of)
+    for waiting in (one.waiting for one in (priced, priced.others) if one is not None and one.waiting is not None):
+        count, fastest, at_least_s = waiting.rest(sets_of)
+        if fastest is None:
+            continue
         if clock.in_time():
-            words = f"{degrees_of(left[0].way)} takes at least {format_seconds(at_least_s)}"
+            words = f"{degrees_of(fastest)} takes at least {format_seconds(at_least_s)}"
             tally.drop(SLOWER, words, at_least_s, count)
         else:
             tally.drop(UNPRICED, clock.why_ended, count=count)
+    pairs_bytes = _count_too_large(priced, tally)
     too_large = priced.waiting.too_large
     if not tally.fitting:
         too_large = _nearest(problem, pins, tally, too_large)
     if not too_large:
-        return inf
+        return pairs_bytes
     first = min(too_large, key=lambda one: one.least_bytes)
     words = f"{degrees_of(first.layouts.way)} needs at least {format_bytes(first.least_bytes)}"
     tally.drop(MEMORY, words, first.least_bytes, _count([one.layouts for one in too_large], sets_of))
-    return first.least_bytes
+    return min(first.least_bytes, pairs_bytes)
+
+
+def _count_too_large(priced: PricedLayouts, tally: Tally) -> float:
+    """Count the layouts of which a bound says that they do not fit with one recompute set. Where nothing fits, those
+    that may be the nearest miss are priced.
+
+    Returns the bytes that each of the others needs at least; infinite without any.
+    """
+    pairs = priced.waiting.pairs if priced.waiting else None
+    if pairs is None:
+        return inf
+    if not tally.fitting:
+        pairs.price_nearest(lambda: tally.nearest_miss(MEMORY))
+    count, draft, needed_bytes = pairs.too_large
+    if draft is not None:
+        tally.drop(MEMORY, f"{degrees_of(draft)} needs at least {format_bytes(needed_bytes)}", needed_bytes, count)
+    return min(needed_bytes, _count_too_large(priced.others, tally) if priced.others else inf)
 
 
 def _nearest(problem: Problem, pins: Pins, tally: Tally, too_large: Sequence[TooLarge]) -> list[TooLarge]:
@@ -474,7 +544,11 @@ def _nearest(problem: Problem, pins: Pins, tally: Tally, too_large: Sequence[Too
 
 def _count(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:
     """How many layouts these are, with their recompute sets."""
-    counts = Counter([(way.pp, schedule, vpp) for _, way, schedules in layouts for schedule, vpp, _ in schedules])
+    lists = {id(schedules): schedules for _, _, schedules in layouts}  # many ways share theirs
+    counts: Counter[tuple[int, str, int]] = Counter()
+    for (pp, place), count in Counter((way.pp, id(schedules)) for _, way, schedules in layouts).items():
+        for schedule, vpp, _ in lists[place]:
+            counts[pp, schedule, vpp] += count
     return sum(
         count * sets_of(Draft(1, pp, 1, 1, 1, schedule=schedule, num_virtual_stages=vpp))
         for (pp, schedule, vpp), count in counts.items()
@@ -496,9 +570,15 @@ def ideal_step_time_s(problem: Problem) -> float:
 
 
 def _price(
-    problem: Problem, pins: Pins, ways: list[MeshDrafts], tally: Tally, exhaustive: bool = False
+    problem: Problem,
+    pins: Pins,
+    ways: list[MeshDrafts],
+    tally: Tally,
+    exhaustive: bool = False,
+    pairs: Pairs | None = None,
 ) -> list[Priced]:
-    table = table_of(problem, pins)
+    """Layouts with all of their recompute sets. pairs: where these wait for their turn; then none is priced yet."""
+    table, capacity = table_of(problem, pins), problem.cluster.device.memory_bytes
     for way in ways:
         smallest = min(size for _, _, size in way.schedules)
         for draft in way.drafts:
@@ -506,15 +586,21 @@ def _price(
                 table.add(draft)
             else:  # a smaller microbatch is a nearer miss
                 tally.drop(MEMORY, "", inf, table.sets_of(draft))
-    chunks, capacity = [*table.price()], problem.cluster.device.memory_bytes
+    if pairs is not None:
+        pairs.add(table.wholes())
+        return []
+    chunks = [*table.price()]
     for chunk in chunks:
-        fitting, dropped = chunk.pairs(capacity)
-        tally.keep(fitting)
-        if dropped:
-            needed, strategy = chunk.nearest_miss(capacity)
-            too_much = format_bytes(needed - capacity)
-            words = (
-                f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
-            )
-            tally.drop(MEMORY, words, needed, dropped)
+        _count_priced(tally, capacity, chunk)
     return chunks
+
+
+def _count_priced(tally: Tally, capacity: float, chunk: Priced) -> None:
+    """Count layouts that are priced together, by whether they fit into so many bytes."""
+    fitting, dropped = chunk.pairs(capacity)
+    tally.keep(fitting)
+    if dropped:
+        needed, strategy = chunk.nearest_miss(capacity)
+        too_much = format_bytes(needed - capacity)
+        words = f"{describe(strategy)} needs {format_bytes(needed)} of {format_bytes(capacity)}, {too_much} too much"
+        tally.drop(MEMORY, words, needed, dropped)

@@ -43,7 +43,9 @@ def priced_columns(priced: PricedLayouts) -> dict[str, Array]:
     lower bound where step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest
     device. fits: whether that is no more than the device has.
     """
-    parts = [_columns(chunk, priced) for chunk in (*priced.chunks, *priced.others)]
+    priced.price_pairs()
+    others = priced.others.chunks if priced.others else []
+    parts = [_columns(chunk, priced) for chunk in (*priced.chunks, *others)]
     return {name: np.concatenate([part[name] for part in parts]) if parts else np.array([]) for name in COLUMNS}
 
 

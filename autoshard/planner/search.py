@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from heapq import merge
 from math import floor, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.registry import BACKENDS
@@ -25,7 +25,15 @@ from autoshard.planner.compiling import Compiling, compile_notes, compiling, fas
 from autoshard.planner.first_guess import show_first_guess
 from autoshard.planner.kept import Kept
 from autoshard.planner.layouts import legal_layouts
-from autoshard.planner.priced import Clock, PricedLayouts, count_rest, ideal_step_time_s, price_layouts, table_of
+from autoshard.planner.priced import (
+    Clock,
+    PricedLayouts,
+    Waiting,
+    count_rest,
+    ideal_step_time_s,
+    price_layouts,
+    table_of,
+)
 from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_order
 from autoshard.planner.rejections import MEMORY, Tally
 from autoshard.planner.runners_up import runners_up
@@ -35,9 +43,6 @@ from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_bytes
-
-if TYPE_CHECKING:
-    from autoshard.planner.grid.table import Priced
 
 BEHIND = 1.02
 """Layouts that take so many times as long as the last of the fastest are looked at in other orders too: runners-up are
@@ -78,16 +83,16 @@ def search(
     if choice is None:
         raise _nothing(problem, pins, tally, count_rest(priced, pins, tally, clock))
     level, fastest, place, gap, *_ = choice
-    for chunk in choice.layouts.others:
-        fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
-        tally.keep(fitting)
-        if dropped:
-            tally.drop(MEMORY, "", inf, dropped)
     priced = choice.layouts
     notes = (*_room_notes(cluster, priced, fit_probability, level, fastest[0]), *_choice_notes(choice))
     strategy = fastest[place].strategy
     best = Candidate(strategy, estimate(model, training, cluster, strategy))
     others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
+    for chunk in priced.others.chunks if priced.others else ():
+        fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
+        tally.keep(fitting)
+        if dropped:
+            tally.drop(MEMORY, "", inf, dropped)
     count_rest(priced, pins, tally, clock)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
@@ -169,20 +174,19 @@ def choose(
             known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
             known_s = min(known_s, behind * fastest[0].step_time_s)
             priced.price_below(known_s)
-            others: list[Priced] = []
+            others: PricedLayouts | None = None
             if clock.in_time():
                 others = _in_other_orders(priced, pins, known_s)
             elif _orders_are_free(priced.problem, pins):
                 at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
             if others:
-                more = PricedLayouts(priced.problem, others)
                 bounds_s = priced.at_least_s
                 how = (level.memory_bytes, clock, count, behind, graphs)
-                fastest, others_s = _fastest(more, pins, *how, fastest, bounds_s)
+                fastest, others_s = _fastest(others, pins, *how, fastest, bounds_s, known_s)
                 at_least_s = min(at_least_s, others_s)
             gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
             place = simplest_of_equals(priced.problem.cluster, fastest)
-            every = priced.and_in(others, known_s)
+            every = priced.and_in(others, known_s) if others else priced
             return _settled(Choice(level, fastest, place, gap, every), path, graphs)
     return None
 
@@ -242,19 +246,25 @@ def _by_the_path(choice: Choice, path: Precedent, priced: PricedLayouts) -> Choi
     return choice._replace(fastest=fastest, place=fastest.index(best), path=path, on_path=best, left=chosen)
 
 
-def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> list[Priced]:
-    """Layouts in other orders of axes that may take less than known_s seconds. Memory does not depend on the order, so
-    a layout that fits in one fits in all."""
+def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> PricedLayouts | None:
+    """Layouts in other orders of axes that may take less than known_s seconds, if there are any. Memory does not depend
+    on the order, so a layout that fits in one fits in all."""
     problem = priced.problem
     if not _orders_are_free(problem, pins):
-        return []
+        return None
     from autoshard.planner.grid.faster_orders import faster_orders
+    from autoshard.planner.grid.pairs import Pairs
 
     table = table_of(problem, pins)
     left, least_s = priced.left_below(known_s), partial(priced.at_least_s, in_any_order=True)
     for draft in faster_orders(problem, priced.wholes, pins, known_s, left, least_s, priced.fitting):
         table.add(draft)
-    return [*table.price()]
+    if len(problem.model.kinds) == 1:
+        chunks = [*table.price()]
+        return PricedLayouts(problem, chunks) if chunks else None
+    pairs = Pairs(problem)
+    pairs.add(table.wholes())
+    return PricedLayouts(problem, [], Waiting.for_pairs(pairs)) if pairs.wholes else None
 
 
 def _orders_are_free(problem: Problem, pins: Pins) -> bool:
@@ -271,13 +281,14 @@ def _fastest(
     graphs: Compiling | None,
     known: Sequence[Timed] = (),
     at_least_s: Callable[[Draft], float] | None = None,
+    below_s: float = inf,
 ) -> tuple[list[Timed], float]:
     """(the fastest of each kind, what no other one takes less than). count, behind: as `best_of_each_kind` has them.
     graphs: the verdicts on compiled ones. known: others, fastest first. at_least_s: what is known of drafts, by default
-    by the layouts themselves."""
+    by the layouts themselves. below_s: layouts that take more are not looked for."""
     from autoshard.planner.grid.refine import refine
 
-    fitting = merge(known, priced.fastest_first(limit_bytes), key=_step_time_s)
+    fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s), key=_step_time_s)
     ranked = best_of_each_kind(fitting, count, behind)
     known_s = ranked[0].step_time_s if ranked else inf
     bounds_s = at_least_s or priced.at_least_s

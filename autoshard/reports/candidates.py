@@ -70,6 +70,7 @@ def candidates(plan: Plan, limit_s: float) -> Candidates | None:
 def thinned(priced: PricedLayouts) -> Candidates | None:
     """At most MOST_POINTS of the layouts; None of none. The Pareto front stays, then the fastest of each combination of
     FILTERS, then one for each cell of the picture, then the fastest."""
+    priced.price_pairs()
     chunks = [chunk for chunk in priced.chunks if len(chunk.draft)]
     if not chunks:
         return None

@@ -83,6 +83,10 @@ def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
     bounds, others = (layout_bounds(problem, ways, sets, limit_bytes, other) for other in (False, True))
     assert (bounds.way == others.way).all() and (bounds.schedule == others.schedule).all()
     assert (bounds.memory_bytes == others.memory_bytes).all()
+    below_s = float(np.median(others.step_time_s))
+    rough_s = layout_bounds(problem, ways, sets, limit_bytes, True, below_s).step_time_s
+    assert (rough_s <= others.step_time_s).all()
+    assert (rough_s[rough_s < below_s] == others.step_time_s[rough_s < below_s]).all()
     least: dict[Draft, tuple[float, float, float]] = {}
     columns = *(column.tolist() for column in bounds), others.step_time_s.tolist()
     for way, schedule, in_any_order, own_s, needed, other_s in zip(*columns, strict=True):

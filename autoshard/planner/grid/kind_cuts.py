@@ -39,10 +39,11 @@ class KindCuts(NamedTuple):
         found: Array = kinds_of_stages(model, self.different.T)[..., self.which]
         return found
 
-    def behind(self, model: ModelSpec, stage: int) -> Array:
-        """`kinds_behind` of one virtual stage, (kind, kind, layout)."""
-        end = self.different[:, : stage + 1].sum(1)
-        found: Array = kinds_behind(model, end - self.different[:, stage], end)[..., self.which]
+    def behind(self, model: ModelSpec, stages: slice) -> Array:
+        """`kinds_behind` of some virtual stages, (kind, kind, stage, layout)."""
+        layers = self.different.T
+        ends = layers.cumsum(0)[stages]
+        found: Array = kinds_behind(model, ends - layers[stages], ends)[..., self.which]
         return found
 
     def take(self, rows: Array) -> KindCuts:

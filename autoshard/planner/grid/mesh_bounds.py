@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from autoshard.backends.rules import Problem, chunks_are_alike
-from autoshard.cost.memory import BOUNDARY_BUFFERS
+from autoshard.backends.rules import Problem
 from autoshard.cost.stage import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS
@@ -24,8 +24,9 @@ from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER, replicas_of_experts, tensor_ranks_apart
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
-from autoshard.planner.grid.blocks_bytes import ROUNDING, BlocksBytes, held_by_chunk, held_least
+from autoshard.planner.grid.blocks_bytes import ROUNDING, held_least
 from autoshard.planner.grid.exchange_bounds import ATTENTION, Exchanges
+from autoshard.planner.grid.least_memory import Memory, PartsBytes, least_memory
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, programs_of
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
@@ -91,9 +92,11 @@ def layout_bounds(
     sets: tuple[str, ...],
     limit_bytes: float,
     in_other_orders: bool = False,
+    below_s: float = inf,
 ) -> Bounds:
     """Bounds of all layouts of some ways to use a mesh, in the order of axes of each way. sets: the recompute sets to
-    choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead."""
+    choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead. below_s: of what takes
+    no less in whatever memory it is not asked whether it fits."""
     shapes, shape_of = _local_shapes(ways)
     parts = _Parts(problem, shapes, sets)
     numbers = _numbers(problem, ways)
@@ -123,7 +126,7 @@ def layout_bounds(
                 some = asked[begin : begin + at_once]
                 elsewhere = np.full(len(some), in_other_orders)
                 rows = _Rows(problem, shapes_of[some, order], size[some], numbers[of_way[some]], elsewhere)
-                seconds, memory_bytes[some] = parts.fitted(family, rows, limit_bytes)
+                seconds, memory_bytes[some] = parts.fitted(family, rows, limit_bytes, below_s)
                 step_time_s[some] = np.minimum(step_time_s[some], seconds)
     return Bounds(of_way, of_schedule, in_any_order, step_time_s, memory_bytes)
 
@@ -250,9 +253,9 @@ class _Parts:
         ends = [columns.ends(every, together) for together in (False, True)]
         self._put_off_s = [by_set(one.weight_gradients_s).max(1) for one in (block, *ends[0])]
         self._ends_s = np.array([[by_set(end.forward_s + end.backward_s).min(1) for end in both] for both in ends])
-        self._ends_held_bytes = [
-            [by_set(column).min(1) for column in (end.kept_bytes, end.weights_waiting_bytes)] for end in ends[0]
-        ]
+        self._ends_held_bytes = np.array(
+            [[by_set(getattr(end, name)).min(1) for end in ends[0]] for name in ("kept_bytes", "weights_waiting_bytes")]
+        )
         self._ends_bytes = np.array(
             [[by_set(end.kept_bytes + end.working_bytes).min(1) for end in both] for both in ends]
         )
@@ -332,8 +335,15 @@ class _Parts:
         after_s = (layers * once_s[0] + once_s[1] + once_s[2]) / family.pp
         return _Sent(np.where(rows.zero == 3, gather_s, 0.0), np.where(rows.zero >= 2, scatter_s, 0.0), after_s)
 
-    def fitted(self, family: Family, rows: _Rows, limit_bytes: float) -> tuple[Array, Array]:
-        """(seconds of a step, infinite where nothing fits; bytes on the fullest rank), by row."""
+    def fitted(self, family: Family, rows: _Rows, limit_bytes: float, below_s: float = inf) -> tuple[Array, Array]:
+        """(seconds of a step, infinite where nothing fits; bytes on the fullest rank), by row; of rows that take no
+        less than below_s in whatever memory these seconds, and no bytes."""
+        if below_s < inf:
+            seconds, needed = self.steps_s(family, rows), np.zeros(len(rows.m))
+            below = np.flatnonzero(seconds < below_s)
+            if len(below):
+                seconds[below], needed[below] = self.fitted(family, rows.take(below), limit_bytes)
+            return seconds, needed
         memory = self._memory(family, rows, limit_bytes)
         needed, seconds = memory.needed * (1 - FEWER_BYTES), np.full(len(rows.m), np.inf)
         fit = np.flatnonzero(needed <= limit_bytes)
@@ -348,53 +358,27 @@ class _Parts:
             needed[fit] = np.where(slowest_s < LONG_S, needed[fit], np.maximum(needed[fit], limit_bytes))
         return seconds, needed
 
-    def _memory(self, family: Family, rows: _Rows, limit_bytes: float) -> _Memory:
+    def _memory(self, family: Family, rows: _Rows, limit_bytes: float) -> Memory:
         *kinds, first, last = (self._parameters[:, :, rows.shape] * self._of_each(rows)[:, None]).sum(0)
-        state, counts = np.array(kinds), np.array(self._counts)
         kept, replayed = (sizes[:, rows.shape] / rows.cp[:, None] for sizes in (self._kept_bytes, self._replay_bytes))
-        of_kinds = self._working(rows) + np.where(rows.zero == 3, self._gathered(family, rows), 0.0)
-        working = of_kinds.min(0)
-        at_end = self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) / rows.cp
-        at_end = np.maximum(at_end - working, 0.0)
-        base = self._problem.cluster.device.reserved_memory_bytes + working
-        if family.pp == 1:
-            whole = counts @ state + first + last + base
-            of_sets = whole[:, None] + np.tensordot(counts, kept, 1) + np.maximum(replayed.min(0), at_end[:, None])
-            return _Memory(of_sets.min(1), sets_fit=of_sets <= limit_bytes)
-        holds = family.holds(rows.m)
-        held, waiting = (  # microbatches of each block, by rank
-            np.stack([np.broadcast_to(number, rows.m.shape) for number in numbers]) / family.num_virtual_stages
-            for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
+        ends_kept, ends_waiting = self._ends_held_bytes[:, :, rows.shape] / rows.cp
+        parts = PartsBytes(
+            np.array(kinds),
+            np.array([first, last]),
+            kept,
+            replayed,
+            self._working(rows) + np.where(rows.zero == 3, self._gathered(family, rows), 0.0),
+            self._waiting_bytes[:, rows.shape] / rows.cp,
+            self._ends_bytes[int(family.pp == 1)][:, rows.shape].max(0) / rows.cp,
+            ends_kept,
+            ends_waiting,
+            self._hidden_bytes[rows.shape] / rows.cp,
         )
-        state = state[:, None] + waiting * (self._waiting_bytes[:, rows.shape] / rows.cp)[:, None]
-        leaving = np.stack([np.broadcast_to(one.in_flight - one.heads, rows.m.shape) for one in holds])
-        ends = (BOUNDARY_BUFFERS + leaving) * (self._hidden_bytes[rows.shape] / rows.cp)
-        ends[0] += first
-        ends[-1] += last + at_end
-        several = holds[0].embeddings, holds[-1].heads - 1  # the loss of one microbatch is in at_end
-        for rank, microbatches, of_end in zip((0, -1), several, self._ends_held_bytes, strict=True):
-            kept_of, waiting_of = (column[rows.shape] / rows.cp for column in of_end)
-            ends[rank] += microbatches * kept_of + holds[rank].waiting * waiting_of
-        if family.num_virtual_stages > 1 and not chunks_are_alike(self._problem):
-            held = held_least(family, rows.m)  # chunks may be small where many are held
-        pipeline = _Pipeline(state, held, kept, replayed, limit_bytes - base - ends, at_end)
-        if family.num_virtual_stages > 1 and len(counts) == 1:
-            blocks = counts[0] / family.pp
-            needed = base + (blocks * (state[0] + held * kept[0].min(1)) + ends).max(0)
-            ends[-1] -= at_end  # what blocks replay comes when the loss is over
-            of_block = (held[..., None] * kept[0] + replayed[0] / blocks).min(2)  # some chunk replays so much
-            needed = np.maximum(needed, base + (blocks * (state[0] + of_block) + ends).max(0))
-        else:
-            blocks_bytes = BlocksBytes(self._problem, family, state, held_by_chunk(family, rows.m, held), kept)
-            needed = np.maximum(base + blocks_bytes.fullest(ends), base - working + ends.max(0))
-            if len(counts) > 1:
-                above = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
-                room = above - base - ends - blocks_bytes.beside(of_kinds - working, replayed, at_end)
-                needed = np.where(blocks_bytes.whole_fit(room), needed, np.maximum(needed, above))
-        return _Memory(needed, pipeline)
+        above_bytes = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
+        return least_memory(self._problem, family, rows.m, parts, limit_bytes, above_bytes)
 
     def _fitting_s(
-        self, family: Family, rows: _Rows, work: _Work, memory: _Memory, limit_bytes: float
+        self, family: Family, rows: _Rows, work: _Work, memory: Memory, limit_bytes: float
     ) -> tuple[Array, Array]:
         """(seconds of a block, seconds of one microbatch on the slowest rank where that is known), by row: at least,
         with sets that fit."""
@@ -557,37 +541,6 @@ class _Work(NamedTuple):
     ends_s: tuple[Array, Array]
     opening_s: Array
     after_s: Array
-
-
-class _Pipeline(NamedTuple):
-    """Bytes of pipelines, at least. state: of a block, (kind, rank, row). held: microbatches of it that a rank has at
-    once, (rank, row). kept, replayed: of one microbatch of a block, (kind, row, set). room: that is left for blocks
-    while the loss is computed, (rank, row). at_end: of the loss, beside what a block works with, (row,)."""
-
-    state: Array
-    held: Array
-    kept: Array
-    replayed: Array
-    room: Array
-    at_end: Array
-
-
-class _Memory(NamedTuple):
-    """needed: bytes on the fullest rank, at least, by row. pipeline: of several stages. sets_fit: whether one stage has
-    room with a set, (row, set)."""
-
-    needed: Array
-    pipeline: _Pipeline | None = None
-    sets_fit: Array | None = None
-
-    def take(self, rows: Array) -> _Memory:
-        """These rows alone."""
-        needed = self.needed[rows]
-        if self.pipeline is None:
-            assert self.sets_fit is not None
-            return _Memory(needed, sets_fit=self.sets_fit[rows])
-        axes = _Pipeline(state=2, held=1, kept=1, replayed=1, room=1, at_end=0)
-        return _Memory(needed, _Pipeline(*(of.take(rows, axis) for of, axis in zip(self.pipeline, axes, strict=True))))
 
 
 class _Sent(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,9 @@ from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.rows import by_count, different, shares
 from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, held_together, rank_holds, step_time_s
 from autoshard.schedules.held import RankHolds, warm_ups
+
+AT_ONCE = 1 << 13
+"""Numbers of an array that stays in a core's cache."""
 
 
 class Family(NamedTuple):
@@ -176,24 +180,42 @@ def memory_bytes(problem: Problem, family: Family, layouts: Layouts) -> Array:
 
 
 def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Array:
-    """Bytes on the fullest rank, by layout, where blocks are of several kinds."""
+    """Bytes on the fullest rank, by layout, where blocks are of several kinds. Ranks between the ends of the model are
+    looked at together."""
     assert isinstance(layouts.cuts, KindCuts)
-    model, pp, m, cuts = problem.model, family.pp, layouts.num_microbatches, layouts.cuts
-    layers, counts = cuts.of_stages(pp, family.num_virtual_stages), cuts.kinds(model)
+    model, pp, vpp, m, cuts = (
+        problem.model,
+        family.pp,
+        family.num_virtual_stages,
+        layouts.num_microbatches,
+        layouts.cuts,
+    )
+    layers, counts = cuts.of_stages(pp, vpp), cuts.kinds(model)
     ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
     fullest: Array = np.zeros_like(layouts.hidden_bytes)
     holds = family.holds(m)
-    for rank in range(pp):
-        stages, of_rank = range(rank, len(layers), pp), counts[:, rank::pp]
+    between = max(1, AT_ONCE // max(1, len(fullest)))
+    begins = [*range(min(pp, 1)), *range(1, pp - 1, between), *range(max(1, pp - 1), pp)]
+    for begin, end in pairwise([*begins, pp]):
+        stages = [slice(chunk * pp + begin, chunk * pp + end) for chunk in range(vpp)]
+        of_ranks, held = np.stack([counts[:, several] for several in stages], axis=1), _together(holds[begin:end])
         blocks, *kinds = [block.of_stages(stages) for block in (layouts.block, *layouts.kinds)]
-        rows = rank_rows(family, holds[rank], layers[rank], rank, blocks[0], ends, layouts.hidden_bytes)
-        behind = cuts.behind(model, rank) if len(stages) == 1 else None
-        rows = rows._replace(kinds=last_blocks(kinds, of_rank, behind))
-        if len(stages) > 1:
-            rows = with_unlike_chunks(rows, family, m, rank, layers[rank::pp], blocks)
-        state = layouts.state.of(zip(model.kinds, of_rank.sum(1), strict=True))
-        np.maximum(fullest, rank_memory(rows, state, problem.training.precision).total, out=fullest)
+        rows = rank_rows(family, held, layers[stages[0]], begin, blocks[0], ends, layouts.hidden_bytes)
+        behind = cuts.behind(model, stages[0]) if vpp == 1 else None
+        rows = rows._replace(kinds=last_blocks(kinds, of_ranks, behind))
+        if vpp > 1:
+            ranks, of_chunks = np.arange(begin, end)[:, None], np.stack([layers[several] for several in stages])
+            rows = with_unlike_chunks(rows, family, m, ranks, of_chunks, blocks)
+        state = layouts.state.of(zip(model.kinds, of_ranks.sum(1), strict=True))
+        needed = rank_memory(rows, state, problem.training.precision).total
+        np.maximum(fullest, needed.max(0), out=fullest)
     return fullest + problem.cluster.device.reserved_memory_bytes
+
+
+def _together(holds: Sequence[RankHolds]) -> RankHolds:
+    """What several ranks hold, (rank, row) or (rank, 1)."""
+    columns: Array = np.broadcast_arrays(*(np.atleast_1d(number) for one in holds for number in one))
+    return RankHolds(*np.stack(columns).reshape(len(holds), len(RankHolds._fields), -1).swapaxes(0, 1))
 
 
 def last_blocks(
@@ -215,7 +237,8 @@ def with_unlike_chunks(
     rows: Rank, family: Family, m: Array, rank: Array | int, layers: Array, blocks: Sequence[PartColumns]
 ) -> Rank:
     """Pipeline ranks of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches. rank:
-    its number, by layout or of all. layers: of each chunk, (chunk, layout). blocks: the mean block of each chunk."""
+    its number, by layout or of all, or (rank, 1) of several. layers: of each chunk, (chunk, layout), of several ranks
+    (chunk, rank, layout). blocks: the mean block of each chunk."""
     of_held: dict[tuple[tuple[int, ...], ...], Array] = {}  # many numbers of microbatches are held alike
     for number in different(m):
         of_ranks = held_together(family.schedule, family.pp, number, family.num_virtual_stages)
@@ -225,11 +248,11 @@ def with_unlike_chunks(
     of_counts = [(np.flatnonzero(alike), np.array(held, dtype=float)) for held, alike in of_held.items()]
 
     def kept_bytes(of: Callable[[PartColumns], Array]) -> Array:
-        sizes = np.stack([count * of(block) for count, block in zip(layers, blocks, strict=True)])
+        sizes = np.stack([(count * of(block)).ravel() for count, block in zip(layers, blocks, strict=True)])
         kept = np.empty(sizes.shape[1])
         for alike, held in of_counts:
             kept[alike] = reduce(np.maximum, (counts @ sizes[:, alike] for counts in held))
-        return kept
+        return kept.reshape(layers.shape[1:])
 
     return rows._replace(blocks=layers.sum(0), most_blocks=layers.max(0), kept_bytes=kept_bytes)
 

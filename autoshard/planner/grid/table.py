@@ -261,7 +261,8 @@ class Table:
             count = len(whole.drafts.drafts)
             step = max(1, CHUNK // whole.num_sets)
             for begin in range(0, count, step):
-                yield whole.price(begin, min(begin + step, count))
+                pairs = np.arange(begin * whole.num_sets, min(begin + step, count) * whole.num_sets)
+                yield whole.price(*whole.pairs(pairs))
 
 
 class Whole:
@@ -298,9 +299,13 @@ class Whole:
         """How many recompute sets each draft is priced under."""
         return len(self._places)
 
-    def price(self, begin: int, end: int) -> Priced:
-        draft = np.repeat(np.arange(begin, end), len(self._places))
-        recompute = np.tile(self._places, end - begin)
+    def pairs(self, numbers: Array) -> tuple[Array, Array]:
+        """(draft, recompute set) of some pairs, which are numbered draft by draft."""
+        draft, place = np.divmod(numbers, self.num_sets)
+        return draft, self._places[place]
+
+    def price(self, draft: Array, recompute: Array) -> Priced:
+        """Some pairs, each with all cuts that are worth a look."""
         cuts, which = self.cuts(draft, recompute)
         draft, recompute = draft[which], recompute[which]
         layouts = self.layouts(draft, recompute, cuts)

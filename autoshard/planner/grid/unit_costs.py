@@ -60,8 +60,9 @@ class PartColumns(NamedTuple):
         """These rows alone, in their order."""
         return PartColumns(*(column[rows] for column in self))
 
-    def of_stages(self, stages: Sequence[int]) -> list[PartColumns]:
-        """The columns of each of some stages, where they are (stage, row); of all together where they are (row,)."""
+    def of_stages(self, stages: Sequence[int | slice]) -> list[PartColumns]:
+        """The columns of some stages, where they are (stage, row): an entry for each; of all together where they
+        are (row,)."""
         if self.kept_bytes.ndim == 1:
             return [self]
         return [PartColumns(*(column[stage] for column in self)) for stage in stages]

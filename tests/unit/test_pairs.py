@@ -1,0 +1,81 @@
+"""Layouts that wait with each of their recompute sets: bounds that hold, and nothing that is passed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+from autoshard.backends.rules import Problem
+from autoshard.planner.grid.order import fastest_first
+from autoshard.planner.grid.pairs import Pairs, pairs_at_least_s, pairs_need_bytes
+from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.priced import PricedLayouts, Waiting
+from autoshard.planner.rejections import Tally
+from autoshard.planner.sets import recompute_sets
+from autoshard.plans.search_result import Pins
+from tests.unit.kind_models import random_layout, table_of
+from tests.unit.test_mesh_bounds import random_problem
+
+EVERY_SCHEDULE = ("1f1b", "gpipe", "zero_bubble", "interleaved")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_cut_of_a_pair_is_below_its_bounds(seed: int) -> None:
+    problem, draft = random_layout(seed, EVERY_SCHEDULE)
+    (whole,) = table_of(problem, draft).wholes()
+    (priced,) = table_of(problem, draft).price()
+    draft_of, recompute = whole.pairs(np.arange(whole.num_sets))
+    limit_bytes = float(np.median(priced.memory_bytes))
+    needed = pairs_need_bytes(whole, draft_of, recompute, limit_bytes)
+    least_s = pairs_at_least_s(whole).ravel()
+    place = np.searchsorted(recompute, priced.recompute)
+    assert (least_s[place] <= priced.step_time_s).all()
+    # a bound above the limit says no more than that nothing fits
+    assert (np.where(needed > limit_bytes, limit_bytes, needed)[place] <= priced.memory_bytes).all()
+    assert (priced.memory_bytes[needed[place] > limit_bytes] > limit_bytes).all()
+
+
+def all_and_pairs(problem: Problem) -> tuple[list[Priced], Pairs, list[Priced]]:
+    """(every layout, the same as pairs that wait, those of them that are priced so far)."""
+    from autoshard.planner.layouts import legal_layouts
+
+    tables = [Table(problem, recompute_sets(problem, Pins())) for _ in range(2)]
+    for way in legal_layouts(problem, Pins(), Tally()):
+        for draft in way.drafts:
+            for table in tables:
+                table.add(draft)
+    seen: list[Priced] = []
+    pairs = Pairs(problem, seen.append)
+    pairs.add(tables[0].wholes())
+    return [*tables[1].price()], pairs, seen
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_fastest_that_fit_come_in_the_order_in_which_they_come_if_all_are_priced(seed: int) -> None:
+    problem = random_problem(seed)
+    every, pairs, seen = all_and_pairs(problem)
+    limit_bytes = problem.cluster.device.memory_bytes
+    expected = [one.step_time_s for _, one in zip(range(200), fastest_first(every, limit_bytes), strict=False)]
+    layouts = PricedLayouts(problem, [], Waiting.for_pairs(pairs))
+    found = [one.step_time_s for _, one in zip(range(len(expected)), layouts.fastest_first(limit_bytes), strict=False)]
+    assert found == expected
+    if expected:
+        assert layouts.fitting <= {draft for one in every for draft in one.fitting(limit_bytes)}
+    assert len(seen) == len(layouts.chunks)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_nothing_fits_the_nearest_miss_is_priced(seed: int) -> None:
+    problem = random_problem(seed)
+    device = replace(problem.cluster.device, memory_bytes=1.0 + problem.cluster.device.reserved_memory_bytes)
+    problem = problem._replace(cluster=replace(problem.cluster, device=device))
+    every, pairs, seen = all_and_pairs(problem)
+    while pairs.next_s < inf:
+        pairs.price_more(inf)
+    pairs.price_nearest(lambda: min((float(one.memory_bytes.min()) for one in seen), default=inf))
+    least_bytes = min((float(one.memory_bytes.min()) for one in every), default=inf)
+    assert min((float(one.memory_bytes.min()) for one in seen), default=inf) == least_bytes
+    assert least_bytes <= pairs.too_large[2]
