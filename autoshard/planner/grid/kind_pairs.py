@@ -97,7 +97,7 @@ class Beside(NamedTuple):
     down_s: Array
 
     def ways(self) -> tuple[Array, Array, Array, Array]:
-        """What is beside a rank along the four ways of `ChunkRoom.ways`."""
+        """Seconds beside a rank along the four ways of `ChunkRoom.ways`."""
         fill_s, drain_s, up_s, down_s = self
         return fill_s + drain_s, up_s + drain_s, fill_s + down_s, up_s + down_s
 

@@ -50,8 +50,8 @@ class Rows(NamedTuple):
 
 
 class Longest(NamedTuple):
-    """Of one stage that all first microbatches, as many as there are ranks, go through before they go through any
-    second stage behind the last rank of `passed_by_all`: what its forward and its backward take at least."""
+    """Seconds that forward and backward of one stage take at least: of the longest one that all first microbatches, as
+    many as there are ranks, go through before they go through second stages behind the ranks of `passed_by_all`."""
 
     forward_s: float
     backward_s: float
@@ -78,8 +78,8 @@ class Ways(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What the ranks in front add at least, by state. front_s: to the backwards of their first chunks; more_s: to
-    both."""
+    """Seconds that the ranks in front add at least, by state. front_s: to the backwards of their first chunks; more_s:
+    to both."""
 
     front_s: Array
     more_s: Array
