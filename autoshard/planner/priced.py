@@ -103,8 +103,8 @@ class Waiting:
         """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways that may fit, and the others.
         price: prices some. in_time: whether it still may. at_once: how many layouts are priced at first.
         in_other_orders: seconds of a step that single layouts take at least in other orders of axes, in whatever memory
-        where that is no less than so many. pairs: where
-        `price` lets layouts wait with each of their recompute sets, if it does."""
+        where that is no less than so many. pairs: where `price` lets layouts wait with each of their recompute sets, if
+        it does."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
         self._in_other_orders, self.pairs = in_other_orders, pairs
         self._ways = deque(sorted(ways, key=_own_s))
