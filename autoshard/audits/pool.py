@@ -26,6 +26,10 @@ Found = TypeVar("Found")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
+class ProcessGone(AutoshardError):
+    """Raised where a process was ended from outside."""
+
+
 class Pool:
     """Starts on entry, ends everything on exit."""
 
@@ -72,7 +76,7 @@ class Pool:
     ) -> Iterator[tuple[int, Found]]:
         """(number of the arguments, what the function gives) of each call, in the order in which they end.
 
-        Raises what a call raised, and AutoshardError where a process is gone.
+        Raises what a call raised, and ProcessGone where a process is gone.
         """
         calls, under_way, idle = deque(enumerate(arguments)), dict[Connection, int](), [*self._workers]
         try:
@@ -89,7 +93,28 @@ class Pool:
                     idle.append(connection)
                     yield under_way.pop(connection), answer
         except (EOFError, ConnectionError):
-            raise AutoshardError("a process of the audit was ended from outside; was there enough memory?") from None
+            raise ProcessGone("a process of the audit was ended from outside; was there enough memory?") from None
+
+    def begun(self, function: Callable[..., Found], *asked: Any) -> Callable[[], Found]:
+        """Begin one call, in a pool of one process; the function that is returned waits for what it gives.
+
+        That raises what the call raised, and ProcessGone where the process is gone.
+        """
+        (connection,) = self._workers
+        with suppress(ConnectionError):  # it is gone: `result` says so
+            connection.send((function, asked))
+
+        def result() -> Found:
+            try:
+                answer, error = connection.recv()
+            except (EOFError, ConnectionError):
+                raise ProcessGone("a process beside this one was ended from outside") from None
+            if error is not None:
+                raise error
+            found: Found = answer
+            return found
+
+        return result
 
 
 def _answer(calls: Connection) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from autoshard.doctor.machine import num_cores
 from autoshard.errors import AutoshardError
 from autoshard.runtime.worker import peak_memory_bytes
 from autoshard.units import GIB
@@ -304,11 +305,6 @@ def _host_s(work: Callable[[], Any], repeats: int, wait: Callable[[], None], clo
         work()
     wait()
     return clock() - start
-
-
-def num_cores() -> int:
-    """How many CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count(kind: str) -> tuple[int, str]:

@@ -37,6 +37,11 @@ SHARED_TYPES = (
 """File systems that several nodes can mount."""
 
 
+def num_cores() -> int:
+    """How many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class Machine:
     """Facts about a machine. instance: EC2's name of it, from its firmware.

@@ -42,6 +42,19 @@ class Question(NamedTuple):
     asked: tuple[Any, ...]
 
 
+class AnsweredApart(NamedTuple):
+    """Answers to some questions, and the subjects for which there was no time."""
+
+    rows: tuple[Any, ...]
+    unanswered: tuple[str, ...]
+
+
+Elsewhere = Callable[[Plan, tuple[Question, ...]], Callable[[], AnsweredApart]]
+"""Begins to ask questions in another process; what it returns waits for the answers."""
+APART = (MORE_NODES, INSTANCES)
+"""Subjects that have nothing from the others' searches: half of the work."""
+
+
 def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> Sensitivity | None:
     """All answers for a plan, however long it takes. None for a plan that was not searched, since there is no choice to
     flip.
@@ -51,11 +64,17 @@ def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> S
     return next(reversed([*answers_so_far(plan, Clock(inf), on_answer)]), None)
 
 
-def answers_so_far(plan: Plan, clock: Clock, on_answer: OnAnswer = lambda done, total: None) -> Iterator[Sensitivity]:
+def answers_so_far(
+    plan: Plan,
+    clock: Clock,
+    on_answer: OnAnswer = lambda done, total: None,
+    elsewhere: Elsewhere | None = None,
+) -> Iterator[Sensitivity]:
     """Yields what is known after each subject; the last value has all answers. Yields nothing for a plan that was not
     searched.
 
     When the clock has run out, nothing more is looked for, and `unanswered` of the last value says what is missing.
+    elsewhere: asks the questions on APART; by default they come last.
     """
     if plan.search is None:
         return
@@ -66,21 +85,41 @@ def answers_so_far(plan: Plan, clock: Clock, on_answer: OnAnswer = lambda done, 
         yield _sensitivity(plan, None, "", [], (OTHER_TP, FLIPS, MORE_NODES, INSTANCES))
         return
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
+    wanted = [*_questions(plan, agrees, sure)]
+    apart = tuple(one for one in wanted if elsewhere and one.subject in APART)
+    told = elsewhere(plan, apart) if elsewhere and apart else lambda: AnsweredApart((), ())
     promising = searches.promising(problem_of(plan), plan.pins) if agrees else None
     tried = None if promising is None else len(promising)
     now = refusal if best is None else short_name(best.strategy)
-    wanted = [*_questions(plan, agrees, sure)]
-    rows: list[Any] = []
-    for done, (subject, function, asked) in enumerate(wanted):
+    here = wanted[: len(wanted) - len(apart)]
+    rows, unanswered = list[Any](), tuple[str, ...]()
+    for done, (subject, function, asked) in enumerate(here):
         on_answer(done, len(wanted))
-        if done and wanted[done - 1].subject != subject:
+        if done and here[done - 1].subject != subject:
             yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
         try:
             rows.append(function(searches, plan, *asked))
         except OutOfTime:
-            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
-            return
-    yield _sensitivity(plan, agrees, now, rows, (), tried)
+            unanswered = _subjects(here[done:])
+            break
+    if apart:
+        yield _sensitivity(plan, agrees, now, rows, (*unanswered, *_subjects(apart)), tried)
+        on_answer(len(here), len(wanted))
+        others = told()
+        rows, unanswered = [*rows, *others.rows], (*unanswered, *others.unanswered)
+    yield _sensitivity(plan, agrees, now, rows, unanswered, tried)
+
+
+def answer_apart(plan: Plan, wanted: Sequence[Question], limit_s: float) -> AnsweredApart:
+    """The answers to some questions about a plan that are found in limit_s seconds."""
+    searches, rows = Searches(Clock(limit_s)), list[Any]()
+    try:
+        _choice(searches, plan)  # instances that are like the plan's start from its search
+        for _, function, asked in wanted:
+            rows.append(function(searches, plan, *asked))
+    except OutOfTime:
+        return AnsweredApart(tuple(rows), _subjects(wanted[len(rows) :]))
+    return AnsweredApart(tuple(rows), ())
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from autoshard.backends.rules import Problem
     from autoshard.explanation.answers import Sensitivity
+    from autoshard.explanation.sensitivity import AnsweredApart, Question
+    from autoshard.planner.priced import Clock
     from autoshard.planner.score import Score as Priced
 
 ANSWERED: Kept[Sensitivity] = Kept(64)
@@ -140,29 +144,32 @@ class Score(Shown):
         return score_page(self.written, self.score, self.best, width, color)
 
 
-def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_LIMIT_S) -> Explanation:
+def explain(
+    plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_LIMIT_S, processes: int = 1
+) -> Explanation:
     """Explains what a plan does, why it was chosen, and what would change the choice.
 
     quick: leave out what would change the choice, which searches again at other bandwidths, memories, batches, nodes
     and prices. time_limit: seconds that this may take; what is not answered by then is said to be open. A process that
-    has explained a plan in full answers at once when it is asked again.
+    has explained a plan in full answers at once when it is asked again. processes: with 2, half of the questions are
+    asked in a process beside this one, which imports this program's main module, as those of multiprocessing do.
 
     >>> import autoshard
     >>> plan = autoshard.plan("llama3-8b", nodes=4)
     >>> autoshard.explain(plan, quick=True).description.num_devices
     128
     """
-    answers = [] if quick else [*answers_of(plan, time_limit)]
+    answers = [] if quick else [*answers_of(plan, time_limit, processes)]
     return Explanation(describe(plan, answers[-1] if answers else None))
 
 
-def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S) -> Iterator[Sensitivity]:
+def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: int = 1) -> Iterator[Sensitivity]:
     """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
-    line shows the progress in between."""
+    line shows the progress in between. processes: as of `explain`."""
     from autoshard.explanation.sensitivity import answers_so_far
     from autoshard.planner.priced import Clock
 
-    shown = sys.stderr.isatty()
+    clock, shown = Clock(time_limit), sys.stderr.isatty()
 
     def on_answer(done: int, total: int) -> None:
         if shown:
@@ -178,14 +185,32 @@ def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S) -> Iterator[S
     if known is not None:
         yield known
         return
-    try:
-        for answers in answers_so_far(plan, Clock(time_limit), on_answer):
+    with ExitStack() as beside:
+        beside.callback(clear)
+        elsewhere = partial(_in_a_process, beside, clock) if processes > 1 else None
+        for answers in answers_so_far(plan, clock, on_answer, elsewhere):
             clear()
             if not answers.unanswered:
                 ANSWERED.keep(_question(plan), answers)
             yield answers
-    finally:
-        clear()
+
+
+def _in_a_process(
+    beside: ExitStack, clock: Clock, plan: plans.Plan, wanted: tuple[Question, ...]
+) -> Callable[[], AnsweredApart]:
+    """Ask questions in a process beside this one, or here where that is gone. beside: ends it."""
+    from autoshard.audits.pool import Pool, ProcessGone
+    from autoshard.explanation.sensitivity import answer_apart
+
+    told = beside.enter_context(Pool(1)).begun(answer_apart, plan, wanted, clock.left_s)
+
+    def answers() -> AnsweredApart:
+        try:
+            return told()
+        except ProcessGone:
+            return answer_apart(plan, wanted, clock.left_s)
+
+    return answers
 
 
 def _question(plan: plans.Plan) -> tuple[object, ...]:

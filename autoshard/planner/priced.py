@@ -51,6 +51,11 @@ class Clock:
         return perf_counter() - self._begin_s < self.limit_s and goes_on()
 
     @property
+    def left_s(self) -> float:
+        """Seconds that are left of it."""
+        return max(0.0, self.limit_s - (perf_counter() - self._begin_s))
+
+    @property
     def why_ended(self) -> str:
         """'after 2 s', or that somebody wanted it."""
         return f"after {self.limit_s:g} s" if goes_on() else "when it was interrupted"

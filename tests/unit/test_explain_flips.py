@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.audits.pool import Pool
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
@@ -20,9 +22,11 @@ from autoshard.explanation.answers import Sensitivity, problem_of
 from autoshard.explanation.describe import describe
 from autoshard.explanation.flips import FINE, Question, flip, same_layout, winner
 from autoshard.explanation.quantities import Quantity, quantities
-from autoshard.explanation.sensitivity import _choice, answers_so_far, sensitivity
+from autoshard.explanation.sensitivity import AnsweredApart, _choice, answer_apart, answers_so_far, sensitivity
+from autoshard.explanation.sensitivity import Question as Wanted
 from autoshard.explanation.sensitivity_text import unanswered_line
 from autoshard.explanation.text import pieces, render
+from autoshard.interface.questions import ANSWERED, answers_of
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.cached_search import Searches
@@ -266,6 +270,36 @@ def test_answers_are_those_of_searches_one_by_one(monkeypatch: pytest.MonkeyPatc
 
 def test_a_plan_that_was_not_searched_has_no_flips() -> None:
     assert sensitivity(replace(plan_70b(), search=None)) is None
+
+
+def test_questions_that_are_asked_elsewhere_have_the_same_answers() -> None:
+    plan, asked = small_plan(), list[str]()
+
+    def elsewhere(of: Plan, wanted: tuple[Wanted, ...]) -> Callable[[], AnsweredApart]:
+        asked.extend(one.subject for one in wanted)
+        return lambda: answer_apart(of, wanted, inf)
+
+    def no_time(of: Plan, wanted: tuple[Wanted, ...]) -> Callable[[], AnsweredApart]:
+        return lambda: answer_apart(of, wanted, 0.0)
+
+    *some, last = answers_so_far(plan, Clock(inf), elsewhere=elsewhere)
+    assert last == sensitivity(plan)
+    assert {*asked} == {"more nodes", "other instances"}
+    assert some[-1].flips == last.flips and not some[-1].sizes
+    assert all(one.unanswered[-2:] == ("more nodes", "other instances") for one in some)
+    *_, late = answers_so_far(plan, Clock(inf), elsewhere=no_time)
+    assert late == replace(last, sizes=(), prices=(), unanswered=("more nodes", "other instances"))
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_second_process_gives_the_same_answers_and_none_is_missed(
+    ends_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, begun = small_plan(), Pool.begun
+    ANSWERED.forget()
+    if ends_early:
+        monkeypatch.setattr(Pool, "begun", lambda pool, *asked: begun(pool, os._exit, 1))
+    assert [*answers_of(plan, processes=2)][-1] == sensitivity(plan)
 
 
 def test_price_breaks_even() -> None:
