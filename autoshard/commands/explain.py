@@ -82,25 +82,15 @@ def run(values: Mapping[str, Any]) -> int:
         _show_why(plan, values["why"], form)
     elif parts := [name for name in PARTS if values[name]]:
         _show_parts(plan, parts, values["measured"], form)
-    else:
-        _show_whole(plan, form, values)
-    return 0
-
-
-def _show_whole(plan: Plan, form: str, values: Mapping[str, Any]) -> None:
-    """Prints the page; on a machine with several cores two processes look for what would change the choice."""
-    from autoshard.doctor.machine import num_cores
-
-    quick, limit_s, processes = values["quick"], values["time_limit"], min(2, num_cores())
-    if form == "text":
-        width, color = page_width(), wants_color()
-        pieces = page_pieces(plan, quick=quick, time_limit=limit_s, processes=processes, width=width, color=color)
-        for piece in pieces:
+    elif form == "text":
+        limit_s, width = values["time_limit"], page_width()
+        for piece in page_pieces(plan, quick=values["quick"], time_limit=limit_s, width=width, color=wants_color()):
             sys.stdout.write(piece)
             sys.stdout.flush()
     else:
-        found = autoshard.explain(plan, quick=quick, time_limit=limit_s, processes=processes)
+        found = autoshard.explain(plan, quick=values["quick"], time_limit=values["time_limit"])
         sys.stdout.write(found.markdown() if form == "markdown" else json.dumps(found.to_dict(), indent=1) + "\n")
+    return 0
 
 
 def _show_why(plan: Plan, asked: str, form: str) -> None:

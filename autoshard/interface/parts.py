@@ -14,16 +14,16 @@ PARTS = ("schedule", "operators", "measured")
 """Parts of a plan that are shown by themselves."""
 
 
-def page_pieces(
-    plan: plans.Plan, *, quick: bool, time_limit: float, processes: int, width: int, color: bool
-) -> Iterator[str]:
+def page_pieces(plan: plans.Plan, *, quick: bool, time_limit: float, width: int, color: bool) -> Iterator[str]:
     """Yields the page of `explain` in pieces of whole lines: all that is known at once, then what would change the
-    choice as it is found. quick, time_limit, processes: as of `explain`. width: columns."""
+    choice as it is found, by two processes where there are as many cores. quick, time_limit: as of `explain`. width:
+    columns."""
+    from autoshard.doctor.machine import num_cores
     from autoshard.explanation.describe import describe
     from autoshard.explanation.text import pieces
     from autoshard.interface.questions import answers_of
 
-    return pieces(describe(plan), [] if quick else answers_of(plan, time_limit, processes), width, color)
+    return pieces(describe(plan), [] if quick else answers_of(plan, time_limit, min(2, num_cores())), width, color)
 
 
 def parts_page(plan: plans.Plan, parts: Sequence[str], measured: str | None, width: int, color: bool) -> str:

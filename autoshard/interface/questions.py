@@ -144,28 +144,26 @@ class Score(Shown):
         return score_page(self.written, self.score, self.best, width, color)
 
 
-def explain(
-    plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_LIMIT_S, processes: int = 1
-) -> Explanation:
+def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_LIMIT_S) -> Explanation:
     """Explains what a plan does, why it was chosen, and what would change the choice.
 
     quick: leave out what would change the choice, which searches again at other bandwidths, memories, batches, nodes
     and prices. time_limit: seconds that this may take; what is not answered by then is said to be open. A process that
-    has explained a plan in full answers at once when it is asked again. processes: with 2, half of the questions are
-    asked in a process beside this one, which imports this program's main module, as those of multiprocessing do.
+    has explained a plan in full answers at once when it is asked again.
 
     >>> import autoshard
     >>> plan = autoshard.plan("llama3-8b", nodes=4)
     >>> autoshard.explain(plan, quick=True).description.num_devices
     128
     """
-    answers = [] if quick else [*answers_of(plan, time_limit, processes)]
+    answers = [] if quick else [*answers_of(plan, time_limit)]
     return Explanation(describe(plan, answers[-1] if answers else None))
 
 
 def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: int = 1) -> Iterator[Sensitivity]:
     """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
-    line shows the progress in between. processes: as of `explain`."""
+    line shows the progress in between. processes: with 2, half of the questions are asked in a process beside this one,
+    which imports this program's main module, as those of multiprocessing do."""
     from autoshard.explanation.sensitivity import answers_so_far
     from autoshard.planner.priced import Clock
 

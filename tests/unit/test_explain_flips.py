@@ -26,10 +26,11 @@ from autoshard.explanation.sensitivity import AnsweredApart, _choice, answer_apa
 from autoshard.explanation.sensitivity import Question as Wanted
 from autoshard.explanation.sensitivity_text import unanswered_line
 from autoshard.explanation.text import pieces, render
-from autoshard.interface.questions import ANSWERED, answers_of
+from autoshard.interface.questions import answers_of
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.kept import Kept
 from autoshard.planner.priced import Clock
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan, SearchSummary, make_plan
@@ -296,7 +297,7 @@ def test_a_second_process_gives_the_same_answers_and_none_is_missed(
     ends_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, begun = small_plan(), Pool.begun
-    ANSWERED.forget()
+    monkeypatch.setattr("autoshard.interface.questions.ANSWERED", Kept(1))
     if ends_early:
         monkeypatch.setattr(Pool, "begun", lambda pool, *asked: begun(pool, os._exit, 1))
     assert [*answers_of(plan, processes=2)][-1] == sensitivity(plan)
@@ -376,7 +377,7 @@ def test_explain_says_what_it_knows_at_once(
 ) -> None:
     plan, limits = small_plan(), []
 
-    def nothing_yet(of: Plan, clock: Clock, on_answer: object) -> Iterator[Sensitivity]:
+    def nothing_yet(of: Plan, clock: Clock, on_answer: object, elsewhere: object) -> Iterator[Sensitivity]:
         limits.append(clock.limit_s)
         assert capsys.readouterr().out.startswith("llama3-8b on 1 x trn1.32xlarge")
         yield from ()

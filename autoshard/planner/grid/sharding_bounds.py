@@ -243,7 +243,7 @@ def _mixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterato
 
 def _fixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator[tuple[int, int, float]]:
     """(draft, set, seconds) of layouts with the cuts that are priced and one recompute set for all stages."""
-    priced = whole.price(0, len(whole.drafts.drafts))
+    priced = whole.price(*whole.pairs(np.arange(len(whole.drafts.drafts) * whole.num_sets)))
     block, first, last, state = whole.parts_of(priced.draft, priced.recompute)
     problem, family = whole.problem, whole.family
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
