@@ -213,7 +213,7 @@ def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Arra
 
 
 def _together(holds: Sequence[RankHolds]) -> RankHolds:
-    """What several ranks hold, (rank, row) or (rank, 1)."""
+    """Microbatches that several ranks hold, (rank, row) or (rank, 1)."""
     columns: Array = np.broadcast_arrays(*(np.atleast_1d(number) for one in holds for number in one))
     return RankHolds(*np.stack(columns).reshape(len(holds), len(RankHolds._fields), -1).swapaxes(0, 1))
 

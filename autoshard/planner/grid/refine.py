@@ -223,8 +223,8 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
 
 
 def _tighter_bound(whole: Whole) -> Callable[[Whole, Array, float, float], dict[int, float]] | None:
-    """What gives a higher bound of several drafts at once, of (whole, drafts, limit_bytes, known_s); None where nothing
-    does."""
+    """A function of (whole, drafts, limit_bytes, known_s) that gives a higher bound of several drafts at once; None
+    where there is none."""
     if _is_bounded_by_rooms(whole):
         return _rooms_at_least_s
     return _stages_at_least_s if _is_solved_by_stages(whole) else None
