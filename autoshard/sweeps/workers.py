@@ -101,7 +101,8 @@ def on_processes(count: int) -> Spread:
 
 
 def main(descriptor: int, supervisor_pid: int) -> None:
-    """Does tasks that arrive at a pipe until it closes. descriptor: of the pipe."""
+    """Does tasks that arrive at a pipe until it closes, or is reset, as one is that closes with an answer unread.
+    descriptor: of the pipe."""
     from autoshard.runtime.worker import end_with_supervisor
 
     end_with_supervisor(supervisor_pid, threading.Event())
@@ -109,6 +110,10 @@ def main(descriptor: int, supervisor_pid: int) -> None:
         while True:
             try:
                 text = pipe.recv_bytes().decode()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 return
-            pipe.send_bytes(done_json(text).encode())
+            answer = done_json(text).encode()
+            try:
+                pipe.send_bytes(answer)
+            except ConnectionError:
+                return

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,7 @@ from autoshard.sweeps.grid import Sweep, sweep_of
 from autoshard.sweeps.outcome import LOST, OK, Outcome
 from autoshard.sweeps.point import Spread, Task
 from autoshard.sweeps.run import run_sweep
+from autoshard.sweeps.workers import main as work
 from autoshard.sweeps.workers import on_processes
 from tests.multiprocess.started import by_default
 
@@ -62,6 +65,26 @@ def test_workers_say_what_one_process_says(tmp_path: Path) -> None:
     assert spread.outcomes == alone.outcomes
     assert (tmp_path / "spread/results.csv").read_bytes() == (tmp_path / "alone/results.csv").read_bytes()
     assert autoshard.sweep(POINTS, tmp_path / "spread", workers=3).planned == 0
+
+
+@pytest.mark.parametrize("when", ["with an answer unread", "before the answer"])
+def test_a_worker_whose_pipe_is_closed_ends_in_silence(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+
+    def answer(task: str) -> str:
+        if when == "before the answer":
+            ours.close()
+        return task
+
+    monkeypatch.setattr("autoshard.runtime.worker.end_with_supervisor", lambda *arguments: None)
+    monkeypatch.setattr("autoshard.sweeps.workers.done_json", answer)
+    ours.send_bytes(b"a task")
+    with ThreadPoolExecutor(1) as threads:
+        worker = threads.submit(work, os.dup(theirs.fileno()), os.getpid())
+        if when != "before the answer":
+            assert ours.poll(PATIENCE_S)
+            ours.close()
+        assert worker.result(PATIENCE_S) is None
 
 
 def test_a_sweep_goes_on_after_kill_9(tmp_path: Path) -> None:
