@@ -52,7 +52,7 @@ class AnsweredApart(NamedTuple):
 Elsewhere = Callable[[Plan, tuple[Question, ...]], Callable[[], AnsweredApart]]
 """Begins to ask questions in another process; what it returns waits for the answers."""
 APART = (MORE_NODES, INSTANCES)
-"""Subjects that have nothing from the others' searches: half of the work."""
+"""Subjects that need no other search than the plan's own: about half of a torch plan's answers."""
 
 
 def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> Sensitivity | None:

@@ -28,6 +28,8 @@ from autoshard.planner.grid.ranks import RankState
 from autoshard.rows import Number, largest, smallest, total, weighted, where
 from autoshard.schedules.closed_form import Stages, chunk_visits
 
+NEVER_S = -1e30
+"""Seconds of a way that there is not: finite, so that its sum with what does not fit is infinite."""
 PRICES = 8
 """Prices of memory that `recomputed_at_least_s` tries one after the other: with more, bounds hardly rise."""
 

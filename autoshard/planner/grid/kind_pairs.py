@@ -16,7 +16,7 @@ import numpy as np
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.bounds import after_any_cut_at_least_s
+from autoshard.planner.grid.bounds import NEVER_S, after_any_cut_at_least_s
 from autoshard.planner.grid.kind_room import MOST_BYTES, Blocks, RankRoom
 from autoshard.planner.grid.kind_stages import ranges
 from autoshard.planner.grid.table import Whole
@@ -29,8 +29,6 @@ DEAREST = 1e4
 """The interval's upper end over its lower one."""
 ROUNDS = 3
 """Passes that find what all ranks recompute, at least, from what steps may take and the other way round."""
-NEVER_S = -1e30
-"""Of a way that there is not."""
 SMALLEST = 1e-30
 """Less than a block keeps."""
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.kind_pairs import NEVER_S, ChunkRoom, Pairs, windows
+from autoshard.planner.grid.bounds import NEVER_S
+from autoshard.planner.grid.kind_pairs import ChunkRoom, Pairs, windows
 
 MOST_ENTRIES = 600_000
 """With more entries, these are not looked at."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import NEVER_S
 from autoshard.planner.grid.kind_stages import Ranges, Stages, longest, ranges, stages_of, upto_s
 from autoshard.planner.grid.table import Whole
 from autoshard.schedules.held import warm_ups
@@ -24,8 +25,6 @@ MOST_PASSES = 6
 """Passes that narrow down what may be beside W, at most."""
 CLOSE = 1e-9
 """Share of a step by which a bound meets it."""
-NEVER_S = -1e30
-"""A term that never counts: finite, so that its sum with what does not fit is infinite."""
 FindStages = Callable[[Whole, Array, Sequence[Sequence[int]], float, Ranges], Stages]
 """As `stages_of`."""
 
