@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from autoshard.planner.grid.pairs import Pairs
     from autoshard.planner.grid.table import Priced, Table, Whole
 
-FEW = 6_000
+FEW = 2_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
-FIRST, MORE = 1_000, 2
-"""So many of more layouts are priced at first, then up to so many times as many as before."""
-LEAST = 300
-"""So many are priced together, if there are any: fewer take hardly less time, and who asks for the next one goes on."""
-TOGETHER = 40
-"""So many ways are bounded together, if one is: fewer take hardly less time."""
+FIRST, MORE, MOST = 40, 2, 25
+"""So many of more ways and layouts are looked at first: how fast they are says which others may matter. Then at least
+so many times as many ways as before, and at most so many times as many as at least."""
+LEAST = 100
+"""So many layouts are then priced together, if one is: fewer take hardly less time, and who asks for the next one goes
+on."""
 NEAREST, NEAREST_AT_ONCE = 1_000, 100
 """So many layouts that do not fit are priced to find the one that needs least, some at once; of more a bound is told.
 """
@@ -208,13 +208,15 @@ class Waiting:
 
     def _price_drafts(self, below_s: float) -> None:
         """Price some more layouts with all of their recompute sets, or let these wait for their turn."""
+        least = self._at_once
+        most = least if below_s == inf else MOST * least
         ways: list[Bounded] = []
-        while self._ways and (0 < len(ways) < TOGETHER or self._ways[0].own_s <= below_s) and len(ways) < self._at_once:
+        while self._ways and (0 < len(ways) < least or self._ways[0].own_s <= below_s) and len(ways) < most:
             ways += self._next(self._ways, self._aside[0])
         self._bound(ways)
         taken: list[MeshDrafts] = []
         count = 0
-        while self._bounded and (count < LEAST or self._bounded[0].own_s <= below_s) and count < self._at_once:
+        while self._bounded and (count < min(least, LEAST) or self._bounded[0].own_s <= below_s) and count < most:
             for one in self._next(self._bounded, self._aside[1]):
                 taken.append(one.layouts)
                 count += len(one.layouts.schedules)
@@ -239,7 +241,7 @@ class Waiting:
         """A context in which nothing else is priced. asked: the schedules of some layouts that may be asked for, and
         the others."""
         self._asked, at_once = asked, self._at_once
-        self._at_once = min(at_once, LEAST)
+        self._at_once = FIRST
         try:
             yield
         finally:

@@ -15,8 +15,9 @@ from autoshard.planner.grid.refine import promising
 from autoshard.planner.grid.table import Priced
 from autoshard.planner.layouts import MeshDrafts
 from autoshard.planner.priced import (
+    FIRST,
     LEAST,
-    TOGETHER,
+    MORE,
     Bounded,
     Clock,
     Parted,
@@ -81,7 +82,7 @@ def test_what_is_further_behind_than_is_wanted_is_left_out() -> None:
 
 def test_drafts_that_are_known_to_be_slower_are_not_refined() -> None:
     problem = problem_of("llama3-8b", "trn1.32xlarge", 1)
-    wholes = price_layouts(problem, Pins(tp=8), Tally(), Clock(inf)).wholes
+    wholes = price_layouts(problem, Pins(tp=8), Tally(), Clock(inf), exhaustive=True).wholes
     drafts = [draft for whole in wholes for draft in whole.drafts.drafts]
     sizes = {draft.microbatch_size for draft in drafts}
     assert len(sizes) > 1
@@ -91,9 +92,9 @@ def test_drafts_that_are_known_to_be_slower_are_not_refined() -> None:
     assert all(len(whole.count) == len(whole.drafts.drafts) for whole in left)
 
 
-def test_a_few_layouts_are_never_priced_alone() -> None:
-    """1,000 layouts with bounds of 0, 1, 2, ... seconds: who wants those below half a second has some hundred priced,
-    those with the lowest bounds, and who then wants those below 600 s has the rest of these."""
+def test_few_layouts_are_looked_at_before_it_is_known_how_fast_they_are_and_then_all_that_may_be_faster() -> None:
+    """1,000 layouts with bounds of 0, 1, 2, ... seconds: as long as nothing is known some are priced, and then twice as
+    many; who then wants those below 600 s has the rest of these."""
     ways = [
         Bounded(float(place), float(place), 0.0, MeshDrafts(0.0, Draft(1, 1, place + 1, 1, 1), [("1f1b", 1, 1)]))
         for place in range(1000)
@@ -109,15 +110,19 @@ def test_a_few_layouts_are_never_priced_alone() -> None:
 
     waiting = Waiting(ways, bounds, price, lambda: True)  # type: ignore[arg-type]
     assert len(waiting.left_below(inf)) == 1000  # all are bounded, and none is priced
-    waiting.price_more(0.5)
-    assert (priced, waiting.left_at_least_s) == ([LEAST], float(LEAST))
+    waiting.price_more(inf)
+    assert (priced, waiting.left_at_least_s) == ([FIRST], float(FIRST))
+    waiting.price_more(inf)
+    assert (priced[1], waiting.left_at_least_s) == (MORE * FIRST, FIRST + MORE * FIRST)
     waiting.price_more(600.0)
-    assert (priced[1], waiting.left_at_least_s) == (601 - LEAST, 601.0)
+    assert (sum(priced), waiting.left_at_least_s) == (601, 601.0)
+    waiting.price_more(601.5)
+    assert (priced[3], waiting.left_at_least_s) == (LEAST, 601.0 + LEAST)  # a few are never priced alone
 
 
 def test_a_few_ways_are_never_bounded_alone() -> None:
     """1,000 ways that take 0, 1, 2, ... seconds: who wants those below half a second has the next ones bounded too, and
-    then need not ask until these are over."""
+    then need not ask until these are over; each time at least twice as many as before."""
     schedules = [("1f1b", 1, 1)]
     ways = [
         Bounded(float(place), float(place), 0.0, MeshDrafts(0.0, Draft(1, 1, place + 1, 1, 1), schedules))
@@ -131,10 +136,12 @@ def test_a_few_ways_are_never_bounded_alone() -> None:
 
     waiting = Waiting(ways, bounds, lambda layouts: [], lambda: True)
     waiting.price_more(0.5)
-    assert bounded == [TOGETHER]
-    assert waiting.left_at_least_s == TOGETHER
-    waiting.price_more(TOGETHER + 100.0)
-    assert bounded == [TOGETHER, 101]
+    assert bounded == [FIRST]
+    assert waiting.left_at_least_s == FIRST
+    waiting.price_more(FIRST + 100.0)
+    assert bounded == [FIRST, 101]
+    waiting.price_more(FIRST + 101.0)
+    assert bounded == [FIRST, 101, MORE * MORE * FIRST]
 
 
 def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> None:
@@ -172,15 +179,15 @@ def test_no_layout_comes_before_a_faster_one_whose_way_is_bounded_late() -> None
     slower = [one for one in every if one.step_time_s.min() > fastest.step_time_s.min()]
     assert slower
     way = MeshDrafts(0.0, fastest.whole.drafts.drafts[0], [("1f1b", 1, 1)])
-    ways = [Bounded(0.0, 0.0, 0.0, way._replace(state_bytes=float(place))) for place in range(TOGETHER + 1)]
+    ways = [Bounded(0.0, 0.0, 0.0, way._replace(state_bytes=float(place))) for place in range(FIRST + 1)]
 
     def bounds(some: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
-        last = [one for one in some if one.layouts.state_bytes == TOGETHER]
+        last = [one for one in some if one.layouts.state_bytes == FIRST]
         return last, [TooLarge([inf], one.layouts) for one in some if one not in last]
 
     def price(layouts: list[MeshDrafts]) -> list[Priced]:
         return [fastest] if layouts else []
 
-    waiting = Waiting(ways, bounds, price, lambda: True, at_once=TOGETHER)
+    waiting = Waiting(ways, bounds, price, lambda: True)
     first = next(PricedLayouts(problem, slower, waiting).fastest_first(inf))
     assert first.step_time_s == fastest.step_time_s.min()
