@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from autoshard.planner.grid.pairs import Pairs
     from autoshard.planner.grid.table import Priced, Table, Whole
 
-FEW = 2_000
+FEW = 6_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
 FIRST, MORE, MOST = 40, 2, 25
 """So many of more ways and layouts are looked at first: how fast they are says which others may matter. Then at least
@@ -35,6 +35,8 @@ so many times as many ways as before, and at most so many times as many as at le
 LEAST = 100
 """So many layouts are then priced together, if one is: fewer take hardly less time, and who asks for the next one goes
 on."""
+UNBOUNDED = 1_000
+"""So many are priced at first where nothing is known of them and time is short."""
 NEAREST, NEAREST_AT_ONCE = 1_000, 100
 """So many layouts that do not fit are priced to find the one that needs least, some at once; of more a bound is told.
 """
@@ -250,6 +252,10 @@ class Waiting:
             self._ways = deque(sorted([*ways, *self._ways], key=_own_s))
             self._bounded = deque(sorted([*bounded, *self._bounded], key=_own_s))
             self._aside = [], []
+
+    def bound_more(self, count: int) -> None:
+        """Bound the layouts of so many ways more, those with the lowest bounds."""
+        self._bound([self._ways.popleft() for _ in range(min(count, len(self._ways)))])
 
     @property
     def bounded(self) -> list[Bounded]:
@@ -482,7 +488,7 @@ def price_layouts(
         layouts,
         lambda ways: _price(problem, pins, ways, tally, exhaustive, pairs),
         lambda: not tally.fitting or clock.in_time(),
-        FIRST if clock.limit_s < inf or not few else inf,
+        FIRST if not few else inf if clock.limit_s == inf else UNBOUNDED,
         in_other_orders,
         pairs,
     )

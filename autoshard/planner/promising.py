@@ -18,7 +18,9 @@ from autoshard.planner.priced import Bounded, PricedLayouts
 
 MANY = 600
 """Of so many layouts, but for recompute sets, all are worth a look."""
-BOUNDED, OF_MESH = 300, 5
+WAYS = 1_000
+"""So many ways to use a mesh are looked at for this, beside those that the search looked at."""
+BOUNDED, OF_MESH = 600, 5
 """Layouts that are priced for this, those with the lowest bounds: of all, and of each mesh."""
 FASTEST, SLOWER = 16, 2.0
 """So many of the fastest are taken whatever their kind, and none that takes so many times as long as the first."""
@@ -35,6 +37,7 @@ def promising(priced: PricedLayouts) -> frozenset[Draft] | None:
     left = sum(len(one.schedules) for one in waiting.left)
     if left + sum(len(whole.drafts.drafts) for whole in priced.wholes) <= MANY:
         return None
+    waiting.bound_more(WAYS)
     waiting.price_these([*_lowest(waiting.bounded)])
     return frozenset(any_order(draft) for share in MEMORIES for draft in _fastest(priced, share * capacity))
 
