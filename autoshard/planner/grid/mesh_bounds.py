@@ -8,15 +8,15 @@ that, as tiles are rounded up for each of them and they send more. So a few loca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from math import inf
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from autoshard.backends.rules import Problem
-from autoshard.cost.stage import LocalShape, local_shape
+from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS
 from autoshard.graph.recompute import NO_RECOMPUTE
@@ -30,7 +30,7 @@ from autoshard.planner.grid.least_memory import Memory, PartsBytes, least_memory
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.unit_costs import PARTS, Units, as_columns, mean_columns, part_numbers, programs_of
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
-from autoshard.planner.layouts import MeshDrafts, state_dtypes_bytes
+from autoshard.planner.layouts import MeshDrafts, Scheduled, state_dtypes_bytes
 from autoshard.spec.training import DTYPE_BYTES
 
 FEWER_BYTES = 2e-3
@@ -66,23 +66,28 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         return least[0], least[1]
     parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
     numbers, pp_of = _numbers(problem, ways), np.array([one.way.pp for one in ways])
-    rows = []
-    each = zip(_sizes(ways), shape_of, numbers[:, -1].tolist(), strict=True)
-    for place, (sizes, of_sizes, usual) in enumerate(each):
+    rows: list[tuple[int, int, int]] = []
+    counts = []
+    for sizes, of_sizes, usual in zip(_sizes(ways), shape_of, numbers[:, -1].tolist(), strict=True):
+        before = len(rows)
         for size in sizes:
             own, *others = of_sizes[size]
-            rows.append((own, size, place, 0))
+            rows.append((own, size, 0))
             if others != [own] or usual:
-                rows += [(other, size, place, 1) for other in others]
-    shape, size_of, of_way, elsewhere = np.array(rows).T
-    for pp in np.unique(pp_of).tolist():
-        alike = np.flatnonzero(pp_of[of_way] == pp)
-        several = {id(schedules): schedules for schedules in (one.schedules for one in ways if one.way.pp == pp)}
+                rows += [(other, size, 1) for other in others]
+        counts.append(len(rows) - before)
+    of_way = np.repeat(np.arange(len(ways)), counts)
+    shape, size_of, elsewhere = np.fromiter(chain.from_iterable(rows), int, 3 * len(rows)).reshape(-1, 3).T
+    schedules_of: dict[int, dict[int, Sequence[Scheduled]]] = {}
+    for one in ways:
+        schedules_of.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
+    for pp, several in schedules_of.items():
         families = {one[:2] for schedules in several.values() for one in schedules}
-        places = elsewhere[alike], of_way[alike]
-        of_pp = _Rows(problem, shape[alike], size_of[alike], numbers[places[1]], places[0] > 0)
+        of_pp = np.flatnonzero(pp_of[of_way] == pp)
+        places = elsewhere[of_pp], of_way[of_pp]
+        layouts = _Rows(problem, shape[of_pp], size_of[of_pp], numbers[places[1]], places[0] > 0)
         for schedule, vpp in sorted(families):
-            np.minimum.at(least, places, parts.steps_s(Family(schedule, pp, vpp), of_pp))
+            np.minimum.at(least, places, parts.steps_s(Family(schedule, pp, vpp), layouts))
     return least[0], least.min(0)
 
 
@@ -157,7 +162,7 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
     parallelism are wide. In others they are inside of tensor-parallel ranks, which are apart then, or outside of them.
     Placements say of which numbers the strides are multiples, and how many ranks exchange tokens.
     """
-    shapes: dict[LocalShape, int] = {}
+    shapes: dict[tuple[Any, ...], int] = {}  # by the fields of a LocalShape
     known: dict[tuple[object, ...], dict[int, Places]] = {}
     shape_of = []
     for (_, way, _), sizes in zip(ways, _sizes(ways), strict=True):
@@ -175,15 +180,11 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
         places = known.setdefault(key, {})
         for size in sizes:
             if size not in places:
-                alone = way._replace(cp=1, context_parallel=UNUSED, microbatch_size=size, axis_order=AXIS_ORDER)
-                places[size] = tuple(
-                    shapes.setdefault(
-                        replace(local_shape(alone), placement=(("tp", tp), ("ep", ep), ("size", apart))), len(shapes)
-                    )
-                    for tp, ep in strides
-                )
+                alone = (way.tp, 1, way.ep, size, way.sequence_parallel, way.attention_kernel, UNUSED, ())
+                placements = [(("tp", tp), ("ep", ep), ("size", apart)) for tp, ep in strides]
+                places[size] = tuple(shapes.setdefault((*alone, one, way.etp), len(shapes)) for one in placements)
         shape_of.append(places)
-    return [*shapes], shape_of
+    return [LocalShape(*fields) for fields in shapes], shape_of
 
 
 def _sizes(ways: Sequence[MeshDrafts]) -> list[tuple[int, ...]]:
