@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 FEW = 6_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
-FIRST, MORE, MOST = 40, 2, 25
+FIRST, MORE, ENOUGH, MOST = 40, 2, 320, 12
 """So many of more ways and layouts are looked at first: how fast they are says which others may matter. Then at least
-so many times as many ways as before, and at most so many times as many as at least."""
+so many times as many ways as before, as far as these are not enough; and at most so many times as many as at least."""
 LEAST = 100
 """So many layouts are then priced together, if one is: fewer take hardly less time, and who asks for the next one goes
 on."""
@@ -223,7 +223,7 @@ class Waiting:
                 taken.append(one.layouts)
                 count += len(one.layouts.schedules)
                 self._remember(one)
-        self._at_once *= MORE
+        self._at_once = max(least, min(MORE * least, ENOUGH))
         self.priced += self._price(_together(taken))
 
     def _next(self, several: deque[Bounded], aside: list[Bounded]) -> list[Bounded]:
