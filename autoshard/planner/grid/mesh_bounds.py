@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,34 +61,35 @@ class Bounds(NamedTuple):
 
 def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array, Array]:
     """Seconds of a step, by way to use a mesh, as if memory had no limit: (in its order of axes, in any order)."""
-    (shapes, shape_of), least = _local_shapes(ways), np.full((2, len(ways)), np.inf)
     if not ways:
-        return least[0], least[1]
-    parts = _Parts(problem, shapes, (NO_RECOMPUTE,))
-    numbers, pp_of = _numbers(problem, ways), np.array([one.way.pp for one in ways])
-    rows: list[tuple[int, int, int]] = []
+        return np.array([]), np.array([])
+    shapes, shape_of = _local_shapes(ways)
+    parts, numbers = _Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(problem, ways)
+    found: list[tuple[int, int, int]] = []
     counts = []
     for sizes, of_sizes, usual in zip(_sizes(ways), shape_of, numbers[:, -1].tolist(), strict=True):
-        before = len(rows)
+        before = len(found)
         for size in sizes:
             own, *others = of_sizes[size]
-            rows.append((own, size, 0))
+            found.append((own, size, 0))
             if others != [own] or usual:
-                rows += [(other, size, 1) for other in others]
-        counts.append(len(rows) - before)
+                found += [(other, size, 1) for other in others]
+        counts.append(len(found) - before)
     of_way = np.repeat(np.arange(len(ways)), counts)
-    shape, size_of, elsewhere = np.fromiter(chain.from_iterable(rows), int, 3 * len(rows)).reshape(-1, 3).T
-    schedules_of: dict[int, dict[int, Sequence[Scheduled]]] = {}
+    shape, size_of, elsewhere = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
+    rows = parts.worked_on(_Rows(problem, shape, size_of, numbers[of_way], elsewhere > 0))
+    families: dict[int, dict[int, Sequence[Scheduled]]] = {}
     for one in ways:
-        schedules_of.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
-    for pp, several in schedules_of.items():
-        families = {one[:2] for schedules in several.values() for one in schedules}
-        of_pp = np.flatnonzero(pp_of[of_way] == pp)
-        places = elsewhere[of_pp], of_way[of_pp]
-        layouts = _Rows(problem, shape[of_pp], size_of[of_pp], numbers[places[1]], places[0] > 0)
-        for schedule, vpp in sorted(families):
-            np.minimum.at(least, places, parts.steps_s(Family(schedule, pp, vpp), layouts))
-    return least[0], least.min(0)
+        families.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
+    least_s = np.full(len(of_way), np.inf)
+    for pp, several in families.items():
+        of_pp = np.flatnonzero(rows.pp == pp)
+        alike = rows.take(of_pp)
+        for schedule, vpp in sorted({one[:2] for schedules in several.values() for one in schedules}):
+            least_s[of_pp] = np.minimum(least_s[of_pp], parts.steps_s(Family(schedule, pp, vpp), alike))
+    firsts = np.cumsum([0, *counts[:-1]])
+    own_s = np.minimum.reduceat(np.where(elsewhere > 0, np.inf, least_s), firsts)
+    return own_s, np.minimum.reduceat(least_s, firsts)
 
 
 def layout_bounds(
@@ -103,49 +104,48 @@ def layout_bounds(
     choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead. below_s: of what takes
     no less in whatever memory it is not asked whether it fits."""
     shapes, shape_of = _local_shapes(ways)
-    parts = _Parts(problem, shapes, sets)
-    numbers = _numbers(problem, ways)
+    parts, numbers, sizes_of = _Parts(problem, shapes, sets), _numbers(problem, ways), _sizes(ways)
     families: dict[tuple[str, int, int], int] = {}
     known: dict[tuple[int, int], Array] = {}  # of lists of schedules, which many ways share
     of_ways, firsts, places_of = list[Array](), list[int](), list[Places]()
-    for (_, way, schedules), of_sizes, sizes in zip(ways, shape_of, _sizes(ways), strict=True):
+    for (_, way, schedules), of_sizes, sizes in zip(ways, shape_of, sizes_of, strict=True):
         key = way.pp, id(schedules)
         if key not in known:
             codes = [families.setdefault((name, way.pp, vpp), len(families)) for name, vpp, _ in schedules]
-            size_of = [size for _, _, size in schedules]
-            known[key] = np.array([codes, size_of, [sizes.index(size) for size in size_of], range(len(schedules))])
+            known[key] = np.array([codes, [sizes.index(size) for _, _, size in schedules], range(len(schedules))])
         of_ways.append(known[key])
         firsts.append(len(places_of))
         places_of += [(*of_sizes[size], of_sizes[size][-1])[:3] for size in sizes]
     counts = [len(one.schedules) for one in ways]
-    of_way, (code, size, place, of_schedule) = np.repeat(np.arange(len(ways)), counts), np.hstack(of_ways)
-    shapes_of = np.array(places_of)[np.repeat(firsts, counts) + place]
-    in_any_order = (shapes_of == shapes_of[:, :1]).all(1) & (numbers[of_way, -1] == 0)
+    of_way, (code, place, of_schedule) = np.repeat(np.arange(len(ways)), counts), np.hstack(of_ways)
+    sized, shapes_of = np.repeat(firsts, counts) + place, np.array(places_of)  # a way with one size of microbatches
+    numbers_of = np.repeat(numbers, [len(sizes) for sizes in sizes_of], axis=0)
+    size_of, elsewhere = np.array([*chain.from_iterable(sizes_of)]), np.full(len(places_of), in_other_orders)
+    in_any_order = (shapes_of == shapes_of[:, :1]).all(1)[sized] & (numbers[of_way, -1] == 0)
     step_time_s, memory_bytes = np.full(len(of_way), np.inf), np.empty(len(of_way))
-    for names, number in families.items():
-        family, alike = Family(*names), np.flatnonzero(code == number)
-        at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
-        for order in (1, 2) if in_other_orders else (0,):
-            asked = alike if order < 2 else alike[shapes_of[alike, 1] != shapes_of[alike, 2]]
-            for begin in range(0, len(asked), at_once):
-                some = asked[begin : begin + at_once]
-                elsewhere = np.full(len(some), in_other_orders)
-                rows = _Rows(problem, shapes_of[some, order], size[some], numbers[of_way[some]], elsewhere)
-                seconds, memory_bytes[some] = parts.fitted(family, rows, limit_bytes, below_s)
+    for order in (1, 2) if in_other_orders else (0,):
+        worked_on = parts.worked_on(_Rows(problem, shapes_of[:, order], size_of, numbers_of, elsewhere))
+        asked = order < 2 or shapes_of[sized, 1] != shapes_of[sized, 2]
+        for names, number in families.items():
+            family, alike = Family(*names), np.flatnonzero((code == number) & asked)
+            at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
+            for begin in range(0, len(alike), at_once):
+                some = alike[begin : begin + at_once]
+                seconds, memory_bytes[some] = parts.fitted(family, worked_on.take(sized[some]), limit_bytes, below_s)
                 step_time_s[some] = np.minimum(step_time_s[some], seconds)
     return Bounds(of_way, of_schedule, in_any_order, step_time_s, memory_bytes)
 
 
 def _numbers(problem: Problem, ways: Sequence[MeshDrafts]) -> Array:
-    """The numbers of `_Rows`, a row for each way: dp; of it, the ranks that share what ZeRO shards; cp; ep, of cp x dp
-    alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL; 1 where the axes of a mixture are in
-    their usual order, which the bound goes by, else 0."""
+    """The numbers of `_Rows`, a row for each way: pp; dp; of it, the ranks that share what ZeRO shards; cp; ep, of cp x
+    dp alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL; 1 where the axes of a mixture are
+    in their usual order, which the bound goes by, else 0."""
     is_moe, kinds = problem.model.is_moe, {name: place for place, name in enumerate(CONTEXT_PARALLEL)}
     rows = []
     for _, way, _ in ways:
         shard, ep = way.dp // way.dp_replicate, way.ep // tensor_ranks_apart(way.tp, way.etp)
         usual = is_moe and way.axis_order == AXIS_ORDER
-        rows.append((way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], int(usual)))
+        rows.append((way.pp, way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], int(usual)))
     return np.array(rows)
 
 
@@ -197,22 +197,35 @@ def _sizes(ways: Sequence[MeshDrafts]) -> list[tuple[int, ...]]:
 
 
 class _Rows:
-    """Layouts of families with as many ranks, an entry each. Mutable: remembers their work.
+    """Layouts, an entry each, whatever their schedules are.
 
     shape: the place of the local shape without context parallelism. size: sequences a microbatch. numbers: as
-    `_numbers` has them. elsewhere: whether the axes are in another order.
+    `_numbers` has them. elsewhere: whether the axes are in another order. work: of each, once it is known.
     """
 
-    def __init__(self, problem: Problem, shape: Array, size: Array, numbers: Array, elsewhere: Array):
-        self._problem, self._columns = problem, (shape, size, numbers, elsewhere)
-        dp, shard, self.cp, ep, self.zero, self.context, usual = numbers.T
-        self.shape, self.ep, self.usual, self.work = shape, ep, (usual > 0) & ~elsewhere, cast("_Work | None", None)
+    def __init__(
+        self, problem: Problem, shape: Array, size: Array, numbers: Array, elsewhere: Array, work: _Work | None = None
+    ):
+        self._problem, self._columns, self._work = problem, (shape, size, numbers, elsewhere), work
+        self.pp, dp, shard, self.cp, ep, self.zero, self.context, usual = numbers.T
+        self.shape, self.ep, self.usual = shape, ep, (usual > 0) & ~elsewhere
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = shard * self.cp, shard * self.cp // ep  # of what experts do not have, and of experts
 
+    @property
+    def work(self) -> _Work:
+        assert self._work is not None
+        return self._work
+
+    def with_work(self, work: _Work) -> _Rows:
+        """The same with their work."""
+        return _Rows(self._problem, *self._columns, work)
+
     def take(self, rows: Array) -> _Rows:
         """These rows alone."""
-        return _Rows(self._problem, *(column[rows] for column in self._columns))
+        shape, size, numbers, elsewhere = (column[rows] for column in self._columns)
+        work = None if self._work is None else self._work.take(rows)
+        return _Rows(self._problem, shape, size, numbers, elsewhere, work)
 
 
 class _Parts:
@@ -263,24 +276,22 @@ class _Parts:
 
     def steps_s(self, family: Family, rows: _Rows) -> Array:
         """Seconds of a step, by row, as if memory had no limit."""
-        work = self._work(family, rows)
-        return self._by_work_s(family, rows, work, work.block_s.min(1))
+        return self._by_work_s(family, rows, rows.work.block_s.min(1))
 
-    def _by_work_s(
-        self, family: Family, rows: _Rows, work: _Work, block_s: Array, slowest_s: Array | float = 0.0
-    ) -> Array:
+    def _by_work_s(self, family: Family, rows: _Rows, block_s: Array, slowest_s: Array | float = 0.0) -> Array:
+        work = rows.work
         seconds = by_work_at_least_s(
             self._problem, family, rows.m, block_s, work.ends_s, 0.0, slowest_s, work.opening_s, work.forward_s
         )
         if family.rules.weights_apart:
-            seconds = np.maximum(seconds, self._through_s(family, rows, work, block_s))
+            seconds = np.maximum(seconds, self._through_s(family, rows, block_s))
         return (seconds + work.after_s) * (1 - ROUNDING)
 
-    def _through_s(self, family: Family, rows: _Rows, work: _Work, block_s: Array) -> Array:
+    def _through_s(self, family: Family, rows: _Rows, block_s: Array) -> Array:
         """Seconds of one microbatch through all stages and back, where its weight gradients are put off."""
         layers, launch_s = sum(self._counts), self._problem.cluster.device.pass_launch_s
         of_block_s, *of_ends_s = (seconds[rows.shape] / rows.cp for seconds in self._put_off_s)
-        passes_s = 2 * family.pp * launch_s + sum(work.ends_s) - sum(of_ends_s)
+        passes_s = 2 * family.pp * launch_s + sum(rows.work.ends_s) - sum(of_ends_s)
         through_s: Array = passes_s + layers * (block_s - of_block_s)
         return through_s
 
@@ -289,16 +300,11 @@ class _Parts:
         counts = np.array(self._counts)
         return np.vstack([counts @ of_units[: len(counts)] / counts.sum(), of_units[len(counts) :]])
 
-    def _work(self, family: Family, rows: _Rows) -> _Work:
-        """The same for all families with as many ranks."""
-        if rows.work is None:
-            rows.work = self._work_of(family, rows)
-        return rows.work
-
-    def _work_of(self, family: Family, rows: _Rows) -> _Work:
-        parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent(family, rows)
+    def worked_on(self, rows: _Rows) -> _Rows:
+        """The rows with their work."""
+        parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent(rows)
         sums_s = self._accumulation_s * parameters
-        first_s, last_s = self._ends_s[int(family.pp == 1)][:, rows.shape] / rows.cp
+        first_s, last_s = self._ends_s[(rows.pp == 1).astype(int), :, rows.shape].T / rows.cp
         back_s = (sent.gather_s + sent.scatter_s)[0][:, None]
         exchanged = self._exchanges.of(rows.shape, rows.cp, rows.context)
         ahead_s = self._forward_s[rows.shape] / rows.cp + exchanged.forward_s
@@ -311,9 +317,10 @@ class _Parts:
         )
         opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
         alone_s = ahead_s + behind_s.min(1) + sums_s[0]
-        return _Work(forward_s[:, None] + backward_s, ahead_s, alone_s, ends_s, opening_s, sent.after_s)
+        work = _Work(forward_s[:, None] + backward_s, ahead_s, alone_s, ends_s, opening_s, sent.after_s)
+        return rows.with_work(work)
 
-    def _sent(self, family: Family, rows: _Rows) -> _Sent:
+    def _sent(self, rows: _Rows) -> _Sent:
         """Seconds that gathering weights and reducing gradients take at least."""
         precision, layers = self._problem.training.precision, sum(self._counts)
         parameter, reduced = (
@@ -333,7 +340,7 @@ class _Parts:
                 seconds += elements * size * law.seconds_per_byte
         once_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
         once_s = np.where(rows.zero == 0, reduce_s, once_s)
-        after_s = (layers * once_s[0] + once_s[1] + once_s[2]) / family.pp
+        after_s = (layers * once_s[0] + once_s[1] + once_s[2]) / rows.pp
         return _Sent(np.where(rows.zero == 3, gather_s, 0.0), np.where(rows.zero >= 2, scatter_s, 0.0), after_s)
 
     def fitted(self, family: Family, rows: _Rows, limit_bytes: float, below_s: float = inf) -> tuple[Array, Array]:
@@ -351,10 +358,9 @@ class _Parts:
         if len(fit):
             if len(fit) < len(needed):
                 rows, memory = rows.take(fit), memory.take(fit)
-            work = self._work(family, rows)
-            block_s, slowest_s = self._fitting_s(family, rows, work, memory, limit_bytes)
+            block_s, slowest_s = self._fitting_s(family, rows, memory, limit_bytes)
             slowest_s = np.minimum(slowest_s, LONG_S)
-            found_s = self._by_work_s(family, rows, work, block_s, slowest_s)
+            found_s = self._by_work_s(family, rows, block_s, slowest_s)
             seconds[fit] = np.where(slowest_s < LONG_S, found_s, np.inf)
             needed[fit] = np.where(slowest_s < LONG_S, needed[fit], np.maximum(needed[fit], limit_bytes))
         return seconds, needed
@@ -378,12 +384,10 @@ class _Parts:
         above_bytes = limit_bytes / (1 - FEWER_BYTES) * (1 + ROUNDING)
         return least_memory(self._problem, family, rows.m, parts, limit_bytes, above_bytes)
 
-    def _fitting_s(
-        self, family: Family, rows: _Rows, work: _Work, memory: Memory, limit_bytes: float
-    ) -> tuple[Array, Array]:
+    def _fitting_s(self, family: Family, rows: _Rows, memory: Memory, limit_bytes: float) -> tuple[Array, Array]:
         """(seconds of a block, seconds of one microbatch on the slowest rank where that is known), by row: at least,
         with sets that fit."""
-        unknown_s = np.zeros(len(rows.m))
+        work, unknown_s = rows.work, np.zeros(len(rows.m))
         if memory.pipeline is None:
             assert memory.sets_fit is not None
             return np.where(memory.sets_fit, work.block_s, LONG_S).min(1), unknown_s
@@ -542,6 +546,12 @@ class _Work(NamedTuple):
     ends_s: tuple[Array, Array]
     opening_s: Array
     after_s: Array
+
+    def take(self, rows: Array) -> _Work:
+        """The work of these rows alone."""
+        block_s, forward_s, alone_s, ends_s, opening_s, after_s = self
+        ends_s = ends_s[0][rows], ends_s[1][rows]
+        return _Work(block_s[rows], forward_s[rows], alone_s[rows], ends_s, opening_s[rows], after_s[rows])
 
 
 class _Sent(NamedTuple):
