@@ -3,6 +3,7 @@ they live."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -176,13 +177,14 @@ class Sent(NamedTuple):
     """Collectives whose seconds are counted at one place of Seconds.values: a plain one, or a row for each of many.
 
     is_ring: whether they are hops of a ring, which run beside the attention of their step. size: bytes of the larger
-    buffer. step: as in Operators.
+    buffer. times: how often they are sent, one after another. step: as in Operators.
     """
 
     spent_on: int
     is_ring: bool
     law: CollectiveLaw
     size: Number
+    times: Number = 1
     step: Any = None
 
 
@@ -381,7 +383,8 @@ def price_program(
         if split is not None:
             issued = tuple(one for collective in issued for one in split(*collective))
         return [
-            Sent(spent_on(kind, axes), kind == "send_recv", law_of(kind, axes), size) for kind, axes, size in issued
+            Sent(spent_on(kind, axes), kind == "send_recv", law_of(kind, axes), size, times)
+            for (kind, axes, size), times in Counter(issued).items()
         ]
 
     sorts = software.sorts_copies and any(one.needs.groups > 1 for step in work.operators for one in step)
@@ -468,10 +471,10 @@ def _add_collectives(seconds: list[Number], sent: Sequence[Sent], count: int) ->
     """Add what steps send in one pass to their seconds, as in Seconds.values. A ring runs beside its step's
     attention."""
     has_ring, ring_s, hops = False, 0.0, 0
-    for place, is_ring, law, size, step in sent:
-        sending_s = added_up(law.time_s(size), step, count)
+    for place, is_ring, law, size, times, step in sent:
+        sending_s = added_up(times * law.time_s(size), step, count)
         if is_ring:
-            has_ring, ring_s, hops = True, ring_s + sending_s, hops + added_up(1, step, count)
+            has_ring, ring_s, hops = True, ring_s + sending_s, hops + added_up(times, step, count)
         else:
             seconds[place] = seconds[place] + sending_s
     if has_ring:

@@ -168,10 +168,13 @@ def backward_collectives(program: Program, step: Step) -> Iterator[tuple[str, tu
 def _inside(
     program: Program, step: OperatorStep, issued: tuple[Internal, ...]
 ) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    for kind, dim, size in issued:
-        axes = tuple(axis for axis in program.axes if step.choice.get(axis) == dim)
-        if axes:
-            yield kind, axes, int(size)
+    known: dict[Internal, tuple[str, tuple[str, ...], int]] = {}  # a ring has as many alike as ranks
+    for one in dict.fromkeys(issued):
+        kind, dim, size = one
+        known[one] = kind, tuple(axis for axis in program.axes if step.choice.get(axis) == dim), int(size)
+    for one in issued:
+        if known[one][1]:
+            yield known[one]
 
 
 def _moving(transitions: tuple[Transition, ...], forward: bool) -> Iterator[tuple[str, tuple[str, ...], int]]:

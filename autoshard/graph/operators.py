@@ -296,6 +296,8 @@ class Attention(OperatorKind):
         match _context_parallel(op):
             case "ulysses":
                 keys = _mean_keys(0.0, whole, width)
+            case "zigzag_ring" if width >= whole:
+                keys = whole / 2  # of an early piece and a late one together, whichever these are
             case "zigzag_ring":
                 ranks, piece = round(whole / local), local / 2
                 pieces = [_mean_keys(index * piece, piece, width) for index in range(2 * ranks)]

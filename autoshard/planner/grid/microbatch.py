@@ -6,6 +6,7 @@ partitioning once serves all sizes. Tests hold it equal to partitioning for each
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -24,7 +25,8 @@ class SentColumns(NamedTuple):
     """Collectives of programs in one pass: arrays with an entry for each.
 
     laws: the different (kind, axes). step: in which it is issued. law: its place among laws. spent_on: its place in
-    cost.program.Seconds.values; RING for a hop of a ring. size: bytes of the larger buffer.
+    cost.program.Seconds.values; RING for a hop of a ring. size: bytes of the larger buffer. times: how often the step
+    issues it.
     """
 
     laws: tuple[tuple[str, tuple[str, ...]], ...]
@@ -32,6 +34,7 @@ class SentColumns(NamedTuple):
     law: Array
     spent_on: Array
     size: Array
+    times: Array
 
 
 RING = 5
@@ -98,15 +101,16 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
 
 
 def _sent(issued: Sequence[Issued]) -> SentColumns:
-    every = [(step, *collective) for step, several in enumerate(issued) for collective in several]
-    laws = tuple(dict.fromkeys((kind, axes) for _, kind, axes, _ in every))
+    every = [(step, *one, times) for step, several in enumerate(issued) for one, times in Counter(several).items()]
+    laws = tuple(dict.fromkeys((kind, axes) for _, kind, axes, _, _ in every))
     places = {law: place for place, law in enumerate(laws)}
     return SentColumns(
         laws,
         np.array([step for step, *_ in every], dtype=int),
-        np.array([places[kind, axes] for _, kind, axes, _ in every], dtype=int),
-        np.array([RING if kind == "send_recv" else spent_on(kind, axes) for _, kind, axes, _ in every], dtype=int),
-        np.array([size for *_, size in every], dtype=float),
+        np.array([places[kind, axes] for _, kind, axes, _, _ in every], dtype=int),
+        np.array([RING if kind == "send_recv" else spent_on(kind, axes) for _, kind, axes, _, _ in every], dtype=int),
+        np.array([size for *_, size, _ in every], dtype=float),
+        np.array([times for *_, times in every], dtype=float),
     )
 
 

@@ -84,12 +84,15 @@ def _sent(asked: Sequence[Asked], starts: Sequence[int], sent: Sequence[SentColu
             np.tile(columns.spent_on, len(shape.sequences)),
             np.tile(first + columns.law, len(shape.sequences)),
             np.outer(shape.sequences, columns.size).ravel(),
+            np.tile(columns.times, len(shape.sequences)),
             shape.steps(columns.step, start),
         )
         for shape, start, first, columns in zip(asked, starts[:-1], before, sent, strict=True)
     ]
-    spent_on, law, size, step = (np.concatenate(column) for column in zip(*rows, strict=True))
+    spent_on, law, size, times, step = (np.concatenate(column) for column in zip(*rows, strict=True))
     for place in np.bincount(spent_on).nonzero()[0].tolist():
         alike = np.flatnonzero(spent_on == place)
         law_of_each = CollectiveLaw(latency_s[law[alike]], s_per_byte[law[alike]])
-        yield Sent(CONTEXT if place == RING else place, place == RING, law_of_each, size[alike], step[alike])
+        yield Sent(
+            CONTEXT if place == RING else place, place == RING, law_of_each, size[alike], times[alike], step[alike]
+        )
