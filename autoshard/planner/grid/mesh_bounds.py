@@ -7,7 +7,7 @@ that, as tiles are rounded up for each of them and they send more. So a few loca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import inf
@@ -77,7 +77,7 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         counts.append(len(found) - before)
     of_way = np.repeat(np.arange(len(ways)), counts)
     shape, size_of, elsewhere = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
-    rows = parts.worked_on(_Rows(problem, shape, size_of, numbers[of_way], elsewhere > 0))
+    rows = _Rows(problem, shape, size_of, numbers[of_way], elsewhere > 0)
     families: dict[int, dict[int, Sequence[Scheduled]]] = {}
     for one in ways:
         families.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
@@ -124,14 +124,14 @@ def layout_bounds(
     in_any_order = (shapes_of == shapes_of[:, :1]).all(1)[sized] & (numbers[of_way, -1] == 0)
     step_time_s, memory_bytes = np.full(len(of_way), np.inf), np.empty(len(of_way))
     for order in (1, 2) if in_other_orders else (0,):
-        worked_on = parts.worked_on(_Rows(problem, shapes_of[:, order], size_of, numbers_of, elsewhere))
+        rows = _Rows(problem, shapes_of[:, order], size_of, numbers_of, elsewhere)
         asked = order < 2 or shapes_of[sized, 1] != shapes_of[sized, 2]
         for names, number in families.items():
             family, alike = Family(*names), np.flatnonzero((code == number) & asked)
             at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
             for begin in range(0, len(alike), at_once):
                 some = alike[begin : begin + at_once]
-                seconds, memory_bytes[some] = parts.fitted(family, worked_on.take(sized[some]), limit_bytes, below_s)
+                seconds, memory_bytes[some] = parts.fitted(family, rows.take(sized[some]), limit_bytes, below_s)
                 step_time_s[some] = np.minimum(step_time_s[some], seconds)
     return Bounds(of_way, of_schedule, in_any_order, step_time_s, memory_bytes)
 
@@ -200,32 +200,40 @@ class _Rows:
     """Layouts, an entry each, whatever their schedules are.
 
     shape: the place of the local shape without context parallelism. size: sequences a microbatch. numbers: as
-    `_numbers` has them. elsewhere: whether the axes are in another order. work: of each, once it is known.
+    `_numbers` has them. elsewhere: whether the axes are in another order. of: (other rows, which of them these are),
+    where they are some of others. Mutable: remembers their work.
     """
 
     def __init__(
-        self, problem: Problem, shape: Array, size: Array, numbers: Array, elsewhere: Array, work: _Work | None = None
+        self,
+        problem: Problem,
+        shape: Array,
+        size: Array,
+        numbers: Array,
+        elsewhere: Array,
+        of: tuple[_Rows, Array] | None = None,
     ):
-        self._problem, self._columns, self._work = problem, (shape, size, numbers, elsewhere), work
+        self._problem, self._columns, self._of = problem, (shape, size, numbers, elsewhere), of
         self.pp, dp, shard, self.cp, ep, self.zero, self.context, usual = numbers.T
         self.shape, self.ep, self.usual = shape, ep, (usual > 0) & ~elsewhere
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = shard * self.cp, shard * self.cp // ep  # of what experts do not have, and of experts
-
-    @property
-    def work(self) -> _Work:
-        assert self._work is not None
-        return self._work
-
-    def with_work(self, work: _Work) -> _Rows:
-        """The same with their work."""
-        return _Rows(self._problem, *self._columns, work)
+        self._work: _Work | None = None
 
     def take(self, rows: Array) -> _Rows:
         """These rows alone."""
+        of = (self, rows) if self._of is None else (self._of[0], self._of[1][rows])
         shape, size, numbers, elsewhere = (column[rows] for column in self._columns)
-        work = None if self._work is None else self._work.take(rows)
-        return _Rows(self._problem, shape, size, numbers, elsewhere, work)
+        return _Rows(self._problem, shape, size, numbers, elsewhere, of)
+
+    def work(self, find: Callable[[_Rows], _Work]) -> _Work:
+        """Their work, which is found at once for all of those that these are some of: not where none of these fits."""
+        if self._work is None and self._of is not None:
+            every, places = self._of
+            self._work = _Work(*(column[places] for column in every.work(find)))
+        elif self._work is None:
+            self._work = find(self)
+        return self._work
 
 
 class _Parts:
@@ -276,10 +284,10 @@ class _Parts:
 
     def steps_s(self, family: Family, rows: _Rows) -> Array:
         """Seconds of a step, by row, as if memory had no limit."""
-        return self._by_work_s(family, rows, rows.work.block_s.min(1))
+        return self._by_work_s(family, rows, rows.work(self._work).block_s.min(1))
 
     def _by_work_s(self, family: Family, rows: _Rows, block_s: Array, slowest_s: Array | float = 0.0) -> Array:
-        work = rows.work
+        work = rows.work(self._work)
         seconds = by_work_at_least_s(
             self._problem, family, rows.m, block_s, work.ends_s, 0.0, slowest_s, work.opening_s, work.forward_s
         )
@@ -291,7 +299,7 @@ class _Parts:
         """Seconds of one microbatch through all stages and back, where its weight gradients are put off."""
         layers, launch_s = sum(self._counts), self._problem.cluster.device.pass_launch_s
         of_block_s, *of_ends_s = (seconds[rows.shape] / rows.cp for seconds in self._put_off_s)
-        passes_s = 2 * family.pp * launch_s + sum(rows.work.ends_s) - sum(of_ends_s)
+        passes_s = 2 * family.pp * launch_s + sum(rows.work(self._work).ends_s) - sum(of_ends_s)
         through_s: Array = passes_s + layers * (block_s - of_block_s)
         return through_s
 
@@ -300,8 +308,7 @@ class _Parts:
         counts = np.array(self._counts)
         return np.vstack([counts @ of_units[: len(counts)] / counts.sum(), of_units[len(counts) :]])
 
-    def worked_on(self, rows: _Rows) -> _Rows:
-        """The rows with their work."""
+    def _work(self, rows: _Rows) -> _Work:
         parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent(rows)
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[(rows.pp == 1).astype(int), :, rows.shape].T / rows.cp
@@ -317,8 +324,7 @@ class _Parts:
         )
         opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
         alone_s = ahead_s + behind_s.min(1) + sums_s[0]
-        work = _Work(forward_s[:, None] + backward_s, ahead_s, alone_s, ends_s, opening_s, sent.after_s)
-        return rows.with_work(work)
+        return _Work(forward_s[:, None] + backward_s, ahead_s, alone_s, *ends_s, opening_s, sent.after_s)
 
     def _sent(self, rows: _Rows) -> _Sent:
         """Seconds that gathering weights and reducing gradients take at least."""
@@ -387,7 +393,7 @@ class _Parts:
     def _fitting_s(self, family: Family, rows: _Rows, memory: Memory, limit_bytes: float) -> tuple[Array, Array]:
         """(seconds of a block, seconds of one microbatch on the slowest rank where that is known), by row: at least,
         with sets that fit."""
-        work, unknown_s = rows.work, np.zeros(len(rows.m))
+        work, unknown_s = rows.work(self._work), np.zeros(len(rows.m))
         if memory.pipeline is None:
             assert memory.sets_fit is not None
             return np.where(memory.sets_fit, work.block_s, LONG_S).min(1), unknown_s
@@ -537,21 +543,21 @@ class _Parts:
 
 
 class _Work(NamedTuple):
-    """Seconds of one microbatch, gradients added up: of a block, (row, set), of its forward, and of one without replays
-    and waits; of the ends; for each virtual stage beside its blocks. after_s: behind the pipeline."""
+    """Seconds of one microbatch, gradients added up, by row: of a block, (row, set), of its forward, and of one without
+    replays and waits; of the first end and the last; for each virtual stage beside its blocks. after_s: behind the
+    pipeline."""
 
     block_s: Array
     forward_s: Array
     alone_s: Array
-    ends_s: tuple[Array, Array]
+    first_s: Array
+    last_s: Array
     opening_s: Array
     after_s: Array
 
-    def take(self, rows: Array) -> _Work:
-        """The work of these rows alone."""
-        block_s, forward_s, alone_s, ends_s, opening_s, after_s = self
-        ends_s = ends_s[0][rows], ends_s[1][rows]
-        return _Work(block_s[rows], forward_s[rows], alone_s[rows], ends_s, opening_s[rows], after_s[rows])
+    @property
+    def ends_s(self) -> tuple[Array, Array]:
+        return self.first_s, self.last_s
 
 
 class _Sent(NamedTuple):
