@@ -196,26 +196,27 @@ def groups_sit_alike_in_nodes(problem: Problem, draft: Draft) -> str | None:
     for names, span in _spans(draft):
         if node % span and span % node:
             return (
-                f"{names}={span} straddles nodes unevenly; it must divide their {node} devices or be a multiple of them"
+                f"{' x '.join(names)}={span} straddles nodes unevenly; it must divide their {node} devices "
+                "or be a multiple of them"
             )
     return None
 
 
-def _spans(draft: Draft) -> Iterator[tuple[str, int]]:
-    """Ranks side by side that whole groups fill, from the innermost axis on; ep is the inner part of dp, and
-    dp_replicate its outer one."""
+def _spans(draft: Draft) -> Iterator[tuple[tuple[str, ...], int]]:
+    """(axes, ranks side by side that whole groups of these fill), from the innermost axis on; ep is the inner part of
+    dp, and dp_replicate its outer one."""
     degrees = {"tp": draft.tp, "pp": draft.pp, "dp": draft.dp, "cp": draft.cp}
-    names: list[str] = []
+    names: tuple[str, ...] = ()
     span = 1
     for name in reversed(draft.axis_order[1:]):
         if name == "dp":
             apart = tensor_ranks_apart(draft.tp, draft.etp)
-            yield " x ".join((*names, "ep")), span * replicas_of_experts(draft.ep, draft.cp, apart)
+            yield (*names, "ep"), span * replicas_of_experts(draft.ep, draft.cp, apart)
             if draft.dp_replicate > 1 and draft.dp % draft.dp_replicate == 0:
-                yield " x ".join((*names, "dp_shard")), span * (draft.dp // draft.dp_replicate)
-        names.append(name)
+                yield (*names, "dp_shard"), span * (draft.dp // draft.dp_replicate)
+        names = (*names, name)
         span *= degrees[name]
-        yield " x ".join(names), span
+        yield names, span
 
 
 def ranks_are_counted_so(problem: Problem, draft: Draft) -> str | None:
@@ -249,14 +250,18 @@ ORDER_RULES = (
     Rule("groups straddle nodes unevenly", groups_sit_alike_in_nodes),
 )
 """Read axis_order too."""
-COMMON_MESH_RULES = (
-    Rule("the degrees do not fill the cluster", world_is_filled),
+TP_RULES = (
     Rule("tp is not a group size of the device", tp_is_a_group_size),
     Rule("tp does not divide the attention heads", tp_divides_heads),
     Rule("most of the heads would be padding", padding_is_the_smaller_part),
     Rule("tp and the key-value heads do not divide", kv_heads_are_shared_evenly),
     Rule("tp does not divide the MLP", tp_divides_ffn),
     Rule("tp does not divide the groups of a state space", tp_divides_groups),
+)
+"""Read tp alone."""
+COMMON_MESH_RULES = (
+    Rule("the degrees do not fill the cluster", world_is_filled),
+    *TP_RULES,
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("etp is no part of tp", experts_are_cut_apart),
     Rule("the experts do not split over ep", experts_split),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import itemgetter
 
-from autoshard.backends.mesh_rules import mesh_rules, tp_is_a_group_size
+from autoshard.backends.mesh_rules import TP_RULES, mesh_rules, tp_is_a_group_size
 from autoshard.backends.native_neuron import backward_is_one_graph, recompute_objection
 from autoshard.backends.problem import Draft, Problem, Rule, divisors, fitting
 from autoshard.backends.registry import ANYWHERE, BACKENDS
@@ -252,9 +252,12 @@ class FirstBroken:
 
 
 class KnownRules:
-    """The rules of a problem that read a few fields of a draft, by group."""
+    """The rules of a problem that read a few fields of a draft, by group. of_mesh: those on the degrees of a mesh that
+    read more of it than tp."""
 
     def __init__(self, problem: Problem):
+        self.tp = FirstBroken(problem, TP_RULES, ("tp",))
+        self.of_mesh = tuple(rule for rule in mesh_rules(problem.backend) if rule not in TP_RULES)
         self.kernel = FirstBroken(problem, kernel_rules(problem.backend), KERNEL_FIELDS)
         self.state = FirstBroken(problem, state_rules(problem.backend), STATE_FIELDS)
         self.layout = FirstBroken(problem, LAYOUT_RULES, LAYOUT_FIELDS)

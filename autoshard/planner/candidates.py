@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
-from autoshard.backends.mesh_rules import ranks_are_counted_so
+from autoshard.backends.mesh_rules import ranks_are_counted_so, tp_is_a_group_size
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.backends.rules import (
     Draft,
@@ -16,7 +16,6 @@ from autoshard.backends.rules import (
     chunks_are_alike,
     divisors,
     first_broken,
-    mesh_rules,
     zero_stage_is_run,
 )
 from autoshard.errors import AutoshardError
@@ -150,6 +149,7 @@ def meshes(problem: Problem, pins: Pins, such: Callable[[Draft], bool] = lambda 
     of a mesh in the default order, whether it is wanted."""
     world, experts = problem.cluster.world_size, problem.model.num_local_experts
     for tp in _choices(pins.tp, divisors(world)):
+        is_group = tp_is_a_group_size(problem, Draft(tp, 1, 1, 1, 1)) is None  # else no order is legal
         for pp in _choices(pins.pp, divisors(world // tp)):
             for cp in _choices(pins.cp, divisors(world // (tp * pp))):
                 if cp == 1 and _shares_sequences(pins):
@@ -163,7 +163,7 @@ def meshes(problem: Problem, pins: Pins, such: Callable[[Draft], bool] = lambda 
                         draft = Draft(tp, pp, dp, cp, ep, sequence_parallel=tp > 1, etp=etp, dp_replicate=replicas)
                         if not such(draft):
                             continue
-                        order = first_order(problem, pins, draft)
+                        order = first_order(problem, pins, draft) if is_group else AXIS_ORDER
                         yield draft if order == AXIS_ORDER else draft._replace(axis_order=order)
 
 
@@ -205,11 +205,13 @@ def variants(
     where they are searched; every kind of context parallelism; the first attention kernel that the rules allow: flash
     keeps less and computes less than plain.
     """
-    first = None
+    first = rules.tp(mesh)
+    if first is not None:
+        return [], first
     legal: list[Draft] = []
     for sequence_parallel in (True, False) if mesh.tp > 1 else (False,):
         draft = mesh._replace(sequence_parallel=sequence_parallel)
-        broken = first_broken(mesh_rules(problem.backend), problem, draft)
+        broken = first_broken(rules.of_mesh, problem, draft)
         if broken is None:
             kernels, broken = _kernels(problem, pins, draft, rules)
             stages = zero_stages(problem, pins, mesh)

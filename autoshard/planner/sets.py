@@ -83,7 +83,7 @@ def _examples(problem: Problem, pins: Pins) -> list[LocalShape]:
     parallelism, so that a pinned degree leaves the same sets to choose from."""
     examples, rules = dict[tuple[int, bool], LocalShape](), KnownRules(problem)
     for mesh in sorted(meshes(problem, pins), key=lambda one: one.cp):
-        if (mesh.tp, True) in examples and (mesh.tp, False) in examples:
+        if {(mesh.tp, mesh.tp > 1), (mesh.tp, False)} <= examples.keys():
             continue
         for draft in variants(problem, pins, mesh, rules)[0]:
             shape = LocalShape(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.mesh_rules import TP_RULES
 from autoshard.backends.rules import (
     KERNEL_FIELDS,
     LAYOUT_FIELDS,
@@ -18,8 +19,10 @@ from autoshard.backends.rules import (
     FirstBroken,
     KnownRules,
     Problem,
+    divisors,
     first_broken,
     kernel_rules,
+    mesh_rules,
     state_rules,
 )
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL
@@ -64,6 +67,7 @@ def drafts() -> list[Reading]:
 @pytest.mark.parametrize("backend", ["nxd", "torch"])
 def test_rules_read_the_fields_of_their_group(backend: str) -> None:
     groups = (
+        (TP_RULES, ("tp",)),
         (kernel_rules(backend), KERNEL_FIELDS),
         (state_rules(backend), STATE_FIELDS),
         (LAYOUT_RULES, LAYOUT_FIELDS),
@@ -83,6 +87,18 @@ def test_what_is_known_is_what_the_first_rule_says() -> None:
     for draft in drafts()[::11]:
         assert known.layout(draft) == first_broken(LAYOUT_RULES, problem, draft)
         assert known.kernel(draft) == first_broken(kernel_rules("nxd"), problem, draft)
+
+
+@pytest.mark.parametrize("backend", ["nxd", "torch"])
+def test_rules_on_tp_come_before_the_others_of_a_mesh(backend: str) -> None:
+    """For a mesh that fills its cluster, both groups together say what all rules do."""
+    for problem in problems(backend):
+        known, world = KnownRules(problem), problem.cluster.world_size
+        for tp, pp, cp in product(divisors(world), (1, 2, 4), (1, 2)):
+            draft = Draft(tp, pp, max(1, world // (tp * pp * cp)), cp, 1, sequence_parallel=tp > 1)
+            if tp * pp * cp * draft.dp == world:
+                said = known.tp(draft) or first_broken(known.of_mesh, problem, draft)
+                assert said == first_broken(mesh_rules(backend), problem, draft)
 
 
 def test_equal_values_are_asked_once() -> None:
