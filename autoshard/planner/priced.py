@@ -37,6 +37,8 @@ LEAST = 100
 on."""
 UNBOUNDED = 1_000
 """So many are priced at first where nothing is known of them and time is short."""
+AT_ONCE = 1 << 14
+"""So many are bounded at once in other orders of axes: more would take a hundred MB."""
 NEAREST, NEAREST_AT_ONCE = 1_000, 100
 """So many layouts that do not fit are priced to find the one that needs least, some at once; of more a bound is told.
 """
@@ -476,9 +478,11 @@ def price_layouts(
         ]
 
     def in_other_orders(single: list[MeshDrafts], below_s: float) -> list[float]:
-        bounds, least_s = layout_bounds(problem, single, sets, capacity, True, below_s), [inf] * len(single)
-        for place, other_s in zip(bounds.way.tolist(), bounds.step_time_s.tolist(), strict=True):
-            least_s[place] = other_s
+        least_s = [inf] * len(single)
+        for begin in range(0, len(single), AT_ONCE):
+            bounds = layout_bounds(problem, single[begin : begin + AT_ONCE], sets, capacity, True, below_s)
+            for place, other_s in zip(bounds.way.tolist(), bounds.step_time_s.tolist(), strict=True):
+                least_s[begin + place] = other_s
         return least_s
 
     has_kinds = len(problem.model.kinds) > 1

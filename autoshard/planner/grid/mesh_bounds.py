@@ -43,6 +43,8 @@ HALVINGS = 6
 """Passes that look for the seconds of the slowest stage."""
 AT_ONCE = 1 << 15
 """Numbers of an array that stays in a core's cache."""
+WORKED_ON = 1 << 12
+"""Rows whose work is found together: of more, what is in between would take a hundred MB."""
 LEAST_ROWS = 1024
 """So many layouts are bounded at once at least: fewer hardly take less time."""
 
@@ -77,16 +79,15 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         counts.append(len(found) - before)
     of_way = np.repeat(np.arange(len(ways)), counts)
     shape, size_of, elsewhere = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
-    rows = _Rows(problem, shape, size_of, numbers[of_way], elsewhere > 0)
     families: dict[int, dict[int, Sequence[Scheduled]]] = {}
     for one in ways:
         families.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
-    least_s = np.full(len(of_way), np.inf)
+    least_s, pp_of = np.full(len(of_way), np.inf), numbers[of_way, 0]
     for pp, several in families.items():
-        of_pp = np.flatnonzero(rows.pp == pp)
-        alike = rows.take(of_pp)
+        of_pp = np.flatnonzero(pp_of == pp)
+        rows = _Rows(problem, shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], elsewhere[of_pp] > 0)
         for schedule, vpp in sorted({one[:2] for schedules in several.values() for one in schedules}):
-            least_s[of_pp] = np.minimum(least_s[of_pp], parts.steps_s(Family(schedule, pp, vpp), alike))
+            least_s[of_pp] = np.minimum(least_s[of_pp], parts.steps_s(Family(schedule, pp, vpp), rows))
     firsts = np.cumsum([0, *counts[:-1]])
     own_s = np.minimum.reduceat(np.where(elsewhere > 0, np.inf, least_s), firsts)
     return own_s, np.minimum.reduceat(least_s, firsts)
@@ -232,7 +233,9 @@ class _Rows:
             every, places = self._of
             self._work = _Work(*(column[places] for column in every.work(find)))
         elif self._work is None:
-            self._work = find(self)
+            several = np.split(np.arange(len(self.shape)), range(WORKED_ON, len(self.shape), WORKED_ON))
+            found = [find(self.take(rows)) for rows in several]
+            self._work = _Work(*map(np.concatenate, zip(*found, strict=True)))
         return self._work
 
 
