@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 FEW = 6_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
-FIRST, MORE, ENOUGH, MOST = 40, 2, 320, 12
+FIRST, MORE, ENOUGH, MOST = 80, 2, 320, 12
 """So many of more ways and layouts are looked at first: how fast they are says which others may matter. Then at least
 so many times as many ways as before, as far as these are not enough; and at most so many times as many as at least."""
-LEAST = 100
+LEAST = 200
 """So many layouts are then priced together, if one is: fewer take hardly less time, and who asks for the next one goes
 on."""
 UNBOUNDED = 1_000

@@ -138,10 +138,10 @@ def test_a_few_ways_are_never_bounded_alone() -> None:
     waiting.price_more(0.5)
     assert bounded == [FIRST]
     assert waiting.left_at_least_s == FIRST
-    waiting.price_more(FIRST + 100.0)
-    assert bounded == [FIRST, 101]
-    waiting.price_more(FIRST + 101.0)
-    assert bounded == [FIRST, 101, MORE * MORE * FIRST]
+    waiting.price_more(FIRST + 300.0)
+    assert bounded == [FIRST, 301]
+    waiting.price_more(FIRST + 301.0)
+    assert bounded == [FIRST, 301, MORE * MORE * FIRST]
 
 
 def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> None:
