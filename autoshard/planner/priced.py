@@ -29,16 +29,18 @@ if TYPE_CHECKING:
 
 FEW = 6_000
 """So many layouts, but for recompute sets, are priced sooner than bounded."""
-FIRST, MORE, ENOUGH, MOST = 80, 2, 320, 12
-"""So many of more ways and layouts are looked at first: how fast they are says which others may matter. Then at least
-so many times as many ways as before, as far as these are not enough; and at most so many times as many as at least."""
+FIRST = 80
+"""So many of more ways and layouts are looked at first: how fast they are says which others may matter."""
+MORE, ENOUGH, MOST = 2, 320, 12
+"""Each time at least so many times as many ways as before are looked at, if one is, until these are enough; and at most
+so many times as many as at least."""
 LEAST = 200
 """So many layouts are then priced together, if one is: fewer take hardly less time, and who asks for the next one goes
 on."""
 UNBOUNDED = 1_000
-"""So many are priced at first where nothing is known of them and time is short."""
+"""So many that are not bounded are priced at first where time is limited."""
 AT_ONCE = 1 << 14
-"""So many are bounded at once in other orders of axes: more would take a hundred MB."""
+"""So many are bounded at once in other orders of axes: more would take tens of MB."""
 NEAREST, NEAREST_AT_ONCE = 1_000, 100
 """So many layouts that do not fit are priced to find the one that needs least, some at once; of more a bound is told.
 """
@@ -487,12 +489,15 @@ def price_layouts(
 
     has_kinds = len(problem.model.kinds) > 1
     pairs = Pairs(problem, partial(_count_priced, tally, capacity)) if has_kinds and not few else None
+    at_first: float = FIRST
+    if few:  # nothing is known of them
+        at_first = inf if clock.limit_s == inf else UNBOUNDED
     waiting = Waiting(
         [Bounded(own_s, any_s, 0.0, way) for (own_s, any_s), way in zip(at_least_s, small, strict=True)],
         layouts,
         lambda ways: _price(problem, pins, ways, tally, exhaustive, pairs),
         lambda: not tally.fitting or clock.in_time(),
-        FIRST if not few else inf if clock.limit_s == inf else UNBOUNDED,
+        at_first,
         in_other_orders,
         pairs,
     )

@@ -44,7 +44,7 @@ HALVINGS = 6
 AT_ONCE = 1 << 15
 """Numbers of an array that stays in a core's cache."""
 WORKED_ON = 1 << 12
-"""Rows whose work is found together: of more, what is in between would take a hundred MB."""
+"""Rows whose work is found together: of more, what is in between would take tens of MB."""
 LEAST_ROWS = 1024
 """So many layouts are bounded at once at least: fewer hardly take less time."""
 
@@ -312,6 +312,7 @@ class _Parts:
         return np.vstack([counts @ of_units[: len(counts)] / counts.sum(), of_units[len(counts) :]])
 
     def _work(self, rows: _Rows) -> _Work:
+        """Their work, whatever their schedules are."""
         parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent(rows)
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[(rows.pp == 1).astype(int), :, rows.shape].T / rows.cp
