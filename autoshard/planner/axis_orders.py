@@ -31,6 +31,11 @@ Laws = tuple[float, ...]
 """Seconds of latency and seconds a byte, alternating."""
 
 
+def orders_are_free(problem: Problem, pins: Pins) -> bool:
+    """Whether there is an order to choose: no pin names one, and the backend runs several."""
+    return len(BACKENDS[problem.backend].axis_orders) > 1 and pins.axis_order is None
+
+
 def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
     """The order of a draft's axes: the pinned one, else the first that the rules accept; the default where they accept
     none."""
@@ -48,9 +53,9 @@ def _is_legal(problem: Problem, draft: Draft, order: Order) -> bool:
 
 def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...]:
     """The orders of axes, other than the draft's own, in which some layout with the draft's degrees may be faster."""
-    orders = BACKENDS[problem.backend].axis_orders
-    if pins.axis_order is not None or len(orders) == 1:
+    if not orders_are_free(problem, pins):
         return ()
+    orders = BACKENDS[problem.backend].axis_orders
     if sum(degree > 1 for degree in (draft.tp, draft.pp, draft.dp, draft.cp)) < 2:
         return ()
     legal = tuple(order for order in orders if _is_legal(problem, draft, order))

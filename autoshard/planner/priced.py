@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from heapq import heappop, heappush, merge
-from math import inf
+from math import inf, isnan
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.problem import Draft
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import model_flops_per_step
+from autoshard.planner.axis_orders import orders_are_free
 from autoshard.planner.layouts import MeshDrafts, Scheduled, legal_layouts
 from autoshard.planner.ranking import Timed, degrees_of, describe
 from autoshard.planner.rejections import MEMORY, SLOWER, UNPRICED, Tally
@@ -453,7 +454,7 @@ def price_layouts(
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
     large = [way for way in legal if not exhaustive and way.state_bytes > capacity]
     few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
-    sets = recompute_sets(problem, pins)
+    sets, any_order = recompute_sets(problem, pins), orders_are_free(problem, pins)
     at_least_s = [(0.0, 0.0)] * len(small)
     if not few:
         own, other = ways_at_least_s(problem, small)
@@ -464,12 +465,13 @@ def price_layouts(
             return ways, ()
         found: list[Bounded] = []
         too_large: dict[int, tuple[list[float], list[Scheduled]]] = {}
-        bounds = layout_bounds(problem, [one.layouts for one in ways], sets, capacity)
-        for place, schedule, in_any, own_s, needed in zip(*(column.tolist() for column in bounds), strict=True):
+        bounds = layout_bounds(problem, [one.layouts for one in ways], sets, capacity, in_any_order=any_order)
+        for place, schedule, own_s, layout_s, needed in zip(*(column.tolist() for column in bounds), strict=True):
             _, any_s, _, (state_bytes, way, schedules), _ = ways[place]
             if own_s < inf:
                 layout = MeshDrafts(state_bytes, way, (schedules[schedule],))
-                found.append(Bounded(own_s, own_s if in_any else any_s, needed, layout, not in_any))
+                by_way = isnan(layout_s)
+                found.append(Bounded(own_s, any_s if by_way else layout_s, needed, layout, by_way))
             else:
                 several = too_large.setdefault(place, ([], []))
                 several[0].append(needed)

@@ -10,13 +10,13 @@ from math import floor, inf
 from typing import NamedTuple
 
 from autoshard.backends.nxd import NXD
-from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Draft, Problem, chunks_are_alike
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import Level, levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.layout.strategy import Strategy
+from autoshard.planner.axis_orders import orders_are_free
 from autoshard.planner.beaten_path import Precedent, best_on_path, path_notes, precedent, wins
 from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS, check_pins
 from autoshard.planner.choose import COMPARED, GIVEN_AWAY, simplest_of_equals
@@ -177,7 +177,7 @@ def choose(
             others: PricedLayouts | None = None
             if clock.in_time():
                 others = _in_other_orders(priced, pins, known_s)
-            elif _orders_are_free(priced.problem, pins):
+            elif orders_are_free(priced.problem, pins):
                 at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
             if others:
                 bounds_s = priced.at_least_s
@@ -250,7 +250,7 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> Price
     """Layouts in other orders of axes that may take less than known_s seconds, if there are any. Memory does not depend
     on the order, so a layout that fits in one fits in all."""
     problem = priced.problem
-    if not _orders_are_free(problem, pins):
+    if not orders_are_free(problem, pins):
         return None
     from autoshard.planner.grid.faster_orders import faster_orders
     from autoshard.planner.grid.pairs import Pairs
@@ -265,10 +265,6 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> Price
     pairs = Pairs(problem)
     pairs.add(table.wholes())
     return PricedLayouts(problem, [], Waiting.for_pairs(pairs)) if pairs.wholes else None
-
-
-def _orders_are_free(problem: Problem, pins: Pins) -> bool:
-    return len(BACKENDS[problem.backend].axis_orders) > 1 and pins.axis_order is None
 
 
 def _fastest(

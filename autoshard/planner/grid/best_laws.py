@@ -24,17 +24,22 @@ def best_laws(
     beside: Array | int = 1,
     multiples: Array | int = 1,
     along_two: bool = False,
+    placed: Array | bool = False,
 ) -> list[CollectiveLaw]:
     """The least latency and the least seconds a byte of each kind of collective among so many ranks, by row. beside:
     other ranks, of tensor parallelism. multiples: of these the strides between the ranks are multiples. along_two:
-    whether the ranks may lie along two axes, with other axes between."""
-    columns = np.broadcast_arrays(sizes, multiples, beside)
-    shape = (cluster.world_size + 1, cluster.world_size + 1, int(columns[2].max()) + 1)
+    whether the ranks may lie along two axes, with other axes between. placed: whether the strides are these numbers
+    themselves, and axes between there are none."""
+    columns = np.broadcast_arrays(sizes, multiples, beside, placed)
+    shape = (cluster.world_size + 1, cluster.world_size + 1, int(columns[2].max()) + 1, 2)
     different, inverse = np.unique(np.ravel_multi_index(tuple(columns), shape), return_inverse=True)
-    places = [column.tolist() for column in np.unravel_index(different, shape)]
+    places = [*zip(*(column.tolist() for column in np.unravel_index(different, shape)), strict=True)]
     found = []
     for kind in kinds:
-        laws = [best_law(cluster, kind, *place, along_two) for place in zip(*places, strict=True)]
+        laws = [
+            placed_law(cluster, kind, *place) if is_placed else best_law(cluster, kind, *place, along_two)
+            for *place, is_placed in places
+        ]
         latency_s, s_per_byte = np.array([(law.latency_s, law.seconds_per_byte) for law in laws]).T
         found.append(CollectiveLaw(latency_s[inverse], s_per_byte[inverse]))
     return found
@@ -78,6 +83,16 @@ def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int, alo
     return CollectiveLaw(
         min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
     )
+
+
+@lru_cache(maxsize=4096)
+def placed_law(cluster: Cluster, kind: str, size: int, stride: int, tp: int) -> CollectiveLaw:
+    """The law of groups of this size at this stride, a multiple of tp: of ranks along axes that are next to each other.
+    Their law is no better where it is known of each axis (`group_shape`). tp: tensor-parallel ranks inside of the
+    stride."""
+    world = cluster.world_size // size
+    mesh = (("pp", world // stride), ("dp", size), ("cp", stride // tp), ("tp", tp))
+    return collective_law(kind, group_shape(mesh, ("dp",), cluster), cluster)
 
 
 def _along_two(shape: GroupShape, cluster: Cluster) -> Iterator[GroupShape]:

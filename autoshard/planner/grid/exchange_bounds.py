@@ -82,38 +82,40 @@ class Exchanges:
         ]
         self._element_bytes = DTYPE_BYTES[training.precision.compute_dtype]
 
-    def of(self, shape: Array, cp: Array, context: Array) -> Exchanged:
+    def of(self, shape: Array, cp: Array, context: Array, placed: Array) -> Exchanged:
         """By row. shape: the place of its local shape without context parallelism. context: the place of its kind in
-        CONTEXT_PARALLEL."""
+        CONTEXT_PARALLEL. placed: whether axes are in their usual order."""
         seconds = np.zeros((2, len(shape)))
         rows = np.flatnonzero(cp > 1)
         if len(rows):
-            shape, cp, context = shape[rows], cp[rows], context[rows]
-            found = self._of_experts(shape, cp) + np.zeros((2, 1))
+            shape, cp, context, placed = shape[rows], cp[rows], context[rows], placed[rows]
+            found = self._of_experts(shape, cp, placed) + np.zeros((2, 1))
             for place, kind in enumerate(CONTEXT_PARALLEL):
                 alike = np.flatnonzero(context == place)
                 if len(alike):
-                    found[:, alike] += self._of_attention(kind, shape[alike], cp[alike])
+                    found[:, alike] += self._of_attention(kind, shape[alike], cp[alike], placed[alike])
             seconds[:, rows] = found
         return Exchanged(*seconds)
 
-    def _of_attention(self, kind: str, shape: Array, cp: Array) -> Array:
+    def _of_attention(self, kind: str, shape: Array, cp: Array, placed: Array) -> Array:
         """Seconds of the mean block, (pass, row), in which one kind of context parallelism is not hidden."""
         query, key, value, out = (one[:, shape] for one in self._attended)
-        cluster, tp, share = self._problem.cluster, self._tp[shape], self._share
+        share, tp = self._share, self._tp[shape]
+
+        def laws_of(*kinds: str) -> list[CollectiveLaw]:
+            return best_laws(self._problem.cluster, kinds, cp, tp, np.where(placed, tp, 1), placed=placed)
 
         if kind == "ulysses":
-            (law,) = best_laws(cluster, ("all_to_all",), cp, tp)
+            (law,) = laws_of("all_to_all")
             once_s = sum(law.time_s(size / cp) for size in (query, key, value, out))
             return np.stack([(share * once_s).sum(0)] * 2)
         if kind not in RINGS:
-            laws = best_laws(cluster, ("all_gather", "reduce_scatter"), cp, tp)
-            passes_s = (law.time_s(key) + law.time_s(value) for law in laws)
+            passes_s = (law.time_s(key) + law.time_s(value) for law in laws_of("all_gather", "reduce_scatter"))
             return np.stack([(share * seconds).sum(0) for seconds in passes_s])
         values = (key + value) / cp
         gradients = values * max(FLOAT32_BYTES, self._element_bytes) / self._element_bytes
         hops = cp - 1
-        (law,) = best_laws(cluster, ("send_recv",), cp, tp)
+        (law,) = laws_of("send_recv")
         of_values_s, of_gradients_s = law.time_s(values), law.time_s(gradients)
         ring_s = hops * of_values_s, hops * (of_values_s + of_gradients_s) + of_gradients_s
         sent = hops, 2 * hops + 1
@@ -124,14 +126,15 @@ class Exchanges:
             ]
         )
 
-    def _of_experts(self, shape: Array, cp: Array) -> Array:
+    def _of_experts(self, shape: Array, cp: Array, placed: Array) -> Array:
         """Seconds of the mean block, in either pass, by row, in which tokens come to experts from all ranks of the
         sequence and go back. Where tensor-parallel ranks share them too, one collective over both is in place of one
         that is counted."""
         splits, tp, size = self._splits[shape], self._tp[shape], self._hidden_bytes[shape]
         found = np.zeros(len(shape))
         kinds, cluster = ("all_gather", "reduce_scatter"), self._problem.cluster
-        laws = [best_laws(cluster, kinds, *ranks) for ranks in ((cp * tp,), (cp, tp)) if self._shares]
+        groups = ((cp * tp, 1, 1), (cp, tp, np.where(placed, tp, 1))) if self._shares else ()
+        laws = [best_laws(cluster, kinds, *ranks, placed=placed) for ranks in groups]
         for *of_kind, of_tp in zip(*laws, self._tp_laws, strict=True) if self._shares else ():
             together_s, apart_s = (law.time_s(size) for law in of_kind)
             counted_s = CollectiveLaw(of_tp.latency_s[shape], of_tp.seconds_per_byte[shape]).time_s(size) / cp

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Problem
+from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS
@@ -48,16 +49,19 @@ WORKED_ON = 1 << 12
 LEAST_ROWS = 1024
 """So many layouts are bounded at once at least: fewer hardly take less time."""
 
+USUAL, ELSEWHERE, EVERYWHERE = range(3)
+"""The orders of axes that a bound of a way is for: the way's own, others, or both."""
+
 
 class Bounds(NamedTuple):
     """Bounds of layouts, however they are cut and whatever they recompute. way, schedule: the places of each.
-    in_any_order: whether the bound is the same in all orders of axes. step_time_s: infinite where nothing fits.
-    memory_bytes: on the fullest rank."""
+    step_time_s: infinite where nothing fits. any_order_s: the same in any order of axes, as far as that was asked and
+    is known with it, else not a number. memory_bytes: on the fullest rank."""
 
     way: Array
     schedule: Array
-    in_any_order: Array
     step_time_s: Array
+    any_order_s: Array
     memory_bytes: Array
 
 
@@ -66,30 +70,32 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     if not ways:
         return np.array([]), np.array([])
     shapes, shape_of = _local_shapes(ways)
-    parts, numbers = _Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(problem, ways)
+    parts, numbers = _Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(ways)
     found: list[tuple[int, int, int]] = []
-    counts = []
+    counts, is_moe = [], problem.model.is_moe
     for sizes, of_sizes, usual in zip(_sizes(ways), shape_of, numbers[:, -1].tolist(), strict=True):
         before = len(found)
         for size in sizes:
             own, *others = of_sizes[size]
-            found.append((own, size, 0))
-            if others != [own] or usual:
-                found += [(other, size, 1) for other in others]
+            if others == [own] and not is_moe:  # where its ranks are would double the work here and leave out few
+                found.append((own, size, EVERYWHERE))
+            else:
+                found.append((own, size, USUAL))
+                found += [(other, size, ELSEWHERE) for other in others if others != [own] or usual]
         counts.append(len(found) - before)
     of_way = np.repeat(np.arange(len(ways)), counts)
-    shape, size_of, elsewhere = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
+    shape, size_of, where = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
     families: dict[int, dict[int, Sequence[Scheduled]]] = {}
     for one in ways:
         families.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
     least_s, pp_of = np.full(len(of_way), np.inf), numbers[of_way, 0]
     for pp, several in families.items():
         of_pp = np.flatnonzero(pp_of == pp)
-        rows = _Rows(problem, shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], elsewhere[of_pp] > 0)
+        rows = _Rows(problem, shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], where[of_pp] != USUAL)
         for schedule, vpp in sorted({one[:2] for schedules in several.values() for one in schedules}):
             least_s[of_pp] = np.minimum(least_s[of_pp], parts.steps_s(Family(schedule, pp, vpp), rows))
     firsts = np.cumsum([0, *counts[:-1]])
-    own_s = np.minimum.reduceat(np.where(elsewhere > 0, np.inf, least_s), firsts)
+    own_s = np.minimum.reduceat(np.where(where == ELSEWHERE, np.inf, least_s), firsts)
     return own_s, np.minimum.reduceat(least_s, firsts)
 
 
@@ -100,12 +106,13 @@ def layout_bounds(
     limit_bytes: float,
     in_other_orders: bool = False,
     below_s: float = inf,
+    in_any_order: bool = False,
 ) -> Bounds:
     """Bounds of all layouts of some ways to use a mesh, in the order of axes of each way. sets: the recompute sets to
     choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead. below_s: of what takes
-    no less in whatever memory it is not asked whether it fits."""
+    no less in whatever memory it is not asked whether it fits. in_any_order: whether that is asked as well."""
     shapes, shape_of = _local_shapes(ways)
-    parts, numbers, sizes_of = _Parts(problem, shapes, sets), _numbers(problem, ways), _sizes(ways)
+    parts, numbers, sizes_of = _Parts(problem, shapes, sets), _numbers(ways), _sizes(ways)
     families: dict[tuple[str, int, int], int] = {}
     known: dict[tuple[int, int], Array] = {}  # of lists of schedules, which many ways share
     of_ways, firsts, places_of = list[Array](), list[int](), list[Places]()
@@ -121,31 +128,43 @@ def layout_bounds(
     of_way, (code, place, of_schedule) = np.repeat(np.arange(len(ways)), counts), np.hstack(of_ways)
     sized, shapes_of = np.repeat(firsts, counts) + place, np.array(places_of)  # a way with one size of microbatches
     numbers_of = np.repeat(numbers, [len(sizes) for sizes in sizes_of], axis=0)
-    size_of, elsewhere = np.array([*chain.from_iterable(sizes_of)]), np.full(len(places_of), in_other_orders)
-    in_any_order = (shapes_of == shapes_of[:, :1]).all(1)[sized] & (numbers[of_way, -1] == 0)
-    step_time_s, memory_bytes = np.full(len(of_way), np.inf), np.empty(len(of_way))
+    size_of = np.array([*chain.from_iterable(sizes_of)])
+    in_any = (shapes_of == shapes_of[:, :1]).all(1)[sized] & in_any_order
+    step_time_s, any_order_s, memory_bytes = np.full((3, len(of_way)), [[np.inf], [np.nan], [0.0]])
+
+    def rows_in(order: int, elsewhere: bool) -> _Rows:
+        return _Rows(problem, shapes_of[:, order], size_of, numbers_of, np.full(len(size_of), elsewhere))
+
+    others = rows_in(1, True)
     for order in (1, 2) if in_other_orders else (0,):
-        rows = _Rows(problem, shapes_of[:, order], size_of, numbers_of, elsewhere)
+        rows = rows_in(order, in_other_orders)
         asked = order < 2 or shapes_of[sized, 1] != shapes_of[sized, 2]
         for names, number in families.items():
             family, alike = Family(*names), np.flatnonzero((code == number) & asked)
             at_once = max(LEAST_ROWS, AT_ONCE // family.pp)
             for begin in range(0, len(alike), at_once):
                 some = alike[begin : begin + at_once]
-                seconds, memory_bytes[some] = parts.fitted(family, rows.take(sized[some]), limit_bytes, below_s)
+                of_some = rows.take(sized[some])
+                if below_s < inf:
+                    seconds, memory_bytes[some] = parts.fitted_below(family, of_some, limit_bytes, below_s)
+                else:
+                    both = (of_some, others.take(sized[some])) if in_any[some].any() else (of_some,)
+                    (seconds, *others_s), memory_bytes[some] = parts.fitted(family, both, limit_bytes)
+                    if others_s:
+                        any_order_s[some] = np.where(in_any[some], np.minimum(seconds, others_s[0]), np.nan)
                 step_time_s[some] = np.minimum(step_time_s[some], seconds)
-    return Bounds(of_way, of_schedule, in_any_order, step_time_s, memory_bytes)
+    return Bounds(of_way, of_schedule, step_time_s, any_order_s, memory_bytes)
 
 
-def _numbers(problem: Problem, ways: Sequence[MeshDrafts]) -> Array:
+def _numbers(ways: Sequence[MeshDrafts]) -> Array:
     """The numbers of `_Rows`, a row for each way: pp; dp; of it, the ranks that share what ZeRO shards; cp; ep, of cp x
-    dp alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL; 1 where the axes of a mixture are
-    in their usual order, which the bound goes by, else 0."""
-    is_moe, kinds = problem.model.is_moe, {name: place for place, name in enumerate(CONTEXT_PARALLEL)}
+    dp alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL; 1 where the axes are in their
+    usual order, which the bound goes by, else 0."""
+    kinds = {name: place for place, name in enumerate(CONTEXT_PARALLEL)}
     rows = []
     for _, way, _ in ways:
         shard, ep = way.dp // way.dp_replicate, way.ep // tensor_ranks_apart(way.tp, way.etp)
-        usual = is_moe and way.axis_order == AXIS_ORDER
+        usual = way.axis_order == AXIS_ORDER
         rows.append((way.pp, way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], int(usual)))
     return np.array(rows)
 
@@ -216,7 +235,7 @@ class _Rows:
     ):
         self._problem, self._columns, self._of = problem, (shape, size, numbers, elsewhere), of
         self.pp, dp, shard, self.cp, ep, self.zero, self.context, usual = numbers.T
-        self.shape, self.ep, self.usual = shape, ep, (usual > 0) & ~elsewhere
+        self.shape, self.ep, self.placed = shape, ep, (usual > 0) & ~elsewhere
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = shard * self.cp, shard * self.cp // ep  # of what experts do not have, and of experts
         self._work: _Work | None = None
@@ -292,7 +311,7 @@ class _Parts:
     def _by_work_s(self, family: Family, rows: _Rows, block_s: Array, slowest_s: Array | float = 0.0) -> Array:
         work = rows.work(self._work)
         seconds = by_work_at_least_s(
-            self._problem, family, rows.m, block_s, work.ends_s, 0.0, slowest_s, work.opening_s, work.forward_s
+            self._problem, family, rows.m, block_s, work.ends_s, work.hop_s, slowest_s, work.opening_s, work.forward_s
         )
         if family.rules.weights_apart:
             seconds = np.maximum(seconds, self._through_s(family, rows, block_s))
@@ -303,7 +322,8 @@ class _Parts:
         layers, launch_s = sum(self._counts), self._problem.cluster.device.pass_launch_s
         of_block_s, *of_ends_s = (seconds[rows.shape] / rows.cp for seconds in self._put_off_s)
         passes_s = 2 * family.pp * launch_s + sum(rows.work(self._work).ends_s) - sum(of_ends_s)
-        through_s: Array = passes_s + layers * (block_s - of_block_s)
+        hops_s = 2 * (family.pp - 1) * rows.work(self._work).hop_s
+        through_s: Array = passes_s + hops_s + layers * (block_s - of_block_s)
         return through_s
 
     def _mean(self, of_units: Array) -> Array:
@@ -317,7 +337,7 @@ class _Parts:
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[(rows.pp == 1).astype(int), :, rows.shape].T / rows.cp
         back_s = (sent.gather_s + sent.scatter_s)[0][:, None]
-        exchanged = self._exchanges.of(rows.shape, rows.cp, rows.context)
+        exchanged = self._exchanges.of(rows.shape, rows.cp, rows.context, rows.placed)
         ahead_s = self._forward_s[rows.shape] / rows.cp + exchanged.forward_s
         behind_s = self._backward_s[rows.shape] / rows.cp[:, None] + exchanged.backward_s[:, None]
         forward_s = np.maximum(ahead_s, sent.gather_s[0]) + sums_s[0]
@@ -328,7 +348,19 @@ class _Parts:
         )
         opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
         alone_s = ahead_s + behind_s.min(1) + sums_s[0]
-        return _Work(forward_s[:, None] + backward_s, ahead_s, alone_s, *ends_s, opening_s, sent.after_s)
+        return _Work(
+            forward_s[:, None] + backward_s, ahead_s, alone_s, *ends_s, opening_s, self._hop_s(rows), sent.after_s
+        )
+
+    def _hop_s(self, rows: _Rows) -> Array:
+        """Seconds from a stage to the next one, where the order of axes says between which ranks that is."""
+        cluster, found = self._problem.cluster, np.zeros(len(rows.m))
+        placed = np.flatnonzero(rows.placed & (rows.pp > 1))
+        if len(placed):
+            pp, shape = rows.pp[placed], rows.shape[placed]
+            (law,) = best_laws(cluster, ("send_recv",), pp, self._tp[shape], cluster.world_size // pp, placed=True)
+            found[placed] = law.time_s(self._hidden_bytes[shape] / rows.cp[placed])
+        return found
 
     def _sent(self, rows: _Rows) -> _Sent:
         """Seconds that gathering weights and reducing gradients take at least."""
@@ -339,41 +371,44 @@ class _Parts:
 
         tp = self._tp[rows.shape]
 
-        strides = np.ones_like(tp), np.where(rows.usual, tp * rows.ep, 1)
+        strides = np.where(rows.placed, tp, 1), np.where(rows.placed, tp * rows.ep, 1)
 
         kinds, sizes = ("reduce_scatter", "all_gather", "all_reduce"), (reduced, parameter, reduced)
         scatter_s, gather_s, reduce_s = np.zeros((3, 3, len(tp)))  # by (kind, unit, row)
         for matrices, owners, stride in zip(self._matrices, rows.owners, strides, strict=True):
             elements = self._mean(matrices)[:, rows.shape]
-            laws = best_laws(self._problem.cluster, kinds, owners, tp, stride, along_two=True)
+            laws = best_laws(self._problem.cluster, kinds, owners, tp, stride, along_two=True, placed=rows.placed)
             for seconds, size, law in zip((scatter_s, gather_s, reduce_s), sizes, laws, strict=True):
-                seconds += elements * size * law.seconds_per_byte
+                seconds += elements * size * (law.seconds_per_byte + law.latency_s / BUCKET_BYTES)
         once_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
         once_s = np.where(rows.zero == 0, reduce_s, once_s)
         after_s = (layers * once_s[0] + once_s[1] + once_s[2]) / rows.pp
         return _Sent(np.where(rows.zero == 3, gather_s, 0.0), np.where(rows.zero >= 2, scatter_s, 0.0), after_s)
 
-    def fitted(self, family: Family, rows: _Rows, limit_bytes: float, below_s: float = inf) -> tuple[Array, Array]:
-        """(seconds of a step, infinite where nothing fits; bytes on the fullest rank), by row; of rows that take no
-        less than below_s in whatever memory these seconds, and no bytes."""
-        if below_s < inf:
-            seconds, needed = self.steps_s(family, rows), np.zeros(len(rows.m))
-            below = np.flatnonzero(seconds < below_s)
-            if len(below):
-                seconds[below], needed[below] = self.fitted(family, rows.take(below), limit_bytes)
-            return seconds, needed
-        memory = self._memory(family, rows, limit_bytes)
-        needed, seconds = memory.needed * (1 - FEWER_BYTES), np.full(len(rows.m), np.inf)
+    def fitted_below(self, family: Family, rows: _Rows, limit_bytes: float, below_s: float) -> tuple[Array, Array]:
+        """As `fitted`; of rows that take no less than below_s in whatever memory these seconds, and no bytes."""
+        seconds, needed = self.steps_s(family, rows), np.zeros(len(rows.m))
+        below = np.flatnonzero(seconds < below_s)
+        if len(below):
+            (seconds[below],), needed[below] = self.fitted(family, (rows.take(below),), limit_bytes)
+        return seconds, needed
+
+    def fitted(self, family: Family, several: Sequence[_Rows], limit_bytes: float) -> tuple[list[Array], Array]:
+        """(seconds of a step, infinite where nothing fits, of each of several; bytes on the fullest rank), by row.
+        several: the same layouts in other orders of axes."""
+        memory = self._memory(family, several[0], limit_bytes)
+        needed, found = memory.needed * (1 - FEWER_BYTES), [np.full(len(memory.needed), np.inf) for _ in several]
         fit = np.flatnonzero(needed <= limit_bytes)
         if len(fit):
             if len(fit) < len(needed):
-                rows, memory = rows.take(fit), memory.take(fit)
-            block_s, slowest_s = self._fitting_s(family, rows, memory, limit_bytes)
-            slowest_s = np.minimum(slowest_s, LONG_S)
-            found_s = self._by_work_s(family, rows, block_s, slowest_s)
-            seconds[fit] = np.where(slowest_s < LONG_S, found_s, np.inf)
-            needed[fit] = np.where(slowest_s < LONG_S, needed[fit], np.maximum(needed[fit], limit_bytes))
-        return seconds, needed
+                several, memory = [rows.take(fit) for rows in several], memory.take(fit)
+            for rows, seconds in zip(several, found, strict=True):
+                block_s, slowest_s = self._fitting_s(family, rows, memory, limit_bytes)
+                slowest_s = np.minimum(slowest_s, LONG_S)
+                found_s = self._by_work_s(family, rows, block_s, slowest_s)
+                seconds[fit] = np.where(slowest_s < LONG_S, found_s, np.inf)
+            needed[fit] = np.where(np.isfinite(found[0][fit]), needed[fit], np.maximum(needed[fit], limit_bytes))
+        return found, needed
 
     def _memory(self, family: Family, rows: _Rows, limit_bytes: float) -> Memory:
         *kinds, first, last = (self._parameters[:, :, rows.shape] * self._of_each(rows)[:, None]).sum(0)
@@ -548,8 +583,8 @@ class _Parts:
 
 class _Work(NamedTuple):
     """Seconds of one microbatch, gradients added up, by row: of a block, (row, set), of its forward, and of one without
-    replays and waits; of the first end and the last; for each virtual stage beside its blocks. after_s: behind the
-    pipeline."""
+    replays and waits; of the first end and the last; for each virtual stage beside its blocks; to the next one.
+    after_s: behind the pipeline."""
 
     block_s: Array
     forward_s: Array
@@ -557,6 +592,7 @@ class _Work(NamedTuple):
     first_s: Array
     last_s: Array
     opening_s: Array
+    hop_s: Array
     after_s: Array
 
     @property
