@@ -19,7 +19,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choose import GIVEN_AWAY
 from autoshard.planner.collector import uncollected
-from autoshard.planner.layouts import MeshDrafts, Scheduled, legal_layouts
+from autoshard.planner.layouts import NO_SCHEDULE, MeshDrafts, by_way, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.promising import any_order, drafts_of, promising
 from autoshard.planner.rejections import Tally
@@ -33,7 +33,6 @@ class OutOfTime(Exception):
 
 KEPT = 4
 """Problems whose prices are kept: those of a cluster take some MB."""
-NO_SCHEDULE: Scheduled = ("", 1, 1)
 
 
 class Searches:
@@ -160,10 +159,7 @@ def _is_alike(one: Problem, other: Problem) -> bool:
 
 def _only(legal: Iterable[MeshDrafts], among: frozenset[Draft]) -> Iterator[MeshDrafts]:
     """The legal layouts that are among some."""
-    schedules: dict[Draft, set[Scheduled]] = {}
-    for draft in among:
-        schedule = (draft.schedule, draft.num_virtual_stages, draft.microbatch_size)
-        schedules.setdefault(draft.scheduled(*NO_SCHEDULE), set()).add(schedule)
+    schedules = {one.way: {*one.schedules} for one in by_way(among)}
     for one in legal:
         wanted = schedules.get(any_order(one.way).scheduled(*NO_SCHEDULE), ())
         kept = [schedule for schedule in one.schedules if schedule in wanted]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,6 +35,19 @@ class MeshDrafts(NamedTuple):
     def drafts(self) -> list[Draft]:
         """The layouts one by one."""
         return [self.way.scheduled(*schedule) for schedule in self.schedules]
+
+
+NO_SCHEDULE: Scheduled = ("", 1, 1)
+"""In place of a schedule, where one does not matter."""
+
+
+def by_way(drafts: Iterable[Draft]) -> list[MeshDrafts]:
+    """Layouts by their ways to use a mesh."""
+    schedules: dict[Draft, list[Scheduled]] = {}
+    for draft in drafts:
+        schedule = draft.schedule, draft.num_virtual_stages, draft.microbatch_size
+        schedules.setdefault(draft.scheduled(*NO_SCHEDULE), []).append(schedule)
+    return [MeshDrafts(0.0, way, several) for way, several in schedules.items()]
 
 
 def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:

@@ -24,13 +24,14 @@ def best_laws(
     beside: Array | int = 1,
     multiples: Array | int = 1,
     along_two: bool = False,
-    placed: Array | bool = False,
+    strides: Array | int = 0,
 ) -> list[CollectiveLaw]:
     """The least latency and the least seconds a byte of each kind of collective among so many ranks, by row. beside:
     other ranks, of tensor parallelism. multiples: of these the strides between the ranks are multiples. along_two:
-    whether the ranks may lie along two axes, with other axes between. placed: whether the strides are these numbers
-    themselves, and axes between there are none."""
-    columns = np.broadcast_arrays(sizes, multiples, beside, placed)
+    whether the ranks may lie along two axes, with other axes between. strides: between ranks along one axis or several
+    next to each other; 0 where they are not known."""
+    placed = np.asarray(strides) > 0
+    columns = np.broadcast_arrays(sizes, np.where(placed, strides, multiples), beside, placed)
     shape = (cluster.world_size + 1, cluster.world_size + 1, int(columns[2].max()) + 1, 2)
     different, inverse = np.unique(np.ravel_multi_index(tuple(columns), shape), return_inverse=True)
     places = [*zip(*(column.tolist() for column in np.unravel_index(different, shape)), strict=True)]
@@ -87,11 +88,11 @@ def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int, alo
 
 @lru_cache(maxsize=4096)
 def placed_law(cluster: Cluster, kind: str, size: int, stride: int, tp: int) -> CollectiveLaw:
-    """The law of groups of this size at this stride, a multiple of tp: of ranks along axes that are next to each other.
-    Their law is no better where it is known of each axis (`group_shape`). tp: tensor-parallel ranks inside of the
-    stride."""
-    world = cluster.world_size // size
-    mesh = (("pp", world // stride), ("dp", size), ("cp", stride // tp), ("tp", tp))
+    """The law of groups of this size at this stride, whose ranks lie along one axis or several next to each other.
+    The law is no better where it is known of each axis (`group_shape`). tp: tensor-parallel ranks beside the group."""
+    inner, outer = stride, cluster.world_size // size // stride
+    inside = tp if inner % tp == 0 else 1
+    mesh = (("pp", outer * inside // tp), ("tp1", tp // inside), ("dp", size), ("cp", inner // inside), ("tp", inside))
     return collective_law(kind, group_shape(mesh, ("dp",), cluster), cluster)
 
 

@@ -55,28 +55,42 @@ def put_off_at_least_s(
     beside_s: Number = 0.0,
     first_s: Number = 0.0,
     last_s: Number = 0.0,
+    back_s: Number = 0.0,
+    transfer_s: Number = 0.0,
 ) -> Number:
     """Seconds of a step that puts weight gradients off, whatever the cut of its equal blocks; one chunk a rank.
 
-    Why: before its first backward a rank waits until the first microbatch is forward through all stages. From there on
-    it has the forwards behind its warm-up and all backwards. A mean of such sums is a bound too: the ranks weigh so
-    much that a block counts alike on each of them. The weights add up to 1 and fall from rank to rank.
+    Why: before its first backward a rank waits until the first microbatch is forward through all stages, and back
+    through those behind it. From there on it has the forwards behind its warm-up and all backwards. A mean of such sums
+    is a bound too: the ranks weigh so much that a block counts alike on each of them. The weights add up to 1 and fall
+    from rank to rank.
 
     warm_ups: by rank, forwards before its first backward. forward_s, backward_s: of all blocks, at least. beside_s:
-    work of each stage beside its blocks. first_s, last_s: work of the ends of the model.
+    work of each stage beside its blocks. first_s, last_s: work of the ends of the model. back_s: of backward_s what is
+    not put off, at least.
 
-    Equal to the simulation where pp is 1. Of equal stages on 4 ranks, which take 27 s, it leaves out the way back; 24 s
-    are the share of each:
+    Equal to the simulation where pp is 1, and where stages are equal and transfers take no time. Of stages on 4 ranks
+    that take 2 s backward, half of it put off:
 
     >>> put_off_at_least_s(warm_ups=(1,), m=8, forward_s=4, backward_s=8)
     96.0
-    >>> round(put_off_at_least_s(warm_ups=(4, 3, 2, 1), m=8, forward_s=4, backward_s=8), 2)
+    >>> put_off_at_least_s(warm_ups=(4, 3, 2, 1), m=8, forward_s=4, backward_s=8, back_s=4)
+    27.0
+    >>> round(put_off_at_least_s(warm_ups=(4, 3, 2, 1), m=8, forward_s=4, backward_s=8), 2)  # 24 s: the share of each
     25.44
     """
     sums_s = [m * (forward_s + backward_s) - warm_up * forward_s for warm_up in warm_ups]
-    mean_s = 1 / sum(1 / sum_s for sum_s in sums_s)
-    ends_s = mean_s / sums_s[0] * first_s + mean_s / sums_s[-1] * last_s
-    return forward_s + mean_s + m * (beside_s + ends_s)
+    shares, before = list[Number](), 0.0  # weights but for a factor, and their sum in front of a rank
+    for sum_s in sums_s:
+        shares.append((1 - back_s * before) / sum_s)
+        before = before + shares[-1]
+    mean_s, last = 1 / before, len(shares) - 1
+    weights = [mean_s * share for share in shares]
+    # of the first end forward counts on the way through all stages, and then but for the warm-up
+    first_times = smallest(m * weights[0], 1 + (m - warm_ups[0]) * weights[0])
+    hops = sum(weight * (2 * last - rank) for rank, weight in enumerate(weights))
+    ends_s = first_times * first_s + m * weights[-1] * last_s
+    return forward_s + mean_s + m * beside_s + ends_s + hops * transfer_s
 
 
 def work_at_most_s(pp: int, m: Number, step_s: Number) -> Number:

@@ -82,28 +82,28 @@ class Exchanges:
         ]
         self._element_bytes = DTYPE_BYTES[training.precision.compute_dtype]
 
-    def of(self, shape: Array, cp: Array, context: Array, placed: Array) -> Exchanged:
+    def of(self, shape: Array, cp: Array, context: Array, stride: Array) -> Exchanged:
         """By row. shape: the place of its local shape without context parallelism. context: the place of its kind in
-        CONTEXT_PARALLEL. placed: whether axes are in their usual order."""
+        CONTEXT_PARALLEL. stride: between neighbours along cp, 0 where that is not known."""
         seconds = np.zeros((2, len(shape)))
         rows = np.flatnonzero(cp > 1)
         if len(rows):
-            shape, cp, context, placed = shape[rows], cp[rows], context[rows], placed[rows]
-            found = self._of_experts(shape, cp, placed) + np.zeros((2, 1))
+            shape, cp, context, stride = shape[rows], cp[rows], context[rows], stride[rows]
+            found = self._of_experts(shape, cp, stride) + np.zeros((2, 1))
             for place, kind in enumerate(CONTEXT_PARALLEL):
                 alike = np.flatnonzero(context == place)
                 if len(alike):
-                    found[:, alike] += self._of_attention(kind, shape[alike], cp[alike], placed[alike])
+                    found[:, alike] += self._of_attention(kind, shape[alike], cp[alike], stride[alike])
             seconds[:, rows] = found
         return Exchanged(*seconds)
 
-    def _of_attention(self, kind: str, shape: Array, cp: Array, placed: Array) -> Array:
+    def _of_attention(self, kind: str, shape: Array, cp: Array, stride: Array) -> Array:
         """Seconds of the mean block, (pass, row), in which one kind of context parallelism is not hidden."""
         query, key, value, out = (one[:, shape] for one in self._attended)
         share, tp = self._share, self._tp[shape]
 
         def laws_of(*kinds: str) -> list[CollectiveLaw]:
-            return best_laws(self._problem.cluster, kinds, cp, tp, np.where(placed, tp, 1), placed=placed)
+            return best_laws(self._problem.cluster, kinds, cp, tp, strides=stride)
 
         if kind == "ulysses":
             (law,) = laws_of("all_to_all")
@@ -126,15 +126,15 @@ class Exchanges:
             ]
         )
 
-    def _of_experts(self, shape: Array, cp: Array, placed: Array) -> Array:
+    def _of_experts(self, shape: Array, cp: Array, stride: Array) -> Array:
         """Seconds of the mean block, in either pass, by row, in which tokens come to experts from all ranks of the
         sequence and go back. Where tensor-parallel ranks share them too, one collective over both is in place of one
         that is counted."""
         splits, tp, size = self._splits[shape], self._tp[shape], self._hidden_bytes[shape]
         found = np.zeros(len(shape))
         kinds, cluster = ("all_gather", "reduce_scatter"), self._problem.cluster
-        groups = ((cp * tp, 1, 1), (cp, tp, np.where(placed, tp, 1))) if self._shares else ()
-        laws = [best_laws(cluster, kinds, *ranks, placed=placed) for ranks in groups]
+        groups = ((cp * tp, 1, 0), (cp, tp, stride)) if self._shares else ()
+        laws = [best_laws(cluster, kinds, size, beside, strides=strides) for size, beside, strides in groups]
         for *of_kind, of_tp in zip(*laws, self._tp_laws, strict=True) if self._shares else ():
             together_s, apart_s = (law.time_s(size) for law in of_kind)
             counted_s = CollectiveLaw(of_tp.latency_s[shape], of_tp.seconds_per_byte[shape]).time_s(size) / cp

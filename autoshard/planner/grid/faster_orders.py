@@ -1,18 +1,13 @@
-"""Priced layouts in the other orders of their axes, as far as these may be faster than what is known."""
+"""Layouts in the other orders of their axes, as far as these may be faster than what is known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import replace
-from functools import cache
-from itertools import accumulate
 
 import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.passes import unit_work_s
-from autoshard.cost.stage import LocalShape, local_shape, placement
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.graph.recompute import NO_RECOMPUTE
@@ -20,19 +15,14 @@ from autoshard.planner.axis_orders import Order, other_orders
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
+from autoshard.planner.grid.mesh_bounds import layout_bounds
 from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.refine import may_fit, promising
-from autoshard.planner.grid.steps import Law
-from autoshard.planner.grid.table import Table, Whole, shape_key
-from autoshard.planner.grid.unit_costs import (
-    PartColumns,
-    StageColumns,
-    as_columns,
-    mean_columns,
-    part_numbers,
-    stage_law,
-)
+from autoshard.planner.grid.table import Table, Whole
+from autoshard.planner.grid.unit_costs import PartColumns, StageColumns, mean_columns
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
+from autoshard.planner.layouts import NO_SCHEDULE, by_way
+from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 
 
@@ -48,94 +38,49 @@ def faster_orders(
     """Drafts in their other orders, but for those of which no layout fits or takes less than known_s. wholes: those
     that were priced. others: those that were not. least_s: what one that was takes at least in any order, as far as
     known. fitting: those of which it is known that some layout fits."""
-    every = [*promising(wholes, known_s, least_s)]
-    drafts = [draft for whole in every for draft in whole.drafts.drafts]
-    if not drafts and not others:
-        return
-    orders = _Orders(problem, pins, [*drafts, *others])
-    below = orders.at_least_s([*drafts, *others]) < known_s
-    left = list[Draft]()
-    for whole, end in zip(every, accumulate(len(one.drafts.drafts) for one in every), strict=True):
-        places = np.flatnonzero(below[end - len(whole.drafts.drafts) : end])
-        left += [whole.drafts.drafts[place] for place in _may_fit(whole, places, fitting).tolist()]
-    left += [draft for draft, may in zip(others, below[len(drafts) :].tolist(), strict=True) if may]
-    table = Table(problem, (NO_RECOMPUTE,))
-    for draft in _below(problem, left, orders, known_s):
-        table.add(draft)
-    for whole in table.wholes():
-        for place in np.flatnonzero(in_this_order_at_least_s(whole) < known_s).tolist():
-            yield whole.drafts.drafts[place]
-
-
-def _below(problem: Problem, drafts: Sequence[Draft], orders: _Orders, known_s: float) -> list[Draft]:
-    """The drafts in their other orders, as far as the work of their stages may take less than known_s."""
-    table = Table(problem, (NO_RECOMPUTE,))
-    in_orders = [draft._replace(axis_order=order) for draft in drafts for order in orders.of(draft)]
+    priced = [draft for whole in promising(wholes, known_s, least_s) for draft in _that_may_fit(whole, fitting)]
+    in_orders = _in_other_orders(problem, pins, [*priced, *others])
     if not in_orders:
-        return []
+        return
+    table = Table(problem, (NO_RECOMPUTE,))
     shapes = np.array([table.shape(draft) for draft in in_orders], dtype=int)
-    below = _work_at_least_s(problem, in_orders, table.parts, shapes) < known_s
-    return [draft for draft, may in zip(in_orders, below.tolist(), strict=True) if may]
+    work_s, *block_s = _work_at_least_s(problem, in_orders, table.parts, shapes)
+    blocks_s: dict[Draft, dict[int, tuple[float, float]]] = {}
+    left = list[Draft]()
+    for place in np.flatnonzero(work_s < known_s).tolist():
+        left.append(draft := in_orders[place])
+        of_way = blocks_s.setdefault(draft.scheduled(*NO_SCHEDULE), {})
+        of_way[draft.microbatch_size] = float(block_s[0][place]), float(block_s[1][place])
+    ways = by_way(left)
+    sets, limit_bytes = recompute_sets(problem, pins), problem.cluster.device.memory_bytes
+    if ways:
+        known = [blocks_s[one.way] for one in ways]
+        bounds = layout_bounds(problem, ways, sets, limit_bytes, below_s=known_s, blocks_s=known)
+        may = bounds.step_time_s < known_s
+        for place, schedule in zip(bounds.way[may].tolist(), bounds.schedule[may].tolist(), strict=True):
+            yield ways[place].way.scheduled(*ways[place].schedules[schedule])
 
 
-def _may_fit(whole: Whole, places: Array, fitting: Set[Draft]) -> Array:
-    """The places of drafts that are known to fit, or may."""
-    unsure = np.array([place for place in places.tolist() if whole.drafts.drafts[place] not in fitting], dtype=int)
-    if not len(unsure):
-        return places
-    may = may_fit(whole.only(unsure), whole.problem.cluster.device.memory_bytes)
-    return np.setdiff1d(places, unsure[~may], assume_unique=True)
+def _that_may_fit(whole: Whole, fitting: Set[Draft]) -> Iterator[Draft]:
+    """The drafts that are known to fit, or may."""
+    drafts = whole.drafts.drafts
+    yield from (draft for draft in drafts if draft in fitting)
+    unsure = [place for place, draft in enumerate(drafts) if draft not in fitting]
+    if unsure:
+        may = may_fit(whole.only(np.array(unsure)), whole.problem.cluster.device.memory_bytes)
+        yield from (drafts[place] for place, fits in zip(unsure, may.tolist(), strict=True) if fits)
 
 
-class _Orders:
-    """The other orders of every mesh, and bounds of drafts in all of them: as if each collective had the best of its
-    laws, and nothing came behind the pipeline."""
-
-    def __init__(self, problem: Problem, pins: Pins, drafts: Sequence[Draft]):
-        self._problem, self._pins = problem, pins
-        self._of: dict[tuple[object, ...], tuple[Order, ...]] = {}
-        self._any: dict[tuple[object, ...], dict[Order, None]] = {}
-        self._places = places = dict[tuple[object, ...], int]()
-        shapes: list[LocalShape] = []
-        for draft in drafts:
-            if (key := shape_key(draft)) not in places:
-                places[key] = len(shapes)
-                shapes.append(_with_degrees(draft))
-            if (degrees := (*draft[:5], draft.etp), draft.dp_replicate) not in self._of:
-                found = self._of[degrees, draft.dp_replicate] = other_orders(problem, pins, draft)
-                self._any.setdefault(degrees, {}).update(dict.fromkeys(found))
-        self._parts = as_columns(problem, shapes, part_numbers(problem, shapes, (NO_RECOMPUTE,), laws=self._best_law))
-
-    def of(self, draft: Draft) -> tuple[Order, ...]:
-        return self._of[(*draft[:5], draft.etp), draft.dp_replicate]
-
-    def _best_law(self, shape: LocalShape) -> Law:
-        (tp, pp, dp, cp), ep = (degree for _, degree in shape.placement), shape.ep
-        laws = [
-            stage_law(self._problem, replace(shape, placement=placement(tp, pp, dp, cp, ep, order)))
-            for order in self._any[tp, pp, dp, cp, ep, shape.etp]
-        ]
-
-        @cache
-        def law(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
-            by_order = [law_of(kind, axes) for law_of in laws]
-            return CollectiveLaw(
-                min((collective.latency_s for collective in by_order), default=0.0),
-                min((collective.seconds_per_byte for collective in by_order), default=0.0),
-            )
-
-        return law
-
-    def at_least_s(self, drafts: Sequence[Draft]) -> Array:
-        """Seconds of a step, by draft, that it takes at least in any of its other orders."""
-        rows = np.array([self._places[shape_key(draft)] for draft in drafts], dtype=int)
-        return _work_at_least_s(self._problem, drafts, self._parts, rows)
-
-
-def _with_degrees(draft: Draft) -> LocalShape:
-    """The local shape of a draft; the placement says the degrees alone."""
-    degrees = zip(("tp", "pp", "dp", "cp"), draft[:4], strict=True)
-    return replace(local_shape(draft), placement=tuple(degrees))
+def _in_other_orders(problem: Problem, pins: Pins, drafts: Sequence[Draft]) -> list[Draft]:
+    """The drafts in each other order of axes that is worth a look."""
+    known: dict[tuple[object, ...], tuple[Order, ...]] = {}
+    found = list[Draft]()
+    for draft in drafts:
+        degrees = (*draft[:5], draft.etp, draft.dp_replicate)
+        if degrees not in known:
+            known[degrees] = other_orders(problem, pins, draft)
+        found += [draft._replace(axis_order=order) for order in known[degrees]]
+    return found
 
 
 def in_this_order_at_least_s(whole: Whole) -> Array:
@@ -149,9 +94,12 @@ def in_this_order_at_least_s(whole: Whole) -> Array:
     return _at_least_s(whole, parts, state, after_s)
 
 
-def _work_at_least_s(problem: Problem, drafts: Sequence[Draft], columns: StageColumns, rows: Array) -> Array:
-    """Seconds of a step, by draft, that no cut and no recompute sets take less than: those of the work of one
-    microbatch in all stages, without what travels beside it and what follows the pipeline.
+def _work_at_least_s(
+    problem: Problem, drafts: Sequence[Draft], columns: StageColumns, rows: Array
+) -> tuple[Array, Array, Array]:
+    """Seconds by draft: of a step, that no cut and no recompute sets take less than, those of the work of one
+    microbatch in all stages, without what travels beside it and what follows the pipeline; and of forward and backward
+    of the mean block.
 
     columns: of parts, nothing recomputed. rows: of each draft in them.
     """
@@ -167,7 +115,7 @@ def _work_at_least_s(problem: Problem, drafts: Sequence[Draft], columns: StageCo
         first, last = columns.ends(rows[places], family.pp == 1)
         ends_s = first.forward_s + first.backward_s, last.forward_s + last.backward_s
         found[places] = by_work_at_least_s(problem, family, m[places], block_s[places], ends_s)
-    return found
+    return found, block.forward_s, block.backward_s
 
 
 def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:

@@ -73,7 +73,7 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     parts, numbers = _Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(ways)
     found: list[tuple[int, int, int]] = []
     counts, is_moe = [], problem.model.is_moe
-    for sizes, of_sizes, usual in zip(_sizes(ways), shape_of, numbers[:, -1].tolist(), strict=True):
+    for (_, way, _), sizes, of_sizes in zip(ways, _sizes(ways), shape_of, strict=True):
         before = len(found)
         for size in sizes:
             own, *others = of_sizes[size]
@@ -81,7 +81,7 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
                 found.append((own, size, EVERYWHERE))
             else:
                 found.append((own, size, USUAL))
-                found += [(other, size, ELSEWHERE) for other in others if others != [own] or usual]
+                found += [(other, size, ELSEWHERE) for other in others if others != [own] or way.axis_order == AXIS_ORDER]
         counts.append(len(found) - before)
     of_way = np.repeat(np.arange(len(ways)), counts)
     shape, size_of, where = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
@@ -91,7 +91,8 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     least_s, pp_of = np.full(len(of_way), np.inf), numbers[of_way, 0]
     for pp, several in families.items():
         of_pp = np.flatnonzero(pp_of == pp)
-        rows = _Rows(problem, shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], where[of_pp] != USUAL)
+        columns = shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], where[of_pp] != USUAL
+        rows = _Rows(problem, *columns, np.zeros((len(of_pp), 2)))
         for schedule, vpp in sorted({one[:2] for schedules in several.values() for one in schedules}):
             least_s[of_pp] = np.minimum(least_s[of_pp], parts.steps_s(Family(schedule, pp, vpp), rows))
     firsts = np.cumsum([0, *counts[:-1]])
@@ -107,10 +108,12 @@ def layout_bounds(
     in_other_orders: bool = False,
     below_s: float = inf,
     in_any_order: bool = False,
+    blocks_s: Sequence[Mapping[int, tuple[float, float]]] | None = None,
 ) -> Bounds:
     """Bounds of all layouts of some ways to use a mesh, in the order of axes of each way. sets: the recompute sets to
     choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead. below_s: of what takes
-    no less in whatever memory it is not asked whether it fits. in_any_order: whether that is asked as well."""
+    no less in whatever memory it is not asked whether it fits. in_any_order: whether that is asked as well. blocks_s: of
+    each way, by size of microbatches, seconds of forward and of backward of the mean block, where they are known."""
     shapes, shape_of = _local_shapes(ways)
     parts, numbers, sizes_of = _Parts(problem, shapes, sets), _numbers(ways), _sizes(ways)
     families: dict[tuple[str, int, int], int] = {}
@@ -132,8 +135,12 @@ def layout_bounds(
     in_any = (shapes_of == shapes_of[:, :1]).all(1)[sized] & in_any_order
     step_time_s, any_order_s, memory_bytes = np.full((3, len(of_way)), [[np.inf], [np.nan], [0.0]])
 
+    least_s = np.zeros((len(size_of), 2))
+    if blocks_s is not None:
+        least_s[:] = [of[size] for of, sizes in zip(blocks_s, sizes_of, strict=True) for size in sizes]
+
     def rows_in(order: int, elsewhere: bool) -> _Rows:
-        return _Rows(problem, shapes_of[:, order], size_of, numbers_of, np.full(len(size_of), elsewhere))
+        return _Rows(problem, shapes_of[:, order], size_of, numbers_of, np.full(len(size_of), elsewhere), least_s)
 
     others = rows_in(1, True)
     for order in (1, 2) if in_other_orders else (0,):
@@ -158,14 +165,22 @@ def layout_bounds(
 
 def _numbers(ways: Sequence[MeshDrafts]) -> Array:
     """The numbers of `_Rows`, a row for each way: pp; dp; of it, the ranks that share what ZeRO shards; cp; ep, of cp x
-    dp alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL; 1 where the axes are in their
-    usual order, which the bound goes by, else 0."""
+    dp alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL. Then strides in the way's order of
+    axes, 0 where there is no single one: between neighbours along pp and cp, and of the ranks that share what ZeRO
+    shards, of what experts do not have and of experts."""
     kinds = {name: place for place, name in enumerate(CONTEXT_PARALLEL)}
     rows = []
     for _, way, _ in ways:
         shard, ep = way.dp // way.dp_replicate, way.ep // tensor_ranks_apart(way.tp, way.etp)
-        usual = way.axis_order == AXIS_ORDER
-        rows.append((way.pp, way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], int(usual)))
+        strides, stride = dict[str, int](), 1
+        for axis in reversed(way.axis_order):
+            strides[axis], stride = stride, stride * getattr(way, axis)
+        cp, dp = strides["cp"], strides["dp"]
+        adjacent = way.cp == 1 or shard == 1 or dp == cp * way.cp or (cp == dp * way.dp and way.dp_replicate == 1)
+        together = (dp if way.cp == 1 else cp if shard == 1 else min(cp, dp)) if adjacent else 0
+        of_experts = dp * max(1, ep // way.cp) if way.ep > 1 else together
+        placed = strides["pp"], cp, together, of_experts
+        rows.append((way.pp, way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], *placed))
     return np.array(rows)
 
 
@@ -220,7 +235,8 @@ class _Rows:
     """Layouts, an entry each, whatever their schedules are.
 
     shape: the place of the local shape without context parallelism. size: sequences a microbatch. numbers: as
-    `_numbers` has them. elsewhere: whether the axes are in another order. of: (other rows, which of them these are),
+    `_numbers` has them. elsewhere: whether the axes are in another order. least_s: of forward and of backward of the
+    mean block, where more is known than its shape says, (row, pass). of: (other rows, which of them these are),
     where they are some of others. Mutable: remembers their work.
     """
 
@@ -231,11 +247,13 @@ class _Rows:
         size: Array,
         numbers: Array,
         elsewhere: Array,
+        least_s: Array,
         of: tuple[_Rows, Array] | None = None,
     ):
-        self._problem, self._columns, self._of = problem, (shape, size, numbers, elsewhere), of
-        self.pp, dp, shard, self.cp, ep, self.zero, self.context, usual = numbers.T
-        self.shape, self.ep, self.placed = shape, ep, (usual > 0) & ~elsewhere
+        self._problem, self._columns, self._of = problem, (shape, size, numbers, elsewhere, least_s), of
+        self.pp, dp, shard, self.cp, ep, self.zero, self.context, *strides = numbers.T
+        self.shape, self.least_s = shape, least_s
+        self.pp_stride, self.cp_stride, *self.owner_strides = (np.where(elsewhere, 0, one) for one in strides)
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = shard * self.cp, shard * self.cp // ep  # of what experts do not have, and of experts
         self._work: _Work | None = None
@@ -243,8 +261,7 @@ class _Rows:
     def take(self, rows: Array) -> _Rows:
         """These rows alone."""
         of = (self, rows) if self._of is None else (self._of[0], self._of[1][rows])
-        shape, size, numbers, elsewhere = (column[rows] for column in self._columns)
-        return _Rows(self._problem, shape, size, numbers, elsewhere, of)
+        return _Rows(self._problem, *(column[rows] for column in self._columns), of)
 
     def work(self, find: Callable[[_Rows], _Work]) -> _Work:
         """Their work, which is found at once for all of those that these are some of: not where none of these fits."""
@@ -310,21 +327,18 @@ class _Parts:
 
     def _by_work_s(self, family: Family, rows: _Rows, block_s: Array, slowest_s: Array | float = 0.0) -> Array:
         work = rows.work(self._work)
-        seconds = by_work_at_least_s(
-            self._problem, family, rows.m, block_s, work.ends_s, work.hop_s, slowest_s, work.opening_s, work.forward_s
-        )
-        if family.rules.weights_apart:
-            seconds = np.maximum(seconds, self._through_s(family, rows, block_s))
+        of_pipeline = work.ends_s, work.hop_s, slowest_s, work.opening_s, work.forward_s
+        if not family.rules.weights_apart:
+            seconds = by_work_at_least_s(self._problem, family, rows.m, block_s, *of_pipeline)
+        else:
+            put_off_s, *of_ends_s = (seconds[rows.shape] / rows.cp for seconds in self._put_off_s)
+            stays_s, launch_s = block_s - put_off_s, self._problem.cluster.device.pass_launch_s
+            back_s = np.maximum(stays_s - work.forward_s, 0.0)
+            seconds = by_work_at_least_s(self._problem, family, rows.m, block_s, *of_pipeline, back_s)
+            # of one microbatch through all stages and back
+            passes_s = 2 * family.pp * launch_s + 2 * (family.pp - 1) * work.hop_s + sum(work.ends_s) - sum(of_ends_s)
+            seconds = np.maximum(seconds, passes_s + sum(self._counts) * stays_s)
         return (seconds + work.after_s) * (1 - ROUNDING)
-
-    def _through_s(self, family: Family, rows: _Rows, block_s: Array) -> Array:
-        """Seconds of one microbatch through all stages and back, where its weight gradients are put off."""
-        layers, launch_s = sum(self._counts), self._problem.cluster.device.pass_launch_s
-        of_block_s, *of_ends_s = (seconds[rows.shape] / rows.cp for seconds in self._put_off_s)
-        passes_s = 2 * family.pp * launch_s + sum(rows.work(self._work).ends_s) - sum(of_ends_s)
-        hops_s = 2 * (family.pp - 1) * rows.work(self._work).hop_s
-        through_s: Array = passes_s + hops_s + layers * (block_s - of_block_s)
-        return through_s
 
     def _mean(self, of_units: Array) -> Array:
         """(of the mean block, of the first end, of the last). of_units: of a block of each kind, then of the ends."""
@@ -337,9 +351,10 @@ class _Parts:
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[(rows.pp == 1).astype(int), :, rows.shape].T / rows.cp
         back_s = (sent.gather_s + sent.scatter_s)[0][:, None]
-        exchanged = self._exchanges.of(rows.shape, rows.cp, rows.context, rows.placed)
-        ahead_s = self._forward_s[rows.shape] / rows.cp + exchanged.forward_s
+        exchanged = self._exchanges.of(rows.shape, rows.cp, rows.context, rows.cp_stride)
+        ahead_s = np.maximum(self._forward_s[rows.shape] / rows.cp + exchanged.forward_s, rows.least_s[:, 0])
         behind_s = self._backward_s[rows.shape] / rows.cp[:, None] + exchanged.backward_s[:, None]
+        behind_s += np.maximum(rows.least_s[:, 1:] - behind_s.min(1, keepdims=True), 0.0)  # replays come on top
         forward_s = np.maximum(ahead_s, sent.gather_s[0]) + sums_s[0]
         backward_s = np.maximum(behind_s, back_s)
         ends_s = (
@@ -355,10 +370,10 @@ class _Parts:
     def _hop_s(self, rows: _Rows) -> Array:
         """Seconds from a stage to the next one, where the order of axes says between which ranks that is."""
         cluster, found = self._problem.cluster, np.zeros(len(rows.m))
-        placed = np.flatnonzero(rows.placed & (rows.pp > 1))
+        placed = np.flatnonzero((rows.pp > 1) & (rows.pp_stride > 0))
         if len(placed):
             pp, shape = rows.pp[placed], rows.shape[placed]
-            (law,) = best_laws(cluster, ("send_recv",), pp, self._tp[shape], cluster.world_size // pp, placed=True)
+            (law,) = best_laws(cluster, ("send_recv",), pp, self._tp[shape], strides=rows.pp_stride[placed])
             found[placed] = law.time_s(self._hidden_bytes[shape] / rows.cp[placed])
         return found
 
@@ -368,22 +383,21 @@ class _Parts:
         parameter, reduced = (
             DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype)
         )
-
         tp = self._tp[rows.shape]
-
-        strides = np.where(rows.placed, tp, 1), np.where(rows.placed, tp * rows.ep, 1)
-
         kinds, sizes = ("reduce_scatter", "all_gather", "all_reduce"), (reduced, parameter, reduced)
-        scatter_s, gather_s, reduce_s = np.zeros((3, 3, len(tp)))  # by (kind, unit, row)
-        for matrices, owners, stride in zip(self._matrices, rows.owners, strides, strict=True):
-            elements = self._mean(matrices)[:, rows.shape]
-            laws = best_laws(self._problem.cluster, kinds, owners, tp, stride, along_two=True, placed=rows.placed)
-            for seconds, size, law in zip((scatter_s, gather_s, reduce_s), sizes, laws, strict=True):
-                seconds += elements * size * (law.seconds_per_byte + law.latency_s / BUCKET_BYTES)
-        once_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
-        once_s = np.where(rows.zero == 0, reduce_s, once_s)
-        after_s = (layers * once_s[0] + once_s[1] + once_s[2]) / rows.pp
-        return _Sent(np.where(rows.zero == 3, gather_s, 0.0), np.where(rows.zero >= 2, scatter_s, 0.0), after_s)
+        each_s, once_s = np.zeros((2, 3, 3, len(tp)))  # each time, and in buckets; by (kind, unit, row)
+        for matrices, owners, stride in zip(self._matrices, rows.owners, rows.owner_strides, strict=True):
+            elements, issued = (self._mean(one)[:, rows.shape] for one in (matrices, matrices > 0))
+            laws = best_laws(self._problem.cluster, kinds, owners, tp, along_two=True, strides=stride)
+            for kind, (size, law) in enumerate(zip(sizes, laws, strict=True)):
+                bytes_s = elements * size * law.seconds_per_byte
+                each_s[kind] += bytes_s + issued * law.latency_s
+                once_s[kind] += bytes_s + elements * size / BUCKET_BYTES * law.latency_s
+        scatter_s, gather_s, reduce_s = once_s
+        unit_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
+        unit_s = np.where(rows.zero == 0, reduce_s, unit_s)
+        after_s = (layers * unit_s[0] + unit_s[1] + unit_s[2]) / rows.pp
+        return _Sent(np.where(rows.zero == 3, each_s[1], 0.0), np.where(rows.zero >= 2, each_s[0], 0.0), after_s)
 
     def fitted_below(self, family: Family, rows: _Rows, limit_bytes: float, below_s: float) -> tuple[Array, Array]:
         """As `fitted`; of rows that take no less than below_s in whatever memory these seconds, and no bytes."""
