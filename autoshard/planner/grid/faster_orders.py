@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import islice
 
 import numpy as np
 
@@ -16,12 +17,11 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_at_least_s
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.mesh_bounds import layout_bounds
-from autoshard.planner.grid.price import Family
 from autoshard.planner.grid.refine import may_fit, promising
 from autoshard.planner.grid.table import Table, Whole
-from autoshard.planner.grid.unit_costs import PartColumns, StageColumns, mean_columns
+from autoshard.planner.grid.unit_costs import PartColumns, mean_columns
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
-from autoshard.planner.layouts import NO_SCHEDULE, by_way
+from autoshard.planner.layouts import MeshDrafts, by_way
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 
@@ -40,25 +40,30 @@ def faster_orders(
     known. fitting: those of which it is known that some layout fits."""
     priced = [draft for whole in promising(wholes, known_s, least_s) for draft in _that_may_fit(whole, fitting)]
     in_orders = _in_other_orders(problem, pins, [*priced, *others])
-    if not in_orders:
-        return
-    table = Table(problem, (NO_RECOMPUTE,))
-    shapes = np.array([table.shape(draft) for draft in in_orders], dtype=int)
-    work_s, *block_s = _work_at_least_s(problem, in_orders, table.parts, shapes)
-    blocks_s: dict[Draft, dict[int, tuple[float, float]]] = {}
-    left = list[Draft]()
-    for place in np.flatnonzero(work_s < known_s).tolist():
-        left.append(draft := in_orders[place])
-        of_way = blocks_s.setdefault(draft.scheduled(*NO_SCHEDULE), {})
-        of_way[draft.microbatch_size] = float(block_s[0][place]), float(block_s[1][place])
-    ways = by_way(left)
-    sets, limit_bytes = recompute_sets(problem, pins), problem.cluster.device.memory_bytes
+    ways = by_way(in_orders)
     if ways:
-        known = [blocks_s[one.way] for one in ways]
-        bounds = layout_bounds(problem, ways, sets, limit_bytes, below_s=known_s, blocks_s=known)
+        sets, limit_bytes = recompute_sets(problem, pins), problem.cluster.device.memory_bytes
+        blocks_s = _blocks_s(problem, ways)
+        bounds = layout_bounds(problem, ways, sets, limit_bytes, below_s=known_s, blocks_s=blocks_s)
         may = bounds.step_time_s < known_s
         for place, schedule in zip(bounds.way[may].tolist(), bounds.schedule[may].tolist(), strict=True):
             yield ways[place].way.scheduled(*ways[place].schedules[schedule])
+
+
+def _blocks_s(problem: Problem, ways: Sequence[MeshDrafts]) -> list[dict[int, tuple[float, float]]]:
+    """Seconds of forward and of backward of the mean block in the order of axes of each way, by size of microbatches,
+    nothing recomputed."""
+    table = Table(problem, (NO_RECOMPUTE,))
+    sizes = [{size: schedule for *schedule, size in one.schedules} for one in ways]
+    shapes = [
+        table.shape(one.way.scheduled(*schedule, size))
+        for one, of_way in zip(ways, sizes, strict=True)
+        for size, schedule in of_way.items()
+    ]
+    counts = [count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)]
+    block = mean_columns(table.parts.blocks, [np.full(1, count) for count in counts])
+    rows = zip(*(column[shapes].tolist() for column in (block.forward_s, block.backward_s)), strict=True)
+    return [dict(zip(of_way, islice(rows, len(of_way)), strict=True)) for of_way in sizes]
 
 
 def _that_may_fit(whole: Whole, fitting: Set[Draft]) -> Iterator[Draft]:
@@ -92,30 +97,6 @@ def in_this_order_at_least_s(whole: Whole) -> Array:
     sizes = pp, whole.family.num_virtual_stages, whole.problem.model.num_hidden_layers
     after_s = after_at_least_s(*sizes, whole.states, whole.state)
     return _at_least_s(whole, parts, state, after_s)
-
-
-def _work_at_least_s(
-    problem: Problem, drafts: Sequence[Draft], columns: StageColumns, rows: Array
-) -> tuple[Array, Array, Array]:
-    """Seconds by draft: of a step, that no cut and no recompute sets take less than, those of the work of one
-    microbatch in all stages, without what travels beside it and what follows the pipeline; and of forward and backward
-    of the mean block.
-
-    columns: of parts, nothing recomputed. rows: of each draft in them.
-    """
-    found = np.zeros(len(drafts))
-    counts = [count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)]
-    block = mean_columns([one.take(rows) for one in columns.blocks], [np.full(1, count) for count in counts])
-    block_s = block.forward_s + block.backward_s
-    m = np.array([problem.training.global_batch_size // (draft.dp * draft.microbatch_size) for draft in drafts])
-    families: dict[Family, list[int]] = {}
-    for place, draft in enumerate(drafts):
-        families.setdefault(Family(draft.schedule, draft.pp, draft.num_virtual_stages), []).append(place)
-    for family, places in families.items():
-        first, last = columns.ends(rows[places], family.pp == 1)
-        ends_s = first.forward_s + first.backward_s, last.forward_s + last.backward_s
-        found[places] = by_work_at_least_s(problem, family, m[places], block_s[places], ends_s)
-    return found, block.forward_s, block.backward_s
 
 
 def _at_least_s(whole: Whole, parts: Sequence[PartColumns], state: State, after_s: Array) -> Array:

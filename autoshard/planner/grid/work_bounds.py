@@ -59,4 +59,6 @@ def by_work_at_least_s(
         seconds = largest(alike_s, unlike_chunks_work_at_least_s(pp, vpp, m, work_s, hop_s, waits, at_once))
     else:
         seconds = slowest_stage_at_least_s(pp, m, work_s, largest(work_s / pp, slowest_s), hop_s, waits, at_once)
+    if pp > 1:  # those ranks have no less than the ends
+        slowest_s = largest(slowest_s, largest(*ends_s) + 2 * vpp * launch_s)
     return np.maximum(seconds, m * slowest_s)
