@@ -38,6 +38,9 @@ so many times as many as at least."""
 LEAST = 200
 """So many layouts are then priced together, if one is: fewer take hardly less time, and who asks for the next one goes
 on."""
+BEYOND = 1.05
+"""Whether layouts fit is not asked where they take so many times as long as what is known, in whatever memory: few of
+these are ever priced."""
 UNBOUNDED = 1_000
 """So many that are not bounded are priced at first where time is limited."""
 AT_ONCE = 1 << 14
@@ -105,18 +108,18 @@ class Waiting:
     def __init__(
         self,
         ways: Iterable[Bounded],
-        layouts: Callable[[Sequence[Bounded]], tuple[Sequence[Bounded], Sequence[TooLarge]]],
+        layouts: Callable[[Sequence[Bounded], float], tuple[Sequence[Bounded], Sequence[TooLarge]]],
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
         in_other_orders: Callable[[list[MeshDrafts], float], Sequence[float]] | None = None,
         pairs: Pairs | None = None,
     ):
-        """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways that may fit, and the others.
-        price: prices some. in_time: whether it still may. at_once: how many layouts are priced at first.
-        in_other_orders: seconds of a step that single layouts take at least in other orders of axes, in whatever memory
-        where that is no less than so many. pairs: where `price` lets layouts wait with each of their recompute sets, if
-        it does."""
+        """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways that may fit, and the others;
+        whether they fit is not asked where they take so many seconds in whatever memory. price: prices some. in_time:
+        whether it still may. at_once: how many layouts are priced at first. in_other_orders: seconds of a step that
+        single layouts take at least in other orders of axes, in whatever memory where that is no less than so many.
+        pairs: where `price` lets layouts wait with each of their recompute sets, if it does."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
         self._in_other_orders, self.pairs = in_other_orders, pairs
         self._ways = deque(sorted(ways, key=_own_s))
@@ -133,7 +136,7 @@ class Waiting:
     @staticmethod
     def for_pairs(pairs: Pairs) -> Waiting:
         """Pairs that wait, and nothing else."""
-        return Waiting((), lambda ways: (ways, ()), lambda ways: [], lambda: True, pairs=pairs)
+        return Waiting((), lambda ways, below_s: (ways, ()), lambda ways: [], lambda: True, pairs=pairs)
 
     def next_s(self) -> float | None:
         """Seconds that everything that may still be priced takes at least; None where there is nothing."""
@@ -183,7 +186,7 @@ class Waiting:
         """Layouts that are not priced and may take less in other orders of axes."""
         ways = [one for one in self._ways if one.any_s < seconds]
         self._ways = deque(one for one in self._ways if one.any_s >= seconds)
-        self._bound(ways)
+        self._bound(ways, BEYOND * seconds)
         known = {id(one): one for one in self._least_s.values() if one.by_way and one.any_s < seconds}
         for one in self._in_all_orders([*known.values()], seconds):
             self._remember(one)
@@ -220,7 +223,7 @@ class Waiting:
         ways: list[Bounded] = []
         while self._ways and (0 < len(ways) < least or self._ways[0].own_s <= below_s) and len(ways) < most:
             ways += self._next(self._ways, self._aside[0])
-        self._bound(ways)
+        self._bound(ways, BEYOND * below_s)
         taken: list[MeshDrafts] = []
         count = 0
         while self._bounded and (count < min(least, LEAST) or self._bounded[0].own_s <= below_s) and count < most:
@@ -260,7 +263,7 @@ class Waiting:
 
     def bound_more(self, count: int) -> None:
         """Bound the layouts of so many ways more, those with the lowest bounds."""
-        self._bound([self._ways.popleft() for _ in range(min(count, len(self._ways)))])
+        self._bound([self._ways.popleft() for _ in range(min(count, len(self._ways)))], inf)
 
     @property
     def bounded(self) -> list[Bounded]:
@@ -281,10 +284,11 @@ class Waiting:
         while self.pairs is not None and self.pairs.next_s < inf:
             self.priced += self.pairs.price_more(inf)
 
-    def _bound(self, ways: Sequence[Bounded]) -> None:
-        """Bound the layouts of some ways one by one."""
+    def _bound(self, ways: Sequence[Bounded], below_s: float) -> None:
+        """Bound the layouts of some ways one by one; of those that take no less than below_s anyway not whether they
+        fit."""
         if ways:
-            found, too_large = self._layouts(ways)
+            found, too_large = self._layouts(ways, below_s)
             self.too_large += too_large
             self._bounded = deque(sorted([*self._bounded, *found], key=_own_s))
 
@@ -460,12 +464,13 @@ def price_layouts(
         own, other = ways_at_least_s(problem, small)
         at_least_s = [*zip(own.tolist(), other.tolist(), strict=True)]
 
-    def layouts(ways: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+    def layouts(ways: Sequence[Bounded], below_s: float) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
         if few:
             return ways, ()
         found: list[Bounded] = []
         too_large: dict[int, tuple[list[float], list[Scheduled]]] = {}
-        bounds = layout_bounds(problem, [one.layouts for one in ways], sets, capacity, in_any_order=any_order)
+        asked = [one.layouts for one in ways]
+        bounds = layout_bounds(problem, asked, sets, capacity, below_s=below_s, in_any_order=any_order)
         for place, schedule, own_s, layout_s, needed in zip(*(column.tolist() for column in bounds), strict=True):
             _, any_s, _, (state_bytes, way, schedules), _ = ways[place]
             if own_s < inf:

@@ -166,7 +166,7 @@ def test_no_cut_of_a_step_that_puts_weight_gradients_off_is_faster(
     bound_s = put_off_at_least_s(warm_ups, m, *of_blocks, beside_s, first_s, last_s)
     tighter_s = put_off_at_least_s(warm_ups, m, *of_blocks, beside_s, first_s, last_s, of_blocks[1] / 2, transfer_s)
     assert share_at_least_s(len(cut), m, sum(of_blocks)) <= bound_s * ROUNDING
-    assert bound_s <= tighter_s * ROUNDING <= one.simulated_s * ROUNDING**2
+    assert max(bound_s, tighter_s) <= one.simulated_s * ROUNDING
 
 
 @given(pipelines("interleaved"))

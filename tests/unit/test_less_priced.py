@@ -105,7 +105,7 @@ def test_few_layouts_are_looked_at_before_it_is_known_how_fast_they_are_and_then
         priced.append(len(layouts))
         return []
 
-    def bounds(some: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+    def bounds(some: Sequence[Bounded], below_s: float) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
         return some, ()
 
     waiting = Waiting(ways, bounds, price, lambda: True)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def test_a_few_ways_are_never_bounded_alone() -> None:
     ]
     bounded: list[int] = []
 
-    def bounds(some: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+    def bounds(some: Sequence[Bounded], below_s: float) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
         bounded.append(len(some))
         return some, ()
 
@@ -150,7 +150,7 @@ def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> No
     bounded: list[int] = []
     priced: list[int] = []
 
-    def layouts(several: Sequence[Bounded]) -> tuple[list[Bounded], list[TooLarge]]:
+    def layouts(several: Sequence[Bounded], below_s: float) -> tuple[list[Bounded], list[TooLarge]]:
         ways = [one.layouts for one in several]
         bounded.extend(size for one in ways for _, _, size in one.schedules)
         return [Bounded(2.0, 1.0, 0.0, one._replace(schedules=[each])) for one in ways for each in one.schedules], []
@@ -181,7 +181,7 @@ def test_no_layout_comes_before_a_faster_one_whose_way_is_bounded_late() -> None
     way = MeshDrafts(0.0, fastest.whole.drafts.drafts[0], [("1f1b", 1, 1)])
     ways = [Bounded(0.0, 0.0, 0.0, way._replace(state_bytes=float(place))) for place in range(FIRST + 1)]
 
-    def bounds(some: Sequence[Bounded]) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+    def bounds(some: Sequence[Bounded], below_s: float) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
         last = [one for one in some if one.layouts.state_bytes == FIRST]
         return last, [TooLarge([inf], one.layouts) for one in some if one not in last]
 

@@ -54,12 +54,8 @@ def _blocks_s(problem: Problem, ways: Sequence[MeshDrafts]) -> list[dict[int, tu
     """Seconds of forward and of backward of the mean block in the order of axes of each way, by size of microbatches,
     nothing recomputed."""
     table = Table(problem, (NO_RECOMPUTE,))
-    sizes = [{size: schedule for *schedule, size in one.schedules} for one in ways]
-    shapes = [
-        table.shape(one.way.scheduled(*schedule, size))
-        for one, of_way in zip(ways, sizes, strict=True)
-        for size, schedule in of_way.items()
-    ]
+    sizes = [{size: one.way.scheduled(name, vpp, size) for name, vpp, size in one.schedules} for one in ways]
+    shapes = [table.shape(draft) for of_way in sizes for draft in of_way.values()]
     counts = [count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)]
     block = mean_columns(table.parts.blocks, [np.full(1, count) for count in counts])
     rows = zip(*(column[shapes].tolist() for column in (block.forward_s, block.backward_s)), strict=True)

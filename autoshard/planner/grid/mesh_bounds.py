@@ -40,7 +40,7 @@ LONG_S = 1e9
 """Longer than any microbatch takes."""
 PRICES = 8
 """Prices of memory that are tried."""
-HALVINGS = 6
+HALVINGS = 9
 """Passes that look for the seconds of the slowest stage."""
 AT_ONCE = 1 << 15
 """Numbers of an array that stays in a core's cache."""
@@ -77,11 +77,11 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         before = len(found)
         for size in sizes:
             own, *others = of_sizes[size]
-            if others == [own] and not is_moe:  # where its ranks are would double the work here and leave out few
-                found.append((own, size, EVERYWHERE))
+            if others == [own] and not (is_moe and way.axis_order == AXIS_ORDER):
+                found.append((own, size, EVERYWHERE))  # where its ranks are would double the work and leave out few
             else:
                 found.append((own, size, USUAL))
-                found += [(other, size, ELSEWHERE) for other in others if others != [own] or way.axis_order == AXIS_ORDER]
+                found += [(other, size, ELSEWHERE) for other in others]
         counts.append(len(found) - before)
     of_way = np.repeat(np.arange(len(ways)), counts)
     shape, size_of, where = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
@@ -112,8 +112,9 @@ def layout_bounds(
 ) -> Bounds:
     """Bounds of all layouts of some ways to use a mesh, in the order of axes of each way. sets: the recompute sets to
     choose from. limit_bytes: of memory on a rank. in_other_orders: in all other orders instead. below_s: of what takes
-    no less in whatever memory it is not asked whether it fits. in_any_order: whether that is asked as well. blocks_s: of
-    each way, by size of microbatches, seconds of forward and of backward of the mean block, where they are known."""
+    no less in whatever memory it is not asked whether it fits. in_any_order: whether bounds in any order are asked for
+    as well. blocks_s: of each way, by size of microbatches, seconds of forward and of backward of the mean block, where
+    they are known."""
     shapes, shape_of = _local_shapes(ways)
     parts, numbers, sizes_of = _Parts(problem, shapes, sets), _numbers(ways), _sizes(ways)
     families: dict[tuple[str, int, int], int] = {}
@@ -152,13 +153,10 @@ def layout_bounds(
             for begin in range(0, len(alike), at_once):
                 some = alike[begin : begin + at_once]
                 of_some = rows.take(sized[some])
-                if below_s < inf:
-                    seconds, memory_bytes[some] = parts.fitted_below(family, of_some, limit_bytes, below_s)
-                else:
-                    both = (of_some, others.take(sized[some])) if in_any[some].any() else (of_some,)
-                    (seconds, *others_s), memory_bytes[some] = parts.fitted(family, both, limit_bytes)
-                    if others_s:
-                        any_order_s[some] = np.where(in_any[some], np.minimum(seconds, others_s[0]), np.nan)
+                both = (of_some, others.take(sized[some])) if in_any[some].any() else (of_some,)
+                (seconds, *others_s), memory_bytes[some] = parts.fitted_below(family, both, limit_bytes, below_s)
+                if others_s:
+                    any_order_s[some] = np.where(in_any[some], np.minimum(seconds, others_s[0]), np.nan)
                 step_time_s[some] = np.minimum(step_time_s[some], seconds)
     return Bounds(of_way, of_schedule, step_time_s, any_order_s, memory_bytes)
 
@@ -261,7 +259,8 @@ class _Rows:
     def take(self, rows: Array) -> _Rows:
         """These rows alone."""
         of = (self, rows) if self._of is None else (self._of[0], self._of[1][rows])
-        return _Rows(self._problem, *(column[rows] for column in self._columns), of)
+        shape, size, numbers, elsewhere, least_s = (column[rows] for column in self._columns)
+        return _Rows(self._problem, shape, size, numbers, elsewhere, least_s, of)
 
     def work(self, find: Callable[[_Rows], _Work]) -> _Work:
         """Their work, which is found at once for all of those that these are some of: not where none of these fits."""
@@ -399,13 +398,19 @@ class _Parts:
         after_s = (layers * unit_s[0] + unit_s[1] + unit_s[2]) / rows.pp
         return _Sent(np.where(rows.zero == 3, each_s[1], 0.0), np.where(rows.zero >= 2, each_s[0], 0.0), after_s)
 
-    def fitted_below(self, family: Family, rows: _Rows, limit_bytes: float, below_s: float) -> tuple[Array, Array]:
-        """As `fitted`; of rows that take no less than below_s in whatever memory these seconds, and no bytes."""
-        seconds, needed = self.steps_s(family, rows), np.zeros(len(rows.m))
-        below = np.flatnonzero(seconds < below_s)
+    def fitted_below(
+        self, family: Family, several: Sequence[_Rows], limit_bytes: float, below_s: float
+    ) -> tuple[list[Array], Array]:
+        """As `fitted`; of layouts that take no less than below_s in whatever memory these seconds, and no bytes."""
+        if below_s == inf:
+            return self.fitted(family, several, limit_bytes)
+        found = [self.steps_s(family, rows) for rows in several]
+        needed, below = np.zeros(len(found[0])), np.flatnonzero(np.min(found, axis=0) < below_s)
         if len(below):
-            (seconds[below],), needed[below] = self.fitted(family, (rows.take(below),), limit_bytes)
-        return seconds, needed
+            fitted, needed[below] = self.fitted(family, [rows.take(below) for rows in several], limit_bytes)
+            for seconds, fitted_s in zip(found, fitted, strict=True):
+                seconds[below] = fitted_s
+        return found, needed
 
     def fitted(self, family: Family, several: Sequence[_Rows], limit_bytes: float) -> tuple[list[Array], Array]:
         """(seconds of a step, infinite where nothing fits, of each of several; bytes on the fullest rank), by row.
@@ -577,11 +582,13 @@ class _Parts:
         own_s[0] += ends_s[0]
         own_s[-1] += ends_s[1]
         low, high = layers * block_s.min(0) / ranks, layers * block_s.max(0)
-        fits = np.floor(fit.max(0) + ROUNDING).sum(0) >= layers
+        whole = np.floor(fit + ROUNDING)
+        fits = whole.max(0).sum(0) >= layers
 
         def is_enough(seconds: Array, rows: Array) -> Array:
             free_s = np.maximum(seconds - own_s[:, rows], 0.0)
-            blocks = np.minimum(fit[:, :, rows], free_s / block_s[:, None, rows]).max(0)
+            in_time = free_s / block_s[:, None, rows]
+            blocks = np.minimum(whole[:, :, rows], np.floor(in_time * (1 + ROUNDING))).max(0)
             enough: Array = blocks.sum(0) >= layers
             return enough
 

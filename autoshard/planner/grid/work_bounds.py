@@ -50,9 +50,7 @@ def by_work_at_least_s(
         seconds = unlike_stages_at_least_s(pp, vpp, m, work_s, hop_s, waits, at_once, apart)
     elif apart:
         blocks_s, beside_s = (layers * forward_s, layers * (block_s - forward_s)), 2 * launch_s + opening_s
-        waiting_s = put_off_at_least_s(
-            family.all_warm_ups(m), m, *blocks_s, beside_s, *ends_s, layers * back_s, hop_s
-        )
+        waiting_s = put_off_at_least_s(family.all_warm_ups(m), m, *blocks_s, beside_s, *ends_s, layers * back_s, hop_s)
         seconds = np.maximum(share_at_least_s(pp, m, work_s), waiting_s)
     elif vpp > 1:
         alike_s = equal_chunks_at_least_s(pp, vpp, m, stages_s / (pp * vpp), *ends_s, hop_s)
