@@ -88,13 +88,16 @@ class Exchanges:
         seconds = np.zeros((2, len(shape)))
         rows = np.flatnonzero(cp > 1)
         if len(rows):
-            shape, cp, context, stride = shape[rows], cp[rows], context[rows], stride[rows]
+            columns = shape[rows], context[rows], cp[rows], stride[rows]
+            sizes = tuple(int(column.max()) + 1 for column in columns)
+            different, which = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
+            shape, context, cp, stride = np.unravel_index(different, sizes)
             found = self._of_experts(shape, cp, stride) + np.zeros((2, 1))
             for place, kind in enumerate(CONTEXT_PARALLEL):
                 alike = np.flatnonzero(context == place)
                 if len(alike):
                     found[:, alike] += self._of_attention(kind, shape[alike], cp[alike], stride[alike])
-            seconds[:, rows] = found
+            seconds[:, rows] = found[:, which]
         return Exchanged(*seconds)
 
     def _of_attention(self, kind: str, shape: Array, cp: Array, stride: Array) -> Array:

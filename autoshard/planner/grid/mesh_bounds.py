@@ -7,7 +7,7 @@ that, as tiles are rounded up for each of them and they send more. So a few loca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import inf
@@ -44,7 +44,7 @@ HALVINGS = 9
 """Passes that look for the seconds of the slowest stage."""
 AT_ONCE = 1 << 15
 """Numbers of an array that stays in a core's cache."""
-WORKED_ON = 1 << 12
+WORKED_ON = 1 << 14
 """Rows whose work is found together: of more, what is in between would take tens of MB."""
 LEAST_ROWS = 1024
 """So many layouts are bounded at once at least: fewer hardly take less time."""
@@ -71,33 +71,39 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
         return np.array([]), np.array([])
     shapes, shape_of = _local_shapes(ways)
     parts, numbers = _Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(ways)
-    found: list[tuple[int, int, int]] = []
-    counts, is_moe = [], problem.model.is_moe
+    is_moe, rows_of, several = problem.model.is_moe, dict[tuple[object, ...], Array](), list[Array]()
     for (_, way, _), sizes, of_sizes in zip(ways, _sizes(ways), shape_of, strict=True):
-        before = len(found)
-        for size in sizes:
-            own, *others = of_sizes[size]
-            if others == [own] and not (is_moe and way.axis_order == AXIS_ORDER):
-                found.append((own, size, EVERYWHERE))  # where its ranks are would double the work and leave out few
-            else:
-                found.append((own, size, USUAL))
-                found += [(other, size, ELSEWHERE) for other in others]
-        counts.append(len(found) - before)
-    of_way = np.repeat(np.arange(len(ways)), counts)
-    shape, size_of, where = np.fromiter(chain.from_iterable(found), int, 3 * len(found)).reshape(-1, 3).T
+        usual = way.axis_order == AXIS_ORDER and is_moe
+        key = id(sizes), id(of_sizes), usual  # many ways share these
+        if key not in rows_of:
+            rows_of[key] = np.array([row for size in sizes for row in _rows_of(size, of_sizes[size], usual)])
+        several.append(rows_of[key])
+    of_way = np.repeat(np.arange(len(ways)), counts := [*map(len, several)])
+    shape, size_of, where = np.concatenate(several).T
     families: dict[int, dict[int, Sequence[Scheduled]]] = {}
     for one in ways:
         families.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
     least_s, pp_of = np.full(len(of_way), np.inf), numbers[of_way, 0]
-    for pp, several in families.items():
+    for pp, lists in families.items():
         of_pp = np.flatnonzero(pp_of == pp)
         columns = shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], where[of_pp] != USUAL
         rows = _Rows(problem, *columns, np.zeros((len(of_pp), 2)))
-        for schedule, vpp in sorted({one[:2] for schedules in several.values() for one in schedules}):
+        for schedule, vpp in sorted({one[:2] for schedules in lists.values() for one in schedules}):
             least_s[of_pp] = np.minimum(least_s[of_pp], parts.steps_s(Family(schedule, pp, vpp), rows))
     firsts = np.cumsum([0, *counts[:-1]])
     own_s = np.minimum.reduceat(np.where(where == ELSEWHERE, np.inf, least_s), firsts)
     return own_s, np.minimum.reduceat(least_s, firsts)
+
+
+def _rows_of(size: int, places: Places, usual: bool) -> Iterator[tuple[int, int, int]]:
+    """(place of a local shape, size of microbatches, the orders of axes it is for) of a way. usual: whether its axes
+    are in an order that the bound goes by."""
+    own, *others = places
+    if others == [own] and not usual:  # where its ranks are would double the work and leave out few
+        yield own, size, EVERYWHERE
+    else:
+        yield own, size, USUAL
+        yield from ((other, size, ELSEWHERE) for other in others)
 
 
 def layout_bounds(
@@ -165,9 +171,10 @@ def _numbers(ways: Sequence[MeshDrafts]) -> Array:
     """The numbers of `_Rows`, a row for each way: pp; dp; of it, the ranks that share what ZeRO shards; cp; ep, of cp x
     dp alone; zero; the place of its kind of context parallelism in CONTEXT_PARALLEL. Then strides in the way's order of
     axes, 0 where there is no single one: between neighbours along pp and cp, and of the ranks that share what ZeRO
-    shards, of what experts do not have and of experts."""
+    shards, of what experts do not have and of experts. The last one is the same for ways that send the same weights and
+    gradients among the same ranks."""
     kinds = {name: place for place, name in enumerate(CONTEXT_PARALLEL)}
-    rows = []
+    rows, known = [], dict[tuple[object, ...], int]()
     for _, way, _ in ways:
         shard, ep = way.dp // way.dp_replicate, way.ep // tensor_ranks_apart(way.tp, way.etp)
         strides, stride = dict[str, int](), 1
@@ -177,8 +184,9 @@ def _numbers(ways: Sequence[MeshDrafts]) -> Array:
         adjacent = way.cp == 1 or shard == 1 or dp == cp * way.cp or (cp == dp * way.dp and way.dp_replicate == 1)
         together = (dp if way.cp == 1 else cp if shard == 1 else min(cp, dp)) if adjacent else 0
         of_experts = dp * max(1, ep // way.cp) if way.ep > 1 else together
-        placed = strides["pp"], cp, together, of_experts
-        rows.append((way.pp, way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], *placed))
+        sends = way.tp, way.pp, shard, way.cp, way.ep, way.etp, way.zero, together, of_experts
+        alike, placed = known.setdefault(sends, len(known)), (strides["pp"], cp, together, of_experts)
+        rows.append((way.pp, way.dp, shard, way.cp, ep, way.zero, kinds[way.context_parallel], *placed, alike))
     return np.array(rows)
 
 
@@ -249,11 +257,12 @@ class _Rows:
         of: tuple[_Rows, Array] | None = None,
     ):
         self._problem, self._columns, self._of = problem, (shape, size, numbers, elsewhere, least_s), of
-        self.pp, dp, shard, self.cp, ep, self.zero, self.context, *strides = numbers.T
+        self.pp, dp, shard, self.cp, ep, self.zero, self.context, *strides, alike = numbers.T
         self.shape, self.least_s = shape, least_s
         self.pp_stride, self.cp_stride, *self.owner_strides = (np.where(elsewhere, 0, one) for one in strides)
         self.m = problem.training.global_batch_size // (dp * size)
         self.owners = shard * self.cp, shard * self.cp // ep  # of what experts do not have, and of experts
+        self.sends = 2 * alike + elsewhere
         self._work: _Work | None = None
 
     def take(self, rows: Array) -> _Rows:
@@ -346,7 +355,7 @@ class _Parts:
 
     def _work(self, rows: _Rows) -> _Work:
         """Their work, whatever their schedules are."""
-        parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent(rows)
+        parameters, sent = self._mean(self._parameters.sum(0))[:, rows.shape], self._sent_alike(rows)
         sums_s = self._accumulation_s * parameters
         first_s, last_s = self._ends_s[(rows.pp == 1).astype(int), :, rows.shape].T / rows.cp
         back_s = (sent.gather_s + sent.scatter_s)[0][:, None]
@@ -375,6 +384,11 @@ class _Parts:
             (law,) = best_laws(cluster, ("send_recv",), pp, self._tp[shape], strides=rows.pp_stride[placed])
             found[placed] = law.time_s(self._hidden_bytes[shape] / rows.cp[placed])
         return found
+
+    def _sent_alike(self, rows: _Rows) -> _Sent:
+        """As `_sent`, found once for rows that send the same."""
+        _, first, inverse = np.unique(rows.sends, return_index=True, return_inverse=True)
+        return _Sent(*(column[..., inverse] for column in self._sent(rows.take(first))))
 
     def _sent(self, rows: _Rows) -> _Sent:
         """Seconds that gathering weights and reducing gradients take at least."""
