@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from heapq import heappop, heappush, merge
+from itertools import accumulate
 from math import inf, isnan
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -112,7 +114,7 @@ class Waiting:
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
-        in_other_orders: Callable[[list[MeshDrafts], float], Sequence[float]] | None = None,
+        in_other_orders: Callable[[list[MeshDrafts], float], Sequence[Sequence[float]]] | None = None,
         pairs: Pairs | None = None,
     ):
         """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways that may fit, and the others;
@@ -184,17 +186,25 @@ class Waiting:
 
     def left_below(self, seconds: float) -> list[Draft]:
         """Layouts that are not priced and may take less in other orders of axes."""
-        ways = [one for one in self._ways if one.any_s < seconds]
-        self._ways = deque(one for one in self._ways if one.any_s >= seconds)
-        self._bound(ways, BEYOND * seconds)
-        known = {id(one): one for one in self._least_s.values() if one.by_way and one.any_s < seconds}
-        for one in self._in_all_orders([*known.values()], seconds):
+        known = [one for one in {id(one): one for one in self._least_s.values()}.values() if one.any_s < seconds]
+        for one in self._in_all_orders(known, seconds):
             self._remember(one)
         self._bounded = deque(self._in_all_orders(self._bounded, seconds))
         left = [one for one in self._bounded if one.any_s < seconds]
+        left += self._of_ways([one for one in self._ways if one.any_s < seconds], seconds)
         for one in left:
             self._remember(one)
         return [draft for one in left for draft in one.layouts.drafts]
+
+    def _of_ways(self, ways: Sequence[Bounded], below_s: float) -> Iterator[Bounded]:
+        """The layouts of ways that are not bounded one by one, as far as they may take less in other orders."""
+        if ways and self._in_other_orders is not None:
+            every = self._in_other_orders([one.layouts for one in ways], below_s)
+            for one, each_s in zip(ways, every, strict=True):
+                for schedule, other_s in zip(one.layouts.schedules, each_s, strict=True):
+                    if other_s < below_s:
+                        layout = one.layouts._replace(schedules=(schedule,))
+                        yield one._replace(any_s=max(one.any_s, other_s), layouts=layout)
 
     def _in_all_orders(self, several: Sequence[Bounded], below_s: float) -> list[Bounded]:
         """The same layouts, those that may take less than below_s in any order by what is known of their ways with
@@ -202,10 +212,10 @@ class Waiting:
         asked = [one for one in several if one.by_way and one.any_s < below_s]
         if not asked or self._in_other_orders is None:
             return [*several]
-        others_s = self._in_other_orders([one.layouts for one in asked], below_s)
+        every = self._in_other_orders([one.layouts for one in asked], below_s)
         known = {
-            id(one): one._replace(any_s=min(one.own_s, max(one.any_s, other_s)), by_way=False)
-            for one, other_s in zip(asked, others_s, strict=True)
+            id(one): one._replace(any_s=min(one.own_s, max(one.any_s, min(each_s))), by_way=False)
+            for one, each_s in zip(asked, every, strict=True)
         }
         return [known.get(id(one), one) for one in several]
 
@@ -486,12 +496,17 @@ def price_layouts(
             for place, (needed_bytes, schedules) in too_large.items()
         ]
 
-    def in_other_orders(single: list[MeshDrafts], below_s: float) -> list[float]:
-        least_s = [inf] * len(single)
-        for begin in range(0, len(single), AT_ONCE):
-            bounds = layout_bounds(problem, single[begin : begin + AT_ONCE], sets, capacity, True, below_s)
-            for place, other_s in zip(bounds.way.tolist(), bounds.step_time_s.tolist(), strict=True):
-                least_s[begin + place] = other_s
+    def in_other_orders(asked: list[MeshDrafts], below_s: float) -> list[list[float]]:
+        least_s = [[inf] * len(one.schedules) for one in asked]
+        ends = [*accumulate(len(one.schedules) for one in asked)]
+        begin = 0
+        while begin < len(asked):
+            end = max(begin + 1, bisect_right(ends, (ends[begin - 1] if begin else 0) + AT_ONCE))
+            bounds = layout_bounds(problem, asked[begin:end], sets, capacity, True, below_s)
+            places = zip(bounds.way.tolist(), bounds.schedule.tolist(), bounds.step_time_s.tolist(), strict=True)
+            for way, schedule, other_s in places:
+                least_s[begin + way][schedule] = other_s
+            begin = end
         return least_s
 
     has_kinds = len(problem.model.kinds) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
 import numpy as np
@@ -21,7 +21,7 @@ from autoshard.planner.grid.refine import may_fit, promising
 from autoshard.planner.grid.table import Table, Whole
 from autoshard.planner.grid.unit_costs import PartColumns, mean_columns
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
-from autoshard.planner.layouts import MeshDrafts, by_way
+from autoshard.planner.layouts import MeshDrafts, Scheduled, by_way
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 
@@ -40,14 +40,28 @@ def faster_orders(
     known. fitting: those of which it is known that some layout fits."""
     priced = [draft for whole in promising(wholes, known_s, least_s) for draft in _that_may_fit(whole, fitting)]
     in_orders = _in_other_orders(problem, pins, [*priced, *others])
-    ways = by_way(in_orders)
-    if ways:
-        sets, limit_bytes = recompute_sets(problem, pins), problem.cluster.device.memory_bytes
-        blocks_s = _blocks_s(problem, ways)
-        bounds = layout_bounds(problem, ways, sets, limit_bytes, below_s=known_s, blocks_s=blocks_s)
-        may = bounds.step_time_s < known_s
-        for place, schedule in zip(bounds.way[may].tolist(), bounds.schedule[may].tolist(), strict=True):
-            yield ways[place].way.scheduled(*ways[place].schedules[schedule])
+    ways = _below(problem, pins, by_way(in_orders), known_s)
+    yield from (draft for one in _below(problem, pins, ways, known_s, _blocks_s(problem, ways)) for draft in one.drafts)
+
+
+def _below(
+    problem: Problem,
+    pins: Pins,
+    ways: Sequence[MeshDrafts],
+    known_s: float,
+    blocks_s: Sequence[Mapping[int, tuple[float, float]]] | None = None,
+) -> list[MeshDrafts]:
+    """The layouts of these ways, each in its own order of axes, that may take less than known_s. blocks_s: as of
+    `layout_bounds`."""
+    if not ways:
+        return []
+    sets, limit_bytes = recompute_sets(problem, pins), problem.cluster.device.memory_bytes
+    bounds = layout_bounds(problem, ways, sets, limit_bytes, below_s=known_s, blocks_s=blocks_s)
+    may = bounds.step_time_s < known_s
+    left: dict[int, list[Scheduled]] = {}
+    for place, schedule in zip(bounds.way[may].tolist(), bounds.schedule[may].tolist(), strict=True):
+        left.setdefault(place, []).append(ways[place].schedules[schedule])
+    return [ways[place]._replace(schedules=schedules) for place, schedules in left.items()]
 
 
 def _blocks_s(problem: Problem, ways: Sequence[MeshDrafts]) -> list[dict[int, tuple[float, float]]]:
