@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2, prod
+from typing import NamedTuple
 
 from autoshard.backends.native_neuron import takes_all_to_all
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
@@ -50,28 +51,56 @@ def _group_shape(
     mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], node: int, domain: int, chip: int, layout_rules: str
 ) -> GroupShape:
     """node, chip: devices of one. domain: its nodes."""
-    assert set(axes) <= {name for name, _ in mesh}, f"{axes} are not all axes of {mesh}"
-    strides: list[int] = []
-    stride = 1
-    for _, size in reversed(mesh):
-        strides.insert(0, stride)
-        stride *= size
-    inside = [(size, step) for (name, size), step in zip(mesh, strides, strict=True) if name in axes and size > 1]
-    outside = [(size, step) for (name, size), step in zip(mesh, strides, strict=True) if name not in axes and size > 1]
-    size, senders = prod(count for count, _ in inside), min(stride, node)
-    step = min((step for _, step in inside), default=1)
-    if not all(_is_aligned(*axis, node) for axis in inside + outside):
+    placed = _placed(mesh, node, domain)
+    assert set(axes) <= placed.names, f"{axes} are not all axes of {mesh}"
+    inside = [(size, step) for name, size, step in placed.axes if name in axes]
+    size, senders = prod([count for count, _ in inside]), min(placed.world_size, node)
+    step = min([step for _, step in inside], default=1)
+    if not placed.fills_nodes:
+        outside = [(size, step) for name, size, step in placed.axes if name not in axes]
         ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
         return GroupShape(size, ranks_per_node, nodes, step, span, senders)
     within = _within(inside, node)
-    ranks_per_node = prod(count for count, _ in within)
-    span = 1 + sum((count - 1) * step for count, step in within)
-    tp = prod(size for name, size in mesh if name in TENSOR_PARALLEL_AXES)
-    fold = PLATFORMS[layout_rules].fold(node // chip, node, tp)
-    if ranks_per_node > 1 and fold is not None:
-        step, span = _around_the_torus(within, fold)
-    near = _nodes_per_domain(_over_nodes(inside, node), _over_nodes(outside, node), domain)
+    ranks_per_node = prod([count for count, _ in within])
+    span = 1 + sum([(count - 1) * step for count, step in within])
+    if ranks_per_node > 1:
+        fold = PLATFORMS[layout_rules].fold(node // chip, node, placed.tp)
+        if fold is not None:
+            step, span = _around_the_torus(within, fold)
+    over = _over_nodes(inside, node)
+    if placed.fills_domains:
+        near = prod([count for count, _ in _within(over, domain)])
+    else:
+        outside = [(size, step) for name, size, step in placed.axes if name not in axes]
+        near = _unevenly_near(over, _over_nodes(outside, node), domain)
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
+
+
+class _Placed(NamedTuple):
+    """Ranks of a mesh on their nodes. axes: (name, size, stride) of those of more than one rank. fills_nodes,
+    fills_domains: whether every axis lies within nodes (domains), goes from one to the next or fills whole ones."""
+
+    names: frozenset[str]
+    axes: tuple[tuple[str, int, int], ...]
+    world_size: int
+    tp: int
+    fills_nodes: bool
+    fills_domains: bool
+
+
+@lru_cache(maxsize=2048)
+def _placed(mesh: tuple[tuple[str, int], ...], node: int, domain: int) -> _Placed:
+    axes = list[tuple[str, int, int]]()
+    stride = 1
+    for name, size in reversed(mesh):
+        if size > 1:
+            axes.insert(0, (name, size, stride))
+        stride *= size
+    sizes = [(size, step) for _, size, step in axes]
+    fills_nodes = all(_is_aligned(*axis, node) for axis in sizes)
+    fills_domains = fills_nodes and all(_is_aligned(*axis, domain) for axis in _over_nodes(sizes, node))
+    tp = prod([size for name, size in mesh if name in TENSOR_PARALLEL_AXES])
+    return _Placed(frozenset(name for name, _ in mesh), tuple(axes), stride, tp, fills_nodes, fills_domains)
 
 
 def _within(axes: list[tuple[int, int]], block: int) -> list[tuple[int, int]]:
@@ -100,11 +129,9 @@ def _over_nodes(axes: list[tuple[int, int]], devices_per_node: int) -> list[tupl
     return [(size, stride) for size, stride in seen if size > 1]
 
 
-def _nodes_per_domain(inside: list[tuple[int, int]], outside: list[tuple[int, int]], domain: int) -> int:
-    """Nodes of each group in each of its domains; 1 where domains cut a group unevenly. Axes in nodes; domain: its
-    nodes."""
-    if all(_is_aligned(*axis, domain) for axis in inside + outside):
-        return prod(size for size, _ in _within(inside, domain))
+def _unevenly_near(inside: list[tuple[int, int]], outside: list[tuple[int, int]], domain: int) -> int:
+    """Nodes of each group in each of its domains, which are not filled evenly; 1 where groups differ in that. Axes in
+    nodes; domain: its nodes."""
     near, domains, _ = _worst_placement(inside, outside, domain)
     return near if near * domains == prod(size for size, _ in inside) else 1
 
