@@ -38,8 +38,8 @@ MORE, ENOUGH, MOST = 2, 320, 12
 """Each time at least so many times as many ways as before are looked at, if one is, until these are enough; and at most
 so many times as many as at least."""
 LEAST = 200
-"""So many layouts are then priced together, if one is: fewer take hardly less time, and who asks for the next one goes
-on."""
+"""So many layouts are then priced together, if one is: fewer take hardly less time. Who asks for the next one goes on,
+and gets MORE times as many."""
 BEYOND = 1.05
 """Whether layouts fit is not asked where they take so many times as long as what is known, in whatever memory: few of
 these are ever priced."""
@@ -123,6 +123,7 @@ class Waiting:
         single layouts take at least in other orders of axes, in whatever memory where that is no less than so many.
         pairs: where `price` lets layouts wait with each of their recompute sets, if it does."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
+        self._least = LEAST
         self._in_other_orders, self.pairs = in_other_orders, pairs
         self._ways = deque(sorted(ways, key=_own_s))
         self.any_at_least_s = min((one.any_s for one in self._ways), default=0.0)
@@ -198,13 +199,15 @@ class Waiting:
 
     def _of_ways(self, ways: Sequence[Bounded], below_s: float) -> Iterator[Bounded]:
         """The layouts of ways that are not bounded one by one, as far as they may take less in other orders."""
-        if ways and self._in_other_orders is not None:
-            every = self._in_other_orders([one.layouts for one in ways], below_s)
-            for one, each_s in zip(ways, every, strict=True):
-                for schedule, other_s in zip(one.layouts.schedules, each_s, strict=True):
-                    if other_s < below_s:
-                        layout = one.layouts._replace(schedules=(schedule,))
-                        yield one._replace(any_s=max(one.any_s, other_s), layouts=layout)
+        if not ways or self._in_other_orders is None:
+            yield from ways
+            return
+        every = self._in_other_orders([one.layouts for one in ways], below_s)
+        for one, each_s in zip(ways, every, strict=True):
+            for schedule, other_s in zip(one.layouts.schedules, each_s, strict=True):
+                if other_s < below_s:
+                    layout = one.layouts._replace(schedules=(schedule,))
+                    yield one._replace(any_s=max(one.any_s, other_s), layouts=layout)
 
     def _in_all_orders(self, several: Sequence[Bounded], below_s: float) -> list[Bounded]:
         """The same layouts, those that may take less than below_s in any order by what is known of their ways with
@@ -236,12 +239,14 @@ class Waiting:
         self._bound(ways, BEYOND * below_s)
         taken: list[MeshDrafts] = []
         count = 0
-        while self._bounded and (count < min(least, LEAST) or self._bounded[0].own_s <= below_s) and count < most:
+        enough = min(least, LEAST) if least < ENOUGH else self._least
+        while self._bounded and (count < enough or self._bounded[0].own_s <= below_s) and count < most:
             for one in self._next(self._bounded, self._aside[1]):
                 taken.append(one.layouts)
                 count += len(one.layouts.schedules)
                 self._remember(one)
         self._at_once = max(least, min(MORE * least, ENOUGH))
+        self._least *= MORE if least == ENOUGH else 1
         self.priced += self._price(_together(taken))
 
     def _next(self, several: deque[Bounded], aside: list[Bounded]) -> list[Bounded]:

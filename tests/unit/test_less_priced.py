@@ -109,7 +109,7 @@ def test_few_layouts_are_looked_at_before_it_is_known_how_fast_they_are_and_then
         return some, ()
 
     waiting = Waiting(ways, bounds, price, lambda: True)  # type: ignore[arg-type]
-    assert len(waiting.left_below(inf)) == 1000  # all are bounded, and none is priced
+    assert len(waiting.left_below(inf)) == 1000 and not priced
     waiting.price_more(inf)
     assert (priced, waiting.left_at_least_s) == ([FIRST], float(FIRST))
     waiting.price_more(inf)
@@ -117,7 +117,7 @@ def test_few_layouts_are_looked_at_before_it_is_known_how_fast_they_are_and_then
     waiting.price_more(600.0)
     assert (sum(priced), waiting.left_at_least_s) == (601, 601.0)
     waiting.price_more(601.5)
-    assert (priced[3], waiting.left_at_least_s) == (LEAST, 601.0 + LEAST)  # a few are never priced alone
+    assert priced[3] >= LEAST and waiting.left_at_least_s == 601 + priced[3]  # a few are never priced alone
 
 
 def test_a_few_ways_are_never_bounded_alone() -> None:

@@ -41,7 +41,9 @@ def faster_orders(
     priced = [draft for whole in promising(wholes, known_s, least_s) for draft in _that_may_fit(whole, fitting)]
     in_orders = _in_other_orders(problem, pins, [*priced, *others])
     ways = _below(problem, pins, by_way(in_orders), known_s)
-    yield from (draft for one in _below(problem, pins, ways, known_s, _blocks_s(problem, ways)) for draft in one.drafts)
+    if ways:
+        left = _below(problem, pins, ways, known_s, _blocks_s(problem, ways))
+        yield from (draft for one in left for draft in one.drafts)
 
 
 def _below(
