@@ -126,6 +126,33 @@ def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
         assert (needed <= chunk.memory_bytes * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize(
+    ("model", "instance", "nodes"),
+    [("llama3.1-405b", "gb300-288gb", 32), ("llama2-70b", "h200-141gb", 256), ("mixtral-8x7b", "trn2.48xlarge", 16)],
+)
+def test_no_price_on_many_nodes_is_below_a_bound(model: str, instance: str, nodes: int) -> None:
+    """Where links between nodes, latencies and domains of nodes tell orders of axes apart, and sums fill buckets."""
+    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    problem = Problem(load_model(model), training, load_cluster(instance, nodes), "torch")
+    sets, limit_bytes = ("none", "mlp", "full"), problem.cluster.device.memory_bytes
+    choose, drafts = random.Random(0), list[Draft]()
+    for way in choose.sample(legal_layouts(problem, Pins(), Tally()), 60):
+        draft = way.way.scheduled(*choose.choice(way.schedules))
+        drafts += [
+            draft._replace(axis_order=order) for order in (draft.axis_order, *other_orders(problem, Pins(), draft))
+        ]
+    least_s, every = bounds_of(problem, drafts, sets, limit_bytes), Table(problem, sets)
+    for draft in drafts:
+        every.add(draft)
+    share = 0.0
+    for chunk in every.price():
+        at_least_s = np.array([least_s[one] for one in chunk.whole.drafts.drafts])[chunk.draft]
+        fits = chunk.memory_bytes <= limit_bytes
+        assert (at_least_s[fits] <= chunk.step_time_s[fits] * (1 + 1e-9)).all()
+        share = max(share, *(at_least_s[fits] / chunk.step_time_s[fits]), 0.0)
+    assert share > 0.9  # some bound is hardly below
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_no_cut_and_no_sets_by_stage_are_below_a_bound(seed: int) -> None:
     """Stages with any number of blocks of several kinds, ends of the model without any, and a set for each stage."""
