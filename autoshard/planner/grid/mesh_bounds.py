@@ -415,7 +415,8 @@ class _Parts:
     def fitted_below(
         self, family: Family, several: Sequence[_Rows], limit_bytes: float, below_s: float
     ) -> tuple[list[Array], Array]:
-        """As `fitted`; of layouts that take no less than below_s in whatever memory these seconds, and no bytes."""
+        """The same as `fitted`, but of layouts that take no less than below_s in whatever memory these seconds, and no
+        bytes."""
         if below_s == inf:
             return self.fitted(family, several, limit_bytes)
         found = [self.steps_s(family, rows) for rows in several]
