@@ -386,7 +386,7 @@ class _Parts:
         return found
 
     def _sent_alike(self, rows: _Rows) -> _Sent:
-        """As `_sent`, found once for rows that send the same."""
+        """The seconds of `_sent`, found once for rows that send the same."""
         _, first, inverse = np.unique(rows.sends, return_index=True, return_inverse=True)
         return _Sent(*(column[..., inverse] for column in self._sent(rows.take(first))))
 
