@@ -14,7 +14,8 @@ import numpy as np
 
 from autoshard.backends.problem import Draft
 from autoshard.layout.strategy import Strategy
-from autoshard.planner.priced import Bounded, PricedLayouts
+from autoshard.planner.bounded import Bounded
+from autoshard.planner.priced import PricedLayouts
 
 MANY = 600
 """Of so many layouts, but for recompute sets, all are worth a look."""

@@ -28,7 +28,6 @@ from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.priced import (
     Clock,
     PricedLayouts,
-    Waiting,
     count_rest,
     ideal_step_time_s,
     price_layouts,
@@ -38,6 +37,7 @@ from autoshard.planner.ranking import Timed, best_of_each_kind, describe, in_ord
 from autoshard.planner.rejections import MEMORY, Tally
 from autoshard.planner.runners_up import runners_up
 from autoshard.planner.sets import sets_by_stage
+from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import OPTIMAL, Candidate, PathSummary, Pins, SearchResult, not_tried
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec

@@ -11,6 +11,7 @@ from autoshard.backends.rules import Draft, KnownRules, Problem
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy
+from autoshard.planner.bounded import Bounded
 from autoshard.planner.candidates import (
     check_pins,
     meshes,
@@ -21,7 +22,6 @@ from autoshard.planner.candidates import (
 )
 from autoshard.planner.layouts import MeshDrafts, state_at_least_bytes
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
-from autoshard.planner.priced import Bounded
 from autoshard.planner.ranking import Timed, describe
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes

@@ -11,24 +11,15 @@ import pytest
 from autoshard.backends.rules import Draft, Problem
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
+from autoshard.planner.bounded import Bounded, TooLarge
 from autoshard.planner.grid.refine import promising
 from autoshard.planner.grid.table import Priced
 from autoshard.planner.layouts import MeshDrafts
-from autoshard.planner.priced import (
-    FIRST,
-    LEAST,
-    MORE,
-    Bounded,
-    Clock,
-    Parted,
-    PricedLayouts,
-    TooLarge,
-    Waiting,
-    price_layouts,
-)
+from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import _optimality, search
+from autoshard.planner.waiting import FIRST, LEAST, MORE, Parted, Waiting
 from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision

@@ -12,9 +12,10 @@ from autoshard.backends.rules import Problem
 from autoshard.planner.grid.order import fastest_first
 from autoshard.planner.grid.pairs import Pairs, pairs_at_least_s, pairs_need_bytes
 from autoshard.planner.grid.table import Priced, Table
-from autoshard.planner.priced import PricedLayouts, Waiting
+from autoshard.planner.priced import PricedLayouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
+from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import Pins
 from tests.unit.kind_models import random_layout, table_of
 from tests.unit.test_mesh_bounds import random_problem
