@@ -11,8 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from autoshard.backends.problem import Draft
+from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import model_flops_per_step
+from autoshard.planner.axis_orders import orders_are_free
 from autoshard.planner.bounded import Bounded, LayoutBounds, TooLarge
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.ranking import Timed, degrees_of, describe
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from autoshard.planner.grid.table import Priced, Table, Whole
 
 FEW = 6_000
-"""So many layouts, but for recompute sets, are priced sooner than bounded."""
+"""So many layouts in all orders of axes, but for recompute sets, are priced sooner than bounded."""
 UNBOUNDED = 1_000
 """So many that are not bounded are priced at first where time is limited."""
 NEAREST, NEAREST_AT_ONCE = 1_000, 100
@@ -205,7 +207,8 @@ def price_layouts(
     capacity = problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
     large = [way for way in legal if not exhaustive and way.state_bytes > capacity]
-    few = exhaustive or sum(len(way.schedules) for way in small) <= FEW
+    orders = len(BACKENDS[problem.backend].axis_orders) if orders_are_free(problem, pins) else 1
+    few = exhaustive or orders * sum(len(way.schedules) for way in small) <= FEW
     at_least_s = [(0.0, 0.0)] * len(small)
     if not few:
         own, other = ways_at_least_s(problem, small)

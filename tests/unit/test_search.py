@@ -148,7 +148,8 @@ def test_bounds_leave_out_nothing_that_wins(seed: int) -> None:
         return
     slow = search(*problem[:3], backend=problem.backend, top=3, exhaustive=True)
     assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
-    assert (quick.considered, quick.fitting) == (slow.considered, slow.fitting)
+    assert quick.considered == slow.considered
+    assert quick.fitting == slow.fitting if problem.backend == "nxd" else quick.fitting <= slow.fitting
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 2))
@@ -162,7 +163,8 @@ def test_more_memory_is_never_slower(seed: int) -> None:
     roomy = replace(problem.cluster, device=device)
     after = search(problem.model, problem.training, roomy, backend=problem.backend)
     assert after.best.estimate.step_time_s <= before.best.estimate.step_time_s
-    assert after.fitting >= before.fitting and after.considered == before.considered
+    assert after.considered == before.considered
+    assert after.fitting >= before.fitting or problem.backend == "torch"  # of which a bound may leave out more
 
 
 def test_random_problems_are_not_all_alike() -> None:
