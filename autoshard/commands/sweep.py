@@ -36,7 +36,12 @@ def add_arguments(parser: Parser) -> None:
         "--run", action="store_true", help="execute each plan, or rehearse it; `run` of the file has options of it"
     )
     where = parser.add_argument_group("where points are done")
-    where.add_argument("--workers", type=whole(), metavar="N", default=1, help="processes of this machine (default: 1)")
+    where.add_argument(
+        "--workers",
+        type=whole(),
+        metavar="N",
+        help="processes of this machine (default: one a core for many points; 1 with --run)",
+    )
     where.add_argument(
         "--scheduler", type=text, metavar="ADDRESS", help="the workers of a Dask cluster, such as tcp://10.0.0.1:8786"
     )

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from autoshard.sweeps.outcome import Outcome
     from autoshard.sweeps.point import Spread
 
+MANY_POINTS = 8
+"""Points that are worth several processes, each of which takes a third of a second to start."""
+
 
 @dataclass(frozen=True, repr=False)
 class Audit(Shown):
@@ -118,7 +121,7 @@ def sweep(
     out: str | Path | None = None,
     *,
     run: bool | Mapping[str, Any] = False,
-    workers: int = 1,
+    workers: int | None = 1,
     scheduler: str | None = None,
     shard: str | None = None,
     wandb: bool = False,
@@ -129,7 +132,8 @@ def sweep(
 
     grid: options of `plan`, lists of values among them: {"model": "llama3-8b", "nodes": [4, 8, 16]}; or a sweep file
     (YAML). out: folder of the results; None: sweeps/NAME. run: execute each plan too, or rehearse it where this machine
-    is smaller; the options of `run` as a dict, or under `run` of the grid. workers: processes of this machine.
+    is smaller; the options of `run` as a dict, or under `run` of the grid. workers: processes of this machine; None:
+    one a core where many points are planned alone.
     scheduler: address of a Dask cluster that does the points instead (extra `cluster`). shard: "2/8" does the second of
     eight parts, into a folder of its own in out; without it their tables are gathered. wandb: one group of runs in
     wandb_project on Weights & Biases, offline without an account. Raises AutoshardError for an option that is none,
@@ -140,6 +144,7 @@ def sweep(
     >>> found.table()["nodes"], found.folder.name
     ([2, 4], 'sweep')
     """
+    from autoshard.doctor.machine import num_cores
     from autoshard.planner.planning import plan_for
     from autoshard.sweeps.grid import part, read_sweep, sweep_of, with_run
     from autoshard.sweeps.logs import write_logs
@@ -151,8 +156,11 @@ def sweep(
     folder = Path(out) if out is not None else Path("sweeps") / asked.name
     if shard is not None:
         asked, folder = part(asked, shard), folder / SHARDS / shard.replace("/", "-of-")
-    spread = _spread(workers, scheduler)
     options = asked.run if run or isinstance(run, Mapping) else None
+    if workers is None:
+        many = len(asked.points) >= MANY_POINTS and options is None and scheduler is None
+        workers = num_cores() if many else 1
+    spread = _spread(workers, scheduler)
     project = wandb_project if wandb else None
     with progress(len(asked.points), sys.stderr.isatty()) as advance:
         outcomes, planned = run_sweep(asked, folder, plan_for, advance, spread, options, project)
