@@ -84,6 +84,8 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
     starts = choices.starts()
     if not starts:
         return Found(inf, inf if choices.lists_all else at_least_s, None)
+    if _none_is_below(choices, limit_s):
+        return Found(inf, limit_s, None)
     bound_s, choice = min((_descended(choices, start, _lowest_bound) for start in starts), key=lambda timed: timed[0])
     best: TimedChoice = (float(choices.simulated_s(choice[None])[0]), choice)
     if best[0] > at_least_s * (1 + SAME):
@@ -98,6 +100,15 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
     if step_time_s >= limit_s:
         return Found(inf, at_least_s, None)
     return Found(step_time_s, min(step_time_s, at_least_s), choices.strategy(choice))
+
+
+def _none_is_below(choices: Choices, limit_s: float) -> bool:
+    """Whether all choices that may take less than limit_s are few, and none does."""
+    listed = choices.all_below(limit_s)
+    if listed is None:
+        return False
+    tried, are_all = listed
+    return are_all and not (len(tried) and (choices.bounds_s(tried) < limit_s).any())
 
 
 def fastest(choices: Priced, tried: Array, best: TimedChoice) -> TimedChoice:
