@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, NamedTuple
 
@@ -35,24 +36,18 @@ OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", 
 
 class Question(NamedTuple):
     """One answer to look for. subject: what it is about; questions on one subject are asked in a row. function: the one
-    of answers.py that answers. asked: its further arguments."""
+    of answers.py that answers. asked: its further arguments. apart: whether it needs no other search than the plan's
+    own; such questions come last. They are about half of a torch plan's answers."""
 
     subject: str
     function: Callable[..., Any]
     asked: tuple[Any, ...]
+    apart: bool = False
 
 
-class AnsweredApart(NamedTuple):
-    """Answers to some questions, and the subjects for which there was no time."""
-
-    rows: tuple[Any, ...]
-    unanswered: tuple[str, ...]
-
-
-Elsewhere = Callable[[Plan, tuple[Question, ...]], Callable[[], AnsweredApart]]
-"""Begins to ask questions in another process; what it returns waits for the answers."""
-APART = (MORE_NODES, INSTANCES)
-"""Subjects that need no other search than the plan's own: about half of a torch plan's answers."""
+Elsewhere = Callable[[Plan], Callable[[], tuple[Any, ...]]]
+"""Begins to ask the questions that are apart in another process; what it returns waits for the answers, as many as
+there was time for."""
 
 
 def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> Sensitivity | None:
@@ -74,11 +69,11 @@ def answers_so_far(
     searched.
 
     When the clock has run out, nothing more is looked for, and `unanswered` of the last value says what is missing.
-    elsewhere: asks the questions on APART; by default they come last.
+    elsewhere: asks the questions that are apart; by default they come last.
     """
     if plan.search is None:
         return
-    searches = Searches(clock)
+    searches, told = Searches(clock), elsewhere(plan) if elsewhere else None
     try:
         sure, best, refusal = _choice(searches, plan)
     except OutOfTime:
@@ -86,14 +81,13 @@ def answers_so_far(
         return
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
     wanted = [*_questions(plan, agrees, sure)]
-    apart = tuple(one for one in wanted if elsewhere and one.subject in APART)
-    told = elsewhere(plan, apart) if elsewhere and apart else lambda: AnsweredApart((), ())
+    apart = [one for one in wanted if told and one.apart]
     promising = searches.promising(problem_of(plan), plan.pins) if agrees else None
     tried = None if promising is None else len(promising)
     now = refusal if best is None else short_name(best.strategy)
     here = wanted[: len(wanted) - len(apart)]
     rows, unanswered = list[Any](), tuple[str, ...]()
-    for done, (subject, function, asked) in enumerate(here):
+    for done, (subject, function, asked, _) in enumerate(here):
         on_answer(done, len(wanted))
         if done and here[done - 1].subject != subject:
             yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
@@ -102,24 +96,24 @@ def answers_so_far(
         except OutOfTime:
             unanswered = _subjects(here[done:])
             break
-    if apart:
+    if told and apart:
         yield _sensitivity(plan, agrees, now, rows, (*unanswered, *_subjects(apart)), tried)
         on_answer(len(here), len(wanted))
-        others = told()
-        rows, unanswered = [*rows, *others.rows], (*unanswered, *others.unanswered)
+        found = told()
+        rows, unanswered = [*rows, *found], (*unanswered, *_subjects(apart[len(found) :]))
     yield _sensitivity(plan, agrees, now, rows, unanswered, tried)
 
 
-def answer_apart(plan: Plan, wanted: Sequence[Question], limit_s: float) -> AnsweredApart:
-    """The answers to some questions about a plan that are found in limit_s seconds."""
+def answer_apart(plan: Plan, limit_s: float) -> tuple[Any, ...]:
+    """The answers to those questions about a plan that are apart, as many as are found in limit_s seconds."""
     searches, rows = Searches(Clock(limit_s)), list[Any]()
-    try:
-        _choice(searches, plan)  # instances that are like the plan's start from its search
-        for _, function, asked in wanted:
-            rows.append(function(searches, plan, *asked))
-    except OutOfTime:
-        return AnsweredApart(tuple(rows), _subjects(wanted[len(rows) :]))
-    return AnsweredApart(tuple(rows), ())
+    with suppress(OutOfTime):
+        sure, best, _ = _choice(searches, plan)  # instances that are like the plan's start from its search
+        agrees = best is not None and same_layout(best.strategy, plan.strategy)
+        for one in _questions(plan, agrees, sure):
+            if one.apart:
+                rows.append(one.function(searches, plan, *one.asked))
+    return tuple(rows)
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
@@ -163,15 +157,15 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
         if tp != plan.strategy.tp:
             yield Question(OTHER_TP, degree_row, (tp, sure))
     for quantity in quantities(problem_of(plan)) if agrees else ():
-        yield Question(quantity.name, flip_row, (quantity, quantity.furthest, sure))
-        yield Question(quantity.name, flip_row, (quantity, 1 / quantity.furthest, sure))
+        for furthest in (quantity.furthest, 1 / quantity.furthest):
+            yield Question(quantity.name, flip_row, (quantity, furthest, sure), quantity.takes_all)
     if not on_cluster:
         return
     counts = dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes))
     for nodes in filter(plan.cluster.can_have, counts):
-        yield Question(MORE_NODES, size_row, (nodes, sure))
+        yield Question(MORE_NODES, size_row, (nodes, sure), apart=True)
     if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium:
         # a wide node's promising layouts serve the narrow ones of the same devices
         for name in sorted(instances(), key=lambda name: -load_cluster(name, 1).devices_per_node):
             if name != plan.cluster.instance:
-                yield Question(INSTANCES, price_row, (name,))
+                yield Question(INSTANCES, price_row, (name,), apart=True)

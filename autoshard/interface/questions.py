@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from autoshard.backends.rules import Problem
     from autoshard.explanation.answers import Sensitivity
-    from autoshard.explanation.sensitivity import AnsweredApart, Question
     from autoshard.planner.priced import Clock
     from autoshard.planner.score import Score as Priced
 
@@ -193,20 +192,18 @@ def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: in
             yield answers
 
 
-def _in_a_process(
-    beside: ExitStack, clock: Clock, plan: plans.Plan, wanted: tuple[Question, ...]
-) -> Callable[[], AnsweredApart]:
-    """Ask questions in a process beside this one, or here where that is gone. beside: ends it."""
+def _in_a_process(beside: ExitStack, clock: Clock, plan: plans.Plan) -> Callable[[], tuple[Any, ...]]:
+    """Ask the questions that are apart in a process beside this one, or here where that is gone. beside: ends it."""
     from autoshard.audits.pool import Pool, ProcessGone
     from autoshard.explanation.sensitivity import answer_apart
 
-    told = beside.enter_context(Pool(1)).begun(answer_apart, plan, wanted, clock.left_s)
+    told = beside.enter_context(Pool(1)).begun(answer_apart, plan, clock.left_s)
 
-    def answers() -> AnsweredApart:
+    def answers() -> tuple[Any, ...]:
         try:
             return told()
         except ProcessGone:
-            return answer_apart(plan, wanted, clock.left_s)
+            return answer_apart(plan, clock.left_s)
 
     return answers
 

@@ -22,8 +22,7 @@ from autoshard.explanation.answers import Sensitivity, problem_of
 from autoshard.explanation.describe import describe
 from autoshard.explanation.flips import FINE, Question, flip, same_layout, winner
 from autoshard.explanation.quantities import Quantity, quantities
-from autoshard.explanation.sensitivity import AnsweredApart, _choice, answer_apart, answers_so_far, sensitivity
-from autoshard.explanation.sensitivity import Question as Wanted
+from autoshard.explanation.sensitivity import _choice, answer_apart, answers_so_far, sensitivity
 from autoshard.explanation.sensitivity_text import unanswered_line
 from autoshard.explanation.text import pieces, render
 from autoshard.interface.questions import answers_of
@@ -274,22 +273,14 @@ def test_a_plan_that_was_not_searched_has_no_flips() -> None:
 
 
 def test_questions_that_are_asked_elsewhere_have_the_same_answers() -> None:
-    plan, asked = small_plan(), list[str]()
-
-    def elsewhere(of: Plan, wanted: tuple[Wanted, ...]) -> Callable[[], AnsweredApart]:
-        asked.extend(one.subject for one in wanted)
-        return lambda: answer_apart(of, wanted, inf)
-
-    def no_time(of: Plan, wanted: tuple[Wanted, ...]) -> Callable[[], AnsweredApart]:
-        return lambda: answer_apart(of, wanted, 0.0)
-
-    *some, last = answers_so_far(plan, Clock(inf), elsewhere=elsewhere)
+    plan, apart = small_plan(), ("sequence length, tokens", "more nodes", "other instances")
+    *some, last = answers_so_far(plan, Clock(inf), elsewhere=lambda of: lambda: answer_apart(of, inf))
     assert last == sensitivity(plan)
-    assert {*asked} == {"more nodes", "other instances"}
-    assert some[-1].flips == last.flips and not some[-1].sizes
-    assert all(one.unanswered[-2:] == ("more nodes", "other instances") for one in some)
-    *_, late = answers_so_far(plan, Clock(inf), elsewhere=no_time)
-    assert late == replace(last, sizes=(), prices=(), unanswered=("more nodes", "other instances"))
+    here = tuple(row for row in last.flips if row.quantity != apart[0])
+    assert some[-1].flips == here and len(here) == len(last.flips) - 2 and not some[-1].sizes
+    assert all(one.unanswered[-3:] == apart for one in some)
+    *_, late = answers_so_far(plan, Clock(inf), elsewhere=lambda of: lambda: answer_apart(of, 0.0))
+    assert late == replace(last, flips=here, sizes=(), prices=(), unanswered=apart)
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
