@@ -2,7 +2,8 @@
 
 `known.json` has those graphs (benchmarks/data/compiler_graphs.csv) and the law that was fitted to them. A graph that is
 no larger in any number than one that compiled is taken to compile, one that is no smaller in any number than a refused
-one to be refused; between those the law speaks, and beyond its data nothing does.
+one to be refused; between those the law speaks. Beyond its data nothing does, but that a graph of more matrix tiles
+than one that is above the limit is above it too.
 """
 
 from __future__ import annotations
@@ -74,8 +75,12 @@ def _judge_graph(region: Region, known: Known | None) -> Judged:
         if not one.compiles and not one.graph.beyond(graph):
             return Judged(region, Verdict.REFUSED, count, f"larger than {one.name}, which is refused")
     most = max(one.graph.logits for one in found.compiled if one.compiles)
-    if count is not None and count > LIMIT * (1 + margin(found)):
+    law, too_many = found.instructions, LIMIT * (1 + margin(found))
+    if count is not None and count > too_many:
         return Judged(region, Verdict.REFUSED, count, "above the limit")
+    if graph.tiles > law.most_tiles and law.per_tile * law.most_tiles > too_many:
+        words = f"larger than one of {law.most_tiles:,.0f} matrix tiles, which is above the limit"
+        return Judged(region, Verdict.REFUSED, count, words)
     if graph.logits > most:
         words = f"{graph.logits / 1e6:,.0f} M logits, and none above {most / 1e6:,.0f} M are known to compile"
         return Judged(region, Verdict.UNKNOWN, count, words)

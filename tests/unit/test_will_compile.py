@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoshard.backends.problem import Problem
 from autoshard.layout.strategy import Strategy
@@ -61,9 +63,19 @@ def test_verdicts_at_the_edges_of_the_data() -> None:
     assert verdict(5_000, at_limit) is Verdict.NEAR
     assert verdict(5_000, 1.1 * at_limit) is Verdict.REFUSED
     assert verdict(5_000, 1e5) is Verdict.UNKNOWN and verdict(5_000, 3e6) is Verdict.REFUSED
-    assert verdict(5, 3e6) is Verdict.UNKNOWN  # beyond the law, with fewer operators than any that was refused
+    assert verdict(5, 2.8e6) is verdict(5, 3e6) is Verdict.REFUSED  # beyond the law, and larger than what is above it
     assert verdict(5, 2e5, 2e8) is Verdict.UNKNOWN and verdict(5, 2e5, 1e8) is Verdict.COMPILES
     assert verdict(1, 0) is Verdict.COMPILES
+
+
+@given(st.floats(1, 1e4), st.floats(1e5, 1e6), st.floats(0, 1e8), st.lists(st.integers(1, 64), min_size=2, max_size=4))
+def test_a_larger_graph_is_refused_where_a_smaller_one_is(
+    operators: float, tiles: float, logits: float, sizes: list[int]
+) -> None:
+    """Of more sequences: the number of operators stays, all else grows."""
+    one = Region("it", GraphSize(operators, tiles, logits), tiles / 1000, "product")
+    refused = [judge(one.of_sequences(size)).verdict is Verdict.REFUSED for size in sorted(sizes)]
+    assert refused == sorted(refused)
 
 
 def test_regions_of_a_tensor_parallel_block() -> None:
