@@ -43,10 +43,8 @@ REGIONS_STAY = 0.17
 """Share of a step that whole stages must save to be chosen. Of the software stacks with results, the slowdowns of work
 that are fitted have a standard deviation of 8.0 % (benchmarks/data/fitted.json, compute_slowdown): two that were never
 measured differ by less than 1.645 sqrt(2) times that, a factor of 1.20, in nine cases of ten. A guess for these two."""
-_OF_GRAPHS = attrgetter(
-    *("tp", "cp", "ep", "etp", "sequence_parallel", "attention_kernel", "context_parallel", "microbatch_size")
-)
-"""What the graphs between collectives follow from."""
+_OF_GRAPHS = attrgetter("tp", "cp", "ep", "etp", "sequence_parallel", "attention_kernel", "context_parallel")
+"""What the graphs between collectives follow from, but for the size of a microbatch."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,8 @@ class Compiling:
     """The verdicts on layouts of a problem whose cluster compiles regions."""
 
     problem: Problem
-    _refused: dict[tuple[object, ...], bool] = field(default_factory=dict, compare=False, repr=False)
+    _refused: dict[tuple[object, ...], tuple[int, float]] = field(default_factory=dict, compare=False, repr=False)
+    """Sizes of microbatches, the largest that is known to be taken and the smallest that is known to be refused."""
 
     def judged(self, layout: StageChoices) -> tuple[Judged, ...]:
         """The verdict on each distinct graph, the largest first."""
@@ -63,14 +62,19 @@ class Compiling:
     def refuses(self, layout: StageChoices) -> bool:
         """Whether the compiler is expected to refuse a graph of the layout."""
         of_stage = largest_stage(self.problem.model, layout) if self.problem.cluster.compiles_stages else 0
-        key = (*_OF_GRAPHS(layout), of_stage)
-        if key not in self._refused:
-            self._refused[key] = any(
+        key, size = (*_OF_GRAPHS(layout), of_stage), layout.microbatch_size
+        taken, refused = self._refused.get(key, (0, inf))
+        if taken < size < refused:  # graphs of more sequences are larger, and no larger one is taken
+            if any(
                 judge(one).verdict is Verdict.REFUSED
                 for several in (head_regions, regions)
                 for one in several(*self.problem[:3], layout)
-            )
-        return self._refused[key]
+            ):
+                refused = size
+            else:
+                taken = size
+            self._refused[key] = taken, refused
+        return size >= refused
 
     def parted(self, layouts: MeshDrafts) -> tuple[list[Scheduled], list[Scheduled]]:
         """The schedules of some layouts with which no graph is refused, and the others."""
