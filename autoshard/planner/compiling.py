@@ -78,13 +78,13 @@ class Compiling:
 
     def parted(self, layouts: MeshDrafts) -> tuple[list[Scheduled], list[Scheduled]]:
         """The schedules of some layouts with which no graph is refused, and the others."""
-        # the name of a schedule changes no graph, and how many chunks there are only that of a whole one
-        begin = 1 if self.problem.cluster.compiles_stages else 2
-        different = {one[begin:]: one for one in layouts.schedules}
-        refused = {key: self.refuses(layouts.way.scheduled(*one)) for key, one in different.items()}
+        way, whole = layouts.way, self.problem.cluster.compiles_stages
+        taken, refused = (0, inf) if whole else self._refused.get((*_OF_GRAPHS(way), 0), (0, inf))
         found: tuple[list[Scheduled], list[Scheduled]] = [], []
         for schedule in layouts.schedules:
-            found[refused[schedule[begin:]]].append(schedule)
+            size = schedule[2]
+            is_refused = self.refuses(way.scheduled(*schedule)) if taken < size < refused else size >= refused
+            found[is_refused].append(schedule)
         return found
 
     def takes(self, priced: Priced, row: int) -> bool:
