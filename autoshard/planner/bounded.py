@@ -6,16 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import inf, isnan
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from autoshard.backends.rules import Problem
 from autoshard.planner.axis_orders import orders_are_free
 from autoshard.planner.layouts import MeshDrafts, Scheduled
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
-
-if TYPE_CHECKING:
-    pass
 
 AT_ONCE = 1 << 14
 """So many are bounded at once in other orders of axes: more would take tens of MB."""
