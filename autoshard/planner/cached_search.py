@@ -87,7 +87,7 @@ class Searches:
         self._check_clock()  # what was chosen in a hurry may not be the best
         if choice is None:
             return None
-        strategy = choice.fastest[choice.place].strategy
+        strategy = choice.taken.strategy
         self.remember(problem, choice.fastest[0].strategy)  # it may be passed over here and taken elsewhere
         return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
 

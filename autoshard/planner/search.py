@@ -149,6 +149,11 @@ class Choice(NamedTuple):
     graphs: Compiling | None = None
     not_compiling: Timed | None = None
 
+    @property
+    def taken(self) -> Timed:
+        """The one that is taken."""
+        return self.fastest[self.place]
+
 
 def choose(
     priced: PricedLayouts,
@@ -166,29 +171,47 @@ def choose(
     more than so many times as long as the first are not wanted.
     """
     path, graphs = precedent(priced.problem, pins), compiling(priced.problem)
-    if path is not None or graphs is not None:
-        behind = inf  # what they choose instead may be further behind
+    if path is not None:
+        behind = inf  # what is taken instead may be further behind
     for level in wanted:
-        fastest, at_least_s, built = _fastest(priced, pins, level.memory_bytes, clock, count, behind, graphs)
-        if fastest:
-            known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
-            known_s = min(known_s, behind * fastest[0].step_time_s)
-            priced.price_below(known_s)
-            others: PricedLayouts | None = None
-            if clock.in_time():
-                others = _in_other_orders(priced, pins, known_s)
-            elif orders_are_free(priced.problem, pins):
-                at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
-            if others:
-                bounds_s = priced.at_least_s
-                how = (level.memory_bytes, clock, count, behind, graphs)
-                fastest, others_s, more = _fastest(others, pins, *how, fastest, bounds_s, known_s)
-                at_least_s, built = min(at_least_s, others_s), built | more
-            gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
-            place = simplest_of_equals(priced.problem.cluster, fastest, built)
-            every = priced.and_in(others, known_s) if others else priced
-            return _settled(Choice(level, fastest, place, gap, every), path, graphs)
+        choice = _choice_at(priced, pins, level, clock, count, behind, graphs)
+        if choice and graphs and behind < inf and graphs.refuses(choice.taken.strategy):
+            choice = _choice_at(priced, pins, level, clock, count, inf, graphs)
+        if choice is not None:
+            return _settled(choice, path, graphs)
     return None
+
+
+def _choice_at(
+    priced: PricedLayouts,
+    pins: Pins,
+    level: Level,
+    clock: Clock,
+    count: int,
+    behind: float,
+    graphs: Compiling | None,
+) -> Choice | None:
+    """The choice among layouts of one level of memory, whatever is passed over; None where none fits. The other
+    arguments are those of `choose`."""
+    how = level.memory_bytes, clock, count, behind, graphs
+    fastest, at_least_s, built = _fastest(priced, pins, *how)
+    if not fastest:
+        return None
+    known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
+    known_s = min(known_s, behind * fastest[0].step_time_s)
+    priced.price_below(known_s)
+    others: PricedLayouts | None = None
+    if clock.in_time():
+        others = _in_other_orders(priced, pins, known_s)
+    elif orders_are_free(priced.problem, pins):
+        at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
+    if others:
+        fastest, others_s, more = _fastest(others, pins, *how, fastest, priced.at_least_s, known_s)
+        at_least_s, built = min(at_least_s, others_s), built | more
+    gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
+    place = simplest_of_equals(priced.problem.cluster, fastest, built)
+    every = priced.and_in(others, known_s) if others else priced
+    return Choice(level, fastest, place, gap, every)
 
 
 class PassedOver(NamedTuple):
@@ -208,7 +231,7 @@ def taken_of(problem: Problem, passed: PassedOver, level: Level, ranked: list[Ti
     """The layout that a search would take that knew these alone. ranked: layouts that fit, fastest first."""
     place = simplest_of_equals(problem.cluster, ranked)
     choice = _settled(Choice(level, ranked, place, 0.0, PricedLayouts(problem, [])), *passed)
-    return choice.fastest[choice.place].strategy
+    return choice.taken.strategy
 
 
 def _settled(choice: Choice, path: Precedent | None, graphs: Compiling | None) -> Choice:
@@ -220,7 +243,7 @@ def _settled(choice: Choice, path: Precedent | None, graphs: Compiling | None) -
 
 def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -> Choice:
     """The choice with the fastest layout of which no graph is expected to be refused, where there is one."""
-    chosen = choice.fastest[choice.place]
+    chosen = choice.taken
     choice = choice._replace(graphs=graphs)
     if not graphs.refuses(chosen.strategy):
         return choice
@@ -237,7 +260,7 @@ def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -
 
 def _by_the_path(choice: Choice, path: Precedent, priced: PricedLayouts) -> Choice:
     """The choice with the best layout whose features have run, which wins where the prediction cannot tell."""
-    chosen = choice.fastest[choice.place]
+    chosen = choice.taken
     rest = in_order(priced.fastest_first(choice.level.memory_bytes, such=path.rows))
     best = chosen if path.known(chosen.strategy) else best_on_path(path, choice.fastest, rest)
     if best is None or not wins(path, chosen, best):
@@ -356,7 +379,7 @@ def _percent(probability: float) -> str:
 
 
 def _path_summary(choice: Choice) -> PathSummary | None:
-    path, taken, best = choice.path, choice.fastest[choice.place], choice.on_path
+    path, taken, best = choice.path, choice.taken, choice.on_path
     if path is None:
         return None
     other = best if best is not None and best.strategy != taken.strategy else None
