@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 from autoshard.cost.interval import toss_up
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -18,17 +16,13 @@ GIVEN_AWAY = 0.01
 wide, and whoever took the simplest of all within them would give away as much on average as is predicted."""
 
 
-def simplest_of_equals(cluster: Cluster, ranked: list[Timed], but: Set[Strategy] = frozenset()) -> int:
+def simplest_of_equals(cluster: Cluster, ranked: list[Timed]) -> int:
     """The place, in `ranked`, of the simplest layout among those that are a toss-up with the first. ranked: layouts
-    that fit, fastest first. but: those that are not taken unless they are the first."""
+    that fit, fastest first."""
     fastest, chosen = ranked[0], 0
-    kinds = [*dict.fromkeys(kind(one.strategy) for one in ranked if one.strategy not in but)][:COMPARED]
+    kinds = [*dict.fromkeys(kind(one.strategy) for one in ranked)][:COMPARED]
     for place, layout in enumerate(ranked):
-        if layout.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
-            break
-        if layout.strategy in but:
-            continue
-        if kind(layout.strategy) not in kinds:
+        if kind(layout.strategy) not in kinds or layout.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
             break
         either = toss_up(cluster, fastest.strategy, fastest.step_time_s, layout.strategy, layout.step_time_s)
         if either and choices(layout.strategy) < choices(ranked[chosen].strategy):

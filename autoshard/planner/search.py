@@ -194,7 +194,7 @@ def _choice_at(
     """The choice among layouts of one level of memory, whatever is passed over; None where none fits. The other
     arguments are those of `choose`."""
     how = level.memory_bytes, clock, count, behind, graphs
-    fastest, at_least_s, built = _fastest(priced, pins, *how)
+    fastest, at_least_s = _fastest(priced, pins, *how)
     if not fastest:
         return None
     known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
@@ -206,10 +206,10 @@ def _choice_at(
     elif orders_are_free(priced.problem, pins):
         at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
     if others:
-        fastest, others_s, more = _fastest(others, pins, *how, fastest, priced.at_least_s, known_s)
-        at_least_s, built = min(at_least_s, others_s), built | more
+        fastest, others_s = _fastest(others, pins, *how, fastest, priced.at_least_s, known_s)
+        at_least_s = min(at_least_s, others_s)
     gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
-    place = simplest_of_equals(priced.problem.cluster, fastest, built)
+    place = simplest_of_equals(priced.problem.cluster, fastest)
     every = priced.and_in(others, known_s) if others else priced
     return Choice(level, fastest, place, gap, every)
 
@@ -301,14 +301,10 @@ def _fastest(
     known: Sequence[Timed] = (),
     at_least_s: Callable[[Draft], float] | None = None,
     below_s: float = inf,
-) -> tuple[list[Timed], float, frozenset[Strategy]]:
-    """(the fastest of each kind, what no other one takes less than, layouts that were built on the way to the fastest:
-    which these are follows from bounds alone).
-
-    count, behind: as `best_of_each_kind` has them. graphs: the verdicts on compiled ones. known: others, fastest first.
-    at_least_s: what is known of drafts, by default by the layouts themselves. below_s: layouts that take more are not
-    looked for.
-    """
+) -> tuple[list[Timed], float]:
+    """(the fastest of each kind, what no other one takes less than). count, behind: as `best_of_each_kind` has them.
+    graphs: the verdicts on compiled ones. known: others, fastest first. at_least_s: what is known of drafts, by default
+    by the layouts themselves. below_s: layouts that take more are not looked for."""
     from autoshard.planner.grid.refine import refine
 
     fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s), key=_step_time_s)
@@ -319,14 +315,12 @@ def _fastest(
     taken_s = next((one.step_time_s for one in ranked if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
     refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
-    better = refined.found
+    better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
     if pins.beaten_path:
         path = precedent(priced.problem, pins)
         better = [one for one in better if path is None or path.known(one.strategy)]
-    last = {refused(one.strategy): one.strategy for one in better}  # each is faster than those before
-    on_the_way = frozenset(one.strategy for one in better).difference(last.values())
     ranked = best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count, behind)
-    return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), on_the_way
+    return ranked, min(refined.at_least_s, priced.unpriced_at_least_s)
 
 
 def _step_time_s(one: Timed) -> float:

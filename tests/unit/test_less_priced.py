@@ -49,15 +49,6 @@ def test_the_best_layout_alone_is_the_first_of_several(problem: Problem) -> None
     assert priced[0] < priced[1] or priced == [0, 0]
 
 
-def test_what_is_built_on_the_way_to_the_fastest_is_not_taken_in_its_place() -> None:
-    """Whoever bounds loosely builds tp=1 pp=2 with sets by stage before the fastest layout, which takes 0.4 % less."""
-    training = TrainingSpec(4096, 1024, load_precision("mixed_precision"))
-    problem = load_model("olmo2-7b"), training, load_cluster("trn1.32xlarge", 1)
-    few, every = (search(*problem, backend="torch", exhaustive=exhaustive) for exhaustive in (False, True))
-    assert few.best == every.best
-    assert every.optimality.startswith(OPTIMAL)
-
-
 def test_what_is_given_away_is_told_beside_what_is_not_known() -> None:
     problem = problem_of("llama3-8b", "trn1.32xlarge", 1)
     one = search(*problem[:3], Pins(tp=8), "nxd", top=0).best.strategy
