@@ -7,6 +7,7 @@ from itertools import groupby
 from math import inf
 from typing import NamedTuple, Protocol
 
+from autoshard.backends.problem import Draft
 from autoshard.graph.recompute import NO_RECOMPUTE, members
 from autoshard.layout.degrees import Degrees
 from autoshard.layout.mesh import AXIS_ORDER
@@ -40,6 +41,16 @@ def simplicity(s: Strategy) -> tuple[object, ...]:
     )
     ways = (s.attention_kernel, s.context_parallel, tuple(map(AXIS_ORDER.index, s.axis_order)))
     return (axes, *degrees, *unusual, *ways, s.stage_layers, s.recompute)
+
+
+def draft_simplicity(draft: Draft) -> tuple[object, ...]:
+    """A key to order drafts by, the simplest first, in the spirit of `simplicity`; it decides which of those with equal
+    bounds is looked at first."""
+    axes = sum(degree > 1 for degree in (draft.tp, draft.pp, draft.cp, draft.ep))
+    degrees = (draft.pp, draft.num_virtual_stages, draft.cp, draft.ep, draft.tp, draft.microbatch_size)
+    unusual = (draft.zero != 1, draft.dp_replicate, draft.etp or 0, draft.tp > 1 and not draft.sequence_parallel)
+    ways = (draft.attention_kernel, draft.context_parallel, tuple(map(AXIS_ORDER.index, draft.axis_order)))
+    return (axes, *degrees, *unusual, *ways)
 
 
 class PipelineDegrees(Degrees, Protocol):

@@ -49,6 +49,15 @@ def test_the_best_layout_alone_is_the_first_of_several(problem: Problem) -> None
     assert priced[0] < priced[1] or priced == [0, 0]
 
 
+def test_of_equal_bounds_the_simplest_layout_is_solved_first() -> None:
+    """dp=32 with microbatches of one sequence, and dp=16 cp=2 with two, take as long: the first is taken."""
+    training = TrainingSpec(2048, 1024, load_precision("mixed_precision"))
+    problem = load_model("llama3-70b"), training, load_cluster("trn1.32xlarge", 96)
+    found = search(*problem, Pins(tp=8), "torch", top=0)
+    assert (found.best.strategy.dp, found.best.strategy.cp) == (32, 1)
+    assert "longer" not in found.optimality
+
+
 def test_what_is_given_away_is_told_beside_what_is_not_known() -> None:
     problem = problem_of("llama3-8b", "trn1.32xlarge", 1)
     one = search(*problem[:3], Pins(tp=8), "nxd", top=0).best.strategy

@@ -38,7 +38,7 @@ from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
-from autoshard.planner.ranking import Timed
+from autoshard.planner.ranking import Timed, draft_simplicity
 from autoshard.rows import anywhere, largest
 
 ROUNDING = 1e-9
@@ -106,11 +106,14 @@ def refine(
 
     def promised(some: Iterable[Whole]) -> list[tuple[tuple[float, int], Promise]]:
         found = [
-            promise._replace(at_least_s=max(promise.at_least_s, least_s(promise.whole.drafts.drafts[promise.draft])))
+            promise
             for whole in promising(some, taken_s * (1 - ROUNDING), least_s)
             for promise in _promises(whole, by_stage, limit_bytes, taken_s)
         ]
-        return [((one.at_least_s, place), one) for place, one in enumerate(found)]
+        drafts = {id(one): one.whole.drafts.drafts[one.draft] for one in found}
+        found.sort(key=lambda one: draft_simplicity(drafts[id(one)]))  # of equal bounds the simplest is solved first
+        tighter = (one._replace(at_least_s=max(one.at_least_s, least_s(drafts[id(one)]))) for one in found)
+        return [((one.at_least_s, place), but) for place, (one, but) in enumerate(zip(found, tighter, strict=True))]
 
     queue = list[tuple[tuple[float, int], Promise]]()
     better: list[Timed] = []
@@ -121,8 +124,8 @@ def refine(
             queue = promised(unseen.pop(0))
             heapify(queue)
             continue
-        (bound_s, place), promise = queue[0]
-        whole, draft = promise.whole, promise.draft
+        (_, place), promise = queue[0]
+        whole, draft, bound_s = promise.whole, promise.draft, promise.at_least_s
         is_refused = refused(whole.drafts.drafts[draft])
         beaten_s = best_s if is_refused else taken_s
         if bound_s >= beaten_s * (1 - ROUNDING):
