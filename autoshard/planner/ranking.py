@@ -27,30 +27,29 @@ class Timed(NamedTuple):
 def simplicity(s: Strategy) -> tuple[object, ...]:
     """A key to order layouts by, the simplest first. It decides between equally fast layouts; no two layouts share
     it."""
-    axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
     recompute = sum(len(members(one)) for one in s.recompute)
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
     degrees = (s.pp, s.num_virtual_stages, recompute, s.cp, s.ep, s.tp, s.microbatch_size)
-    unusual = (
-        s.zero != 1,
-        s.dp_replicate,
-        s.etp or 0,
-        s.tp > 1 and not s.sequence_parallel,
-        uneven,
-        len(set(s.recompute)) > 1,
-    )
-    ways = (s.attention_kernel, s.context_parallel, tuple(map(AXIS_ORDER.index, s.axis_order)))
-    return (axes, *degrees, *unusual, *ways, s.stage_layers, s.recompute)
+    unusual = (*_unusual(s), uneven, len(set(s.recompute)) > 1)
+    return (_axes(s), *degrees, *unusual, *_ways(s), s.stage_layers, s.recompute)
 
 
 def draft_simplicity(draft: Draft) -> tuple[object, ...]:
-    """A key to order drafts by, the simplest first, in the spirit of `simplicity`; it decides which of those with equal
-    bounds is looked at first."""
-    axes = sum(degree > 1 for degree in (draft.tp, draft.pp, draft.cp, draft.ep))
+    """A key to order drafts by, the simplest first: that of `simplicity` without what a draft leaves open."""
     degrees = (draft.pp, draft.num_virtual_stages, draft.cp, draft.ep, draft.tp, draft.microbatch_size)
-    unusual = (draft.zero != 1, draft.dp_replicate, draft.etp or 0, draft.tp > 1 and not draft.sequence_parallel)
-    ways = (draft.attention_kernel, draft.context_parallel, tuple(map(AXIS_ORDER.index, draft.axis_order)))
-    return (axes, *degrees, *unusual, *ways)
+    return (_axes(draft), *degrees, *_unusual(draft), *_ways(draft))
+
+
+def _axes(s: Strategy | Draft) -> int:
+    return sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep))
+
+
+def _unusual(s: Strategy | Draft) -> tuple[int, ...]:
+    return (s.zero != 1, s.dp_replicate, s.etp or 0, s.tp > 1 and not s.sequence_parallel)
+
+
+def _ways(s: Strategy | Draft) -> tuple[object, ...]:
+    return (s.attention_kernel, s.context_parallel, tuple(map(AXIS_ORDER.index, s.axis_order)))
 
 
 class PipelineDegrees(Degrees, Protocol):

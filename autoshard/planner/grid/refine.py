@@ -106,14 +106,16 @@ def refine(
 
     def promised(some: Iterable[Whole]) -> list[tuple[tuple[float, int], Promise]]:
         found = [
-            promise
+            (whole.drafts.drafts[promise.draft], promise)
             for whole in promising(some, taken_s * (1 - ROUNDING), least_s)
             for promise in _promises(whole, by_stage, limit_bytes, taken_s)
         ]
-        drafts = {id(one): one.whole.drafts.drafts[one.draft] for one in found}
-        found.sort(key=lambda one: draft_simplicity(drafts[id(one)]))  # of equal bounds the simplest is solved first
-        tighter = (one._replace(at_least_s=max(one.at_least_s, least_s(drafts[id(one)]))) for one in found)
-        return [((one.at_least_s, place), but) for place, (one, but) in enumerate(zip(found, tighter, strict=True))]
+        found.sort(key=lambda one: draft_simplicity(one[0]))  # of equal bounds the simplest is solved first
+        # in the order of their own bounds: what else is known of a draft depends on what was priced before
+        return [
+            ((promise.at_least_s, place), promise._replace(at_least_s=max(promise.at_least_s, least_s(draft))))
+            for place, (draft, promise) in enumerate(found)
+        ]
 
     queue = list[tuple[tuple[float, int], Promise]]()
     better: list[Timed] = []
