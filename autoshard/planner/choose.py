@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoshard.backends.problem import Draft
 from autoshard.cost.interval import toss_up
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -34,6 +35,11 @@ def choices(s: Strategy) -> int:
     """The number of things in a layout that are out of the ordinary: axes, their order, virtual stages, schedule,
     recompute, cuts, what is off."""
     uneven = s.stage_layers != even_stage_layers(sum(s.stage_layers), len(s.stage_layers))
+    return choices_of(s) + uneven + len(set(s.recompute)) - 1
+
+
+def choices_of(s: Strategy | Draft) -> int:
+    """The part of `choices` that does not ask how blocks are cut and what they recompute."""
     axes = sum(degree > 1 for degree in (s.tp, s.pp, s.cp, s.ep, s.num_virtual_stages))
     unusual = (
         s.schedule not in NXD_SCHEDULES,
@@ -41,4 +47,4 @@ def choices(s: Strategy) -> int:
         s.tp > 1 and not s.sequence_parallel,
         s.etp is not None,
     )
-    return axes + sum(unusual) + (s.axis_order != AXIS_ORDER) + uneven + len(set(s.recompute)) - 1
+    return axes + sum(unusual) + (s.axis_order != AXIS_ORDER)

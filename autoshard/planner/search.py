@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from heapq import merge
 from math import floor, inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import Draft, Problem, chunks_are_alike
@@ -43,6 +43,9 @@ from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
 from autoshard.units import format_bytes
+
+if TYPE_CHECKING:
+    from autoshard.planner.grid.refine import Promise
 
 BEHIND = 1.02
 """Layouts that take so many times as long as the last of the fastest are looked at in other orders too: runners-up are
@@ -194,7 +197,7 @@ def _choice_at(
     """The choice among layouts of one level of memory, whatever is passed over; None where none fits. The other
     arguments are those of `choose`."""
     how = level.memory_bytes, clock, count, behind, graphs
-    fastest, at_least_s = _fastest(priced, pins, *how)
+    fastest, at_least_s, passed = _fastest(priced, pins, *how)
     if not fastest:
         return None
     known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
@@ -206,10 +209,14 @@ def _choice_at(
     elif orders_are_free(priced.problem, pins):
         at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
     if others:
-        fastest, others_s = _fastest(others, pins, *how, fastest, priced.at_least_s, known_s)
+        fastest, others_s, more = _fastest(others, pins, *how, fastest, priced.at_least_s, known_s)
+        passed += more
         at_least_s = min(at_least_s, others_s)
     gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
     place = simplest_of_equals(priced.problem.cluster, fastest)
+    if passed and clock.in_time():
+        fastest = _with_simpler(fastest, place, passed, priced.problem, level.memory_bytes, pins, count, behind)
+        place = simplest_of_equals(priced.problem.cluster, fastest)
     every = priced.and_in(others, known_s) if others else priced
     return Choice(level, fastest, place, gap, every)
 
@@ -301,10 +308,10 @@ def _fastest(
     known: Sequence[Timed] = (),
     at_least_s: Callable[[Draft], float] | None = None,
     below_s: float = inf,
-) -> tuple[list[Timed], float]:
-    """(the fastest of each kind, what no other one takes less than). count, behind: as `best_of_each_kind` has them.
-    graphs: the verdicts on compiled ones. known: others, fastest first. at_least_s: what is known of drafts, by default
-    by the layouts themselves. below_s: layouts that take more are not looked for."""
+) -> tuple[list[Timed], float, list[Promise]]:
+    """(the fastest of each kind, what no other one takes less than, promises that were passed by). count, behind: as
+    `best_of_each_kind` has them. graphs: the verdicts on compiled ones. known: others, fastest first. at_least_s: what
+    is known of drafts, by default by the layouts themselves. below_s: layouts that take more are not looked for."""
     from autoshard.planner.grid.refine import refine
 
     fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s), key=_step_time_s)
@@ -315,12 +322,34 @@ def _fastest(
     taken_s = next((one.step_time_s for one in ranked if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
     refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
-    better = [Timed(one.step_time_s, one.strategy) for one in refined.found]
-    if pins.beaten_path:
-        path = precedent(priced.problem, pins)
-        better = [one for one in better if path is None or path.known(one.strategy)]
-    ranked = best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count, behind)
-    return ranked, min(refined.at_least_s, priced.unpriced_at_least_s)
+    ranked = _with(ranked, refined.found, priced.problem, pins, count, behind)
+    return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
+
+
+def _with_simpler(
+    fastest: list[Timed],
+    place: int,
+    passed: Sequence[Promise],
+    problem: Problem,
+    limit_bytes: float,
+    pins: Pins,
+    count: int,
+    behind: float,
+) -> list[Timed]:
+    """The fastest layouts with those simpler ones that may be taken instead of the one at this place."""
+    from autoshard.planner.simpler import simpler_ones
+
+    found = simpler_ones(passed, fastest[0].step_time_s, fastest[place], limit_bytes)
+    return _with(fastest, found, problem, pins, count, behind) if found else fastest
+
+
+def _with(
+    ranked: list[Timed], found: Iterable[Timed], problem: Problem, pins: Pins, count: int, behind: float
+) -> list[Timed]:
+    """The fastest of each kind among these and others, of which those are left out that pins forbid."""
+    path = precedent(problem, pins) if pins.beaten_path else None
+    better = [one for one in found if path is None or path.known(one.strategy)]
+    return best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count, behind)
 
 
 def _step_time_s(one: Timed) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -10,13 +11,16 @@ from autoshard.backends.nxd import NXD_SETS
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
-from autoshard.cost.interval import fits_probability
+from autoshard.cost.interval import FIT_PROBABILITY, fits_probability
 from autoshard.cost.stage import LocalShape, stage_parts
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models.registry import load_model
 from autoshard.planner.choose import simplest_of_equals
+from autoshard.planner.grid.refine import _promises, fastest_of
+from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed
-from autoshard.planner.search import search
+from autoshard.planner.rejections import Tally
+from autoshard.planner.search import passed_over, search, taken_of
 from autoshard.planner.sets import EVERY_SET, recompute_sets
 from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
@@ -67,6 +71,29 @@ def test_the_simpler_one_of_two_that_are_as_fast() -> None:
     assert simplest_of_equals(TRN1, ranked) == 1
     assert simplest_of_equals(TRN1, [Timed(100.0, chunks), Timed(101.1, plain)]) == 0  # more than may be given away
     assert simplest_of_equals(TRN1, ranked[::-1]) == 0
+
+
+@pytest.mark.parametrize(("backend", "nodes", "batch"), [("nxd", 32, 2048), ("torch", 8, 2048)])
+def test_what_is_taken_does_not_depend_on_what_was_solved_on_the_way(backend: str, nodes: int, batch: int) -> None:
+    """Every cut and every set by stage that beats the best even layout is solved here. In both cases one that no search
+    for the fastest needs is simpler than the fastest, and within a toss-up of it."""
+    training = TrainingSpec(16384, batch, load_precision("mixed_precision"))
+    problem, pins = Problem(MODEL, training, load_cluster("trn1.32xlarge", nodes), backend), Pins(tp=8)
+    taken = search(*problem[:3], pins, backend, top=0).best.strategy
+    level = levels(problem.cluster, FIT_PROBABILITY)[0]
+    priced = price_layouts(problem, pins, Tally(), Clock(inf), exhaustive=True)
+    even = [*priced.fastest_first(level.memory_bytes)]
+    below_s = even[0].step_time_s
+    solved = [
+        layout
+        for whole in priced.wholes
+        for promise in _promises(whole, True, level.memory_bytes, below_s)
+        if (layout := fastest_of(promise, level.memory_bytes, below_s))
+    ]
+    ranked = sorted([*even, *solved], key=lambda one: one.step_time_s)
+    assert taken == taken_of(problem, passed_over(problem, pins), level, ranked)
+    assert taken.uniform_recompute is None
+    assert taken != ranked[0].strategy
 
 
 def test_the_choice_does_not_depend_on_how_many_are_shown() -> None:

@@ -71,17 +71,24 @@ class Promise(NamedTuple):
     sets: tuple[int, ...]
     tighter_s: Callable[[], float] | None = None
 
+    @property
+    def layout(self) -> Draft:
+        """The layout as far as it is decided."""
+        return self.whole.drafts.drafts[self.draft]
+
 
 class Refined(NamedTuple):
     """The outcome of a refinement.
 
     found: layouts, each faster than what was known before, or than what is taken of it. at_least_s: no layout takes
-    less than this or than the best one. unfinished: layouts that were not looked at in time.
+    less than this or than the best one. unfinished: layouts that were not looked at in time. passed: promises of which
+    it was not asked how fast they are, only whether they beat the best one.
     """
 
     found: list[Timed]
     at_least_s: float
     unfinished: int
+    passed: list[Promise]
 
 
 def refine(
@@ -119,6 +126,7 @@ def refine(
 
     queue = list[tuple[tuple[float, int], Promise]]()
     better: list[Timed] = []
+    passed: list[Promise] = []
     at_least_s = best_s = known_s
     chunked = {False: 0, True: 0}
     while queue or unseen:
@@ -131,11 +139,11 @@ def refine(
         is_refused = refused(whole.drafts.drafts[draft])
         beaten_s = best_s if is_refused else taken_s
         if bound_s >= beaten_s * (1 - ROUNDING):
-            heappop(queue)
+            passed.append(heappop(queue)[1])
             continue
         if not in_time():
             left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
-            return Refined(better, min(at_least_s, *left), len(left))
+            return Refined(better, min(at_least_s, *left), len(left), [])
         by_paths, is_chunked = _is_solved_by_paths(whole), whole.has_kinds and whole.family.num_virtual_stages > 1
         is_left = is_chunked and chunked[by_paths] >= (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED)
         if promise.tighter_s is not None and not (is_left and at_least_s <= bound_s):
@@ -155,7 +163,15 @@ def refine(
             better.append(Timed(fastest.step_time_s, fastest.strategy))
             best_s = min(best_s, fastest.step_time_s)
             taken_s = taken_s if is_refused else fastest.step_time_s
-    return Refined(better, min(at_least_s, best_s), 0)
+        else:
+            passed.append(promise)
+    return Refined(better, min(at_least_s, best_s), 0, passed)
+
+
+def fastest_of(promise: Promise, limit_bytes: float, below_s: float) -> Timed | None:
+    """The fastest layout of a promise, None where it takes below_s seconds or more."""
+    found = _fastest(promise.whole, promise.draft, promise.sets, limit_bytes, below_s)
+    return None if found.strategy is None else Timed(found.step_time_s, found.strategy)
 
 
 def _is_solved_by_paths(whole: Whole) -> bool:
