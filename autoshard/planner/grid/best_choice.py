@@ -7,6 +7,7 @@ simulated. Where all that may be the fastest are few, all are looked at, which p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,9 @@ SAME = 1e-12
 """Share of a step by which two step times are the same."""
 GROWTH = 256
 """Times as many choices are simulated together as before them: rows of a simulation cost little."""
+STEP, STEP_GROWTH = 64, 2
+"""So many choices, those with the lowest bounds, are simulated for a step down, and so many times as many as before
+them while none is faster. To look at all of them before each step takes twice as long, and leads no further down."""
 
 
 class Priced(Protocol):
@@ -95,7 +99,7 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
             best = fastest(choices, tried, best)
             at_least_s = min(best[0], limit_s) if are_all else at_least_s
         elif best[0] > bound_s * (1 + SAME):
-            best = _descended(choices, choice, fastest)
+            best = _descended(choices, choice, partial(fastest, is_step=True))
     step_time_s, choice = best
     if step_time_s >= limit_s:
         return Found(inf, at_least_s, None)
@@ -111,13 +115,16 @@ def _none_is_below(choices: Choices, limit_s: float) -> bool:
     return are_all and not (len(tried) and (choices.bounds_s(tried) < limit_s).any())
 
 
-def fastest(choices: Priced, tried: Array, best: TimedChoice) -> TimedChoice:
-    """The fastest of some choices and of the best known one, which stays if none is faster."""
+def fastest(choices: Priced, tried: Array, best: TimedChoice, is_step: bool = False) -> TimedChoice:
+    """The fastest of some choices and of the best known one, which stays if none is faster. is_step: any faster one
+    will do, as others come after it."""
     bounds_s = choices.bounds_s(tried) if len(tried) else np.zeros(0)
     order = np.argsort(bounds_s, kind="stable")
-    begin, at_once = 0, 1  # the lowest bound is the best one nearly always
+    begin, at_once, growth = 0, 1, GROWTH  # the lowest bound is the best one nearly always
+    if is_step:
+        at_once, growth = STEP, STEP_GROWTH
     while len(places := order[begin : begin + at_once]):
-        begin, at_once = begin + at_once, GROWTH * at_once
+        begin, at_once = begin + at_once, growth * at_once
         places = places[bounds_s[places] < best[0] * (1 - SAME)]
         if not len(places):
             break
@@ -126,6 +133,8 @@ def fastest(choices: Priced, tried: Array, best: TimedChoice) -> TimedChoice:
             equal = np.flatnonzero(simulated_s <= simulated_s.min() * (1 + SAME))
             first = equal[0]  # not the one that rounding favours
             best = float(simulated_s[first]), tried[places[first]]
+            if is_step:
+                break
     return best
 
 

@@ -164,7 +164,7 @@ def refine(
             best_s = min(best_s, fastest.step_time_s)
             taken_s = taken_s if is_refused else fastest.step_time_s
         else:
-            passed.append(promise)
+            passed.append(promise._replace(at_least_s=max(bound_s, fastest.at_least_s)))
     return Refined(better, min(at_least_s, best_s), 0, passed)
 
 

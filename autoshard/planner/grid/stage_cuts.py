@@ -33,7 +33,7 @@ from autoshard.schedules.held import RankHolds, warm_ups
 
 MOST_CUTS = 3000
 """With no more cuts that may be the best, all are tried."""
-MOST_ROUNDS = 30
+MOST_ROUNDS = 100
 """Rounds in which a block is moved from one stage to another, where cuts are too many."""
 
 
