@@ -18,7 +18,7 @@ from autoshard.cost.program import LawOf, Part, PricedProgram, ProgramWork, Seco
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph
-from autoshard.graph.partition import with_gathered_kept
+from autoshard.graph.partition import Program, with_gathered_kept
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
@@ -357,11 +357,35 @@ def stage_work(
 
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
+    where = _seen(model, capacity_factor, shape, layers, last), kv_inner, layers, first, last
+    return _stage_work(model, sequence_length, dtype, *where, quantized, keeps_gathered)
+
+
+def shape_program(
+    model: ModelSpec,
+    sequence_length: int,
+    capacity_factor: float,
+    dtype: str,
+    shape: LocalShape,
+    kv_inner: bool,
+    layers: tuple[int, ...],
+    first: bool,
+    last: bool,
+) -> Program:
+    """The program of `stage_work` alone, of products in one dtype.
+
+    Raises what `stage_work` raises.
+    """
+    where = _seen(model, capacity_factor, shape, layers, last), kv_inner, layers, first, last
+    return _shape_program(model, sequence_length, dtype, *where, (None, ()))
+
+
+def _seen(
+    model: ModelSpec, capacity_factor: float, shape: LocalShape, layers: tuple[int, ...], last: bool
+) -> tuple[LocalShape, float]:
+    """(the local shape, the capacity of experts) that operators see."""
     seen = seen_by_operators(model, shape, layers, last)
-    if seen is not shape:
-        capacity_factor = 1.0
-    where = seen, kv_inner, layers, first, last
-    return _stage_work(model, sequence_length, capacity_factor, dtype, *where, quantized, keeps_gathered)
+    return seen, capacity_factor if seen is shape else 1.0
 
 
 def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ...], last: bool) -> LocalShape:
@@ -380,9 +404,8 @@ def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ..
 def _stage_work(
     model: ModelSpec,
     sequence_length: int,
-    capacity_factor: float,
     dtype: str,
-    shape: LocalShape,
+    seen: tuple[LocalShape, float],
     kv_inner: bool,
     layers: tuple[int, ...],
     first: bool,
@@ -390,6 +413,23 @@ def _stage_work(
     quantized: Quantized,
     keeps_gathered: bool,
 ) -> ProgramWork:
+    program = _shape_program(model, sequence_length, dtype, seen, kv_inner, layers, first, last, quantized)
+    return program_work(with_gathered_kept(program) if keeps_gathered else program)
+
+
+@lru_cache(maxsize=2048)
+def _shape_program(
+    model: ModelSpec,
+    sequence_length: int,
+    dtype: str,
+    seen: tuple[LocalShape, float],
+    kv_inner: bool,
+    layers: tuple[int, ...],
+    first: bool,
+    last: bool,
+    quantized: Quantized,
+) -> Program:
+    shape, capacity_factor = seen
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
     kv_heads = padded_heads(model, shape.tp).key_value
@@ -400,8 +440,7 @@ def _stage_work(
     attention = shape.attention_kernel, shape.context_parallel, shape.cp
     graph = _for_one_sequence(model, sequence_length, shape.tp, dtype, attention, layers, first, last, quantized)
     graph = replace(graph, sizes=dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor))
-    program = stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None)
-    return program_work(with_gathered_kept(program) if keeps_gathered else program)
+    return stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None)
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,16 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from autoshard.cost.stage import UNITS, LocalChoices, LocalShape, Unit, block_unit, local_shape, stage_work
+from autoshard.cost.stage import (
+    UNITS,
+    LocalChoices,
+    LocalShape,
+    Unit,
+    block_unit,
+    local_shape,
+    seen_by_operators,
+    shape_program,
+)
 from autoshard.files.codec import NotNegative
 from autoshard.graph.count import operator_steps, operator_work
 from autoshard.graph.ir import Operator
@@ -202,11 +211,18 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
     return tuple(sorted(found.values(), key=lambda one: (-one.graph.tiles, -one.graph.logits, one.name)))
 
 
-@lru_cache(maxsize=4096)
 def _unit_regions(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit
 ) -> tuple[Region, ...]:
     """The graphs of a block or an end of the model. unit: as cost.stage.UNITS has it."""
+    layers, _, last = unit
+    return _regions_of_unit(model, training, cluster, seen_by_operators(model, shape, layers, last), unit)
+
+
+@lru_cache(maxsize=4096)
+def _regions_of_unit(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit
+) -> tuple[Region, ...]:
     is_eager = cluster.stack is not None and "eager" in cluster.stack
     logits = _logits(model, training, shape)
     found: dict[str, Region] = {}
@@ -267,7 +283,7 @@ def _steps(
 ) -> Iterator[tuple[str, _StepSize]]:
     """Yields (name, size) of each step of a block or an end of the model. unit: as cost.stage.UNITS
     has it."""
-    work = stage_work(
+    program = shape_program(
         model,
         training.sequence_length,
         training.expert_slots(shape.ep),
@@ -276,12 +292,12 @@ def _steps(
         cluster.platform.kv_heads_innermost,
         *unit,
     )
-    for step in work.program.steps:
+    for step in program.steps:
         found = operator_steps(step)
         if not isinstance(step, OperatorStep):
             yield COLLECTIVE, _StepSize(int(not found), 0.0, 0.0, True, False)
         for one in found:
-            done, forward, backward = operator_work(work.program, one), 0.0, 0.0
+            done, forward, backward = operator_work(program, one), 0.0, 0.0
             is_attention = done.kind == "attention"
             is_apart = is_attention and (shape.cp > 1 or not _is_plainly_causal(one.operator, training))
             is_apart = is_apart or (done.kind == "cross_entropy" and "vocab" in one.choice.values())
