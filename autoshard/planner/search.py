@@ -200,6 +200,8 @@ def _choice_at(
     fastest, at_least_s, passed = _fastest(priced, pins, *how)
     if not fastest:
         return None
+    if graphs and behind < inf and all(graphs.refuses(one.strategy) for one in fastest):
+        return _choice_at(priced, pins, level, clock, count, inf, graphs)  # what is taken is further behind
     known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
     known_s = min(known_s, behind * fastest[0].step_time_s)
     priced.price_below(known_s)
