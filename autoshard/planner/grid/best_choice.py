@@ -22,7 +22,8 @@ GROWTH = 256
 """Times as many choices are simulated together as before them: rows of a simulation cost little."""
 STEP, STEP_GROWTH = 64, 2
 """So many choices, those with the lowest bounds, are simulated for a step down, and so many times as many as before
-them while none is faster. To look at all of them before each step takes twice as long, and leads no further down."""
+them while none is faster. To look at all of them before each step takes twice as long and, of pipelines with 32 to 64
+stages, leads as often to a slower cut as to a faster one."""
 
 
 class Priced(Protocol):
