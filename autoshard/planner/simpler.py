@@ -33,5 +33,6 @@ def simpler_ones(passed: Iterable[Promise], fastest_s: float, taken: Timed, limi
 
 
 def _choices(promise: Promise) -> int:
-    """What `choices` says of its layouts at least: another cut, or sets by stage, are one choice more."""
+    """The least that `choose.choices` says of any layout of a promise: another cut, or sets by stage, are one choice
+    more."""
     return choices_of(promise.layout) + 1
