@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import quantized_products
@@ -357,8 +357,9 @@ def stage_work(
 
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
-    where = _seen(model, capacity_factor, shape, layers, last), kv_inner, layers, first, last
-    return _stage_work(model, sequence_length, dtype, *where, quantized, keeps_gathered)
+    seen = _seen(model, capacity_factor, shape, layers, last)
+    of = _StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, quantized)
+    return _stage_work(of, keeps_gathered)
 
 
 def shape_program(
@@ -376,8 +377,8 @@ def shape_program(
 
     Raises what `stage_work` raises.
     """
-    where = _seen(model, capacity_factor, shape, layers, last), kv_inner, layers, first, last
-    return _shape_program(model, sequence_length, dtype, *where, (None, ()))
+    seen = _seen(model, capacity_factor, shape, layers, last)
+    return _shape_program(_StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last))
 
 
 def _seen(
@@ -400,36 +401,30 @@ def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ..
     return shape if layers else replace(shape, attention_kernel=ATTENTION_KERNELS[0], context_parallel=UNUSED)
 
 
+class _StageAsSeen(NamedTuple):
+    """All that the program of a stage follows from, as its operators see it; fields as of `stage_work`."""
+
+    model: ModelSpec
+    sequence_length: int
+    dtype: str
+    shape: LocalShape
+    capacity_factor: float
+    kv_inner: bool
+    layers: tuple[int, ...]
+    first: bool
+    last: bool
+    quantized: Quantized = (None, ())
+
+
 @lru_cache(maxsize=2048)
-def _stage_work(
-    model: ModelSpec,
-    sequence_length: int,
-    dtype: str,
-    seen: tuple[LocalShape, float],
-    kv_inner: bool,
-    layers: tuple[int, ...],
-    first: bool,
-    last: bool,
-    quantized: Quantized,
-    keeps_gathered: bool,
-) -> ProgramWork:
-    program = _shape_program(model, sequence_length, dtype, seen, kv_inner, layers, first, last, quantized)
+def _stage_work(of: _StageAsSeen, keeps_gathered: bool) -> ProgramWork:
+    program = _shape_program(of)
     return program_work(with_gathered_kept(program) if keeps_gathered else program)
 
 
 @lru_cache(maxsize=2048)
-def _shape_program(
-    model: ModelSpec,
-    sequence_length: int,
-    dtype: str,
-    seen: tuple[LocalShape, float],
-    kv_inner: bool,
-    layers: tuple[int, ...],
-    first: bool,
-    last: bool,
-    quantized: Quantized,
-) -> Program:
-    shape, capacity_factor = seen
+def _shape_program(of: _StageAsSeen) -> Program:
+    model, sequence_length, dtype, shape, capacity_factor, kv_inner, layers, first, last, quantized = of
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
     kv_heads = padded_heads(model, shape.tp).key_value

@@ -217,8 +217,12 @@ def _choice_at(
     gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
     place = simplest_of_equals(priced.problem.cluster, fastest)
     if passed and clock.in_time():
-        fastest = _with_simpler(fastest, place, passed, priced.problem, level.memory_bytes, pins, count, behind)
-        place = simplest_of_equals(priced.problem.cluster, fastest)
+        from autoshard.planner.simpler import simpler_ones
+
+        simpler = simpler_ones(passed, fastest[0].step_time_s, fastest[place], level.memory_bytes)
+        if simpler:
+            fastest = _with(fastest, simpler, priced.problem, pins, count, behind)
+            place = simplest_of_equals(priced.problem.cluster, fastest)
     every = priced.and_in(others, known_s) if others else priced
     return Choice(level, fastest, place, gap, every)
 
@@ -326,23 +330,6 @@ def _fastest(
     refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
     ranked = _with(ranked, refined.found, priced.problem, pins, count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
-
-
-def _with_simpler(
-    fastest: list[Timed],
-    place: int,
-    passed: Sequence[Promise],
-    problem: Problem,
-    limit_bytes: float,
-    pins: Pins,
-    count: int,
-    behind: float,
-) -> list[Timed]:
-    """The fastest layouts with those simpler ones that may be taken instead of the one at this place."""
-    from autoshard.planner.simpler import simpler_ones
-
-    found = simpler_ones(passed, fastest[0].step_time_s, fastest[place], limit_bytes)
-    return _with(fastest, found, problem, pins, count, behind) if found else fastest
 
 
 def _with(

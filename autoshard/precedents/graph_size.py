@@ -223,6 +223,7 @@ def _unit_regions(
 def _regions_of_unit(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit
 ) -> tuple[Region, ...]:
+    """The graphs of `_unit_regions`. shape: as the unit's operators see it."""
     is_eager = cluster.stack is not None and "eager" in cluster.stack
     logits = _logits(model, training, shape)
     found: dict[str, Region] = {}
