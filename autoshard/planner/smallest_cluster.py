@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from autoshard.backends.mesh_rules import tp_is_a_group_size
 from autoshard.backends.rules import Draft, KnownRules, Problem
+from autoshard.cost.stage import hidden_bytes, local_shape
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy
@@ -20,7 +24,7 @@ from autoshard.planner.candidates import (
     virtual_stages,
     zero_stages,
 )
-from autoshard.planner.layouts import MeshDrafts, state_at_least_bytes
+from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
 from autoshard.planner.ranking import Timed, describe
 from autoshard.plans.search_result import Pins
@@ -29,17 +33,23 @@ from autoshard.units import format_bytes
 if TYPE_CHECKING:
     from autoshard.planner.grid.table import Priced
 
+T = TypeVar("T")
 MOST_NODES = 4096
 """Where the search for a larger cluster ends."""
+BETWEEN = 16
+"""Numbers of nodes between one that does not do and one that does, of which the smallest that does is looked for."""
 AT_ONCE = 24
 """So many layouts are priced at once to find the fastest."""
+FEW = 2
+"""So many layouts that may hold least are looked at first, to find one that fits."""
 
 
 class Attempt(NamedTuple):
-    """One number of nodes with the layouts that hold least, as far as one is legal and has room for its state.
-    strategy: the fastest that fits."""
+    """One number of nodes. ways: the layouts that hold least, as far as one is legal and has room for its state.
+    strategy: one of them that fits. frugal: what they need, where none does."""
 
     nodes: int
+    ways: Sequence[MeshDrafts] = ()
     strategy: Strategy | None = None
     frugal: Sequence[Bounded] = ()
 
@@ -76,9 +86,11 @@ def _larger_one(problem: Problem, tried: Sequence[Attempt]) -> str | None:
 
 
 def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
-    """Attempts with more nodes, up to MOST_NODES; the last one is of the smallest cluster that does, where one does.
+    """Attempts with more nodes, up to MOST_NODES; where a cluster does, the last one is of it, with its fastest layout
+    among those that hold least.
 
-    Twice, four times, ... the nodes, and powers of two, until something fits; then 16 numbers in between.
+    Twice, four times, ... the nodes, and powers of two, until something fits; then the smallest of 16 numbers in
+    between, by halving, as if more nodes always did where fewer do. One with other divisors may not.
     """
     tried = [Attempt(problem.cluster.nodes)]
     for nodes in filter(problem.cluster.can_have, _sizes(problem.cluster.nodes)):
@@ -88,9 +100,13 @@ def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
     else:
         return tried[1:]
     *fewer, fits = tried
-    step = max(1, (fits.nodes - fewer[-1].nodes) // 16)
-    between = (_attempt(problem, pins, nodes) for nodes in range(fewer[-1].nodes + step, fits.nodes, step))
-    return [*fewer[1:], next((one for one in between if one.strategy is not None), fits)]
+    step = max(1, (fits.nodes - fewer[-1].nodes) // BETWEEN)
+    between = range(fewer[-1].nodes + step, fits.nodes, step)
+    while between:
+        half = len(between) // 2
+        one = _attempt(problem, pins, between[half])
+        fits, between = (fits, between[half + 1 :]) if one.strategy is None else (one, between[:half])
+    return [*fewer[1:], fits._replace(strategy=_fastest(_with_nodes(problem, fits.nodes), pins, fits.ways))]
 
 
 def _sizes(nodes: int) -> list[int]:
@@ -100,7 +116,7 @@ def _sizes(nodes: int) -> list[int]:
 
 
 def _refusal(problem: Problem, pins: Pins, nodes: int) -> Obstacles:
-    larger = problem._replace(cluster=problem.cluster.with_nodes(nodes))
+    larger = _with_nodes(problem, nodes)
     try:
         check_pins(larger, pins)
     except AutoshardError as error:
@@ -114,8 +130,23 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
         check_pins(larger, pins)
     except AutoshardError:
         return Attempt(nodes)  # the pinned degrees do not fill so many nodes
-    frugal = _bounded(larger, pins, [*_frugal(larger, pins)])
-    return Attempt(nodes, _fastest(larger, pins, frugal), frugal)
+    ways = sorted(_frugal(larger, pins), key=partial(_about_bytes, larger))
+    frugal: list[Bounded] = []
+    for some in _more_and_more(ways, FEW):  # where any fits, one of the first mostly does
+        bounded = _bounded(larger, pins, some)
+        fits = _one_that_fits(larger, pins, bounded)
+        if fits is not None:
+            return Attempt(nodes, ways, fits)
+        frugal += bounded
+    return Attempt(nodes, ways, None, frugal)
+
+
+def _about_bytes(problem: Problem, one: MeshDrafts) -> float:
+    """Bytes that a rank holds, roughly: its state, and the inputs of its blocks as 1F1B keeps them on the first."""
+    (draft,), layers = one.drafts, problem.model.num_hidden_layers
+    num_microbatches = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
+    input_bytes = hidden_bytes(problem.model, problem.training, local_shape(draft))
+    return one.state_bytes + min(draft.pp, num_microbatches) * layers / draft.pp * input_bytes
 
 
 def _with_nodes(problem: Problem, nodes: int) -> Problem:
@@ -126,7 +157,7 @@ def _recompute(pins: Pins) -> tuple[str, ...]:
     return (canonical(pins.recompute or FULL_RECOMPUTE),)
 
 
-def _bounded(problem: Problem, pins: Pins, ways: list[MeshDrafts]) -> list[Bounded]:
+def _bounded(problem: Problem, pins: Pins, ways: Sequence[MeshDrafts]) -> list[Bounded]:
     from autoshard.planner.grid.mesh_bounds import layout_bounds
 
     if not ways:
@@ -146,12 +177,32 @@ def _prices(problem: Problem, pins: Pins, several: Sequence[Bounded]) -> list[Pr
     return [*table.price()]
 
 
-def _fastest(problem: Problem, pins: Pins, frugal: Sequence[Bounded]) -> Strategy | None:
+def _one_that_fits(problem: Problem, pins: Pins, frugal: Sequence[Bounded]) -> Strategy | None:
+    """One of these layouts that fits. Those of which a bound says that they do not are not priced."""
+    ranked = sorted((one for one in frugal if one.own_s < inf), key=lambda one: one.memory_bytes)
+    for some in _more_and_more(ranked, 1):
+        for priced in _prices(problem, pins, some):
+            least = int(priced.memory_bytes.argmin())
+            if priced.memory_bytes[least] <= problem.cluster.device.memory_bytes:
+                return priced.strategy(least)
+    return None
+
+
+def _more_and_more(several: Sequence[T], count: int) -> Iterator[Sequence[T]]:
+    """All in their order: `count` of them, then four times as many, and so on."""
+    begin = 0
+    while begin < len(several):
+        yield several[begin : begin + count]
+        begin, count = begin + count, 4 * count
+
+
+def _fastest(problem: Problem, pins: Pins, ways: Sequence[MeshDrafts]) -> Strategy | None:
     """The fastest of these layouts that fits. Those of which a bound says that they do not, or are slower, are not
     priced."""
     from autoshard.planner.grid.order import fastest_first
 
-    ranked = sorted((one for one in frugal if one.own_s < inf), key=lambda one: one.own_s)
+    bounded = _bounded(problem, pins, ways)
+    ranked = sorted((one for one in bounded if one.own_s < inf), key=lambda one: one.own_s)
     best: Timed | None = None
     for begin in range(0, len(ranked), AT_ONCE):
         if best is not None and best.step_time_s <= ranked[begin].own_s:
@@ -184,23 +235,27 @@ def _frugal(problem: Problem, pins: Pins) -> Iterator[MeshDrafts]:
     stage of ZeRO."""
     capacity, rules = problem.cluster.device.memory_bytes, KnownRules(problem)
 
+    @cache
+    def scheduled(pp: int, dp: int) -> Scheduled | None:
+        """The first schedule with the smallest microbatch, where that breaks no rule: the same for all such meshes."""
+        mesh = Draft(1, pp, dp, 1, 1)
+        first = (*virtual_stages(problem, pins, mesh)[0], microbatch_sizes(problem, pins, mesh)[0])
+        return first if rules.layout(mesh.scheduled(*first)) is None else None
+
     def may_be_one(mesh: Draft) -> bool:
-        if tp_is_a_group_size(problem, mesh) is not None:  # in no order of axes
+        if scheduled(mesh.pp, mesh.dp) is None or tp_is_a_group_size(problem, mesh) is not None:  # in no order of axes
             return False
         most_shared = mesh._replace(zero=max(zero_stages(problem, pins, mesh)))
         return state_at_least_bytes(problem, most_shared) <= capacity
 
+    def legal(mesh: Draft, schedule: Scheduled) -> Iterator[MeshDrafts]:
+        for stage in sorted(zero_stages(problem, pins, mesh), reverse=True):
+            for way in variants(problem, replace(pins, zero=stage), mesh, rules)[0]:
+                state_bytes = state_at_least_bytes(problem, way)
+                if state_bytes <= capacity and rules.sending(way.scheduled(*schedule)) is None:
+                    yield MeshDrafts(state_bytes, way, (schedule,))
+
     for mesh in meshes(problem, pins, may_be_one):
-        for schedule, vpp in virtual_stages(problem, pins, mesh)[:1]:
-            scheduled = (schedule, vpp, microbatch_sizes(problem, pins, mesh)[0])
-            ways = (
-                MeshDrafts(state_at_least_bytes(problem, way), way, (scheduled,))
-                for way in variants(problem, pins, mesh, rules)[0]
-            )
-            legal = [one for one in ways if one.state_bytes <= capacity and not _breaks_any(rules, *one.drafts)]
-            if legal:
-                yield max(legal, key=lambda one: one.way.zero)
-
-
-def _breaks_any(rules: KnownRules, draft: Draft) -> bool:
-    return rules.layout(draft) is not None or rules.sending(draft) is not None
+        schedule = scheduled(mesh.pp, mesh.dp)
+        assert schedule is not None
+        yield from islice(legal(mesh, schedule), 1)

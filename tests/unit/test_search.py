@@ -316,7 +316,8 @@ def test_what_would_fit_breaks_no_rule(schedule: str | None) -> None:
     """The layouts that hold least are under ZeRO-3, which does not go with gradients that are put off."""
     training, pins = TrainingSpec(8192, 1024, load_precision("mixed_precision")), Pins(schedule=schedule)
     problem = Problem(load_model("llama3-70b"), training, load_cluster("h100-80gb", 1), "torch")
-    nodes, layout, _ = larger_clusters(problem, pins)[-1]
+    found = larger_clusters(problem, pins)[-1]
+    nodes, layout = found.nodes, found.strategy
     assert layout is not None
     assert layout.zero == (3 if schedule is None else 1)
     check_strategy(problem.model, training, replace(problem.cluster, nodes=nodes), "torch", layout)
