@@ -7,7 +7,9 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_finite, show
-from autoshard.spec.model import MOST_REPEATED, ROPE_TYPES, ModelSpec, RopeScaling
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MOST_REPEATED
+from autoshard.spec.rope import ROPE_TYPES, RopeScaling
 
 _NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
 """What a key says of something that is not there, or scales nothing; True and False are 1 and 0."""

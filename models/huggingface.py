@@ -16,7 +16,8 @@ from autoshard.models.config_fields import Config
 from autoshard.models.families import FAMILIES
 from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
 from autoshard.spec.dropout import Dropout
-from autoshard.spec.model import MODEL_TYPES, TRACED, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MODEL_TYPES, TRACED
 
 MAX_CONFIG_BYTES = 1_000_000
 """Published configs have 1 to 50 KB."""

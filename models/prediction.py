@@ -24,7 +24,8 @@ from autoshard.models.llama.graph import (
     vocabulary,
 )
 from autoshard.models.weight_names import Part
-from autoshard.spec.model import PREDICTING_MODEL_TYPES, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 
 NEXT_IDS, NEXT_LABELS = "next_ids", "next_labels"
 """Inputs [batch, seq]: of each place the token behind it, and the token behind that; negative ones are not learned."""

@@ -9,7 +9,7 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
-from autoshard.spec.model import RECURRENT
+from autoshard.spec.model_types import RECURRENT
 
 MEGATRON_MIN_RANKS = 32
 """dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""

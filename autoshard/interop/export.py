@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.errors import AutoshardError
 from autoshard.models.padding import padding_notes
-from autoshard.spec.model import TRACED
+from autoshard.spec.model_types import TRACED
 
 if TYPE_CHECKING:
     from autoshard.plans.plan import Plan

@@ -13,7 +13,7 @@ from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
-from autoshard.spec.model import RopeScaling
+from autoshard.spec.rope import RopeScaling
 
 NUMBERS = {
     "tensor-model-parallel-size": "tp",

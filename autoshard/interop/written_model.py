@@ -9,7 +9,8 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.registry import builtin_models, load_model
-from autoshard.spec.model import TRACED, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import TRACED
 
 UNKNOWN = object()
 """A property that a model does not have, or that says nothing about its graph."""

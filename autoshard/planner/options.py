@@ -21,7 +21,7 @@ from autoshard.plugins.table import one_of_table
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.dropout import PUBLISHED, parse_dropout
 from autoshard.spec.hardware_file import packaged_instances
-from autoshard.spec.model import MOST_REPEATED
+from autoshard.spec.model_types import MOST_REPEATED
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.sdk import NEWEST, release

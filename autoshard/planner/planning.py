@@ -32,7 +32,8 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choice
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
-from autoshard.spec.model import PREDICTING_MODEL_TYPES, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.routing import check_routing, with_imbalance

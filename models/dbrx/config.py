@@ -9,7 +9,8 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, head_dim, rope, rope_keys
 from autoshard.spec.attention_scores import AttentionScores
-from autoshard.spec.model import MOST_REPEATED, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MOST_REPEATED
 
 ARCHITECTURES = {"dbrx": "DbrxForCausalLM"}
 DROPOUT = {"embedding": ("emb_pdrop", 0.0), "residual": ("resid_pdrop", 0.0)}

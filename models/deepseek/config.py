@@ -8,7 +8,8 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, rope, rope_keys, sizes
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.model import DENSE, MOST_REPEATED, SPARSE, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import DENSE, MOST_REPEATED, SPARSE
 from autoshard.spec.router import CORRECTED, GREEDY, GROUP_LIMITED, Router
 
 ARCHITECTURES = {

@@ -10,14 +10,9 @@ from autoshard.files.fields import check_positive, show
 from autoshard.models.config_fields import Config, stretched
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.spec.attention_scores import AttentionScores
-from autoshard.spec.model import (
-    ATTENTION_TYPES,
-    FULL_ATTENTION,
-    MOST_REPEATED,
-    SLIDING_ATTENTION,
-    ModelSpec,
-    RopeScaling,
-)
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
+from autoshard.spec.rope import RopeScaling
 
 ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
 UNSUPPORTED = (("use_bidirectional_attention", True),)

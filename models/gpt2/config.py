@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.models.config_fields import Config, head_dim
-from autoshard.spec.model import MOST_REPEATED, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MOST_REPEATED
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
 DROPOUT = {"embedding": ("embd_pdrop", 0.1), "residual": ("resid_pdrop", 0.1), "attention": ("attn_pdrop", 0.1)}

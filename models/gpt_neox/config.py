@@ -7,7 +7,8 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_positive, show
 from autoshard.models.config_fields import Config, head_dim, rope, rope_keys, sizes
-from autoshard.spec.model import MOST_REPEATED, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MOST_REPEATED
 
 ARCHITECTURES = {"gpt_neox": "GPTNeoXForCausalLM"}
 DROPOUT = {

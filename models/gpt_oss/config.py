@@ -9,7 +9,8 @@ from autoshard.models.llama.config import Defaults, read_as_llama, written_as_ll
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.clamped_gate import ClampedGate
-from autoshard.spec.model import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
 
 ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=150_000.0, num_key_value_heads=8, head_dim=64)

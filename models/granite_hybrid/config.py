@@ -11,7 +11,8 @@ from autoshard.models.config_fields import Config
 from autoshard.models.llama.config import Defaults, multipliers, read_as_llama, written_as_llama
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
 from autoshard.spec.linear_attention import Mamba
-from autoshard.spec.model import FULL_ATTENTION, MAMBA, MOST_REPEATED, NOPE, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import FULL_ATTENTION, MAMBA, MOST_REPEATED, NOPE
 
 ARCHITECTURES = {"granitemoehybrid": "GraniteMoeHybridForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0)

@@ -8,7 +8,8 @@ from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp
 from autoshard.models.mixtral.graph import mixture
 from autoshard.models.olmo2.graph import norm_over_heads
 from autoshard.spec.linear_attention import Mamba
-from autoshard.spec.model import MAMBA, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MAMBA
 
 __all__ = ["block", "embedding", "head"]
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from autoshard.models.granite_hybrid.graph import mamba_dims
 from autoshard.models.llama.weights import attention, ends
 from autoshard.models.weight_names import Part
-from autoshard.spec.model import MAMBA, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MAMBA
 
 __all__ = ["block", "ends"]
 

@@ -8,15 +8,8 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, head_dim, rope, rope_keys, sizes
-from autoshard.spec.model import (
-    ATTENTION_TYPES,
-    FULL_ATTENTION,
-    MOST_REPEATED,
-    NOPE,
-    ROPE,
-    SLIDING_ATTENTION,
-    ModelSpec,
-)
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, NOPE, ROPE, SLIDING_ATTENTION
 from autoshard.spec.multipliers import Multipliers
 
 ARCHITECTURES = {

@@ -9,7 +9,8 @@ from autoshard.files.fields import show
 from autoshard.models.config_fields import Config
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.spec.chunked_attention import ChunkedAttention
-from autoshard.spec.model import CHUNKED_ATTENTION, DENSE, FULL_ATTENTION, MOST_REPEATED, SPARSE, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import CHUNKED_ATTENTION, DENSE, FULL_ATTENTION, MOST_REPEATED, SPARSE
 
 ARCHITECTURES = {"llama4_text": "Llama4ForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=500_000.0, num_key_value_heads=8, head_dim=128)

@@ -15,7 +15,8 @@ from autoshard.models.llama.config import (
     written_as_llama,
 )
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
-from autoshard.spec.model import DENSE, MOST_REPEATED, SPARSE, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import DENSE, MOST_REPEATED, SPARSE
 
 ARCHITECTURES = {"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 DEFAULTS = {

@@ -9,7 +9,8 @@ from autoshard.models.config_fields import Config, partial_rotary, rope
 from autoshard.models.llama.config import Defaults, read_as_llama
 from autoshard.models.qwen.config import mixture, mixture_keys
 from autoshard.spec.linear_attention import LinearAttention
-from autoshard.spec.model import FULL_ATTENTION, LINEAR_ATTENTION, MOST_REPEATED, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import FULL_ATTENTION, LINEAR_ATTENTION, MOST_REPEATED
 
 ARCHITECTURES = {"qwen3_next": "Qwen3NextForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=2, head_dim=256)

@@ -17,7 +17,8 @@ from autoshard.models.llama.graph import (
     rope,
 )
 from autoshard.models.qwen.graph import mlp
-from autoshard.spec.model import LINEAR_ATTENTION, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import LINEAR_ATTENTION
 
 __all__ = ["block", "embedding", "head"]
 

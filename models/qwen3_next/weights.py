@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from autoshard.models.llama.weights import ends
 from autoshard.models.qwen.weights import mlp
 from autoshard.models.weight_names import Part
-from autoshard.spec.model import LINEAR_ATTENTION, ModelSpec
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import LINEAR_ATTENTION
 
 __all__ = ["block", "ends"]
 

@@ -15,9 +15,10 @@ from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
-from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.prediction import MultiTokenPrediction
+from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.traced_models import ODD

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.graph.ir import FLOAT32_BYTES
-from autoshard.spec.model import RopeScaling
+from autoshard.spec.rope import RopeScaling
 from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, ring_reduce
 from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate

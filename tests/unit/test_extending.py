@@ -34,7 +34,7 @@ from autoshard.plans.validate import plan_from_dict
 from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
 from autoshard.schedules.closed_form import alternating_at_least_s
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.model import MODEL_TYPES, TRACED
+from autoshard.spec.model_types import MODEL_TYPES, TRACED
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.new_schedules import NEW_SCHEDULES
 

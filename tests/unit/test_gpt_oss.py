@@ -24,7 +24,8 @@ from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.spec.clamped_gate import ClampedGate
-from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.rope import RopeScaling
 from tests.multiprocess.plans import MODELS
 from tests.unit.weight_folders import huggingface_folder, weights
 

@@ -15,7 +15,9 @@ from autoshard.models import builtin_models, load_model
 from autoshard.models.huggingface import from_config, read_config
 from autoshard.models.registry import FOLDER
 from autoshard.models.stage import parameter_count
-from autoshard.spec.model import MODEL_TYPES, ModelSpec, RopeScaling
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MODEL_TYPES
+from autoshard.spec.rope import RopeScaling
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

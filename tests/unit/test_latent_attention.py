@@ -28,7 +28,8 @@ from autoshard.planner.sets import every_set, recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.model import ModelSpec, RopeScaling
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.plans import MODELS, strategy

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
-from autoshard.spec.model import MODEL_TYPES, MOE_MODEL_TYPES, SHARED_EXPERT_MODEL_TYPES, ModelSpec, RopeScaling
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MODEL_TYPES, MOE_MODEL_TYPES, SHARED_EXPERT_MODEL_TYPES
+from autoshard.spec.rope import RopeScaling
 
 SMALL = ModelSpec(
     name="small",

@@ -1,0 +1,258 @@
+"""Checks of a model: each raises one error that names the field, its value and what would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
+from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.clamped_gate import ClampedGate
+from autoshard.spec.dropout import Dropout
+from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.model_types import (
+    ACTIVATIONS,
+    CHUNKED_ATTENTION,
+    COUNTED_SHARED_EXPERTS,
+    DENSE,
+    EXPERTS,
+    FULL_ATTENTION,
+    LATENT_MODEL_TYPES,
+    LAYER_TYPES,
+    LONGEST_NAME,
+    MLP_LAYER_TYPES,
+    MOE_MODEL_TYPES,
+    MOST_REPEATED,
+    POSITION_TYPES,
+    PREDICTING_MODEL_TYPES,
+    ROUTED,
+    SHARED,
+    SHARED_EXPERT_MODEL_TYPES,
+    SLIDING_ATTENTION,
+    SPARSE,
+    TRACED,
+)
+from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.prediction import MultiTokenPrediction
+from autoshard.spec.rope import RopeScaling
+from autoshard.spec.router import Router
+from autoshard.spec.traced import TracedGraph
+
+if TYPE_CHECKING:
+    from autoshard.spec.model import ModelSpec
+
+
+def check_model(model: ModelSpec) -> None:
+    """Raises AutoshardError with the first thing that is wrong with a model."""
+    _check_fields(model)
+    _check_attention(model)
+    _check_latent_attention(model)
+    _check_experts(model)
+    _check_kinds(model)
+    _check_prediction(model)
+    _check_graph(model)
+
+
+def _check_fields(model: ModelSpec) -> None:
+    """Each field by itself."""
+    if not isinstance(model.name, str) or not model.name.isprintable() or not 1 <= len(model.name) <= LONGEST_NAME:
+        raise AutoshardError(f"name={show(model.name)} of the model must be 1 to {LONGEST_NAME} printable characters")
+    of = model.name
+    known = [name for name in ACTIVATIONS.known(model.model_type) if name != TRACED]
+    check_choice(of, "model_type", model.model_type, known if model.graph is None else (TRACED,))
+    check_choice(of, "hidden_act", model.hidden_act, ACTIVATIONS[model.model_type])
+    for field in ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "max_position_embeddings"):
+        check_integer(of, field, getattr(model, field))
+    for field in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        check_integer(of, field, getattr(model, field), at_most=MOST_REPEATED)
+    for field in ("num_local_experts", "num_experts_per_tok"):
+        check_integer(of, field, getattr(model, field), at_least=0, at_most=MOST_REPEATED)
+    check_integer(of, "shared_expert_intermediate_size", model.shared_expert_intermediate_size, at_least=0)
+    check_positive(of, "partial_rotary_factor", model.partial_rotary_factor)
+    if model.router_aux_loss_coef != 0:
+        check_positive(of, "router_aux_loss_coef", model.router_aux_loss_coef)
+    flags = ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_parallel_residual")
+    for field in (*flags, "use_qk_norm"):
+        check_flag(of, field, getattr(model, field))
+    check_positive(of, "norm_eps", model.norm_eps)
+    if model.rope_theta is not None:
+        check_positive(of, "rope_theta", model.rope_theta)
+    if model.sliding_window is not None:
+        check_integer(of, "sliding_window", model.sliding_window)
+    for field in ("final_logit_softcapping", "rope_local_base_freq"):
+        if getattr(model, field) is not None:
+            check_positive(of, field, getattr(model, field))
+    if not isinstance(model.clamped_gate, (ClampedGate, type(None))):
+        raise AutoshardError(f"clamped_gate={show(model.clamped_gate)} of {of} must be null or an object")
+    if not isinstance(model.attention_scores, AttentionScores):
+        raise AutoshardError(f"attention_scores={show(model.attention_scores)} of {of} must be an object")
+    if not isinstance(model.rope_scaling, (RopeScaling, type(None))):
+        raise AutoshardError(
+            f"rope_scaling={show(model.rope_scaling)} of {of} must be null or an object with a rope_type"
+        )
+
+
+def _check_attention(model: ModelSpec) -> None:
+    """Heads in whole groups, and the positions that the model_type has."""
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads % kv_heads:
+        raise AutoshardError(
+            f"num_key_value_heads={kv_heads} must divide num_attention_heads={heads} of {model.name}; "
+            f"what fits: {', '.join(str(count) for count in range(1, heads + 1) if heads % count == 0)}"
+        )
+    if model.model_type == "gpt2":
+        if model.rope_theta is not None or model.rope_scaling is not None:
+            raise AutoshardError(f"model_type=gpt2 of {model.name} learns its positions: rope_theta must be null")
+        return
+    if model.model_type == TRACED:
+        return
+    if model.rope_theta is None:
+        raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
+    if model.latent_attention is not None:
+        return
+    if model.partial_rotary_factor > 1 or model.rotary_dim % 2 or model.rotary_dim == 0:
+        part = "" if model.partial_rotary_factor == 1 else f" times partial_rotary_factor={model.partial_rotary_factor}"
+        raise AutoshardError(
+            f"head_dim={model.head_dim}{part} of {model.name} must be even: rotary positions turn pairs of numbers"
+        )
+
+
+def _check_latent_attention(model: ModelSpec) -> None:
+    """Latent attention exactly where the model_type has it, with heads of its own for all keys."""
+    latent, of = model.latent_attention, model.name
+    if not isinstance(latent, (LatentAttention, type(None))):
+        raise AutoshardError(f"latent_attention={show(latent)} of {of} must be an object with a kv_lora_rank")
+    if (latent is not None) != (model.model_type in LATENT_MODEL_TYPES):
+        needs = "needs" if latent is None else "has no"
+        raise AutoshardError(
+            f"model_type={model.model_type} of {of} {needs} latent_attention; {', '.join(LATENT_MODEL_TYPES)} have it"
+        )
+    if latent is None:
+        return
+    if model.num_query_groups > 1:
+        raise AutoshardError(
+            f"num_key_value_heads={model.num_key_value_heads} of {of} must be num_attention_heads="
+            f"{model.num_attention_heads}: latent attention makes keys of every head"
+        )
+    if latent.qk_rope_head_dim % 2 or latent.qk_rope_head_dim >= model.head_dim:
+        raise AutoshardError(
+            f"qk_rope_head_dim={latent.qk_rope_head_dim} of {of} must be even and below head_dim={model.head_dim}, "
+            "the width of queries and keys"
+        )
+    for field, right in (("sliding_window", None), ("attention_bias", False), ("partial_rotary_factor", 1.0)):
+        if (value := getattr(model, field)) != right:
+            raise AutoshardError(f"{field}={show(value)} of {of} is not supported with latent attention; {right} is")
+
+
+def _check_experts(model: ModelSpec) -> None:
+    """Experts exactly where the model_type has them."""
+    experts, chosen = model.num_local_experts, model.num_experts_per_tok
+    kinds = EXPERTS[model.model_type]
+    if model.shared_expert_intermediate_size and SHARED not in kinds:
+        raise AutoshardError(
+            f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be 0: "
+            f"model_type={model.model_type} has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
+        )
+    if model.model_type in COUNTED_SHARED_EXPERTS and model.shared_expert_intermediate_size % model.intermediate_size:
+        raise AutoshardError(
+            f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be a "
+            f"multiple of intermediate_size={model.intermediate_size}: model_type={model.model_type} counts shared "
+            "experts"
+        )
+    if model.use_qk_norm and model.model_type != "glm4_moe":
+        raise AutoshardError(
+            f"use_qk_norm=True of {model.name} must be False: model_type={model.model_type} says itself whether heads "
+            "have norms; glm4_moe does not"
+        )
+    if model.use_parallel_residual and model.model_type != "gpt_neox":
+        raise AutoshardError(
+            f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} "
+            "runs attention and MLP one after the other; gpt_neox can run them side by side"
+        )
+    optional = model.model_type in (TRACED, "granitemoehybrid")
+    if (ROUTED in kinds and not optional) or (optional and experts):
+        if not 1 <= chosen <= experts:
+            raise AutoshardError(
+                f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
+            )
+        if not isinstance(model.router, (Router, type(None))):
+            raise AutoshardError(f"router={show(model.router)} of {model.name} must be an object with a scoring_func")
+        if model.router is not None and (wrong := model.router.experts_objection(experts, chosen)) is not None:
+            raise AutoshardError(f"{wrong} of {model.name}")
+    elif experts or chosen:
+        raise AutoshardError(
+            f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "
+            f"model_type={model.model_type} has no experts; {', '.join(MOE_MODEL_TYPES)} has"
+        )
+
+
+def _check_kinds(model: ModelSpec) -> None:
+    """A word for each block, where blocks differ."""
+    if (model.chunked_attention is None) == (model.model_type == "llama4_text"):
+        needs = "needs" if model.chunked_attention is None else "has no"
+        raise AutoshardError(f"model_type={model.model_type} of {model.name} {needs} chunked_attention")
+    layer_types = LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
+    words = {"layer_types": layer_types, "mlp_layer_types": MLP_LAYER_TYPES, "position_types": POSITION_TYPES}
+    for field, known in words.items():
+        types = getattr(model, field)
+        if not types:
+            continue
+        for word in dict.fromkeys(types):
+            check_choice(model.name, field, word, known)
+        if len(types) != model.num_hidden_layers:
+            raise AutoshardError(
+                f"{field} of {model.name} has {len(types)} entries; num_hidden_layers={model.num_hidden_layers} "
+                "needs one for each block"
+            )
+    if SLIDING_ATTENTION in model.layer_types and model.sliding_window is None:
+        raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
+    if SPARSE in model.mlp_layer_types and not model.is_moe:
+        raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
+    for field, kind in (("linear_attention", LinearAttention), ("mamba", Mamba)):
+        value = getattr(model, field)
+        if not isinstance(value, (kind, type(None))):
+            raise AutoshardError(f"{field}={show(value)} of {model.name} must be an object with sizes")
+        if (field in model.layer_types) != (value is not None):
+            raise AutoshardError(
+                f"{field} of {model.name} must be the sizes of the blocks that are {field} in layer_types, and absent "
+                "without such blocks"
+            )
+    if not isinstance(model.multipliers, (Multipliers, type(None))):
+        raise AutoshardError(f"multipliers={show(model.multipliers)} of {model.name} must be an object with constants")
+    check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)
+    if (DENSE in model.mlp_layer_types) != (model.dense_intermediate_size > 0):
+        raise AutoshardError(
+            f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
+            f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
+        )
+
+
+def _check_prediction(model: ModelSpec) -> None:
+    """A prediction module only where the model_type can have one."""
+    module = model.multi_token_prediction
+    if not isinstance(module, (MultiTokenPrediction, type(None))):
+        raise AutoshardError(f"multi_token_prediction={show(module)} of {model.name} must be an object")
+    if module is not None and model.model_type not in PREDICTING_MODEL_TYPES:
+        raise AutoshardError(
+            f"mtp_num_layers={module.mtp_num_layers} of {model.name} must be absent: model_type={model.model_type} has "
+            f"no prediction module; {', '.join(PREDICTING_MODEL_TYPES)} have"
+        )
+
+
+def _check_graph(model: ModelSpec) -> None:
+    """The dims of a traced model's graph are those that its sizes give."""
+    if not isinstance(model.dropout, Dropout):
+        raise AutoshardError(f"dropout={show(model.dropout)} of {model.name} must be an object with probabilities")
+    if model.graph is None:
+        return
+    if model.dropout:
+        raise AutoshardError(f"dropout={model.dropout} of {model.name} must be 0: a traced module is trained without")
+    if not isinstance(model.graph, TracedGraph):
+        raise AutoshardError(f"graph={show(model.graph)} of {model.name} must be an object with operators")
+    used = {dim for op in model.graph.operators for dim in op.dims}
+    used |= {dim for parameter in model.graph.parameters for dim in parameter.dims}
+    if used & {"expert", "capacity"} and not model.is_moe:
+        raise AutoshardError(f"num_local_experts=0 of {model.name}, but its graph has experts")
+    if "position" in used and model.rope_theta is not None:
+        raise AutoshardError(f"rope_theta of {model.name} must be null: its graph learns positions")
