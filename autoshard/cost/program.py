@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,27 +14,18 @@ from autoshard.cost.backward_release import Moments, given_back_bytes, moments
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.graph.count import (
-    backward_collectives,
-    forward_collectives,
-    loop_sizes,
-    operator_steps,
-    parameter_elements,
-)
+from autoshard.cost.working_bytes import at_steps
+from autoshard.graph.count import backward_collectives, forward_collectives, operator_steps, parameter_elements
 from autoshard.graph.ir import OPERAND_BYTES, Operator
-from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.states import REPLICATED
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import is_matrix
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
-from autoshard.models.prediction import PREDICTION
 from autoshard.rows import Number, added_up, largest, where
 from autoshard.spec.cluster import Device
 
-SHARED_EXPERT = "shared_ffn"
-"""The dim of a shared expert inside."""
 BACKWARD_OPERATORS = 2
 """Launches of backward for each one of forward."""
 ADAPTER_OPERATORS = 2
@@ -334,7 +324,7 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
     given_back = given_back_bytes(program)
-    working, needed = _at_steps(program, given_back)
+    working, needed = at_steps(program, given_back)
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}
@@ -525,90 +515,3 @@ def spent_on(kind: str, axes: tuple[str, ...]) -> int:
         return TENSOR
     assert axes == ("cp",), axes
     return CONTEXT
-
-
-def _at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Bytes that backward of each step works with, and those beyond all that was kept or is run again. given_back: as
-    `given_back_bytes` has them.
-
-    What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
-    its block and has buffers of its own; with a prediction module, where the end of the model is as long as a block;
-    and with a shared expert, whose backward is before that of the others: their gradients wait for it. It is left out
-    elsewhere: the step with the most bytes is then one of the first of its block's backward.
-    """
-    operators, working = program.graph.operators, [working_bytes(program, step) for step in program.steps]
-    shares = any(SHARED_EXPERT in op.loop_dims for op in operators)
-    if shares:
-        working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
-    is_long = shares or any(op.module == PREDICTION for op in operators)
-    of_steps = zip(working, given_back, program.steps, strict=True)
-    needed = [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in of_steps]
-    return working, needed
-
-
-def _waiting_gradients_bytes(program: Program) -> list[float]:
-    """Bytes of gradients, by step, that are there while its backward runs, for steps in front of it alone: those of
-    views that are written in front and read behind."""
-    written: dict[str, int] = {}
-    last_read: dict[str, int] = {}
-    for index, step in enumerate(program.steps):
-        inputs, outputs = _views(step)
-        last_read |= dict.fromkeys(inputs, index)
-        written |= dict.fromkeys(outputs, index)
-    changes = [0.0] * (len(program.steps) + 1)
-    for index, step in enumerate(program.steps):
-        inputs, outputs = _views(step)
-        for view in outputs:
-            if last_read.get(view, 0) > index + 1:
-                changes[index + 1] += program.local_bytes[view]
-                changes[last_read[view]] -= program.local_bytes[view]
-        for view in set(inputs):
-            if view in written and index < last_read[view]:  # it counts as what the step works with
-                changes[index] -= program.local_bytes[view]
-                changes[index + 1] += program.local_bytes[view]
-    return list(accumulate(changes[:-1]))
-
-
-def _views(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The views that a step reads, and those that it writes."""
-    if isinstance(step, RedistributeStep):
-        return (step.source,), (step.target,)
-    if isinstance(step, GatherEinsumStep):
-        return (step.gather.source,), tuple(einsum.operator.output for einsum in step.einsums)
-    return tuple(step.inputs), (step.operator.output,)
-
-
-def working_bytes(program: Program, step: Step) -> float:
-    """Bytes that backward of a step needs beside what forward kept: gradients of what it read and wrote, what it
-    gathers again, buffers inside.
-
-    Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
-    """
-    if isinstance(step, RedistributeStep):
-        return view_bytes(program, step.source) + view_bytes(program, step.target)
-    if isinstance(step, GatherEinsumStep):
-        written = sum(view_bytes(program, einsum.operator.output) for einsum in step.einsums)
-        return 2 * view_bytes(program, step.gather.target) + written
-    return operator_bytes(program, step)
-
-
-def operator_bytes(program: Program, step: OperatorStep) -> float:
-    """Bytes that backward of one operator needs beside what forward kept: gradients of what it read and wrote, what it
-    saves beside its output, buffers inside, such as those of a ring."""
-    op = step.operator
-    extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
-    inside = sum(e.bytes for e in extra) + _inner_bytes(program, step)
-    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + inside
-
-
-def _inner_bytes(program: Program, step: Step) -> float:
-    """Bytes of buffers inside the backward of a step with one operator; 0 for other steps."""
-    if not isinstance(step, OperatorStep):
-        return 0.0
-    op = step.operator
-    return KINDS[op.kind].inner_backward_bytes(op, program.graph, loop_sizes(program, step))
-
-
-def view_bytes(program: Program, view: str) -> float:
-    """Local bytes of a view; 0 for a parameter, which is charged where it lives."""
-    return program.activation_bytes[view]

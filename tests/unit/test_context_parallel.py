@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.program import price_program, program_work, working_bytes
+from autoshard.cost.program import price_program, program_work
+from autoshard.cost.working_bytes import working_bytes
 from autoshard.graph.count import backward_collectives, forward_collectives, loop_sizes, operator_work
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autoshard.cost.collectives import exposed_ring_s
-from autoshard.cost.program import operator_bytes, view_bytes
+from autoshard.cost.working_bytes import operator_bytes, view_bytes
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
-from autoshard.cost.program import operator_bytes, view_bytes
+from autoshard.cost.working_bytes import operator_bytes, view_bytes
 from autoshard.graph.count import backward_collectives, forward_collectives, loop_sizes
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operators import KINDS
