@@ -215,7 +215,7 @@ def price_layouts(
         at_least_s = [*zip(own.tolist(), other.tolist(), strict=True)]
 
     bounds, has_kinds = LayoutBounds(problem, pins), len(problem.model.kinds) > 1
-    pairs = Pairs(problem, partial(_count_priced, tally, capacity)) if has_kinds and not few else None
+    pairs = Pairs(problem, partial(count_priced, tally, capacity)) if has_kinds and not few else None
     at_first: float = FIRST
     if few:  # nothing is known of them
         at_first = inf if clock.limit_s == inf else UNBOUNDED
@@ -321,17 +321,18 @@ def _price(
             if exhaustive or draft.microbatch_size == smallest or table.has_room(draft):
                 table.add(draft)
             else:  # a smaller microbatch is a nearer miss
-                tally.drop(MEMORY, "", inf, table.sets_of(draft))
+                words = f"{degrees_of(draft)}, microbatch {draft.microbatch_size}, has no room for a block and the head"
+                tally.drop(MEMORY, words, inf, table.sets_of(draft))
     if pairs is not None:
         pairs.add(table.wholes())
         return []
     chunks = [*table.price()]
     for chunk in chunks:
-        _count_priced(tally, capacity, chunk)
+        count_priced(tally, capacity, chunk)
     return chunks
 
 
-def _count_priced(tally: Tally, capacity: float, chunk: Priced) -> None:
+def count_priced(tally: Tally, capacity: float, chunk: Priced) -> None:
     """Count layouts that are priced together, by whether they fit into so many bytes."""
     fitting, dropped = chunk.pairs(capacity)
     tally.keep(fitting)

@@ -24,10 +24,10 @@ class Tally:
 
     def drop(self, reason: str, example: str, miss: float = 0.0, count: int = 1) -> None:
         """Count a layout, or `count` of them, as dropped for a reason. example: one of them in words. miss: by how much
-        it missed; the nearest miss is remembered, of equal ones the first."""
+        it missed, infinite where that is not known; the nearest miss is remembered, of equal ones the first."""
         self.considered += count
         self.counts[reason] = self.counts.get(reason, 0) + count
-        if miss < self.nearest.get(reason, (inf, ""))[0]:
+        if reason not in self.nearest or miss < self.nearest[reason][0]:
             self.nearest[reason] = (miss, example)
 
     def nearest_miss(self, reason: str) -> float:

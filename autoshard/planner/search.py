@@ -28,6 +28,7 @@ from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.priced import (
     Clock,
     PricedLayouts,
+    count_priced,
     count_rest,
     ideal_step_time_s,
     price_layouts,
@@ -92,10 +93,7 @@ def search(
     best = Candidate(strategy, estimate(model, training, cluster, strategy))
     others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
     for chunk in priced.others.chunks if priced.others else ():
-        fitting, dropped = chunk.pairs(cluster.device.memory_bytes)
-        tally.keep(fitting)
-        if dropped:
-            tally.drop(MEMORY, "", inf, dropped)
+        count_priced(tally, cluster.device.memory_bytes, chunk)
     count_rest(priced, pins, tally, clock)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout

@@ -511,3 +511,12 @@ def test_search_imports_numpy_only_to_price() -> None:
     code = "import autoshard.planner, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout == "[]\n"
+
+
+def test_what_does_not_fit_has_an_example_also_where_none_was_priced() -> None:
+    """Here all that hold too much are larger microbatches of layouts that fit, or in other orders of axes."""
+    training = TrainingSpec(8192, 100, load_precision("bf16_sr"))
+    cluster, pins = load_cluster("a100-40gb", 64), Pins(tp=8, num_virtual_stages=4)
+    found = search(load_model("deepseek-v2-lite"), training, cluster, pins, "torch").rejections
+    (example,) = (one.example for one in found if one.reason == "does not fit in memory")
+    assert " needs " in example or "has no room" in example
