@@ -142,6 +142,16 @@ def test_mixes_that_are_left_out_are_slower_in_every_chunk(seed: int) -> None:
         assert row not in kept or not better.any()
 
 
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 1, 2), (1,), (0, 2), (4000,) * 9 + (0,), (1,) * 70 + (2, 2)])
+def test_every_choice_is_one_of_each(sizes: tuple[int, ...]) -> None:
+    """Also where a rank has none and the others have many, and with more ranks than an array has dimensions."""
+    several = [10 * rank + np.arange(size) for rank, size in enumerate(sizes)]
+    expected = [] if 0 in sizes else [*product(*(one.tolist() for one in several))]
+    found = mixed.every_choice(several)
+    assert found.shape == (len(expected), len(sizes))
+    assert [*map(tuple, found.tolist())] == expected
+
+
 def with_transfers() -> Priced:
     """Transfers between nodes take a tenth of a step, and there are no more microbatches than ranks: sums over ranks
     tell little. Llama 2 70B on 1,024 x H200, its fastest layout."""

@@ -250,7 +250,7 @@ class InterleavedSets:
         worth = [self._worth(rank, limit_s) for rank in range(self._pp)]
         if prod(map(len, worth)) > MOST_CHOICES:
             return None
-        return np.stack(np.meshgrid(*worth, indexing="ij"), -1).reshape(-1, self._pp), self._in_any_order
+        return every_choice(worth), self._in_any_order
 
     def strategy(self, choice: Array) -> Strategy:
         """The layout with these mixes."""
@@ -329,6 +329,16 @@ def undominated(costs: Array) -> Array:
         kept.append(left[0])
         left = left[(costs[left] < costs[left[0]]).any(1)]
     return np.sort(np.array(kept, dtype=int))
+
+
+def every_choice(several: Sequence[Array]) -> Array:
+    """One of each of several arrays, in every way, (way, array): the first one changes last. There may be more of them
+    than an array of numpy has dimensions."""
+    left, columns = np.arange(prod(map(len, several))), []
+    for one in reversed(several):
+        left, place = np.divmod(left, max(1, len(one)))
+        columns.append(one[place])
+    return np.stack(columns[::-1], axis=1)
 
 
 @lru_cache(maxsize=32)
