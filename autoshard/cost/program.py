@@ -129,7 +129,9 @@ class Part:
     @cached_property
     def waiting_s(self) -> Number:
         """Seconds of forward and backward in which the device waits for the host."""
-        return self.forward_s + self.backward_s - self.forward.total - self.recompute.total - self.backward.total
+        host_forward_s, host_backward_s = self.host_s
+        ahead_s = largest(0.0, host_forward_s - self.forward.total)
+        return ahead_s + largest(0.0, host_backward_s - (self.recompute.total + self.backward.total))
 
     @cached_property
     def num_parameters(self) -> float:

@@ -87,7 +87,7 @@ def time_values(
         after = _overlapped(after, busiest, (mesh.pp, num_microbatches, vpp), software)
     bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
     after = after._replace(scatter_s=after.scatter_s + scattering_s, gather_s=after.gather_s + gathering_s)
-    return (*work, bubble_s, with_transfers_s - pipeline_s, *after)
+    return (*work, bubble_s, max(0.0, with_transfers_s - pipeline_s), *after)
 
 
 class Busiest(NamedTuple):

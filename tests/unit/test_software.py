@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.program import Part, Seconds
 from autoshard.cost.stacks import COMPILED, TRACED, TRACED_LORA, Software
 from autoshard.cost.step import unhidden_s
 from autoshard.layout.strategy import Strategy, even_stage_layers
@@ -252,3 +253,16 @@ def test_a_host_that_traces_adapters_takes_longer() -> None:
     layout = Strategy(4, 1, 1, 1, 1, 1, 1, "1f1b", ("full",), True, 0, "flash", (8,))
     full, adapted = (estimate(small, training, chip, layout, of) for of in (TRACED, TRACED_LORA))
     assert adapted.step_time_s > 1.2 * full.step_time_s
+
+
+@given(st.lists(st.floats(0, 10), min_size=5, max_size=5), st.floats(0, 20), st.floats(0, 20))
+def test_no_device_waits_less_than_not_at_all_for_its_host(
+    seconds: list[float], forward_s: float, backward_s: float
+) -> None:
+    """Sums of floats differ by where they begin: a plan with a term below zero is refused when it is read."""
+    passes = Seconds(*seconds), Seconds(*seconds[::-1]), Seconds(*(one / 3 for one in seconds))
+    part = Part(*passes, 0.0, 0.0, 0.0, {}, (forward_s, backward_s))
+    assert part.waiting_s >= 0
+    assert part.waiting_s == pytest.approx(
+        part.forward_s + part.backward_s - sum(one.total for one in passes), abs=1e-9
+    )
