@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 
 from autoshard.backends.rules import Problem
+from autoshard.errors import NoLayoutFits
+from autoshard.models.registry import load_model
 from autoshard.planner.grid.order import fastest_first
 from autoshard.planner.grid.pairs import Pairs, pairs_at_least_s, pairs_need_bytes
 from autoshard.planner.grid.table import Priced, Table
 from autoshard.planner.priced import PricedLayouts
 from autoshard.planner.rejections import Tally
+from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
 from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import Pins
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.kind_models import random_layout, table_of
 from tests.unit.test_mesh_bounds import random_problem
 
@@ -80,3 +85,11 @@ def test_where_nothing_fits_the_nearest_miss_is_priced(seed: int) -> None:
     least_bytes = min((float(one.memory_bytes.min()) for one in every), default=inf)
     assert min((float(one.memory_bytes.min()) for one in seen), default=inf) == least_bytes
     assert least_bytes <= pairs.too_large[2]
+
+
+def test_where_all_that_was_bounded_holds_too_much_there_is_nothing_to_price() -> None:
+    assert Pairs(random_problem(0)).price_more(inf) == []
+    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    cluster, pins = load_cluster("trn2.48xlarge", 24), Pins(schedule="gpipe")
+    with pytest.raises(NoLayoutFits, match=r"no layout fits gemma2-9b on 24 x trn2\.48xlarge"):
+        search(load_model("gemma2-9b"), training, cluster, pins, "torch")

@@ -144,6 +144,8 @@ class Pairs:
     def price_more(self, below_s: float) -> list[Priced]:
         """Price some more of what may take no more than below_s, those with the lowest bounds first, as far as some cut
         may fit."""
+        if not self._left:  # what was bounded last all holds too much
+            return []
         every = np.concatenate([one.least_s for one in self._left])
         count = min(self._at_once, len(every)) - 1
         most_s = min(below_s, max(float(np.partition(every, count)[count]), self.next_s))
