@@ -1,0 +1,161 @@
+"""Tries random requests: each must end in a plan that can be read, explained and priced again, or in one error.
+
+    python -m benchmarks.random_requests                 # five minutes
+    python -m benchmarks.random_requests --seconds 600 --seed 7
+
+A request is a model, a cluster and some of the options of `autoshard plan`, drawn without asking whether they go
+together. Looked for: an exception, an error of several lines, a file that an error left behind, a plan that
+`autoshard validate`, `explain` or `score` refuses, and degrees that are slower when they are pinned than when they are
+found. The exit code is 1 where there was any; each is printed with the request that leads to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from autoshard.cli import main as autoshard
+from autoshard.layout.strategy import Strategy
+from autoshard.models.registry import builtin_models
+from autoshard.plans.validate import read_plan
+from autoshard.spec.cluster import instances
+
+DONE, REFUSED = 0, 2
+"""Exit codes."""
+A_PRICE = "the plan is a price"
+"""Said by `validate` where no backend can execute a plan's precision."""
+SAME = 0.011
+"""Share of a step time by which a simpler layout may be slower and be taken all the same, and rounding."""
+NODES = (1, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+OPTIONS: dict[str, tuple[float, Sequence[Any]]] = {
+    "seq-len": (0.5, (128, 512, 1000, 2048, 4096, 8192, 16384, 32768)),
+    "global-batch": (0.6, (1, 7, 16, 48, 64, 100, 256, 1000, 1024, 4096)),
+    "precision": (0.4, ("bf16_sr", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4", "cfp8", "auto")),
+    "backend": (0.6, ("torch", "torch", "nxd")),
+    "lnc": (0.15, (1, 2, "auto")),
+    "sdk": (0.1, ("2.20", "2.24")),
+    "stack": (0.05, ("neuron-stages", "neuron-eager")),
+    "tp": (0.2, (1, 2, 3, 4, 8, 16, 32)),
+    "pp": (0.2, (1, 2, 3, 4, 8)),
+    "cp": (0.15, (1, 2, 4)),
+    "ep": (0.1, (1, 2, 4, 8)),
+    "etp": (0.07, (1, 2, "auto")),
+    "dp-replicate": (0.06, (1, 2, "auto")),
+    "vpp": (0.15, (1, 2, 3, 4)),
+    "micro-batch": (0.2, (1, 2, 3, 4)),
+    "schedule": (0.15, ("1f1b", "interleaved", "gpipe", "zero_bubble")),
+    "recompute": (0.2, ("none", "full", "selective", "mlp", "core_attention+mlp", "self_attn.q_proj")),
+    "attention-kernel": (0.1, ("flash", "plain")),
+    "context-parallel": (0.08, ("ring", "zigzag_ring", "ulysses", "all_gather")),
+    "zero": (0.15, (0, 1, 2, 3)),
+    "axis-order": (0.05, ("dp-pp-cp-tp", "pp-dp-cp-tp", "tp-cp-dp-pp")),
+    "expert-imbalance": (0.05, (1.2, 2)),
+    "mtp-num-layers": (0.05, (1,)),
+    "dropout": (0.05, ("0.1", "residual=0.1")),
+    "fit-probability": (0.05, (0.5, 0.99)),
+    "keep-bf16": (0.05, ("attention", "first=1")),
+}
+"""Option -> (how often it is given, values that it may have)."""
+PINS = {"tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "micro-batch": "microbatch_size", "zero": "zero"}
+"""Option that pins a field -> the field of a strategy."""
+
+
+def request(seed: int) -> dict[str, str]:
+    """The request of a seed: options of `autoshard plan` and their values."""
+    draw = random.Random(seed)
+    given: dict[str, Any] = {
+        "model": draw.choice(builtin_models()),
+        "instance": draw.choice(instances()),
+        "nodes": draw.choice(NODES),
+    }
+    given |= {name: draw.choice(values) for name, (often, values) in OPTIONS.items() if draw.random() < often}
+    return {name: str(value) for name, value in given.items()}
+
+
+def words(given: dict[str, str]) -> list[str]:
+    """A request as arguments of a command."""
+    return [word for name, value in given.items() for word in (f"--{name}", value)]
+
+
+def called(*arguments: str) -> tuple[int | None, str]:
+    """(exit code, None where it ended with an exception; what it said on stderr) of a command in this process."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(said):
+            return autoshard(list(arguments)), said.getvalue()
+    except Exception:  # whatever it is, it is what is looked for
+        return None, traceback.format_exc()
+
+
+def faults(given: dict[str, str], folder: Path) -> Iterator[str]:
+    """What goes wrong with a request, in words. folder: for files; should be empty."""
+    out = folder / "plan.json"
+    code, said = called("plan", *words(given), "--out", str(out))
+    if code == REFUSED:
+        if len(said.strip().splitlines()) != 1:
+            yield f"an error of several lines: {said}"
+        if any(folder.iterdir()):
+            yield "an error that leaves a file behind"
+        return
+    if code != DONE:
+        yield f"exit code {code}: {said}"
+        return
+    for command in (("validate",), ("explain", "--quick"), ("score",)):
+        code, said = called(*command, str(out))
+        if code != DONE and A_PRICE not in said:
+            yield f"{' '.join(command)} ends with {code}: {said}"
+    if given.get("precision") != "auto":
+        yield from _slower_when_pinned(given, out, folder / "pinned.json")
+
+
+def _slower_when_pinned(given: dict[str, str], found: Path, out: Path) -> Iterator[str]:
+    plan = _read(found)
+    if plan is None:
+        return
+    strategy, step_time_s = plan
+    pinned = given | {name: str(getattr(strategy, field)) for name, field in PINS.items() if name not in given}
+    code, said = called("plan", *words(pinned), "--out", str(out))
+    if code != DONE:
+        yield f"its own degrees, pinned, end with {code}: {said}"
+    elif (again := _read(out)) is not None and again[1] > step_time_s * (1 + SAME):
+        yield f"its own degrees, pinned, take {again[1] / step_time_s:.3f} times as long"
+
+
+def _read(file: Path) -> tuple[Strategy, float] | None:
+    """(strategy, seconds of a step) of a plan; None where its precision has a price alone."""
+    from autoshard.errors import AutoshardError
+
+    try:
+        plan = read_plan(str(file))
+    except AutoshardError:
+        return None
+    return plan.strategy, plan.estimate.step_time_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=0, help="of the first request; each one after it has the next")
+    arguments = parser.parse_args()
+    start, seed, wrong = perf_counter(), arguments.seed, 0
+    while perf_counter() - start < arguments.seconds:
+        given = request(seed)
+        with TemporaryDirectory(prefix="autoshard-request-") as folder:
+            for fault in faults(given, Path(folder)):
+                wrong += 1
+                print(f"seed {seed}: autoshard plan {' '.join(words(given))}\n{fault}", flush=True)
+        seed += 1
+    print(f"{seed - arguments.seed:,} requests, {wrong} faults")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
