@@ -23,6 +23,9 @@ from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.spec.model import ModelSpec
 from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
 
+M_MMAP_THRESHOLD = -3
+"""Of malloc.h: from how many bytes on memory is the kernel's, not malloc's."""
+
 
 def session(rank: int, dp: int = 1, zero: int = 1, seed: int = 0, model: ModelSpec = LLAMA) -> Session:
     plan = plan_of(model, strategy(dp=dp, zero=zero), 2, FP32)
@@ -55,7 +58,9 @@ def memory_of_saves(arguments: dict[str, Any], reporter: Reporter) -> dict[str, 
     A process of its own: what others freed before is memory that could be used again unseen, and what malloc keeps of
     them would be counted.
     """
-    model = replace(LLAMA, vocab_size=150_000)  # tensors of 38 MB: beyond 32 malloc gives them back at once
+    # What is freed goes back at once: malloc keeps tensors of up to 32 MB, and the next copy may not fit into them.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    model = replace(LLAMA, vocab_size=150_000)
     one = session(0, model=model)
     train(one)
     with mock.patch.object(checkpoint, "open_store", lambda location: SlowDisk(Path(location))):
