@@ -142,7 +142,7 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
 
 
 def _about_bytes(problem: Problem, one: MeshDrafts) -> float:
-    """Bytes that a rank holds, roughly: its state, and the inputs of its blocks as 1F1B keeps them on the first."""
+    """Bytes that the first rank holds, roughly: its state, and what 1F1B keeps of the inputs of its blocks."""
     (draft,), layers = one.drafts, problem.model.num_hidden_layers
     num_microbatches = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
     input_bytes = hidden_bytes(problem.model, problem.training, local_shape(draft))
@@ -249,6 +249,7 @@ def _frugal(problem: Problem, pins: Pins) -> Iterator[MeshDrafts]:
         return state_at_least_bytes(problem, most_shared) <= capacity
 
     def legal(mesh: Draft, schedule: Scheduled) -> Iterator[MeshDrafts]:
+        """The legal ways to use a mesh that have room for its state, those that hold least first."""
         for stage in sorted(zero_stages(problem, pins, mesh), reverse=True):
             for way in variants(problem, replace(pins, zero=stage), mesh, rules)[0]:
                 state_bytes = state_at_least_bytes(problem, way)
