@@ -81,8 +81,8 @@ counted here with one process, in FP64 and FP32 (AUTOSHARD_CASES=all; by default
 def sharded_layouts() -> Counter[str]:
     """Layouts of each model_type that test_parity.py compares with one process."""
     os.environ["AUTOSHARD_CASES"] = "all"
+    from tests.multiprocess.models import MODELS as SMALL
     from tests.multiprocess.plans import CASES
-    from tests.multiprocess.plans import MODELS as SMALL
 
     counts = Counter(SMALL[model].model_type for cases in CASES.values() for model, *_ in cases.values())
     counts["kimi_k2"] = counts["deepseek_v3"]  # the same model under another name

@@ -18,8 +18,9 @@ from autoshard.cost.estimate import estimate
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.training import TrainingSpec
+from tests.multiprocess.models import LLAMA
 from tests.multiprocess.planned import planned, run
-from tests.multiprocess.plans import FP32, LLAMA, strategy
+from tests.multiprocess.plans import FP32, strategy
 
 SEQUENCE = 32_768
 

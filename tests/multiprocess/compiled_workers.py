@@ -14,8 +14,9 @@ from autoshard.runtime.torch_backend.recomputing_ops import SiluMul
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import load_precision
 from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, surplus, train
+from tests.multiprocess.models import MODELS
 from tests.multiprocess.parity_workers import BF16_LEARNING_RATE
-from tests.multiprocess.plans import FP32, MODELS, case, plan_of, strategy
+from tests.multiprocess.plans import FP32, case, plan_of, strategy
 
 ALSO: dict[int, dict[str, Plan]] = {
     1: {"one process": plan_of(MODELS["llama"], strategy(recompute="mlp"), 2)},

@@ -26,7 +26,8 @@ from autoshard.runtime.torch_backend.optimizer_settings import optimizer_setting
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import load_precision
-from tests.multiprocess.plans import LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import plan_of, strategy
 
 RECOMPUTE, GATHERED, LOGITS, BUCKET, CLEAN = "recompute", "gathered", "logits", "bucket", "clean"
 FAULTS = (RECOMPUTE, GATHERED, LOGITS, BUCKET)

@@ -8,7 +8,8 @@ from autoshard.runtime.rehearse import rehearse
 from autoshard.runtime.worker import Reporter
 from autoshard.schedules import SCHEDULES
 from tests.multiprocess.compared import against_one_process, at_rank_0, connect, local_arrays, train
-from tests.multiprocess.plans import FP64, LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import FP64, plan_of, strategy
 from tests.new_schedules import NEW_SCHEDULES
 
 SCHEDULES.update(NEW_SCHEDULES)

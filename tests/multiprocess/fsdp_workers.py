@@ -14,7 +14,8 @@ from autoshard.runtime.torch_backend.parameters import each_parameter
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.runtime.worker import Reporter
-from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import FP32, plan_of, strategy
 
 STEPS, MICROBATCHES, LEARNING_RATE = 4, 2, 1e-3
 

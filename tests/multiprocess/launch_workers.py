@@ -100,7 +100,8 @@ def pipelined(arguments: dict[str, Any], reporter: Reporter) -> None:
 
     from tests.multiprocess.compared import connect
     from tests.multiprocess.masked_workers import batch
-    from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+    from tests.multiprocess.models import MODELS
+    from tests.multiprocess.plans import FP32, plan_of, strategy
 
     connect(reporter)
     from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings

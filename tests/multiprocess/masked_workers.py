@@ -12,7 +12,8 @@ from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from tests.multiprocess.compared import connect
-from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
 
 LAYOUTS = {
     "tp": strategy(tp=2),

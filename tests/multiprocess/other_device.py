@@ -22,7 +22,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from autoshard.audits.measure import fake_world
 from autoshard.spec.cluster import load_cluster
 from benchmarks import on_gpu_parts as parts
-from tests.multiprocess.plans import BF16, CASES, MODELS, plan_of
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import BF16, CASES, plan_of
 
 
 class _Scalars(TorchDispatchMode):

@@ -12,7 +12,7 @@ from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Pins
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.multiprocess.started import first_rank, start
 
 PINNED: tuple[dict[str, Any], ...] = (

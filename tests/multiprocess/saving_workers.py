@@ -21,7 +21,8 @@ from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.spec.model import ModelSpec
-from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import FP32, plan_of, strategy
 
 M_MMAP_THRESHOLD = -3
 """Of malloc.h: from how many bytes on memory is the kernel's, not malloc's."""

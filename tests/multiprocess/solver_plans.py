@@ -9,7 +9,8 @@ from autoshard.graph.partition import Choice
 from autoshard.layout.template import template_of
 from autoshard.planner.operators.solve import block_problem, priced, solve
 from autoshard.plans.plan import Plan
-from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
 from tests.unit.operator_prices import random_prices
 
 LAYOUTS = {

@@ -13,7 +13,8 @@ from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
 from tests.multiprocess.compared import connect
 from tests.multiprocess.masked_workers import batch
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 
 
 def one_step(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

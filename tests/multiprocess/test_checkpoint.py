@@ -23,7 +23,8 @@ from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import Precision
 from benchmarks.checkpoint_faults import EVERY, survive
-from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, FP64, plan_of, strategy
 
 STEPS = 8
 MODEL = replace(MODELS["few kv heads"], vocab_size=256)

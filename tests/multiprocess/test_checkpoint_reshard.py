@@ -26,7 +26,8 @@ from autoshard.runtime.torch_backend.parameters import local_piece, padded
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.sums import Sums
 from autoshard.runtime.trainer.shard_files import read_rank, write_rank
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 
 UNEVEN_VOCABULARY = replace(MODELS["few kv heads"], vocab_size=91)
 LAYOUTS: dict[str, dict[str, Strategy]] = {

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from autoshard.plans.plan_json import write_plan
-from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.s3_server import BUCKET, ERROR_500, OK, SLOW_DOWN_503, Proxy, environment, s3_server
 
 PLACE = f"s3://{BUCKET}/runs/tiny"

@@ -15,7 +15,7 @@ from autoshard.runtime.trainer import checkpoint
 from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
-from tests.multiprocess.plans import LLAMA
+from tests.multiprocess.models import LLAMA
 from tests.multiprocess.saving_workers import session, train
 
 SLOW_S = 0.6

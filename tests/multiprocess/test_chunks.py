@@ -8,7 +8,8 @@ import torch
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.masked_workers import batch
-from tests.multiprocess.plans import FP64, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP64, plan_of, strategy
 
 
 def test_two_chunks_of_one_rank_are_one_stage() -> None:

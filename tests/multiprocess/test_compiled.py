@@ -14,7 +14,8 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.plans.plan_json import write_plan
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.multiprocess.started import first_rank, start
 
 TENSOR, SHARDED = "recompute attention and MLP", "ring, ZeRO-3, recompute all"

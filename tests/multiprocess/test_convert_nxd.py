@@ -18,7 +18,7 @@ from autoshard.errors import AutoshardError
 from autoshard.models.weights import parameter_dims
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.plan_examples import plan_70b
 from tests.unit.trn2_files import FILES, shrunken, trn2_plan
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights

@@ -23,7 +23,7 @@ from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.spec.model import ModelSpec
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {

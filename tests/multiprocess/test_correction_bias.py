@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan_json import write_plan
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder
 
 MODEL = replace(MODELS["deepseek v3"], vocab_size=256)

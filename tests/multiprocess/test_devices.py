@@ -15,7 +15,8 @@ from autoshard.backends.native_neuron import COMPILE_ONLY, check_native
 from autoshard.errors import AutoshardError
 from autoshard.runtime.torch_backend.devices import computes, connect, device_of
 from autoshard.spec.cluster import load_cluster
-from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, FP64, plan_of, strategy
 
 
 def test_the_native_device_meets_the_others_through_neuron(monkeypatch: pytest.MonkeyPatch) -> None:

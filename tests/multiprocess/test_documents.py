@@ -12,7 +12,8 @@ from autoshard.runtime.data.stream import NOT_LEARNED
 from autoshard.runtime.torch_backend.document_mask import document_mask
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
-from tests.multiprocess.plans import FP64, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP64, plan_of, strategy
 
 LENGTHS = ((6, 7, 3), (16,))
 """Of the documents of two rows."""

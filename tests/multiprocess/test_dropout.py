@@ -19,7 +19,8 @@ from autoshard.runtime.torch_backend.dropout import Mask, dropout, sequence_keys
 from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.runtime.torch_backend.parameters import assemble, local_piece
 from autoshard.spec.dropout import Dropout
-from tests.multiprocess.plans import LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import plan_of, strategy
 from tests.spmd.dropping import mask as mask_in_numpy
 
 DROPPING = replace(LLAMA, dropout=Dropout(0.1, 0.2, 0.3))

@@ -17,7 +17,7 @@ from autoshard.runtime.data import open_stream, read_token_file
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.trainer.initial_weights import load_weights
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
 MODEL = replace(MODELS["few kv heads"], vocab_size=256)

@@ -8,7 +8,8 @@ from autoshard.runtime.torch_backend.kernels import _CrossEntropy
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.session import Session
 from tests.multiprocess.masked_workers import LAYOUTS, batch
-from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
 from tests.multiprocess.started import results
 
 

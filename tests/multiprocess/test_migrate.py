@@ -15,7 +15,7 @@ from autoshard.cli import main
 from autoshard.interop.nxdt_training import BETAS, FIXED
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.multiprocess.test_convert_nxd_optimizer import nxd_checkpoint
 from tests.multiprocess.test_convert_nxd_optimizer import run as converted
 from tests.unit.weight_folders import bytes_of

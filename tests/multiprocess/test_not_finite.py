@@ -11,7 +11,8 @@ import torch
 from autoshard.errors import AutoshardError
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
-from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import FP32, plan_of, strategy
 
 
 def broken_session(debug_nan: bool) -> Session:

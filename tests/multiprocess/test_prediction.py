@@ -16,7 +16,8 @@ from autoshard.runtime.data import NOT_LEARNED
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR
-from tests.multiprocess.plans import FP64, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP64, plan_of, strategy
 from tests.multiprocess.test_transformers import CONFIGS, published, whole_module
 from tests.whole_weights import from_checkpoint, to_checkpoint
 

@@ -11,7 +11,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 from autoshard.graph.operators import DELTA_CHUNK
 from autoshard.runtime.torch_backend.recurrences import WHOLE, Slices, _Again, _delta_rule, _scan
 from benchmarks.graph_counts import measure
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 
 BATCH, HEADS, GROUP, KEY, VALUE, STATE = 2, 3, 2, 8, 6, 5
 Values = tuple[torch.Tensor, ...]

@@ -23,7 +23,8 @@ from autoshard.runtime.report import result_tables, verdict
 from autoshard.runtime.tokenizer import ByteTokenizer
 from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.schedules import actions
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.multiprocess.started import by_default
 
 TINY = {

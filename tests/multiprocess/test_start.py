@@ -23,7 +23,8 @@ from autoshard.runtime.torch_backend.optimizer_settings import optimizer_setting
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import importing
 from autoshard.schedules import SCHEDULES
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.multiprocess.started import start
 
 UNUSED = ("sympy", "torch._dynamo", "torch._inductor", "torch.distributed.pipelining", "autoshard.conversion")

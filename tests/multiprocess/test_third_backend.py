@@ -33,7 +33,8 @@ from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess import third_backend
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.multiprocess.third_backend import THIN
 
 RUNTIMES: tuple[Runtime, ...] = (nxd_runtime, torch_runtime, third_backend)

@@ -26,7 +26,8 @@ from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from tests.multiprocess.compared import connect, train
-from tests.multiprocess.plans import BF16, FP32, MODELS, case, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import BF16, FP32, case, plan_of, strategy
 from tests.neuron.parity_workers import in_precision
 
 

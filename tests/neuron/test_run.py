@@ -12,7 +12,8 @@ from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.spec.training import Precision, load_precision
-from tests.multiprocess.plans import FP32, FP64, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, FP64, plan_of, strategy
 from tests.multiprocess.test_run import autoshard
 from tests.neuron.conftest import Installed
 from tests.neuron.installed import BETA, RELEASE

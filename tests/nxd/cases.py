@@ -11,7 +11,8 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
-from tests.multiprocess.plans import MODELS, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import strategy
 
 FP32 = load_precision("fp32")
 MASTERS = Precision("FP32 under FP64 masters", "float32", "float32", "float64", "float64", "float64", "float64")

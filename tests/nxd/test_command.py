@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from autoshard.plans.plan_json import write_plan
-from tests.multiprocess.plans import MODELS, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import strategy
 from tests.nxd.cases import FP32, on_this_machine
 from tests.unit.trn2_files import FILES
 

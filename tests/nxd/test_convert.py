@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.conversion.nxd import NxdOptions, file_name
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.trn2_files import FILES, shrunken, trn2_plan
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 

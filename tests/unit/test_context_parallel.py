@@ -16,7 +16,7 @@ from autoshard.layout.context_parallel import sequence_pieces, with_context_para
 from autoshard.layout.sharding import stage_program
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import load_cluster
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 
 SEQ, BATCH = 64, 1
 HEADS, KV_HEADS, HEAD_DIM = 8, 4, 8

@@ -21,7 +21,7 @@ from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.plans.plan import Plan
 from autoshard.spec.dropout import Dropout
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.conversion.dtypes import as_dtype
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights, write_safetensors
 
 LLAMA = MODELS["llama"]

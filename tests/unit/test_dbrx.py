@@ -17,7 +17,7 @@ from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.plan_examples import plan_70b
 
 BARE: dict[str, Any] = {

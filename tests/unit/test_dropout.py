@@ -19,7 +19,8 @@ from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.validate import read_plan
 from autoshard.spec.dropout import NO_DROPOUT, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
-from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
 from tests.spmd.check import microbatch_collectives
 from tests.traced_models import ODD
 

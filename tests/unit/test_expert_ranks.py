@@ -40,7 +40,8 @@ from autoshard.replanning.edit import edited
 from autoshard.runtime.rehearse import local_cluster, rehearse
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.test_grid import priced
 
 MIXTRAL = MODELS["mixtral"]

@@ -14,7 +14,7 @@ from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.rope import RopeScaling
-from tests.multiprocess.plans import LLAMA, MODELS
+from tests.multiprocess.models import LLAMA, MODELS
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -26,7 +26,7 @@ from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.rope import RopeScaling
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import huggingface_folder, weights
 
 BARE: dict[str, Any] = {

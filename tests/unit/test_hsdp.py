@@ -35,7 +35,8 @@ from autoshard.plans.validate import plan_from_dict
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec, load_precision
 from autoshard.units import format_seconds
-from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.test_grid import priced
 
 

@@ -23,7 +23,8 @@ from autoshard.spec.cluster import load_cluster
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
 
 NEXT, GRANITE = load_model("qwen3-next-80b-a3b"), load_model("granite-4.0-h-micro")
 SEQ = 4096

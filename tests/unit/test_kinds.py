@@ -18,7 +18,8 @@ from autoshard.models.stage import parameter_count
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import LLAMA, MODELS, strategy
+from tests.multiprocess.models import LLAMA, MODELS
+from tests.multiprocess.plans import strategy
 
 MIXED = load_precision("mixed_precision")
 TRAINING = TrainingSpec(4096, 16, MIXED)

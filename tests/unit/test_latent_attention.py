@@ -32,7 +32,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import MODELS, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import strategy
 from tests.unit.plan_examples import plan_70b
 from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 

@@ -15,7 +15,7 @@ from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.runtime.rehearse import _chunks
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.model import ModelSpec
-from tests.multiprocess.plans import LLAMA, MODELS
+from tests.multiprocess.models import LLAMA, MODELS
 
 BARE: dict[str, Any] = {
     "model_type": "llama4_text",

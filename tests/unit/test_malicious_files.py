@@ -16,7 +16,7 @@ from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.tokenizer import ByteTokenizer, load_tokenizer
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import huggingface_folder, plan
 
 LLAMA = MODELS["llama"]

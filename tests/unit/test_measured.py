@@ -9,7 +9,8 @@ from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.timeline import planned_timeline
 from autoshard.runtime.measured import measured, percentile, trace
 from autoshard.schedules import actions
-from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
 
 PLAN = plan_of(MODELS["llama"], strategy(pp=2), 2)
 

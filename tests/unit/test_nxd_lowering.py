@@ -28,7 +28,8 @@ from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec
-from tests.multiprocess.plans import MODELS, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import strategy
 from tests.unit.plan_examples import by_hand
 
 

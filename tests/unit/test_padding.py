@@ -22,7 +22,8 @@ from autoshard.plans.validate import plan_from_dict
 from autoshard.runtime.rehearse import rehearse
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import plan_of, strategy
 
 GPT2 = replace(
     load_model("gpt3-175b"),

@@ -26,7 +26,8 @@ from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 
 PREDICTING = "deepseek_v3, kimi_k2, glm4_moe have"

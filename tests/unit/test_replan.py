@@ -27,7 +27,8 @@ from autoshard.replanning.moved import MOST_RANKS, moved, sample
 from autoshard.replanning.replan import LITTLE, WORTH
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.plans import FP32, LLAMA, plan_of, strategy
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import FP32, plan_of, strategy
 
 STATE = 3 * 4 * parameter_count(LLAMA)
 ONE, DP = strategy(), strategy(dp=2)

@@ -9,7 +9,8 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.options import RunOptions
-from tests.multiprocess.plans import FP32, MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import FP32, plan_of, strategy
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, stage_graph
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.spmd.check import check_program
 from tests.spmd.random_programs import ELEMENT_BYTES, random_choices, unread
 

@@ -8,7 +8,8 @@ from autoshard.graph.count import Collective
 from autoshard.layout.buckets import Run, runs_of_shard
 from autoshard.plans.stage_sections import communicators, rank_graphs
 from autoshard.spec.training import load_precision
-from tests.multiprocess.plans import MODELS, case, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import case, plan_of, strategy
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.plans.plan_json import write_plan
-from tests.multiprocess.plans import MODELS, plan_of, strategy
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
 
 
 def test_without_a_cpp_compiler_nothing_starts(

@@ -21,7 +21,8 @@ from autoshard.plans.plan import Plan, made_by
 from autoshard.plans.plan_json import SECTIONS, digest, plan_to_dict, plan_to_json, write_plan
 from autoshard.plans.prices import other_prices, priced
 from autoshard.plans.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan, read_plan_and_notes
-from tests.multiprocess.plans import LLAMA, plan_of
+from tests.multiprocess.models import LLAMA
+from tests.multiprocess.plans import plan_of
 from tests.multiprocess.plans import strategy as small_strategy
 from tests.traced_models import ODD
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy

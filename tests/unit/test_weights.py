@@ -9,7 +9,7 @@ from autoshard.models.stage import parameter_count
 from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
-from tests.multiprocess.plans import MODELS
+from tests.multiprocess.models import MODELS
 from tests.whole_weights import from_checkpoint, to_checkpoint
 
 

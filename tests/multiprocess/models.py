@@ -1,0 +1,240 @@
+"""Small models for the parity tests, of every family. Imported by the processes too, so no test code here."""
+
+from dataclasses import replace
+
+from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.chunked_attention import ChunkedAttention
+from autoshard.spec.clamped_gate import ClampedGate
+from autoshard.spec.dropout import Dropout
+from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.multipliers import Multipliers
+from autoshard.spec.prediction import MultiTokenPrediction
+from autoshard.spec.rope import RopeScaling
+from autoshard.spec.router import Router
+from tests.traced_models import ODD
+
+LLAMA = ModelSpec(
+    name="tiny-llama",
+    model_type="llama",
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=8,
+    vocab_size=96,
+    max_position_embeddings=64,
+    hidden_act="silu",
+    norm_eps=1e-5,
+    rope_theta=1e4,
+    rope_scaling=None,
+    tie_word_embeddings=False,
+    sliding_window=None,
+    attention_bias=False,
+    mlp_bias=False,
+)
+MODELS = {
+    "llama": LLAMA,
+    "few kv heads": replace(LLAMA, num_key_value_heads=2),
+    "one kv head": replace(LLAMA, num_key_value_heads=1),
+    "tied": replace(LLAMA, tie_word_embeddings=True),
+    "rope scaling": replace(LLAMA, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8)),
+    "mistral": replace(LLAMA, model_type="mistral", sliding_window=9),
+    "mixtral": replace(LLAMA, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "balanced mixtral": replace(
+        LLAMA, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.5
+    ),
+    # 90 entries do not divide by tp: the vocabulary is padded
+    "gpt2": replace(
+        LLAMA,
+        model_type="gpt2",
+        num_key_value_heads=8,
+        rope_theta=None,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        hidden_act="gelu_new",
+        vocab_size=91,
+    ),
+    "llama with biases": replace(LLAMA, attention_bias=True, mlp_bias=True),
+    "gpt neox": replace(
+        LLAMA,
+        model_type="gpt_neox",
+        num_key_value_heads=8,
+        attention_bias=True,
+        mlp_bias=True,
+        hidden_act="gelu",
+        partial_rotary_factor=0.25,
+        use_parallel_residual=True,
+    ),
+    "qwen2": replace(LLAMA, model_type="qwen2", attention_bias=True),
+    "qwen3": replace(LLAMA, model_type="qwen3", num_key_value_heads=2, head_dim=16),
+    "qwen2 moe": replace(
+        LLAMA,
+        model_type="qwen2_moe",
+        attention_bias=True,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_expert_intermediate_size=64,
+        norm_topk_prob=False,
+    ),
+    "odd": ODD,
+    "qwen3 moe": replace(LLAMA, model_type="qwen3_moe", num_local_experts=8, num_experts_per_tok=3),
+    # tp=2 and tp=4 divide neither heads nor inner widths: both are padded
+    "3 kv heads": replace(LLAMA, num_attention_heads=6, num_key_value_heads=3, intermediate_size=91),
+    "3 heads share": replace(LLAMA, model_type="qwen3", num_attention_heads=6, num_key_value_heads=2, head_dim=16),
+    "one kv head for 3": replace(LLAMA, num_attention_heads=3, num_key_value_heads=1),
+}
+MODELS["windows on later blocks"] = replace(
+    MODELS["qwen2"], sliding_window=9, layer_types=("full_attention", *("sliding_attention",) * 3)
+)
+MODELS["a dense block"] = replace(
+    MODELS["qwen3 moe"], mlp_layer_types=("dense", "sparse", "sparse", "sparse"), dense_intermediate_size=80
+)
+MODELS["dense and sparse"] = replace(
+    MODELS["qwen2 moe"], mlp_layer_types=("dense", "sparse") * 2, dense_intermediate_size=80
+)
+MODELS["deepseek v3"] = replace(
+    LLAMA,
+    model_type="deepseek_v3",
+    num_key_value_heads=8,
+    head_dim=20,
+    rope_scaling=RopeScaling("yarn", 4.0, None, None, 8, beta_fast=4.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=0.7),
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=192,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+    latent_attention=LatentAttention(q_lora_rank=24, kv_lora_rank=12, qk_rope_head_dim=8, v_head_dim=10),
+    router=Router("sigmoid", "noaux_tc", n_group=4, topk_group=2, routed_scaling_factor=1.5),
+)
+# 6 heads: tp=4 pads them
+MODELS["deepseek v2 of 6 heads"] = replace(
+    MODELS["deepseek v3"],
+    model_type="deepseek_v2",
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    latent_attention=LatentAttention(q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=8, v_head_dim=10),
+    router=Router("softmax", "group_limited_greedy", n_group=4, topk_group=2),
+    norm_topk_prob=False,
+)
+MODELS["deepseek v3, predicting"] = replace(
+    MODELS["deepseek v3"], multi_token_prediction=MultiTokenPrediction(mtp_loss_scaling_factor=0.3)
+)
+MODELS["glm4 moe"] = replace(
+    MODELS["deepseek v3"],
+    model_type="glm4_moe",
+    num_key_value_heads=2,
+    head_dim=8,
+    partial_rotary_factor=0.5,
+    rope_scaling=None,
+    attention_bias=True,
+    use_qk_norm=True,
+    latent_attention=None,
+)
+MODELS["smollm3"] = replace(
+    LLAMA, model_type="smollm3", tie_word_embeddings=True, position_types=("rope", "nope", "rope", "nope")
+)
+MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
+MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
+MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
+MODELS["granite"] = replace(
+    LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)
+)
+LINEAR = LinearAttention(4, 8, 8, 12, 4)
+MODELS["qwen3 next"] = replace(
+    MODELS["qwen2 moe"],
+    model_type="qwen3_next",
+    attention_bias=False,
+    head_dim=16,
+    partial_rotary_factor=0.25,
+    layer_types=("linear_attention", "full_attention") * 2,
+    linear_attention=LINEAR,
+)
+MODELS["linear attention, 3 heads"] = replace(MODELS["qwen3 next"], linear_attention=LinearAttention(3, 6, 8, 12, 4))
+MODELS["granite hybrid"] = replace(
+    MODELS["granite"],
+    model_type="granitemoehybrid",
+    layer_types=("mamba", "full_attention", "mamba", "mamba"),
+    mamba=Mamba(16, 8, 12, 4, 8, True),
+    position_types=("nope",) * 4,
+)
+MODELS["granite hybrid, experts"] = replace(
+    MODELS["granite hybrid"],
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    shared_expert_intermediate_size=48,
+    mamba=Mamba(3, 64, 12, 4, 256, False),
+)
+MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
+MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
+MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
+MODELS["mixtral, dropping"] = replace(MODELS["mixtral"], num_key_value_heads=2, dropout=Dropout(0.1, 0.2, 0.3))
+MODELS["gpt2 of 6 heads"] = replace(
+    MODELS["gpt2"], hidden_size=48, num_attention_heads=6, num_key_value_heads=6, intermediate_size=98
+)
+MODELS["mixtral of 3 kv heads"] = replace(
+    MODELS["mixtral"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
+)
+MODELS["gemma2"] = replace(
+    LLAMA,
+    model_type="gemma2",
+    hidden_act="gelu_pytorch_tanh",
+    tie_word_embeddings=True,
+    sliding_window=5,
+    layer_types=("sliding_attention", "full_attention") * 2,
+    attention_scores=AttentionScores(query_pre_attn_scalar=6, attn_logit_softcapping=0.5),
+    final_logit_softcapping=0.7,
+)
+MODELS["gemma3"] = replace(
+    MODELS["gemma2"],
+    model_type="gemma3_text",
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    attention_scores=AttentionScores(query_pre_attn_scalar=6),
+    final_logit_softcapping=None,
+    rope_scaling=RopeScaling("linear", 8.0),
+    rope_local_base_freq=1e3,
+)
+MODELS["gemma2, one kv head"] = replace(MODELS["gemma2"], num_key_value_heads=1)
+MODELS["gpt oss"] = replace(
+    LLAMA,
+    model_type="gpt_oss",
+    sliding_window=5,
+    layer_types=("sliding_attention", "full_attention") * 2,
+    attention_bias=True,
+    mlp_bias=True,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    rope_scaling=RopeScaling("yarn", 4.0, original_max_position_embeddings=8, beta_fast=32.0, beta_slow=1.0),
+    attention_scores=AttentionScores(sinks=True),
+    clamped_gate=ClampedGate(0.02, 1.702),
+)
+MODELS["gpt oss of 3 kv heads"] = replace(
+    MODELS["gpt oss"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
+)
+MODELS["gpt oss, one kv head"] = replace(MODELS["gpt oss"], num_key_value_heads=1)
+MODELS["gpt oss, one kv head for 3"] = replace(MODELS["gpt oss"], num_attention_heads=3, num_key_value_heads=1)
+MODELS["llama4"] = replace(
+    LLAMA,
+    model_type="llama4_text",
+    layer_types=(*("chunked_attention",) * 3, "full_attention"),
+    mlp_layer_types=("dense", "sparse") * 2,
+    dense_intermediate_size=80,
+    shared_expert_intermediate_size=96,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    norm_topk_prob=False,
+    chunked_attention=ChunkedAttention(6, True, 3, 0.1),
+)
+MODELS["dbrx"] = replace(
+    LLAMA,
+    model_type="dbrx",
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    attention_scores=AttentionScores(clip_qkv=0.05),
+)
+MODELS["dbrx of 3 kv heads"] = replace(
+    MODELS["dbrx"], hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
+)
