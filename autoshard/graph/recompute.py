@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.graph.count import QUANTIZED, operator_steps, saved_activations
 from autoshard.graph.ir import Operator
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
@@ -50,8 +51,8 @@ def canonical(recompute: str) -> str:
     if recompute == SELECTIVE:
         return SELECTED
     named, alone = members(recompute), {NO_RECOMPUTE, SELECTIVE, FULL_RECOMPUTE}
-    if not all(re.fullmatch(r"[A-Za-z_][\w.]*", name) for name in named) or named & alone:
-        raise AutoshardError(f"recompute={recompute!r} must be {FORM}")
+    if not all(re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name) for name in named) or named & alone:
+        raise AutoshardError(f"recompute={show(recompute)} must be {FORM}")
     if named >= set(BLOCK_MODULES):
         return FULL_RECOMPUTE
     named -= {part for part, whole in PART_OF.items() if whole in named}

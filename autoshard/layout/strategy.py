@@ -92,21 +92,21 @@ class Strategy:
         for name in ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "dp_replicate"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise AutoshardError(f"{name}={value!r} must be a whole number of at least 1")
+                raise AutoshardError(f"{name}={show(value)} must be a whole number of at least 1")
         for name, known in (
             ("schedule", SCHEDULES.known(self.schedule)),
             ("attention_kernel", ATTENTION_KERNELS),
             ("context_parallel", CONTEXT_PARALLEL),
         ):
             if getattr(self, name) not in known:
-                raise AutoshardError(f"{name}={getattr(self, name)!r} is not one of: {', '.join(known)}")
+                raise AutoshardError(f"{name}={show(getattr(self, name))} is not one of: {', '.join(known)}")
         if type(self.sequence_parallel) is not bool:
-            raise AutoshardError(f"sequence_parallel={self.sequence_parallel!r} must be true or false")
+            raise AutoshardError(f"sequence_parallel={show(self.sequence_parallel)} must be true or false")
         if type(self.zero) is not int or self.zero not in ZERO_STAGES:
-            raise AutoshardError(f"zero={self.zero!r} is not one of: {', '.join(map(str, ZERO_STAGES))}")
+            raise AutoshardError(f"zero={show(self.zero)} is not one of: {', '.join(map(str, ZERO_STAGES))}")
         check_axis_order(self.axis_order)
         if self.etp is not None and not (type(self.etp) is int and 1 <= self.etp < self.tp and self.tp % self.etp == 0):
-            raise AutoshardError(f"etp={self.etp!r} must divide tp={self.tp} and be less, or absent: as tp")
+            raise AutoshardError(f"etp={show(self.etp)} must divide tp={self.tp} and be less, or absent: as tp")
         place = self.ep, self.dp, self.cp, tensor_ranks_apart(self.tp, self.etp)
         if (objection := experts_objection(*place)) is not None:
             raise AutoshardError(objection)
@@ -118,8 +118,8 @@ class Strategy:
                 f"stage_layers has {len(self.stage_layers)} stages; "
                 f"pp={self.pp} x num_virtual_stages={self.num_virtual_stages} needs {stages}"
             )
-        if any(type(n) is not int or n < 0 for n in self.stage_layers):
-            raise AutoshardError(f"stage_layers={list(self.stage_layers)} must hold whole numbers of blocks")
+        if wrong := [n for n in self.stage_layers if type(n) is not int or n < 0]:
+            raise AutoshardError(f"stage_layers has {show(wrong[0])}; it must hold whole numbers of blocks")
         object.__setattr__(self, "recompute", _for_each_stage(self.recompute, stages))
 
     @property
@@ -174,7 +174,7 @@ def read_strategy(data: object, where: str) -> Strategy:
 def _for_each_stage(recompute: tuple[str, ...] | str, stages: int) -> tuple[str, ...]:
     sets = (recompute,) if isinstance(recompute, str) else recompute
     if not isinstance(sets, tuple) or not all(isinstance(one, str) for one in sets):
-        raise AutoshardError(f"recompute={recompute!r} must hold the name of a set for each virtual stage")
+        raise AutoshardError(f"recompute={show(recompute)} must hold the name of a set for each virtual stage")
     sets = sets[:1] * stages if len(set(sets)) == 1 else sets
     if len(sets) != stages:
         raise AutoshardError(f"recompute has {len(sets)} sets; there are {stages} virtual stages")

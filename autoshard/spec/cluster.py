@@ -216,6 +216,8 @@ class Cluster:
         of = f"cluster {self.instance}"
         for field in ("nodes", "lnc", "devices_per_node", "devices_per_chip", "nodes_per_domain", "adapters_per_node"):
             check_integer(of, field, getattr(self, field))
+        if self.most_nodes is not None:
+            check_integer(of, "most_nodes", self.most_nodes)
         _check_not_negative(of, "collective_launch_s", self.collective_launch_s)
         _check_share(of, "all_to_all_efficiency", self.all_to_all_efficiency)
         if not self.can_have(self.nodes):

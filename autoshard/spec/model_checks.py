@@ -196,10 +196,12 @@ def _check_kinds(model: ModelSpec) -> None:
     words = {"layer_types": layer_types, "mlp_layer_types": MLP_LAYER_TYPES, "position_types": POSITION_TYPES}
     for field, known in words.items():
         types = getattr(model, field)
+        if not isinstance(types, tuple):
+            raise AutoshardError(f"{field}={show(types)} of {model.name} must be a word for each block")
         if not types:
             continue
-        for word in dict.fromkeys(types):
-            check_choice(model.name, field, word, known)
+        if wrong := [word for word in types if word not in known]:
+            check_choice(model.name, field, wrong[0], known)
         if len(types) != model.num_hidden_layers:
             raise AutoshardError(
                 f"{field} of {model.name} has {len(types)} entries; num_hidden_layers={model.num_hidden_layers} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -17,10 +17,21 @@ from hypothesis import strategies as st
 
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan, made_by
 from autoshard.plans.plan_json import SECTIONS, digest, plan_to_dict, plan_to_json, write_plan
 from autoshard.plans.prices import other_prices, priced
-from autoshard.plans.validate import MAX_PLAN_BYTES, plan_from_dict, read_plan, read_plan_and_notes
+from autoshard.plans.search_result import Pins
+from autoshard.plans.validate import (
+    MAX_PLAN_BYTES,
+    chosen_from_dict,
+    plan_from_dict,
+    read_plan,
+    read_plan_and_notes,
+)
+from autoshard.spec.cluster import Cluster, Device
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import Precision, TrainingSpec
 from tests.multiprocess.models import LLAMA
 from tests.multiprocess.plans import plan_of
 from tests.multiprocess.plans import strategy as small_strategy
@@ -234,6 +245,56 @@ def test_any_changed_leaf_is_refused_or_kept(data: st.DataObject, name: str) -> 
         assert str(error).isprintable()  # noqa: PT017 - both ways out are right
         return
     assert plan_to_dict(read) == plan
+
+
+WRONG = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**30,
+    math.inf,
+    "",
+    "x",
+    "a" * 5000,
+    [],
+    [1],
+    ["x"],
+    [[]],
+    [{}],
+    [["a", "b"]],
+    {},
+    {"a": 1},
+)
+"""Values that most fields do not take, and some do."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_field_of_a_request_takes_a_wrong_value_with_another_exception_than_a_short_error(name: str) -> None:
+    """Every field of every object that a plan was searched for, also those that this plan leaves out."""
+    plan = {part: copy.deepcopy(EXAMPLES[name][part]) for part in ("inputs", "strategy", "backend")}
+    inputs = plan["inputs"]
+    kinds: dict[type[Any], dict[str, Any]] = {
+        ModelSpec: inputs["model"],
+        TrainingSpec: inputs["training"],
+        Precision: inputs["training"]["precision"],
+        Cluster: inputs["cluster"],
+        Device: inputs["cluster"]["device"],
+        Pins: inputs["pins"],
+        Strategy: plan["strategy"],
+    }
+    for kind, said in kinds.items():
+        for field in (field.name for field in fields(kind)):
+            before = dict(said)
+            for value in WRONG:
+                said[field] = value
+                try:
+                    chosen_from_dict(plan)
+                except AutoshardError as error:
+                    assert str(error).isprintable() and len(str(error)) < 1000, (field, value)  # noqa: PT017
+            said.clear()
+            said.update(before)
 
 
 CHANGED = f"the file was changed after {made_by()} made it; `autoshard replan` makes such changes on purpose"
