@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autoshard.calibration.results.instance_rows import row_model, row_precision, row_strategy
 from autoshard.calibration.results.rows import Row, read_rows
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.local_shape import LocalShape
 from autoshard.files.atomic_file import write_text
 from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy, even_stage_layers

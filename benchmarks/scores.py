@@ -10,8 +10,8 @@ from statistics import mean, median
 from autoshard.cost.fit_probability import LOWER
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.layout.strategy import Strategy
-from autoshard.planner.choose import simplest_of_equals
 from autoshard.planner.ranking import Timed
+from autoshard.planner.toss_ups import simplest_of_equals
 from autoshard.spec.cluster import Cluster
 
 KEYS = (

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import memory_s
+from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import mesh_order
 from autoshard.cost.zero_sharding import Contents, ModelContents, gathered_difference_bytes, zero_axes
 from autoshard.layout.mesh import REPLICA_AXES, Mesh
 from autoshard.rows import Number, anywhere

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autoshard.cost.interval import base_regime, fits_probability, step_time_factors, unknown_of
+from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import DenseBlocks, Parts, strategy_mesh, strategy_parts
+from autoshard.cost.stage import (
+    DenseBlocks,
+    Parts,
+    strategy_parts,
+)
 from autoshard.cost.step import TIME_TERMS, time_values
 from autoshard.cost.values import Estimate, StageMemory, Term
 from autoshard.cost.zero_sharding import State, parts_state

@@ -1,8 +1,7 @@
-"""The programs that price every stage: one block of each kind, the embedding, the head.
+"""The parts of every stage: blocks and ends of the model with their seconds and bytes under a recompute set.
 
-A pipeline stage is its blocks plus, on the first and the last, embedding and head. So a few small programs serve every
-layout with the same local shapes, whatever pp, dp and schedule are. Blocks of several kinds on one stage count as their
-mean, and as the largest of what they need at a time.
+A pipeline stage is its blocks plus, on the first and the last, embedding and head. Blocks of several kinds on one stage
+count as their mean, and as the largest of what they need at a time.
 """
 
 from __future__ import annotations
@@ -10,95 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import NamedTuple, Protocol
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import quantized_products
-from autoshard.cost.program import LawOf, Part, PricedProgram, ProgramWork, Seconds, price_program, program_work
+from autoshard.cost.local_shape import LocalShape, hidden_bytes, local_shape, mesh_order, stage_mesh
+from autoshard.cost.program import LawOf, Part, PricedProgram, Seconds, price_program
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.errors import AutoshardError
-from autoshard.graph.ir import Graph
-from autoshard.graph.partition import Program, with_gathered_kept
-from autoshard.graph.quantize import with_quantized_products
+from autoshard.cost.stage_program import UNITS, Unit, block_unit, quantized, stage_work
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
-from autoshard.layout.context_parallel import UNUSED, with_context_parallel
-from autoshard.layout.degrees import Degrees
-from autoshard.layout.mesh import (
-    AXIS_ORDER,
-    DATA_AXES,
-    Mesh,
-    build_mesh,
-    replicas_of_experts,
-    tensor_ranks_apart,
-)
-from autoshard.layout.sharding import OperatorChoices, stage_program
-from autoshard.layout.strategy import ATTENTION_KERNELS, Strategy
-from autoshard.models.padding import padded_heads
-from autoshard.models.stage import dim_sizes, padded_vocab_size, stage_graph
+from autoshard.layout.sharding import OperatorChoices
+from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import padded_vocab_size
 from autoshard.rows import Number, largest, mean, most, shares
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
-
-Unit = tuple[tuple[int, ...], bool, bool]
-"""A program that parts are made of: (places of its blocks, with embedding, with head)."""
-UNITS: dict[str, Unit] = {
-    "block": ((0,), False, False),
-    "first": ((0,), True, False),
-    "embedding": ((), True, False),
-    "head": ((), False, True),
-    "tied": ((), True, True),
-}
-"""The programs of a model whose blocks are alike. first is the embedding and a block behind it; tied, embedding and
-head on one rank, only where both need its table. A prediction module belongs to the head."""
-
-
-def block_unit(kind: int) -> Unit:
-    """A block of a kind (ModelSpec.kinds) by itself."""
-    return (kind,), False, False
-
+from autoshard.spec.training import TrainingSpec
 
 Behind = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """By kind, (kind, how many) of the blocks behind the last one of it."""
-Quantized = tuple[float | None, tuple[str, ...]]
-"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are
-not)."""
-
-
-@dataclass(frozen=True)
-class LocalShape:
-    """Everything of a strategy that decides what one microbatch costs one rank of a stage, apart from recompute.
-
-    placement: (axis, degree) of all axes, outermost first, where pp or dp are not outside of all others; else ().
-    """
-
-    tp: int
-    cp: int
-    ep: int
-    microbatch_size: int
-    sequence_parallel: bool
-    attention_kernel: str
-    context_parallel: str = UNUSED
-    operators: OperatorChoices = ()
-    placement: tuple[tuple[str, int], ...] = ()
-    etp: int | None = None
-
-
-class LocalChoices(Degrees, Protocol):
-    """The degrees and choices of a layout that meshes and local shapes read."""
-
-    @property
-    def microbatch_size(self) -> int: ...
-    @property
-    def sequence_parallel(self) -> bool: ...
-    @property
-    def attention_kernel(self) -> str: ...
-    @property
-    def context_parallel(self) -> str: ...
-    @property
-    def axis_order(self) -> tuple[str, ...]: ...
-    @property
-    def etp(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -125,58 +53,6 @@ class Parts:
     def blocks(self) -> Mapping[int, Part]:
         """A block of each kind among the stage's."""
         return self.of_kinds or {0: self.block}
-
-
-def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
-    """A mesh with this local shape and, where its placement says nothing, no pipeline: what a microbatch costs a rank
-    does not depend on pp and dp where they are outside of all other axes.
-
-    At least 2 data-parallel ranks then, so that the programs say which gradients they sum.
-    """
-    kv_inner = cluster.platform.kv_heads_innermost
-    kv_heads = padded_heads(model, shape.tp).key_value
-    tp, cp, ep, etp = shape.tp, shape.cp, shape.ep, shape.etp
-    if shape.placement:
-        degrees, order = dict(shape.placement), tuple(name for name, _ in shape.placement)
-        return build_mesh(tp, degrees["pp"], degrees["dp"], cp, ep, kv_heads, kv_inner, order, etp=etp)
-    inner = replicas_of_experts(ep, cp, tensor_ranks_apart(tp, etp))
-    replicas = max(2, cluster.world_size // (tp * cp * inner))
-    return build_mesh(tp, 1, replicas * inner, cp, ep, kv_heads, kv_inner, etp=etp)
-
-
-def placement(tp: int, pp: int, dp: int, cp: int, ep: int, axis_order: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-    """LocalShape.placement: () where axes of more than one rank are in the default order, but for pp and dp, outermost
-    among themselves in any order."""
-    if axis_order == AXIS_ORDER:
-        return ()
-    degrees = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
-    used, usual = ([name for name in order if degrees[name] > 1] for order in (axis_order, AXIS_ORDER))
-    if used == usual or (used[:2] == ["dp", "pp"] and used[2:] == usual[2:] and ep == 1):
-        return ()
-    return tuple((name, degrees[name]) for name in axis_order)
-
-
-def local_shape(layout: LocalChoices, operators: OperatorChoices = ()) -> LocalShape:
-    """The local shape of a layout: what decides the cost of one microbatch on a rank, apart from recompute. operators:
-    choices of shardings beside the usual ones."""
-    s = layout
-    return LocalShape(
-        s.tp,
-        s.cp,
-        s.ep,
-        s.microbatch_size,
-        s.sequence_parallel,
-        s.attention_kernel,
-        s.context_parallel,
-        operators,
-        placement(s.tp, s.pp, s.dp, s.cp, s.ep, s.axis_order),
-        s.etp,
-    )
-
-
-def mesh_order(mesh: Mesh) -> tuple[tuple[str, int], ...]:
-    """(axis, size) of every axis in the order of ranks, outermost first, as the collectives want it."""
-    return tuple((axis.name, axis.size) for axis in mesh.rank_axes)
 
 
 @lru_cache(maxsize=4096)
@@ -273,13 +149,6 @@ def _with_wide_blocks(parts: Parts, wide: Part, training: TrainingSpec) -> Parts
     )
 
 
-def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) -> int:
-    """Bytes of the hidden activation of one microbatch between two blocks, on a rank."""
-    inside = shape.cp * (shape.tp if shape.sequence_parallel else 1)
-    elements = shape.microbatch_size * training.sequence_length * model.hidden_size // inside
-    return elements * DTYPE_BYTES[training.precision.compute_dtype]
-
-
 @lru_cache(maxsize=1024)
 def _priced_unit(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software, unit: Unit
@@ -314,12 +183,6 @@ def stage_pricer(
     return priced
 
 
-def quantized(training: TrainingSpec) -> Quantized:
-    """Which products of a training are quantised, as `stage_work` and with_quantized_products want it."""
-    products = training.precision.products
-    return None if products is None else products.operand_bytes, training.unquantized
-
-
 def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, software: Software = COMPILED) -> LawOf:
     """(kind, axes) -> seconds over bytes of a collective among ranks of a stage of this local shape."""
     order = mesh_order(stage_mesh(model, cluster, shape))
@@ -336,135 +199,6 @@ def collective_laws(model: ModelSpec, cluster: Cluster, shape: LocalShape, softw
         return CollectiveLaw(slower * law.latency_s + stall_s, slower * law.seconds_per_byte)
 
     return law_of
-
-
-def stage_work(
-    model: ModelSpec,
-    sequence_length: int,
-    capacity_factor: float,
-    dtype: str,
-    shape: LocalShape,
-    kv_inner: bool,
-    layers: tuple[int, ...],
-    first: bool,
-    last: bool,
-    quantized: Quantized = (None, ()),
-    keeps_gathered: bool = False,
-) -> ProgramWork:
-    """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
-    its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
-    keeps_gathered: as in Software.
-
-    Raises AutoshardError for ranks that share sequences and not their experts.
-    """
-    seen = _seen(model, capacity_factor, shape, layers, last)
-    of = _StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, quantized)
-    return _stage_work(of, keeps_gathered)
-
-
-def shape_program(
-    model: ModelSpec,
-    sequence_length: int,
-    capacity_factor: float,
-    dtype: str,
-    shape: LocalShape,
-    kv_inner: bool,
-    layers: tuple[int, ...],
-    first: bool,
-    last: bool,
-) -> Program:
-    """The program of `stage_work` alone, of products in one dtype.
-
-    Raises what `stage_work` raises.
-    """
-    seen = _seen(model, capacity_factor, shape, layers, last)
-    return _shape_program(_StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last))
-
-
-def _seen(
-    model: ModelSpec, capacity_factor: float, shape: LocalShape, layers: tuple[int, ...], last: bool
-) -> tuple[LocalShape, float]:
-    """(the local shape, the capacity of experts) that operators see."""
-    seen = seen_by_operators(model, shape, layers, last)
-    return seen, capacity_factor if seen is shape else 1.0
-
-
-def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ...], last: bool) -> LocalShape:
-    """The local shape with the usual value of all that a stage's operators do not see: without experts, how these are
-    spread (but for axes of tensor parallelism that are cut for them); without blocks, also how attention is computed.
-    layers, last: as of `stage_work`."""
-    predicts = last and model.multi_token_prediction is not None
-    told = model.graph is not None or shape.operators or shape.etp is not None
-    if told or predicts or any(map(model.has_experts, layers)):
-        return shape
-    shape = replace(shape, ep=min(shape.ep, 2 * shape.cp))
-    return shape if layers else replace(shape, attention_kernel=ATTENTION_KERNELS[0], context_parallel=UNUSED)
-
-
-class _StageAsSeen(NamedTuple):
-    """All that the program of a stage follows from, as its operators see it; fields as of `stage_work`."""
-
-    model: ModelSpec
-    sequence_length: int
-    dtype: str
-    shape: LocalShape
-    capacity_factor: float
-    kv_inner: bool
-    layers: tuple[int, ...]
-    first: bool
-    last: bool
-    quantized: Quantized = (None, ())
-
-
-@lru_cache(maxsize=2048)
-def _stage_work(of: _StageAsSeen, keeps_gathered: bool) -> ProgramWork:
-    program = _shape_program(of)
-    return program_work(with_gathered_kept(program) if keeps_gathered else program)
-
-
-@lru_cache(maxsize=2048)
-def _shape_program(of: _StageAsSeen) -> Program:
-    model, sequence_length, dtype, shape, capacity_factor, kv_inner, layers, first, last, quantized = of
-    if model.is_moe and shape.cp > 1 and shape.ep == 1:
-        raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
-    kv_heads = padded_heads(model, shape.tp).key_value
-    replicas = 2 * replicas_of_experts(shape.ep, shape.cp, tensor_ranks_apart(shape.tp, shape.etp))
-    mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner, etp=shape.etp)
-    axes = mesh.stage_axes
-    batch = shape.microbatch_size * mesh.size(DATA_AXES)
-    attention = shape.attention_kernel, shape.context_parallel, shape.cp
-    graph = _for_one_sequence(model, sequence_length, shape.tp, dtype, attention, layers, first, last, quantized)
-    graph = replace(graph, sizes=dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor))
-    return stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None)
-
-
-@lru_cache(maxsize=256)
-def _for_one_sequence(
-    model: ModelSpec,
-    sequence_length: int,
-    tp: int,
-    dtype: str,
-    attention: tuple[str, str, int],
-    layers: tuple[int, ...],
-    first: bool,
-    last: bool,
-    quantized: Quantized,
-) -> Graph:
-    """The graph of a stage for one sequence: its tensors and operators are those of any batch and capacity of experts.
-    attention: its kernel, the kind of context parallelism and of how many ranks."""
-    kernel, context_parallel, cp = attention
-    sizes = dim_sizes(model, 1, sequence_length, tp)
-    graph = stage_graph(model, sizes, layers, first, last, kernel, element_bytes=DTYPE_BYTES[dtype])
-    return with_quantized_products(with_context_parallel(graph, context_parallel, cp), *quantized)
-
-
-def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:
-    """The mesh of a strategy, or of a draft of one, on the platform of a cluster."""
-    s = strategy
-    kv_heads = padded_heads(model, s.tp).key_value
-    kv_inner = cluster.platform.kv_heads_innermost
-    fold = cluster.fold(s.tp)
-    return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, fold, s.dp_replicate, s.etp)
 
 
 def strategy_parts(

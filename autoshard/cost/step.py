@@ -13,12 +13,13 @@ from typing import NamedTuple
 from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import memory_s
+from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.passes import block_passes, end_passes, exposed, stages_work, waiting_block, waiting_end
 from autoshard.cost.program import Part
 from autoshard.cost.rank import parts_ends, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import Parts, mesh_order
+from autoshard.cost.stage import Parts
 from autoshard.cost.zero_sharding import State, parts_contents
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.strategy import Strategy

@@ -16,7 +16,7 @@ from autoshard.explanation.page import percent
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.cached_search import Searches
-from autoshard.planner.search import NothingFits
+from autoshard.planner.no_answer import NothingFits
 from autoshard.plans.differences import loses, term_differences
 from autoshard.plans.names import changed_words, short_name
 from autoshard.plans.plan import Plan

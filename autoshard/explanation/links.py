@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.cost.collectives import GroupShape, group_shape
-from autoshard.cost.stage import mesh_order
+from autoshard.cost.local_shape import mesh_order
 from autoshard.plans.plan import Plan
 
 

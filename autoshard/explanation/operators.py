@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import operator_seconds, quantized_products
+from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.stacks import COMPILED
-from autoshard.cost.stage import mesh_order
 from autoshard.explanation.page import Line, heading, table, wrapped
 from autoshard.graph.count import backward_collectives, forward_collectives, operator_steps
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step

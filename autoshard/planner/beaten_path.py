@@ -13,7 +13,7 @@ import numpy as np
 
 from autoshard.backends.problem import Draft, Problem
 from autoshard.cost.interval import CHOICE_WORDS, difference_factors, surprise, toss_up, unlike_measured
-from autoshard.cost.stage import local_shape
+from autoshard.cost.local_shape import local_shape
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.ranking import Timed, describe

@@ -17,13 +17,14 @@ from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.candidates import check_pins
-from autoshard.planner.choose import GIVEN_AWAY
+from autoshard.planner.choice import choose
 from autoshard.planner.collector import uncollected
 from autoshard.planner.layouts import NO_SCHEDULE, MeshDrafts, by_way, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.promising import any_order, drafts_of, promising
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import choose, search
+from autoshard.planner.search import search
+from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.search_result import Candidate, Pins
 
 

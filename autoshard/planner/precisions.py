@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.planner.choose import GIVEN_AWAY
 from autoshard.planner.planning import Answer, answer, precision_names
 from autoshard.planner.request import PlanRequest
+from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.spec.training import load_precision
 from autoshard.units import format_seconds
 

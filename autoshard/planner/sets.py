@@ -8,7 +8,7 @@ from itertools import combinations
 from autoshard.backends.native_neuron import recompute_objection
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import KnownRules, Problem
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.local_shape import LocalShape
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import (
     ATTENTION_UP,

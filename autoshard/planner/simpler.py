@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autoshard.planner.choose import GIVEN_AWAY, choices, choices_of
 from autoshard.planner.grid.refine import Promise, fastest_of
 from autoshard.planner.ranking import Timed
+from autoshard.planner.toss_ups import GIVEN_AWAY, choices, choices_of
 
 
 def simpler_ones(passed: Iterable[Promise], fastest_s: float, taken: Timed, limit_bytes: float) -> list[Timed]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from autoshard.backends.mesh_rules import tp_is_a_group_size
 from autoshard.backends.rules import Draft, KnownRules, Problem
-from autoshard.cost.stage import hidden_bytes, local_shape
+from autoshard.cost.local_shape import hidden_bytes, local_shape
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy

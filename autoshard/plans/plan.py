@@ -9,7 +9,8 @@ from typing import Annotated
 
 import autoshard
 from autoshard.cost.interval import FIT_PROBABILITY
-from autoshard.cost.stage import quantized, strategy_mesh
+from autoshard.cost.local_shape import strategy_mesh
+from autoshard.cost.stage_program import quantized
 from autoshard.cost.values import Estimate
 from autoshard.files.codec import Absence, Form, Positive, Text, Whole, read_value, to_json
 from autoshard.graph.ir import Graph, Operator

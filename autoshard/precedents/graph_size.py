@@ -12,13 +12,15 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from autoshard.cost.stage import (
-    UNITS,
+from autoshard.cost.local_shape import (
     LocalChoices,
     LocalShape,
+    local_shape,
+)
+from autoshard.cost.stage_program import (
+    UNITS,
     Unit,
     block_unit,
-    local_shape,
     seen_by_operators,
     shape_program,
 )
@@ -214,7 +216,7 @@ def _regions(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: 
 def _unit_regions(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit
 ) -> tuple[Region, ...]:
-    """The graphs of a block or an end of the model. unit: as cost.stage.UNITS has it."""
+    """The graphs of a block or an end of the model. unit: as cost.stage_program.UNITS has it."""
     layers, _, last = unit
     return _regions_of_unit(model, training, cluster, seen_by_operators(model, shape, layers, last), unit)
 
@@ -282,7 +284,7 @@ class _StepSize(NamedTuple):
 def _steps(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit
 ) -> Iterator[tuple[str, _StepSize]]:
-    """Yields (name, size) of each step of a block or an end of the model. unit: as cost.stage.UNITS
+    """Yields (name, size) of each step of a block or an end of the model. unit: as cost.stage_program.UNITS
     has it."""
     program = shape_program(
         model,
@@ -328,7 +330,7 @@ def _is_plainly_causal(attention: Operator, training: TrainingSpec) -> bool:
 
 @lru_cache(maxsize=1024)
 def _unit(model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, unit: Unit) -> _UnitSize:
-    """A block or an end of the model. unit: as cost.stage.UNITS has it."""
+    """A block or an end of the model. unit: as cost.stage_program.UNITS has it."""
     steps = [size for _, size in _steps(model, training, cluster, shape, unit)]
     return _UnitSize(
         sum(one.operators for one in steps),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.cost.collectives import GroupShape, group_shape
-from autoshard.cost.stage import mesh_order
+from autoshard.cost.local_shape import mesh_order
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import Cluster, Link

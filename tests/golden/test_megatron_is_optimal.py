@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from autoshard.backends.rules import Problem
-from autoshard.cost.stage import strategy_mesh
+from autoshard.cost.local_shape import strategy_mesh
 from autoshard.graph.partition import Choice
 from autoshard.layout.sharding import choices
 from autoshard.layout.strategy import Strategy

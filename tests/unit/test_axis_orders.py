@@ -15,7 +15,7 @@ from autoshard.backends.backend import AXIS_ORDERS
 from autoshard.backends.problem import Draft, Problem
 from autoshard.cost.collectives import GroupShape, collective_time_s, group_shape
 from autoshard.cost.estimate import estimate
-from autoshard.cost.stage import mesh_order
+from autoshard.cost.local_shape import mesh_order
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
 from autoshard.graph.recompute import NO_RECOMPUTE

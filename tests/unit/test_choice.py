@@ -12,16 +12,18 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY, fits_probability
-from autoshard.cost.stage import LocalShape, stage_parts
+from autoshard.cost.local_shape import LocalShape
+from autoshard.cost.stage import stage_parts
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models.registry import load_model
-from autoshard.planner.choose import simplest_of_equals
+from autoshard.planner.choice import passed_over, taken_of
 from autoshard.planner.grid.refine import _promises, fastest_of
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import passed_over, search, taken_of
+from autoshard.planner.search import search
 from autoshard.planner.sets import EVERY_SET, recompute_sets
+from autoshard.planner.toss_ups import simplest_of_equals
 from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision

@@ -21,12 +21,12 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
 from autoshard.models.families import FAMILIES, Family
 from autoshard.models.stage import parameter_count
-from autoshard.planner.choose import GIVEN_AWAY
 from autoshard.planner.grid.table import Priced, Table
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.options import PINS
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
+from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.plan import make_plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.search_result import Pins

@@ -11,10 +11,12 @@ import pytest
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
+from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.passes import Waiting, stages_work
 from autoshard.cost.program import ProgramWork, StepSeconds, price_program
 from autoshard.cost.rank import End
-from autoshard.cost.stage import UNITS, LocalShape, collective_laws, stage_work
+from autoshard.cost.stage import collective_laws
+from autoshard.cost.stage_program import UNITS, stage_work
 from autoshard.cost.zero_sharding import Unit
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import even_stage_layers

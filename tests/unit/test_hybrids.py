@@ -8,7 +8,8 @@ import pytest
 from autoshard.backends.mesh_rules import tp_divides_groups
 from autoshard.backends.problem import Draft, Problem
 from autoshard.cost.estimate import model_flops_per_step
-from autoshard.cost.stage import block_part, local_shape
+from autoshard.cost.local_shape import local_shape
+from autoshard.cost.stage import block_part
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import operator_steps, operator_work, saved_activations
 from autoshard.graph.partition import OperatorStep, Program

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoshard.backends.rules import Problem
-from autoshard.cost.stage import local_shape, strategy_mesh
+from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.explanation.quantities import Quantity, quantities
 from autoshard.models.registry import load_model
 from autoshard.planner.axis_orders import at_any_speed, links_of

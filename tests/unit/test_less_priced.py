@@ -18,7 +18,8 @@ from autoshard.planner.layouts import MeshDrafts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import _optimality, search
+from autoshard.planner.search import search
+from autoshard.planner.search_words import optimality
 from autoshard.planner.waiting import FIRST, LEAST, MORE, Parted, Waiting
 from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
@@ -64,7 +65,7 @@ def test_what_is_given_away_is_told_beside_what_is_not_known() -> None:
     ranked = [Timed(10.0, one), Timed(10.2, replace(one, microbatch_size=2))]
 
     def said(place: int, gap: float) -> str:
-        return _optimality(problem._replace(backend="nxd"), ranked, place, gap, Clock(inf))
+        return optimality(problem._replace(backend="nxd"), ranked, place, gap, Clock(inf))
 
     assert said(0, 0.0).startswith(OPTIMAL)
     assert said(0, 0.01) == f"within 1 % of the optimum within this model, proven{said(0, 0.0).removeprefix(OPTIMAL)}"

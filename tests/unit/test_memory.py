@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import estimate
+from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.memory import BUCKET_BYTES, MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
-from autoshard.cost.stage import Parts, strategy_mesh, strategy_parts
+from autoshard.cost.stage import Parts, strategy_parts
 from autoshard.cost.zero_sharding import parts_state
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model

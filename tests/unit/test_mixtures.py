@@ -16,9 +16,15 @@ from autoshard.calibration.results.rows import Unscored
 from autoshard.cost.collectives import GroupShape, collective_law, sent_once
 from autoshard.cost.compute import memory_s
 from autoshard.cost.estimate import estimate
+from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import launch_seconds
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import DenseBlocks, LocalShape, mean_part, stage_parts, stage_work
+from autoshard.cost.stage import (
+    DenseBlocks,
+    mean_part,
+    stage_parts,
+)
+from autoshard.cost.stage_program import stage_work
 from autoshard.graph.partition import OperatorStep
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model

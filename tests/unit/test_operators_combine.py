@@ -14,9 +14,15 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.after import after_s_per_parameter, update_s_per_parameter
 from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.local_shape import (
+    LocalShape,
+    local_shape,
+    mesh_order,
+    strategy_mesh,
+)
 from autoshard.cost.memory import BUCKET_BYTES, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
-from autoshard.cost.stage import LocalShape, local_shape, mesh_order, strategy_mesh, strategy_parts
+from autoshard.cost.stage import strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.working_bytes import _inner_bytes, working_bytes
 from autoshard.cost.zero_sharding import parts_state, zero_axes

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from autoshard.backends.rules import check_strategy
 from autoshard.checkpoint.layout import rank_shards
-from autoshard.cost.stage import LocalShape, stage_work
+from autoshard.cost.local_shape import LocalShape
+from autoshard.cost.stage_program import stage_work
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
 from autoshard.models.padding import Heads, padded_heads, padding_notes

@@ -19,9 +19,13 @@ from autoshard.explanation.sensitivity import sensitivity
 from autoshard.explanation.sensitivity_text import flips_heading, price_lines
 from autoshard.models.registry import load_model
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.choice import (
+    choose,
+    passed_over,
+    taken_of,
+)
 from autoshard.planner.priced import Clock
 from autoshard.planner.promising import MANY, drafts_of, promising
-from autoshard.planner.search import choose, passed_over, taken_of
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision

@@ -14,10 +14,12 @@ from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.collectives import GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, matmul_s, memory_s, quantized_products, seconds_of
 from autoshard.cost.estimate import estimate
+from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.cost.memory import memory_values
 from autoshard.cost.rank_load import rank_load
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import local_shape, quantized, stage_parts, strategy_mesh
+from autoshard.cost.stage import stage_parts
+from autoshard.cost.stage_program import quantized
 from autoshard.cost.zero_sharding import parts_contents, parts_state
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
-from autoshard.cost.stage import local_shape, stage_work
+from autoshard.cost.local_shape import local_shape
+from autoshard.cost.stage_program import stage_work
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
 from autoshard.files.codec import from_json, to_json

@@ -19,7 +19,8 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models.registry import load_model
-from autoshard.planner.search import NothingFits, search
+from autoshard.planner.no_answer import NothingFits
+from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
 from autoshard.planner.smallest_cluster import larger_clusters
 from autoshard.plans.search_result import OPTIMAL, Pins, SearchResult

@@ -13,7 +13,7 @@ import pytest
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cli import main
 from autoshard.cost.collectives import collective_time_s, group_shape
-from autoshard.cost.stage import mesh_order, strategy_mesh
+from autoshard.cost.local_shape import mesh_order, strategy_mesh
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES

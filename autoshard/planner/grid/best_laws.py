@@ -11,8 +11,8 @@ import numpy as np
 
 from autoshard.backends.rules import Problem, divisors
 from autoshard.cost.collectives import CollectiveLaw, GroupShape, collective_law, group_shape
+from autoshard.cost.local_shape import LocalShape, stage_mesh
 from autoshard.cost.program import LawOf
-from autoshard.cost.stage import LocalShape, stage_mesh
 from autoshard.planner.grid.arrays import Array
 from autoshard.spec.cluster import Cluster
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.local_shape import LocalShape
 from autoshard.graph.count import operator_steps
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
 from autoshard.planner.grid.arrays import Array

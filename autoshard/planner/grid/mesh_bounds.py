@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Problem
-from autoshard.cost.stage import LocalShape
+from autoshard.cost.local_shape import LocalShape
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.mesh import AXIS_ORDER, replicas_of_experts, tensor_ranks_apart

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Problem
+from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.memory import BUCKET_BYTES
-from autoshard.cost.stage import LocalShape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import FEW_BLOCKS
 from autoshard.planner.grid.arrays import Array

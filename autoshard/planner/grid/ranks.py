@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.after import AfterLastMicrobatch
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.stage import LocalShape, hidden_bytes
+from autoshard.cost.local_shape import LocalShape, hidden_bytes
 from autoshard.cost.step import hop_law
 from autoshard.cost.zero_sharding import (
     STAYS,

@@ -17,7 +17,7 @@ import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.stage import LocalShape, local_shape
+from autoshard.cost.local_shape import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, ModelContents, State, Travelling, Unit
 from autoshard.graph.recompute import NO_RECOMPUTE

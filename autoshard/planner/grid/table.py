@@ -12,8 +12,12 @@ import numpy as np
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Draft, Problem, chunks_are_alike
 from autoshard.cost.collectives import CollectiveLaw
+from autoshard.cost.local_shape import (
+    LocalShape,
+    local_shape,
+    strategy_mesh,
+)
 from autoshard.cost.passes import unit_work_s
-from autoshard.cost.stage import LocalShape, local_shape, strategy_mesh
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State, Unit
 from autoshard.graph.recompute import COMMON_SETS

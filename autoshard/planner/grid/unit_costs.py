@@ -17,15 +17,13 @@ import numpy as np
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.compute import quantized_products
+from autoshard.cost.local_shape import LocalShape, hidden_bytes
 from autoshard.cost.program import LawOf, Part, ProgramWork, Seconds
-from autoshard.cost.stage import (
+from autoshard.cost.stage import assembled, collective_laws
+from autoshard.cost.stage_program import (
     UNITS,
-    LocalShape,
     Unit,
-    assembled,
     block_unit,
-    collective_laws,
-    hidden_bytes,
     quantized,
     stage_work,
 )
@@ -127,8 +125,8 @@ class Programs:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The programs of one local shape, for one sequence a microbatch, as cost.stage.UNITS names them. blocks: one of
-    each kind. find_first: makes the embedding with the first block behind it."""
+    """The programs of one local shape, for one sequence a microbatch, as cost.stage_program.UNITS names them. blocks:
+    one of each kind. find_first: makes the embedding with the first block behind it."""
 
     blocks: tuple[ProgramWork, ...]
     embedding: ProgramWork

@@ -16,10 +16,17 @@ from autoshard.cost.after import after_s_per_parameter
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import operator_seconds, quantized_products
 from autoshard.cost.estimate import estimate
+from autoshard.cost.local_shape import (
+    LocalShape,
+    local_shape,
+    mesh_order,
+    strategy_mesh,
+)
 from autoshard.cost.memory import living_bytes, memory_values
 from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED
-from autoshard.cost.stage import LocalShape, local_shape, mesh_order, quantized, strategy_mesh, strategy_parts
+from autoshard.cost.stage import strategy_parts
+from autoshard.cost.stage_program import quantized
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, ModelContents, State, mesh_state, parts_state
 from autoshard.graph.ir import Graph

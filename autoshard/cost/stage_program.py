@@ -1,0 +1,174 @@
+"""The programs that parts of stages are priced by: one block of each kind, the embedding, the head.
+
+A program depends on the model and the local shape alone: neither on devices and links nor on pp, dp and schedule. So a
+few small programs serve every layout with the same local shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from autoshard.cost.local_shape import LocalShape
+from autoshard.cost.program import ProgramWork, program_work
+from autoshard.errors import AutoshardError
+from autoshard.graph.ir import Graph
+from autoshard.graph.partition import Program, with_gathered_kept
+from autoshard.graph.quantize import with_quantized_products
+from autoshard.layout.context_parallel import UNUSED, with_context_parallel
+from autoshard.layout.mesh import DATA_AXES, build_mesh, replicas_of_experts, tensor_ranks_apart
+from autoshard.layout.sharding import stage_program
+from autoshard.layout.strategy import ATTENTION_KERNELS
+from autoshard.models.padding import padded_heads
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
+
+Unit = tuple[tuple[int, ...], bool, bool]
+"""A program that parts are made of: (places of its blocks, with embedding, with head)."""
+UNITS: dict[str, Unit] = {
+    "block": ((0,), False, False),
+    "first": ((0,), True, False),
+    "embedding": ((), True, False),
+    "head": ((), False, True),
+    "tied": ((), True, True),
+}
+"""The programs of a model whose blocks are alike. first is the embedding and a block behind it; tied, embedding and
+head on one rank, only where both need its table. A prediction module belongs to the head."""
+
+
+def block_unit(kind: int) -> Unit:
+    """A block of a kind (ModelSpec.kinds) by itself."""
+    return (kind,), False, False
+
+
+Quantized = tuple[float | None, tuple[str, ...]]
+"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are
+not)."""
+
+
+def quantized(training: TrainingSpec) -> Quantized:
+    """Which products of a training are quantised, as `stage_work` and with_quantized_products want it."""
+    products = training.precision.products
+    return None if products is None else products.operand_bytes, training.unquantized
+
+
+def stage_work(
+    model: ModelSpec,
+    sequence_length: int,
+    capacity_factor: float,
+    dtype: str,
+    shape: LocalShape,
+    kv_inner: bool,
+    layers: tuple[int, ...],
+    first: bool,
+    last: bool,
+    quantized: Quantized = (None, ()),
+    keeps_gathered: bool = False,
+) -> ProgramWork:
+    """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
+    its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
+    keeps_gathered: as in Software.
+
+    Raises AutoshardError for ranks that share sequences and not their experts.
+    """
+    seen = _seen(model, capacity_factor, shape, layers, last)
+    of = _StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, quantized)
+    return _stage_work(of, keeps_gathered)
+
+
+def shape_program(
+    model: ModelSpec,
+    sequence_length: int,
+    capacity_factor: float,
+    dtype: str,
+    shape: LocalShape,
+    kv_inner: bool,
+    layers: tuple[int, ...],
+    first: bool,
+    last: bool,
+) -> Program:
+    """The program of `stage_work` alone, of products in one dtype.
+
+    Raises what `stage_work` raises.
+    """
+    seen = _seen(model, capacity_factor, shape, layers, last)
+    return _shape_program(_StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last))
+
+
+def _seen(
+    model: ModelSpec, capacity_factor: float, shape: LocalShape, layers: tuple[int, ...], last: bool
+) -> tuple[LocalShape, float]:
+    """(the local shape, the capacity of experts) that operators see."""
+    seen = seen_by_operators(model, shape, layers, last)
+    return seen, capacity_factor if seen is shape else 1.0
+
+
+def seen_by_operators(model: ModelSpec, shape: LocalShape, layers: tuple[int, ...], last: bool) -> LocalShape:
+    """The local shape with the usual value of all that a stage's operators do not see: without experts, how these are
+    spread (but for axes of tensor parallelism that are cut for them); without blocks, also how attention is computed.
+    layers, last: as of `stage_work`."""
+    predicts = last and model.multi_token_prediction is not None
+    told = model.graph is not None or shape.operators or shape.etp is not None
+    if told or predicts or any(map(model.has_experts, layers)):
+        return shape
+    shape = replace(shape, ep=min(shape.ep, 2 * shape.cp))
+    return shape if layers else replace(shape, attention_kernel=ATTENTION_KERNELS[0], context_parallel=UNUSED)
+
+
+class _StageAsSeen(NamedTuple):
+    """All that the program of a stage follows from, as its operators see it; fields as of `stage_work`."""
+
+    model: ModelSpec
+    sequence_length: int
+    dtype: str
+    shape: LocalShape
+    capacity_factor: float
+    kv_inner: bool
+    layers: tuple[int, ...]
+    first: bool
+    last: bool
+    quantized: Quantized = (None, ())
+
+
+@lru_cache(maxsize=2048)
+def _stage_work(of: _StageAsSeen, keeps_gathered: bool) -> ProgramWork:
+    program = _shape_program(of)
+    return program_work(with_gathered_kept(program) if keeps_gathered else program)
+
+
+@lru_cache(maxsize=2048)
+def _shape_program(of: _StageAsSeen) -> Program:
+    model, sequence_length, dtype, shape, capacity_factor, kv_inner, layers, first, last, quantized = of
+    if model.is_moe and shape.cp > 1 and shape.ep == 1:
+        raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
+    kv_heads = padded_heads(model, shape.tp).key_value
+    replicas = 2 * replicas_of_experts(shape.ep, shape.cp, tensor_ranks_apart(shape.tp, shape.etp))
+    mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner, etp=shape.etp)
+    axes = mesh.stage_axes
+    batch = shape.microbatch_size * mesh.size(DATA_AXES)
+    attention = shape.attention_kernel, shape.context_parallel, shape.cp
+    graph = _for_one_sequence(model, sequence_length, shape.tp, dtype, attention, layers, first, last, quantized)
+    graph = replace(graph, sizes=dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor))
+    return stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None)
+
+
+@lru_cache(maxsize=256)
+def _for_one_sequence(
+    model: ModelSpec,
+    sequence_length: int,
+    tp: int,
+    dtype: str,
+    attention: tuple[str, str, int],
+    layers: tuple[int, ...],
+    first: bool,
+    last: bool,
+    quantized: Quantized,
+) -> Graph:
+    """The graph of a stage for one sequence: its tensors and operators are those of any batch and capacity of experts.
+    attention: its kernel, the kind of context parallelism and of how many ranks."""
+    kernel, context_parallel, cp = attention
+    sizes = dim_sizes(model, 1, sequence_length, tp)
+    graph = stage_graph(model, sizes, layers, first, last, kernel, element_bytes=DTYPE_BYTES[dtype])
+    return with_quantized_products(with_context_parallel(graph, context_parallel, cp), *quantized)

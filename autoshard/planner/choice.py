@@ -1,0 +1,240 @@
+"""The choice among priced layouts: the fastest that fits, or what toss-ups, the compiler and the path put before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from heapq import merge
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.fit_probability import Level
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.axis_orders import orders_are_free
+from autoshard.planner.beaten_path import Precedent, best_on_path, precedent, wins
+from autoshard.planner.compiling import Compiling, compiling, fastest_that_compiles
+from autoshard.planner.priced import Clock, PricedLayouts, ideal_step_time_s, table_of
+from autoshard.planner.ranking import Timed, best_of_each_kind, in_order
+from autoshard.planner.sets import sets_by_stage
+from autoshard.planner.toss_ups import COMPARED, simplest_of_equals
+from autoshard.planner.waiting import Waiting
+from autoshard.plans.search_result import Pins
+
+if TYPE_CHECKING:
+    from autoshard.planner.grid.refine import Promise
+
+BEHIND = 1.02
+"""Layouts that take so many times as long as the last of the fastest are looked at in other orders too: runners-up are
+taken from them."""
+
+
+class Choice(NamedTuple):
+    """The layouts that a search found. level: how surely they fit. fastest: one of each kind. place: of the one that is
+    taken. gap: how much faster another one may be than the first, as a share of its step. layouts: all, those in other
+    orders of their axes as far as they may be among the fastest. path, on_path: what is known to have run, and
+    the best layout of that; None where there is none. left: what would be taken, were its features known. graphs: the
+    verdicts on compiled graphs, None where there are none. not_compiling: what would be taken, did it compile."""
+
+    level: Level
+    fastest: list[Timed]
+    place: int
+    gap: float
+    layouts: PricedLayouts
+    path: Precedent | None = None
+    on_path: Timed | None = None
+    left: Timed | None = None
+    graphs: Compiling | None = None
+    not_compiling: Timed | None = None
+
+    @property
+    def taken(self) -> Timed:
+        """The one that is taken."""
+        return self.fastest[self.place]
+
+
+def choose(
+    priced: PricedLayouts,
+    pins: Pins,
+    wanted: Sequence[Level],
+    clock: Clock,
+    count: int = COMPARED,
+    behind: float = inf,
+) -> Choice | None:
+    """The choice among layouts that fit as surely as is wanted most, else among those that fit less surely; None where
+    none fits.
+
+    wanted: levels of memory, the surest first, of no more memory than the layouts were priced for. clock: when it has
+    run out, what was found by then is the answer. count: how many of the fastest are wanted. behind: those that take
+    more than so many times as long as the first are not wanted.
+    """
+    path, graphs = precedent(priced.problem, pins), compiling(priced.problem)
+    if path is not None:
+        behind = inf  # what is taken instead may be further behind
+    for level in wanted:
+        choice = _choice_at(priced, pins, level, clock, count, behind, graphs)
+        if choice and graphs and behind < inf and graphs.refuses(choice.taken.strategy):
+            choice = _choice_at(priced, pins, level, clock, count, inf, graphs)
+        if choice is not None:
+            return _settled(choice, path, graphs)
+    return None
+
+
+def _choice_at(
+    priced: PricedLayouts,
+    pins: Pins,
+    level: Level,
+    clock: Clock,
+    count: int,
+    behind: float,
+    graphs: Compiling | None,
+) -> Choice | None:
+    """The choice among layouts of one level of memory, whatever is passed over; None where none fits. The other
+    arguments are those of `choose`."""
+    how = level.memory_bytes, clock, count, behind, graphs
+    fastest, at_least_s, passed = _fastest(priced, pins, *how)
+    if not fastest:
+        return None
+    if graphs and behind < inf and all(graphs.refuses(one.strategy) for one in fastest):
+        return _choice_at(priced, pins, level, clock, count, inf, graphs)  # what is taken is further behind
+    known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
+    known_s = min(known_s, behind * fastest[0].step_time_s)
+    priced.price_below(known_s)
+    others: PricedLayouts | None = None
+    if clock.in_time():
+        others = _in_other_orders(priced, pins, known_s)
+    elif orders_are_free(priced.problem, pins):
+        at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
+    if others:
+        fastest, others_s, more = _fastest(others, pins, *how, fastest, priced.at_least_s, known_s)
+        passed += more
+        at_least_s = min(at_least_s, others_s)
+    gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
+    place = simplest_of_equals(priced.problem.cluster, fastest)
+    if passed and clock.in_time():
+        from autoshard.planner.simpler import simpler_ones
+
+        simpler = simpler_ones(passed, fastest[0].step_time_s, fastest[place], level.memory_bytes)
+        if simpler:
+            fastest = _with(fastest, simpler, priced.problem, pins, count, behind)
+            place = simplest_of_equals(priced.problem.cluster, fastest)
+    every = priced.and_in(others, known_s) if others else priced
+    return Choice(level, fastest, place, gap, every)
+
+
+class PassedOver(NamedTuple):
+    """The judges of what a search passes over, the same at all speeds and memories. path, graphs: as in Choice. Both
+    remember what they have looked at."""
+
+    path: Precedent | None
+    graphs: Compiling | None
+
+
+def passed_over(problem: Problem, pins: Pins) -> PassedOver:
+    """The judges of what a search of the problem passes over."""
+    return PassedOver(precedent(problem, pins), compiling(problem))
+
+
+def taken_of(problem: Problem, passed: PassedOver, level: Level, ranked: list[Timed]) -> Strategy:
+    """The layout that a search would take that knew these alone. ranked: layouts that fit, fastest first."""
+    place = simplest_of_equals(problem.cluster, ranked)
+    choice = _settled(Choice(level, ranked, place, 0.0, PricedLayouts(problem, [])), *passed)
+    return choice.taken.strategy
+
+
+def _settled(choice: Choice, path: Precedent | None, graphs: Compiling | None) -> Choice:
+    """The choice with what the compiler refuses, and what nobody has run, passed over where that pays."""
+    if graphs is not None:
+        choice = _by_the_compiler(choice, graphs, choice.layouts)
+    return choice if path is None else _by_the_path(choice, path, choice.layouts)
+
+
+def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -> Choice:
+    """The choice with the fastest layout of which no graph is expected to be refused, where there is one."""
+    chosen = choice.taken
+    choice = choice._replace(graphs=graphs)
+    if not graphs.refuses(chosen.strategy):
+        return choice
+    limit_bytes = choice.level.memory_bytes
+    with priced.only(graphs.parted):
+        best = fastest_that_compiles(
+            graphs, choice.fastest, lambda below_s: priced.fastest_first(limit_bytes, 0.0, below_s, None, graphs.takes)
+        )
+    if best is None:
+        return choice
+    fastest = sorted([*choice.fastest, best], key=_step_time_s) if best not in choice.fastest else choice.fastest
+    return choice._replace(fastest=fastest, place=fastest.index(best), not_compiling=chosen)
+
+
+def _by_the_path(choice: Choice, path: Precedent, priced: PricedLayouts) -> Choice:
+    """The choice with the best layout whose features have run, which wins where the prediction cannot tell."""
+    chosen = choice.taken
+    rest = in_order(priced.fastest_first(choice.level.memory_bytes, such=path.rows))
+    best = chosen if path.known(chosen.strategy) else best_on_path(path, choice.fastest, rest)
+    if best is None or not wins(path, chosen, best):
+        return choice._replace(path=path, on_path=best)
+    fastest = sorted([*choice.fastest, best], key=_step_time_s) if best not in choice.fastest else choice.fastest
+    return choice._replace(fastest=fastest, place=fastest.index(best), path=path, on_path=best, left=chosen)
+
+
+def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> PricedLayouts | None:
+    """Layouts in other orders of axes that may take less than known_s seconds, if there are any. Memory does not depend
+    on the order, so a layout that fits in one fits in all."""
+    problem = priced.problem
+    if not orders_are_free(problem, pins):
+        return None
+    from autoshard.planner.grid.faster_orders import faster_orders
+    from autoshard.planner.grid.pairs import Pairs
+
+    table = table_of(problem, pins)
+    left, least_s = priced.left_below(known_s), partial(priced.at_least_s, in_any_order=True)
+    for draft in faster_orders(problem, priced.wholes, pins, known_s, left, least_s, priced.fitting):
+        table.add(draft)
+    if len(problem.model.kinds) == 1:
+        chunks = [*table.price()]
+        return PricedLayouts(problem, chunks) if chunks else None
+    pairs = Pairs(problem)
+    pairs.add(table.wholes())
+    return PricedLayouts(problem, [], Waiting.for_pairs(pairs)) if pairs.wholes else None
+
+
+def _fastest(
+    priced: PricedLayouts,
+    pins: Pins,
+    limit_bytes: float,
+    clock: Clock,
+    count: int,
+    behind: float,
+    graphs: Compiling | None,
+    known: Sequence[Timed] = (),
+    at_least_s: Callable[[Draft], float] | None = None,
+    below_s: float = inf,
+) -> tuple[list[Timed], float, list[Promise]]:
+    """(the fastest of each kind, what no other one takes less than, promises that were passed by). count, behind: as
+    `best_of_each_kind` has them. graphs: the verdicts on compiled ones. known: others, fastest first. at_least_s: what
+    is known of drafts, by default by the layouts themselves. below_s: layouts that take more are not looked for."""
+    from autoshard.planner.grid.refine import refine
+
+    fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s), key=_step_time_s)
+    ranked = best_of_each_kind(fitting, count, behind)
+    known_s = ranked[0].step_time_s if ranked else inf
+    bounds_s = at_least_s or priced.at_least_s
+    refused = graphs.refuses if graphs is not None else lambda draft: False
+    taken_s = next((one.step_time_s for one in ranked if not refused(one.strategy)), known_s)
+    by_stage = sets_by_stage(pins)
+    refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
+    ranked = _with(ranked, refined.found, priced.problem, pins, count, behind)
+    return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
+
+
+def _with(
+    ranked: list[Timed], found: Iterable[Timed], problem: Problem, pins: Pins, count: int, behind: float
+) -> list[Timed]:
+    """The fastest of each kind among these and others, of which those are left out that pins forbid."""
+    path = precedent(problem, pins) if pins.beaten_path else None
+    better = [one for one in found if path is None or path.known(one.strategy)]
+    return best_of_each_kind(sorted([*better, *ranked], key=_step_time_s), count, behind)
+
+
+def _step_time_s(one: Timed) -> float:
+    return one.step_time_s

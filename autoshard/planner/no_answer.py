@@ -1,0 +1,79 @@
+"""The errors of a search without an answer: no layout is legal, or none fits and this is what would."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from autoshard.backends.rules import Problem
+from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.planner.beaten_path import precedent
+from autoshard.planner.rejections import MEMORY, Tally
+from autoshard.plans.search_result import Pins
+from autoshard.units import format_bytes
+
+
+class NothingLegal(AutoshardError):
+    """Every layout breaks a rule. Which rules stand in the way is found when the text is read: nobody reads it where
+    another backend has an answer."""
+
+    def __init__(self, problem: Problem, pins: Pins):
+        super().__init__(problem, pins)
+        self._problem, self._pins = problem, pins
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        from autoshard.planner.obstacles import obstacles
+
+        cluster, fixed = self._problem.cluster, self._pins.fixed
+        given = "".join((" with " if fixed else "", " ".join(f"{field}={value}" for field, value in fixed.items())))
+        where = f"{self._problem.model.name} on {cluster.nodes} x {cluster.instance}{given}"
+        return f"no layout of {where} is legal: {obstacles(self._problem, self._pins).text}"
+
+
+class NothingFits(NoLayoutFits):
+    """No layout fits. Which larger cluster would do, or why none, is found when the text is read."""
+
+    def __init__(self, what: str, problem: Problem, pins: Pins):
+        super().__init__(what, problem, pins)
+        self._what, self._problem, self._pins = what, problem, pins
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        from autoshard.planner.smallest_cluster import shortage
+
+        return f"{self._what}; {shortage(self._problem, self._pins)}"
+
+    @property
+    def without_reasons(self) -> str:
+        """The text, but for why no larger cluster would do."""
+        from autoshard.planner.smallest_cluster import larger_one
+
+        larger = larger_one(self._problem, self._pins)
+        return self._what if larger is None else f"{self._what}; {larger}"
+
+
+def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) -> AutoshardError:
+    """The error of a search without an answer: no layout is legal, or none fits and this is what would. bound_bytes:
+    what layouts need at least that were not priced."""
+    cluster, name = problem.cluster, problem.model.name
+    where = f"{cluster.nodes} x {cluster.instance}"
+    if pins.beaten_path and (path := precedent(problem, pins)) is not None:
+        return NoLayoutFits(
+            f"no layout of {name} on {where} fits whose features are all known to have run on {path.path.name}; "
+            "leave beaten_path out, or use more nodes"
+        )
+    if MEMORY not in tally.counts:
+        return NothingLegal(problem, pins)
+    needed = tally.nearest_miss(MEMORY)
+    at_least = "at least " if bound_bytes <= needed else ""
+    what = (
+        f"no layout fits {name} on {where}: the smallest needs {at_least}{format_bytes(needed)} a device, "
+        f"which has {format_bytes(cluster.device.memory_bytes)}"
+    )
+    return NothingFits(what, problem, pins)

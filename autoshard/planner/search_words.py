@@ -1,0 +1,95 @@
+"""The sentences of a search about what it chose: what is proven of it, and what else there would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor
+
+from autoshard.backends.rules import Problem, chunks_are_alike
+from autoshard.cost.estimate import estimate
+from autoshard.cost.fit_probability import Level
+from autoshard.planner.beaten_path import path_notes
+from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS
+from autoshard.planner.choice import Choice
+from autoshard.planner.compiling import compile_notes
+from autoshard.planner.priced import Clock, PricedLayouts
+from autoshard.planner.ranking import Timed, describe
+from autoshard.plans.search_result import OPTIMAL, PathSummary, not_tried
+from autoshard.spec.cluster import Cluster
+
+PROVEN = 1e-6
+"""Share of a step below which there is no gap."""
+
+
+def optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
+    """A sentence on what is proven about the chosen layout."""
+    behind = fastest[place].step_time_s / fastest[0].step_time_s - 1
+    but = not_tried(problem.backend) if len(problem.model.kinds) == 1 else _chunks_tried(problem)
+    if gap + behind <= PROVEN:
+        return OPTIMAL + but
+    stopped = "" if clock.in_time() else f"stopped {clock.why_ended}: "
+    words = f"{stopped}within {100 * (gap + behind):.2g} % of the optimum within this model, proven{but}"
+    if behind <= PROVEN:
+        return words
+    return f"{words}; it takes {100 * behind:.2g} % longer than the fastest that was found, which a note explains"
+
+
+def _chunks_tried(problem: Problem) -> str:
+    """The choices that a search over blocks of several kinds does not try, in words; cuts and sets by stage it does."""
+    if chunks_are_alike(problem):
+        return ""
+    return f" (pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks)"
+
+
+def room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed) -> Iterator[str]:
+    """Sentences on what the room that is left free costs. wanted: the probability with which the layout was to fit."""
+    if found.probability != wanted:
+        yield (
+            f"room: no layout fits with {_percent(wanted)} probability; chosen among those that fit with at least "
+            f"{_percent(found.probability)} probability"
+        )
+    capacity = cluster.device.memory_bytes
+    fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
+    if fuller is None or fuller.step_time_s >= fastest.step_time_s:
+        return
+    sooner = 100 * (1 - fuller.step_time_s / fastest.step_time_s)
+    fits = _percent(estimate(*priced.problem[:3], fuller.strategy).fits_probability)
+    yield (
+        f"room: layouts that fit with less than {_percent(found.probability)} are passed over; the fastest of them, "
+        f"{describe(fuller.strategy)}, is predicted {sooner:.1f} % faster than any other and fits with {fits} "
+        "(--fit-probability)"
+    )
+
+
+def _percent(probability: float) -> str:
+    """A probability as text, rounded down: what is said is reached."""
+    return f"{floor(100 * probability + 1e-9)} %"
+
+
+def path_summary(choice: Choice) -> PathSummary | None:
+    path, taken, best = choice.path, choice.taken, choice.on_path
+    if path is None:
+        return None
+    other = best if best is not None and best.strategy != taken.strategy else None
+    return PathSummary(
+        path.path.generation,
+        path.path.results,
+        path.unknown(taken.strategy),
+        None if other is None else other.strategy,
+        0.0 if other is None else float(f"{other.step_time_s:.6g}"),
+        None if choice.left is None else choice.left.strategy,
+    )
+
+
+def choice_notes(choice: Choice) -> Iterator[str]:
+    ranked, place = choice.fastest, choice.place
+    if choice.path is not None:
+        yield from path_notes(choice.path, ranked[place], choice.on_path, choice.left)
+    if choice.graphs is not None:
+        yield from compile_notes(choice.graphs, ranked[place], choice.not_compiling)
+    if place and choice.left is None and choice.not_compiling is None:
+        slower = 100 * (ranked[place].step_time_s / ranked[0].step_time_s - 1)
+        yield (
+            f"toss-up: {describe(ranked[0].strategy)} is predicted {slower:.1f} % faster, less than the model can "
+            "tell; the simpler one is chosen"
+        )
