@@ -247,7 +247,7 @@ def test_any_changed_leaf_is_refused_or_kept(data: st.DataObject, name: str) -> 
     assert plan_to_dict(read) == plan
 
 
-WRONG = (
+WRONG: tuple[Any, ...] = (
     None,
     True,
     0,
