@@ -23,15 +23,7 @@ from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.plans.plan_json import compact_json
 from autoshard.precedents.graph_size import GraphSize, forward_size, graph_size, largest_of, size_of
-from autoshard.precedents.runs import (
-    FILE,
-    BeatenPath,
-    Compiled,
-    Known,
-    Run,
-    fitted_instructions,
-    pipeline_place,
-)
+from autoshard.precedents.runs import FILE, BeatenPath, Compiled, Known, Run, fitted_instructions, pipeline_place
 from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec

@@ -9,11 +9,7 @@ from autoshard.cost.local_shape import strategy_mesh
 from autoshard.cost.memory import MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import (
-    DenseBlocks,
-    Parts,
-    strategy_parts,
-)
+from autoshard.cost.stage import DenseBlocks, Parts, strategy_parts
 from autoshard.cost.step import TIME_TERMS, time_values
 from autoshard.cost.values import Estimate, StageMemory, Term
 from autoshard.cost.zero_sharding import State, parts_state

@@ -22,11 +22,7 @@ from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import at_any_memory, at_any_speed
 from autoshard.planner.cached_search import Searches
-from autoshard.planner.choice import (
-    PassedOver,
-    passed_over,
-    taken_of,
-)
+from autoshard.planner.choice import PassedOver, passed_over, taken_of
 from autoshard.planner.promising import drafts_of
 from autoshard.planner.ranking import Timed
 from autoshard.plans.search_result import Candidate, Pins

@@ -20,11 +20,7 @@ from autoshard.backends.mesh_rules import ORDER_RULES
 from autoshard.backends.problem import Draft, Problem
 from autoshard.backends.registry import BACKENDS
 from autoshard.cost.collectives import KINDS, GroupShape, collective_law, group_shape
-from autoshard.cost.local_shape import (
-    LocalShape,
-    mesh_order,
-    stage_mesh,
-)
+from autoshard.cost.local_shape import LocalShape, mesh_order, stage_mesh
 from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh
 from autoshard.models.padding import padded_heads
 from autoshard.plans.search_result import Pins

@@ -23,7 +23,7 @@ from autoshard.precedents.runs import INSIDE, BeatenPath, beaten_path, packaged,
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.arrays import Array
-    from autoshard.planner.grid.table import Priced
+    from autoshard.planner.grid.whole import Priced
 
 OFF = "off the beaten path"
 MOST_LOOKED_AT = 50

@@ -31,7 +31,7 @@ from autoshard.spec.stack import STACKS
 from autoshard.units import format_seconds
 
 if TYPE_CHECKING:
-    from autoshard.planner.grid.table import Priced
+    from autoshard.planner.grid.whole import Priced
 
 SAID = 3
 """So many of the largest graphs stand in the note."""

@@ -28,7 +28,8 @@ from autoshard.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from autoshard.planner.grid.arrays import Array
     from autoshard.planner.grid.pairs import Pairs
-    from autoshard.planner.grid.table import Priced, Table, Whole
+    from autoshard.planner.grid.table import Table
+    from autoshard.planner.grid.whole import Priced, Whole
 
 FEW = 6_000
 """So many layouts in all orders of axes, but for recompute sets, are priced sooner than bounded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.table import Priced
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.priced import PricedLayouts
 
 CHOICES = (

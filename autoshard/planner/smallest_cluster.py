@@ -16,14 +16,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.bounded import Bounded
-from autoshard.planner.candidates import (
-    check_pins,
-    meshes,
-    microbatch_sizes,
-    variants,
-    virtual_stages,
-    zero_stages,
-)
+from autoshard.planner.candidates import check_pins, meshes, microbatch_sizes, variants, virtual_stages, zero_stages
 from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
 from autoshard.planner.ranking import Timed, describe
@@ -31,7 +24,7 @@ from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
 
 if TYPE_CHECKING:
-    from autoshard.planner.grid.table import Priced
+    from autoshard.planner.grid.whole import Priced
 
 T = TypeVar("T")
 MOST_NODES = 4096

@@ -18,7 +18,8 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.grid.table import Table
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.priced import PricedLayouts
 from autoshard.planner.priced_columns import priced_columns

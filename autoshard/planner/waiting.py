@@ -15,7 +15,7 @@ from autoshard.planner.layouts import MeshDrafts, Scheduled
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.pairs import Pairs
-    from autoshard.planner.grid.table import Priced
+    from autoshard.planner.grid.whole import Priced
 
 FIRST = 80
 """So many of more ways and layouts are looked at first: how fast they are says which others may matter."""

@@ -12,18 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from autoshard.cost.local_shape import (
-    LocalChoices,
-    LocalShape,
-    local_shape,
-)
-from autoshard.cost.stage_program import (
-    UNITS,
-    Unit,
-    block_unit,
-    seen_by_operators,
-    shape_program,
-)
+from autoshard.cost.local_shape import LocalChoices, LocalShape, local_shape
+from autoshard.cost.stage_program import UNITS, Unit, block_unit, seen_by_operators, shape_program
 from autoshard.files.codec import NotNegative
 from autoshard.graph.count import operator_steps, operator_work
 from autoshard.graph.ir import Operator

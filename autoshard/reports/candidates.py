@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from autoshard.planner.grid.arrays import Array
-    from autoshard.planner.grid.table import Priced
+    from autoshard.planner.grid.whole import Priced
 
 MOST_POINTS = 4_000
 CELLS = 120

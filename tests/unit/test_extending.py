@@ -21,7 +21,8 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
 from autoshard.models.families import FAMILIES, Family
 from autoshard.models.stage import parameter_count
-from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.grid.table import Table
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.options import PINS
 from autoshard.planner.rejections import Tally

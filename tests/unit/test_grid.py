@@ -24,7 +24,8 @@ from autoshard.models.registry import load_model
 from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
 from autoshard.planner.grid.microbatch import unit_columns, working_bytes_of
 from autoshard.planner.grid.steps import Asked, priced_steps
-from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.grid.table import Table
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.plans.search_result import Pins

@@ -21,7 +21,7 @@ from autoshard.planner.grid.best_choice import fastest
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_room import replayed_at_least_s
 from autoshard.planner.grid.refine import refine
-from autoshard.planner.grid.table import Priced
+from autoshard.planner.grid.whole import Priced
 from tests.unit.as_estimated import check_as_estimated
 from tests.unit.kind_models import SETS, random_layout, table_of
 

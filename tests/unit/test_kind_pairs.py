@@ -20,7 +20,7 @@ from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts, useful
 from autoshard.planner.grid.kind_pairs import ChunkRoom
 from autoshard.planner.grid.refine import refine
-from autoshard.planner.grid.table import Priced, Whole
+from autoshard.planner.grid.whole import Priced, Whole
 from tests.unit.kind_models import SETS, random_layout, table_of
 from tests.unit.test_kind_cuts import best_of_all, every_choice, limit_of
 

@@ -16,7 +16,7 @@ from autoshard.planner.grid.kind_stage_rooms import stages_at_least
 from autoshard.planner.grid.kind_stage_times import AlternatingTimes, WeightsApartTimes
 from autoshard.planner.grid.kind_stages import ranges, stages_of
 from autoshard.planner.grid.refine import refine
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from tests.unit.kind_models import random_layout, table_of
 
 INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40"))

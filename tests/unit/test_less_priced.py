@@ -13,7 +13,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.bounded import Bounded, TooLarge
 from autoshard.planner.grid.refine import promising
-from autoshard.planner.grid.table import Priced
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.layouts import MeshDrafts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind

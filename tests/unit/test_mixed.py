@@ -19,7 +19,8 @@ from autoshard.planner.grid import interleaved_recompute as mixed
 from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.sharding_bounds import LeastTable, step_times_at_least_s
-from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.grid.table import Table
+from autoshard.planner.grid.whole import Priced
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.unit.as_estimated import check_as_estimated

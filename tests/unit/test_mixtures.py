@@ -19,11 +19,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import launch_seconds
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage import (
-    DenseBlocks,
-    mean_part,
-    stage_parts,
-)
+from autoshard.cost.stage import DenseBlocks, mean_part, stage_parts
 from autoshard.cost.stage_program import stage_work
 from autoshard.graph.partition import OperatorStep
 from autoshard.layout.strategy import Strategy, even_stage_layers

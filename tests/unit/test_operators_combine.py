@@ -14,12 +14,7 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.after import after_s_per_parameter, update_s_per_parameter
 from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.local_shape import (
-    LocalShape,
-    local_shape,
-    mesh_order,
-    strategy_mesh,
-)
+from autoshard.cost.local_shape import LocalShape, local_shape, mesh_order, strategy_mesh
 from autoshard.cost.memory import BUCKET_BYTES, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stage import strategy_parts

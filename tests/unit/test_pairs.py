@@ -13,7 +13,8 @@ from autoshard.errors import NoLayoutFits
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.order import fastest_first
 from autoshard.planner.grid.pairs import Pairs, pairs_at_least_s, pairs_need_bytes
-from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.grid.table import Table
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.priced import PricedLayouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search

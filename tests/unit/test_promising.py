@@ -19,11 +19,7 @@ from autoshard.explanation.sensitivity import sensitivity
 from autoshard.explanation.sensitivity_text import flips_heading, price_lines
 from autoshard.models.registry import load_model
 from autoshard.planner.cached_search import Searches
-from autoshard.planner.choice import (
-    choose,
-    passed_over,
-    taken_of,
-)
+from autoshard.planner.choice import choose, passed_over, taken_of
 from autoshard.planner.priced import Clock
 from autoshard.planner.promising import MANY, drafts_of, promising
 from autoshard.plans.search_result import Pins

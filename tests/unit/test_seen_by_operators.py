@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from autoshard.cost import stage
 from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import ProgramWork
-from autoshard.cost.stage_program import (
-    UNITS,
-    Unit,
-    block_unit,
-    seen_by_operators,
-    stage_work,
-)
+from autoshard.cost.stage_program import UNITS, Unit, block_unit, seen_by_operators, stage_work
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ATTENTION_KERNELS
 from autoshard.models.registry import builtin_models, load_model

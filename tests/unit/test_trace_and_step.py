@@ -11,7 +11,8 @@ from autoshard.cost.estimate import Estimate, estimate
 from autoshard.explanation.trace import predicted_events, seconds_behind
 from autoshard.layout.strategy import Strategy
 from autoshard.models import load_model
-from autoshard.planner.grid.table import Priced, Table
+from autoshard.planner.grid.table import Table
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.plans.plan import Plan, make_plan

@@ -22,13 +22,7 @@ from autoshard.plans.plan import Plan, made_by
 from autoshard.plans.plan_json import SECTIONS, digest, plan_to_dict, plan_to_json, write_plan
 from autoshard.plans.prices import other_prices, priced
 from autoshard.plans.search_result import Pins
-from autoshard.plans.validate import (
-    MAX_PLAN_BYTES,
-    chosen_from_dict,
-    plan_from_dict,
-    read_plan,
-    read_plan_and_notes,
-)
+from autoshard.plans.validate import MAX_PLAN_BYTES, chosen_from_dict, plan_from_dict, read_plan, read_plan_and_notes
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec

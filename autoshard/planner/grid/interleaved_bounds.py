@@ -18,8 +18,8 @@ from autoshard.planner.grid.bounds import (
     unlike_chunks_at_least_s,
 )
 from autoshard.planner.grid.price import Family, layouts_ends, rank_rows
-from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.planner.grid.whole import Whole
 from autoshard.rows import Number
 from autoshard.schedules.closed_form import chunk_visits
 from autoshard.schedules.held import RankHolds

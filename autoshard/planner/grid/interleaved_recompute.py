@@ -25,8 +25,8 @@ from autoshard.planner.grid.best_choice import SAME
 from autoshard.planner.grid.bounds import RankBackward, fewest_blocks, unlike_chunks_at_least_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
-from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.planner.grid.whole import Whole
 from autoshard.schedules import Work, at_least_s, held_together, step_time_s
 from autoshard.schedules.longest_path import longest_path
 

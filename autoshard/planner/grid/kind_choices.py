@@ -16,7 +16,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.kind_cuts import KindCuts
 from autoshard.planner.grid.price import Layouts, memory_bytes, step_times_s
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 
 MOST_ROUNDS = 40

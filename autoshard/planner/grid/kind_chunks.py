@@ -24,7 +24,7 @@ from autoshard.planner.grid.kind_paths import Rows
 from autoshard.planner.grid.kind_split import SplitCuts
 from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows, with_unlike_chunks
 from autoshard.planner.grid.stage_cuts import moves
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from autoshard.planner.memo import kept_by_object
 from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.schedules.held import RankHolds

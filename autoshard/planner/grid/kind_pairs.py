@@ -19,7 +19,7 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import NEVER_S, after_any_cut_at_least_s
 from autoshard.planner.grid.kind_room import MOST_BYTES, Blocks, RankRoom
 from autoshard.planner.grid.kind_stages import ranges
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 
 PRICES = (0.0, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 5.0)
 """Prices of memory that are tried, as shares of the one at which a mean rank is just full."""

@@ -17,8 +17,8 @@ from autoshard.planner.grid.bounds import after_any_cut_at_least_s
 from autoshard.planner.grid.interleaved_bounds import warm_up_visits
 from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import layouts_ends, rank_rows
-from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.planner.grid.whole import Whole
 
 PRICES = np.array(
     [

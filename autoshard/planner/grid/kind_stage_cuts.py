@@ -19,7 +19,7 @@ from autoshard.planner.grid.best_choice import SAME, Found, TimedChoice, fastest
 from autoshard.planner.grid.kind_stage_times import CLOSE, AlternatingTimes, StageTimes, WeightsApartTimes
 from autoshard.planner.grid.rank_trips import apart_round_trips_at_least_s, round_trips_at_least_s
 from autoshard.planner.grid.stage_cuts import moves
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from autoshard.schedules import Work, at_least_s, step_time_s
 
 MOST_BEGINNINGS = 100_000

@@ -14,7 +14,7 @@ import numpy as np
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.kind_room import Blocks
 from autoshard.planner.grid.kind_stages import Ranges, Stages, padded, seconds_after
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from autoshard.rows import shares
 
 ROUNDING = 1e-9

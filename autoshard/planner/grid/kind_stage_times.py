@@ -18,7 +18,7 @@ import numpy as np
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import NEVER_S
 from autoshard.planner.grid.kind_stages import Ranges, Stages, longest, ranges, stages_of, upto_s
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from autoshard.schedules.held import warm_ups
 
 MOST_PASSES = 6

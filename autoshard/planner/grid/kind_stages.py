@@ -18,7 +18,7 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.kind_cuts import blocks_before, kinds_behind
 from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from autoshard.schedules.held import RankHolds
 from autoshard.spec.model import ModelSpec
 

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.table import Priced
+from autoshard.planner.grid.whole import Priced
 from autoshard.planner.ranking import Timed
 from autoshard.rows import different
 

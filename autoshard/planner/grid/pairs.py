@@ -19,7 +19,8 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.blocks_bytes import ROUNDING
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s, after_at_least_s
 from autoshard.planner.grid.least_memory import PartsBytes, least_memory
-from autoshard.planner.grid.table import CHUNK, Priced, Whole
+from autoshard.planner.grid.table import CHUNK
+from autoshard.planner.grid.whole import Priced, Whole
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 
 FIRST, MORE = 4096, 2

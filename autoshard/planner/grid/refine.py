@@ -36,8 +36,8 @@ from autoshard.planner.grid.kind_stage_rooms import stages_at_least
 from autoshard.planner.grid.kind_stage_times import AlternatingTimes, WeightsApartTimes
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.stage_cuts import StageCuts
-from autoshard.planner.grid.table import Whole
 from autoshard.planner.grid.unit_costs import PartColumns
+from autoshard.planner.grid.whole import Whole
 from autoshard.planner.ranking import Timed, draft_simplicity
 from autoshard.rows import anywhere, largest
 

@@ -28,8 +28,9 @@ from autoshard.planner.grid.faster_orders import in_this_order_at_least_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast
 from autoshard.planner.grid.ranks import RankState
 from autoshard.planner.grid.refine import interleaved_promises, promises
-from autoshard.planner.grid.table import Table, Whole
+from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.unit_costs import PARTS, PartColumns, StageColumns, as_columns, part_numbers, unit_programs
+from autoshard.planner.grid.whole import Whole
 
 ROUNDING = 1e-4
 """Share by which HiGHS may be off: it ends with tolerances of its own."""

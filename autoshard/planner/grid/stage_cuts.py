@@ -26,7 +26,7 @@ from autoshard.planner.grid.bounds import (
     this_stage_at_least_s,
 )
 from autoshard.planner.grid.price import layouts_ends, rank_rows
-from autoshard.planner.grid.table import Whole
+from autoshard.planner.grid.whole import Whole
 from autoshard.rows import Number
 from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.schedules.held import RankHolds, warm_ups

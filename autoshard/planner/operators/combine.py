@@ -15,11 +15,7 @@ import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.local_shape import (
-    LocalShape,
-    local_shape,
-    stage_mesh,
-)
+from autoshard.cost.local_shape import LocalShape, local_shape, stage_mesh
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers

@@ -16,12 +16,7 @@ from autoshard.cost.after import after_s_per_parameter
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.compute import operator_seconds, quantized_products
 from autoshard.cost.estimate import estimate
-from autoshard.cost.local_shape import (
-    LocalShape,
-    local_shape,
-    mesh_order,
-    strategy_mesh,
-)
+from autoshard.cost.local_shape import LocalShape, local_shape, mesh_order, strategy_mesh
 from autoshard.cost.memory import living_bytes, memory_values
 from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED
@@ -43,14 +38,7 @@ from autoshard.planner.axis_orders import Laws, stage_laws
 from autoshard.planner.grid.sharding_bounds import Least
 from autoshard.planner.operators.prices import Axes, MemoryRow, Prices
 from autoshard.planner.operators.program import OperatorProblem
-from autoshard.planner.operators.solve import (
-    OperatorSolution,
-    block_problem,
-    least_s,
-    priced,
-    promising,
-    solve,
-)
+from autoshard.planner.operators.solve import OperatorSolution, block_problem, least_s, priced, promising, solve
 from autoshard.spec.training import DTYPE_BYTES
 
 ATTEMPTS = 3
