@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
-from autoshard.graph.operators import SEQUENCE_KEYS
+from autoshard.graph.operator_kind import SEQUENCE_KEYS
 from autoshard.spec.model import ModelSpec
 
 

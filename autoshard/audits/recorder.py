@@ -17,8 +17,8 @@ from autoshard.audits.attention import AttentionWork, Reach
 from autoshard.audits.memory_log import MemoryLog
 from autoshard.audits.values import Flops, Transfer
 from autoshard.graph.count import Collective
-from autoshard.graph.operators import RECURRENCES
 from autoshard.graph.recompute import block_of
+from autoshard.graph.recurrent_kinds import RECURRENCES
 
 TAG = "autoshard"
 """Key under which an autograd node knows the operator whose forward made it."""

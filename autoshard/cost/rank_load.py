@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import ge
 
-from autoshard.cost.program import Part, Seconds, add_up
+from autoshard.cost.part import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
 from autoshard.rows import Number

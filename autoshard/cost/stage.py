@@ -13,7 +13,8 @@ from functools import cache, lru_cache
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.local_shape import LocalShape, hidden_bytes, local_shape, mesh_order, stage_mesh
-from autoshard.cost.program import LawOf, Part, PricedProgram, Seconds, price_program
+from autoshard.cost.part import Part, Seconds
+from autoshard.cost.program import LawOf, PricedProgram, price_program
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage_program import UNITS, Unit, block_unit, quantized, stage_work
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed

@@ -14,8 +14,8 @@ from autoshard.cost.after import After, AfterLastMicrobatch
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.local_shape import mesh_order
+from autoshard.cost.part import Part
 from autoshard.cost.passes import block_passes, end_passes, exposed, stages_work, waiting_block, waiting_end
-from autoshard.cost.program import Part
 from autoshard.cost.rank import parts_ends, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software

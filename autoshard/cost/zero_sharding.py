@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from autoshard.cost.backward_release import Moments
 from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.local_shape import mesh_order
-from autoshard.cost.program import Part, ProgramWork
+from autoshard.cost.part import Part
+from autoshard.cost.program import ProgramWork
 from autoshard.cost.stage import Parts
 from autoshard.layout.mesh import ZERO_AXES, Mesh
 from autoshard.rows import Number, anywhere, either, largest, mean, shares, where

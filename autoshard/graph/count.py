@@ -8,7 +8,8 @@ from functools import wraps
 from typing import TypeVar
 
 from autoshard.graph.ir import OPERAND_BYTES, Graph
-from autoshard.graph.operators import KINDS, Internal
+from autoshard.graph.operator_kind import Internal
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.redistribute import Transition
 from autoshard.graph.states import COLLECTIVES

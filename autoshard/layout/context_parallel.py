@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.operators import RECURRENCES
+from autoshard.graph.recurrent_kinds import RECURRENCES
 
 CONTEXT_PARALLEL = ("zigzag_ring", "ring", "ulysses", "all_gather")
 """The kinds, the planner's first choice first; a backend may lack some."""

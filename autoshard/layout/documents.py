@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.graph.ir import INDEX_BYTES, Graph, Operator, Tensor
-from autoshard.graph.operators import DOCUMENT_STARTS
+from autoshard.graph.operator_kind import DOCUMENT_STARTS
 
 _READERS = ("attention", "position_embedding")
 

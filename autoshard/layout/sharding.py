@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoshard.graph.ir import Graph, Operator
-from autoshard.graph.operators import DOCUMENT_STARTS, KINDS, RECURRENCES, SEQUENCE_KEYS
+from autoshard.graph.operator_kind import DOCUMENT_STARTS, SEQUENCE_KEYS
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Choice, Program, partition
+from autoshard.graph.recurrent_kinds import RECURRENCES
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
 from autoshard.layout.mesh import DATA_AXES, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES

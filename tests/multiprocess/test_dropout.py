@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autoshard.graph.operators import SEQUENCE_KEYS
+from autoshard.graph.operator_kind import SEQUENCE_KEYS
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.redistribute import local_sizes
 from autoshard.layout.context_parallel import sequence_pieces

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-from autoshard.graph.operators import DELTA_CHUNK
+from autoshard.graph.recurrent_kinds import DELTA_CHUNK
 from autoshard.runtime.torch_backend.recurrences import WHOLE, Slices, _Again, _delta_rule, _scan
 from benchmarks.graph_counts import measure
 from tests.multiprocess.models import MODELS

@@ -8,7 +8,8 @@ from random import Random
 import numpy as np
 
 from autoshard.graph.ir import Graph, GraphBuilder, Operator
-from autoshard.graph.operators import KINDS, SEQUENCE_KEYS
+from autoshard.graph.operator_kind import SEQUENCE_KEYS
+from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from autoshard.errors import AutoshardError
-from autoshard.graph.operators import SEQUENCE_KEYS
+from autoshard.graph.operator_kind import SEQUENCE_KEYS
 from autoshard.graph.recompute import kept_activations
 from autoshard.interop.export import export
 from autoshard.models.registry import load_model, published_dropout

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
 from autoshard.cost.local_shape import LocalShape, strategy_mesh
-from autoshard.cost.program import Part
+from autoshard.cost.part import Part
 from autoshard.cost.stage import stage_parts, stage_pricer, strategy_parts
 from autoshard.cost.step import TIME_TERMS, pipeline_work
 from autoshard.cost.zero_sharding import parts_state

@@ -8,7 +8,7 @@ import pytest
 from autoshard.cost.estimate import Estimate, estimate, model_flops_per_step
 from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.cost.memory import rank_memory
-from autoshard.cost.program import Part, Seconds
+from autoshard.cost.part import Part, Seconds
 from autoshard.cost.rank import LastBlock, Rank
 from autoshard.cost.stage import block_part
 from autoshard.cost.zero_sharding import State, Unit, held_elements, zero_axes

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed
-from autoshard.cost.program import Part
 from autoshard.cost.stage import mean_part, strategy_parts
 from autoshard.cost.zero_sharding import Ends, Travelling, Turns, Unit, in_work_bytes
 from autoshard.errors import AutoshardError

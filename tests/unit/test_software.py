@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.estimate import Estimate, estimate
-from autoshard.cost.program import Part, Seconds
+from autoshard.cost.part import Part, Seconds
 from autoshard.cost.stacks import COMPILED, TRACED, TRACED_LORA, Software
 from autoshard.cost.step import unhidden_s
 from autoshard.layout.strategy import Strategy, even_stage_layers

@@ -13,7 +13,8 @@ import numpy as np
 
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts
-from autoshard.cost.program import CONTEXT, LawOf, Operators, Sent, StepSeconds, StepWork, step_seconds
+from autoshard.cost.part import CONTEXT
+from autoshard.cost.program import LawOf, Operators, Sent, StepSeconds, StepWork, step_seconds
 from autoshard.cost.stacks import COMPILED
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import OPERATORS, RING, SentColumns, UnitColumns

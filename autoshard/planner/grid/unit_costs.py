@@ -18,7 +18,8 @@ import numpy as np
 from autoshard.backends.rules import Problem
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.local_shape import LocalShape, hidden_bytes
-from autoshard.cost.program import LawOf, Part, ProgramWork, Seconds
+from autoshard.cost.part import Part, Seconds
+from autoshard.cost.program import LawOf, ProgramWork
 from autoshard.cost.stage import assembled, collective_laws
 from autoshard.cost.stage_program import UNITS, Unit, block_unit, quantized, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, recomputing

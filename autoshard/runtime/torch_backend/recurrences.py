@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
-from autoshard.graph.operators import DELTA_CHUNK
 from autoshard.graph.partition import OperatorStep
+from autoshard.graph.recurrent_kinds import DELTA_CHUNK
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.given import Given
 

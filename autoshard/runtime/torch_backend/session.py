@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from autoshard.checkpoint.layout import Shard, rank_shards
 from autoshard.errors import AutoshardError
-from autoshard.graph.operators import DOCUMENT_STARTS, SEQUENCE_KEYS
+from autoshard.graph.operator_kind import DOCUMENT_STARTS, SEQUENCE_KEYS
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
 from autoshard.layout.context_parallel import sequence_pieces

@@ -1,0 +1,163 @@
+"""Attention: over the query sequence, with masks, windows, chunks and context parallelism."""
+
+from __future__ import annotations
+
+from math import prod
+
+from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
+from autoshard.graph.states import REPLICATED
+
+
+class Attention(OperatorKind):
+    """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
+
+    The last dim of v and of the output may be another one than that of q and k.
+
+    With the attribute dropout, SEQUENCE_KEYS is one more input, by which probabilities are dropped; all are kept.
+
+    More attributes: scale, the factor of the scores, None for 1/sqrt(headdim); softcap: a score s becomes
+    softcap * tanh(s / softcap); sinks: the fourth input, [kvhead group], is one more score in each row's softmax, which
+    weighs no value; chunk: a query sees keys of its own chunk of so many tokens alone.
+
+    kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
+    (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.
+
+    Split over the query sequence (context parallelism), the attribute context_parallel says how a rank gets to see the
+    other ranks' keys and values (layout/context_parallel.py): 'all_gather' (the default) takes them whole, as `R`; the
+    others take pieces and communicate inside. Rings pass the pieces of keys and values from rank to rank, and their
+    gradients, accumulated in FP32, with them; 'ulysses' exchanges the sequence for the heads and back.
+    """
+
+    def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
+        if choice == "seq" and index > 0 and _context_parallel(op) == "all_gather":
+            return REPLICATED
+        return super().input_state(op, dims, index, choice)
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """FLOPs of the fullest rank: where causal queries are split contiguously, the last rank sees most keys."""
+        whole, local = float(graph.sizes["seq"]), sizes["seq"]
+        window, chunk = op.attributes.get("sliding_window"), op.attributes.get("chunk")
+        width = whole if window is None else min(whole, float(str(window)))
+        match _context_parallel(op):
+            case "ulysses":
+                keys = _mean_keys(0.0, whole, width)
+            case "zigzag_ring" if width >= whole:
+                keys = whole / 2  # of an early piece and a late one together, whichever these are
+            case "zigzag_ring":
+                ranks, piece = round(whole / local), local / 2
+                pieces = [_mean_keys(index * piece, piece, width) for index in range(2 * ranks)]
+                keys = max(early + late for early, late in zip(pieces, reversed(pieces), strict=True)) / 2
+            case _:
+                keys = _mean_keys(whole - local, local, width)
+        if chunk is not None and float(str(chunk)) < whole:
+            keys = _keys_in_chunks(op, whole, local, float(str(chunk)))
+        return 2.0 * (num_elements(graph, op.inputs[0], sizes) + num_elements(graph, op.output, sizes)) * keys
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        """Flash has five products against two (Dao et al. 2022): three as wide as keys, two as wide as values."""
+        if op.attributes["kernel"] != "flash":
+            return 2.0
+        key, value = (graph.sizes[graph.tensors[name].dims[-1]] for name in (op.inputs[0], op.output))
+        return (3 * key + 2 * value) / (key + value)
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1, 2)
+
+    def saves_output(self, op: Operator) -> bool:
+        return op.attributes["kernel"] == "flash"
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        rows = prod(sizes[dim] for dim in ("batch", "kvhead", "group", "seq"))
+        element_bytes = graph.tensors[op.output].element_bytes
+        if op.attributes["kernel"] != "flash":
+            written = [Extra("probabilities", element_bytes * rows * graph.sizes["seq"])]
+            if op.attributes.get("softcap") is not None:
+                written.append(Extra("capped_scores", element_bytes * rows * graph.sizes["seq"]))
+            if op.attributes.get("sinks"):
+                written.append(Extra("weights_of_sinks", FLOAT32_BYTES * rows))
+            return tuple(written)
+        statistics = Extra("log_sum_exp", FLOAT32_BYTES * rows)
+        if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
+            return (statistics, Extra("output_by_heads", element_bytes * num_elements(graph, op.output, sizes)))
+        return (statistics,)
+
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes inside a ring's backward at its fullest hop, beyond the gradients that it returns at the end.
+
+        There is the gradient of q in FP32. Gradients of keys and values are there three times in FP32: those of this
+        hop, and those of the last one as sent and as received. Keys and values are there once, and once more where they
+        travel at the same time, which they do not on the second and last hop of two ranks. A piece's gradient of keys
+        is there before it is added to the sum. Leaves out tiles of scores, which have a limit of their own.
+        """
+        if _context_parallel(op) not in ("ring", "zigzag_ring") or (ranks := _ring_size(graph, sizes)) == 1:
+            return 0.0
+        query, key, value = (num_elements(graph, name, sizes) for name in op.inputs[:3])
+        element_bytes = graph.tensors[op.inputs[0]].element_bytes
+        summed_bytes = max(FLOAT32_BYTES, element_bytes)
+        travelling_bytes = 3 * summed_bytes + (element_bytes if ranks > 2 else 0)
+        own_pieces = 2 if _context_parallel(op) == "zigzag_ring" else 1
+        product_bytes = element_bytes / own_pieces if element_bytes < summed_bytes else 0
+        return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value) + product_bytes * key
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        query, key, value, out = (
+            graph.tensors[name].element_bytes * num_elements(graph, name, sizes) for name in (*op.inputs[:3], op.output)
+        )
+        match _context_parallel(op):
+            case "ulysses":
+                return tuple(("all_to_all", "seq", size) for size in (query, key, value, out))
+            case "ring" | "zigzag_ring":
+                return (("send_recv", "seq", key + value),) * (_ring_size(graph, sizes) - 1)
+        return ()
+
+    def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        """Collectives of the backward.
+
+        A ring passes keys and values on as in forward; their gradients go one rank further, home.
+        """
+        if _context_parallel(op) not in ("ring", "zigzag_ring"):
+            return self.internal_collectives(op, graph, sizes)
+        elements = sum(num_elements(graph, name, sizes) for name in op.inputs[1:3])
+        element_bytes = graph.tensors[op.inputs[1]].element_bytes
+        values = ("send_recv", "seq", element_bytes * elements)
+        gradients = ("send_recv", "seq", max(FLOAT32_BYTES, element_bytes) * elements)
+        ranks = _ring_size(graph, sizes)
+        return (values, gradients) * (ranks - 1) + (gradients,) * (ranks > 1)
+
+
+def _context_parallel(op: Operator) -> str:
+    return str(op.attributes.get("context_parallel", "all_gather"))
+
+
+def _ring_size(graph: Graph, sizes: Sizes) -> int:
+    return round(graph.sizes["seq"] / sizes["seq"])
+
+
+def _mean_keys(start: float, length: float, window: float) -> float:
+    """Mean number of keys that a query of the positions [start, start + length) sees, causal, at most `window`."""
+    ramp = min(max(window - start, 0.0), length)  # queries whose window still reaches the first position
+    return ((start + ramp / 2) * ramp + window * (length - ramp)) / length
+
+
+def _keys_in_chunks(op: Operator, whole: float, local: float, chunk: float) -> float:
+    """Mean number of keys that a query of the fullest rank sees in its chunk, causal.
+
+    whole, local: length of the sequence and of a rank's part of it.
+    """
+
+    def mean(start: float, length: float) -> float:
+        def until(end: float) -> float:  # keys that all queries before `end` see
+            full, rest = divmod(end, chunk)
+            return full * chunk**2 / 2 + rest**2 / 2
+
+        return (until(start + length) - until(start)) / length
+
+    ranks = round(whole / local)
+    match _context_parallel(op):
+        case "ulysses":
+            return mean(0.0, whole)
+        case "zigzag_ring":
+            pieces = [mean(index * local / 2, local / 2) for index in range(2 * ranks)]
+            return max(early + late for early, late in zip(pieces, reversed(pieces), strict=True)) / 2
+    return max(mean(index * local, local) for index in range(ranks))

@@ -1,0 +1,91 @@
+"""Kinds of operators that go through the sequence in its order."""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.operator_kind import OperatorKind, Sizes, num_elements
+
+DELTA_CHUNK = 64
+"""Tokens of a chunk of the gated delta rule: flash-linear-attention's and transformers'."""
+RECURRENCES = ("causal_conv", "gated_delta_rule", "state_space_scan")
+"""Kinds that go through the sequence in its order, and need the whole of it."""
+
+
+class CausalConv(OperatorKind):
+    """silu of a convolution over the sequence, each channel by itself, of the last `tap` tokens.
+
+    x: batch seq and the channels; weight: the channels and tap; perhaps a bias: the channels. Not split over the
+    sequence. Keeps x; backward convolves again.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        taps = sizes[graph.tensors[op.inputs[1]].dims[-1]]
+        return (2.0 * taps + 4.0) * num_elements(graph, op.inputs[0], sizes)
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0,)
+
+
+class GatedDeltaRule(OperatorKind):
+    """Linear attention by the gated delta rule (Yang et al. 2024, arXiv 2412.06464), in chunks of DELTA_CHUNK tokens.
+
+    q, k: batch seq linear_key_head linear_keydim, which it brings to length 1; v: batch seq linear_key_head
+    linear_group linear_valuedim; b, a: batch seq linear_key_head linear_group; A_log, dt_bias: linear_key_head
+    linear_group. The state of a value head, [linear_keydim, linear_valuedim], is multiplied by exp(-exp(A_log)
+    softplus(a + dt_bias)) at each token, and then moved towards answering k with v, by the part sigmoid(b). Its answer
+    to q / sqrt(linear_keydim) is the output, like v. Not split over the sequence. Computed in FP32; keeps its inputs,
+    backward computes the states again.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        keys, values = sizes["linear_keydim"], sizes["linear_valuedim"]
+        chunk = min(float(DELTA_CHUNK), sizes["seq"])
+        token = 5 * chunk * keys + 3 * chunk * values + 6 * keys * values
+        return token * num_elements(graph, op.inputs[3], sizes)
+
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
+        return _as_product(
+            self.flops(op, graph, sizes), num_elements(graph, op.inputs[3], sizes), sizes["linear_valuedim"]
+        )
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1, 2, 3, 4)
+
+
+class StateSpaceScan(OperatorKind):
+    """Mamba-2's state space (Dao and Gu 2024, arXiv 2405.21060), in chunks of the attribute chunk_size tokens.
+
+    x: batch seq mamba_head mamba_headdim; dt: batch seq mamba_head; B, C: batch seq mamba_state, one for all heads;
+    A_log, D, dt_bias: mamba_head. With groups of heads, each with a B and C of its own, mamba_group stands before
+    mamba_head and mamba_state. With t = softplus(dt + dt_bias), the state of a head, [mamba_headdim, mamba_state],
+    is multiplied by exp(-t exp(A_log)) at each token, and t x B^T is added. The output, like x, is the state times C,
+    plus D x. Not split over the sequence. Computed in FP32; keeps its inputs, backward computes the states again.
+    """
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        width, state, seq = sizes["mamba_headdim"], sizes["mamba_state"], sizes["seq"]
+        chunk = min(float(str(op.attributes["chunk_size"])), seq)
+        head = 2 * chunk * width + 4 * width * state + 2 * chunk
+        return head * num_elements(graph, op.inputs[1], sizes) + 2 * chunk * num_elements(graph, op.inputs[2], sizes)
+
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
+        return _as_product(
+            self.flops(op, graph, sizes), num_elements(graph, op.inputs[1], sizes), sizes["mamba_headdim"]
+        )
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1, 2, 3)
+
+
+def _as_product(flops: float, rows: float, columns: float) -> tuple[float, float, float]:
+    """(M, N, K) of one matrix product with so many FLOPs."""
+    return rows, columns, flops / (2 * rows * columns)
