@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
+from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS
 from autoshard.cost.working_bytes import working_bytes
-from autoshard.cost.zero_sharding import SUMMED_GRADIENTS
 from autoshard.graph.count import (
     Collective,
     loop_sizes,

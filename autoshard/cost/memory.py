@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank import LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.zero_sharding import STAYS, Ends, State, Turns, Unit, in_work_bytes
+from autoshard.cost.travelling_bytes import Ends, in_work_bytes
+from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision

@@ -11,7 +11,8 @@ from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.part import Part
 from autoshard.cost.passes import Passes, block_passes, end_passes, exposed
 from autoshard.cost.stage import mean_part, strategy_parts
-from autoshard.cost.zero_sharding import Ends, Travelling, Turns, Unit, in_work_bytes
+from autoshard.cost.travelling_bytes import Ends, in_work_bytes
+from autoshard.cost.zero_sharding import Travelling, Turns, Unit
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import Collective
 from autoshard.layout.strategy import Strategy, even_stage_layers

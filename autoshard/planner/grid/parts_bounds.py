@@ -16,7 +16,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import FEW_BLOCKS
+from autoshard.cost.travelling_bytes import FEW_BLOCKS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.blocks_bytes import ROUNDING, held_least

@@ -16,7 +16,8 @@ from autoshard.backends.problem import Draft
 from autoshard.cost.memory import rank_memory
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
-from autoshard.cost.zero_sharding import FEW_BLOCKS, State, Unit
+from autoshard.cost.travelling_bytes import FEW_BLOCKS
+from autoshard.cost.zero_sharding import State, Unit
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import Choices, Found, best_choice
 from autoshard.planner.grid.bounds import (

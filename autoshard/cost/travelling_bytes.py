@@ -1,0 +1,151 @@
+"""ZeRO-2 and ZeRO-3: bytes of weights and gradients that travel, at the worst moment of a microbatch."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import NamedTuple
+
+from autoshard.cost.zero_sharding import Turns
+from autoshard.rows import Number, anywhere, either, largest
+
+FEW_BLOCKS = 3
+"""From so many blocks of a chunk on there is one with a block before it and one behind it."""
+SUMMED_GRADIENTS = 3
+"""Two gradients of one parameter and their sum are there at one time."""
+PROBABILITY_BYTES = 4
+"""The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
+
+
+class Ends(NamedTuple):
+    """Elements of a rank's ends of the model that travel, over rows. first, last: of the embedding and of the head, 0
+    for none. tied: 1 where both are one table, which stays whole through backward.
+
+    Of a prediction module, 0 without one: waiting, of the embedding, whose gradient by the module is there until the
+    embedding's own backward; leaving, of what is on its way when the model's own loss runs backward; predicting, of the
+    bucket that is gathered behind the module's head.
+    """
+
+    first: Number
+    last: Number
+    tied: Number
+    waiting: Number = 0.0
+    leaving: Number = 0.0
+    predicting: Number = 0.0
+
+
+def in_work_bytes(
+    gathers: Number,
+    dtypes: tuple[int, int],
+    owners: Number,
+    block: Turns,
+    ends: Ends,
+    at_work: tuple[Number, Number],
+    kept: tuple[Number, Number],
+    blocks: Number,
+    hidden_bytes: Number,
+    opens: Number = 1.0,
+    before: Number = 0.0,
+) -> Number:
+    """Bytes beside kept activations at the worst moment of a microbatch, over rows.
+
+    gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
+    at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
+    is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one
+    of a backward, else 0: then the bucket of the head has left before, and the head comes before a block of another
+    kind. before: elements of the last bucket of that block.
+
+    A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
+    the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
+    it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
+    sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
+    of logits.
+
+    The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
+    head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
+    gradient and their sum.
+    """
+    (parameter, reduced), (block_work, loss_work), (first, last) = dtypes, at_work, ends[:2]
+    larger = block.larger
+    whole, on_its_way = gathers * parameter, reduced + reduced / owners
+    kept_by_blocks, kept_by_loss = kept
+    given = block, block_work, opens * last + before, blocks, (parameter, whole, on_its_way), hidden_bytes
+    of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
+    of_embedding = first * (parameter + on_its_way)
+    if anywhere(ends.tied) or anywhere(ends.waiting):
+        shared = ends.tied * first * (whole + parameter)
+        of_block, of_embedding = of_block + shared + ends.waiting * parameter, of_embedding + shared
+    share = 1 / (parameter + PROBABILITY_BYTES)
+    gradients_of_logits, gathered = parameter * share * loss_work, last * (whole + parameter)
+    of_logits, leaving = gradients_of_logits + gathered, last * (parameter + on_its_way)
+    predicts = any(map(anywhere, ends[3:]))
+    if predicts:
+        waiting, of_module = ends.waiting * parameter, (ends.predicting > 0) * 1.0
+        probabilities, module = PROBABILITY_BYTES * share * loss_work, waiting + ends.leaving * on_its_way
+        on_loss = of_module * (loss_work + probabilities + gathered)
+        on_sum = of_module * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
+        of_logits = largest(largest(of_logits + of_module * last * parameter, on_loss), on_sum) + module
+        leaving = leaving + waiting
+    of_head = (blocks > 0) * larger * whole + largest(of_logits, leaving)
+    if predicts:
+        on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
+        of_head = largest(of_head, of_module * on_prediction)
+    return largest(largest(of_block, opens * of_head) - kept_by_loss, of_embedding - kept_by_blocks)
+
+
+def _larger_first(
+    block: Turns,
+    work: Number,
+    head: Number,
+    blocks: Number,
+    sizes: tuple[Number, Number, Number],
+    hidden_bytes: Number,
+) -> Number:
+    """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
+    elements of the bucket that is on its way when the first of such blocks runs backward. sizes: bytes of a gradient,
+    of a weight that is gathered, of what is on its way."""
+    (parameter, whole, on_its_way), larger, other = sizes, block.larger, block.other
+    several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
+    two_buckets = anywhere(apart)
+    behind_head = several * larger * whole + head * on_its_way
+    between = many * larger * whole + several * other * on_its_way
+    back_at_end = apart * block.back_late + (1 - apart) * block.back_after if two_buckets else block.back_after
+    late = block.late * parameter - block.back_late * hidden_bytes
+    gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
+    of_larger = work + block.all * whole + gradients + largest(behind_head, between)
+    leaving, gathered = work - block.back_leaving * hidden_bytes, several * larger
+    if two_buckets:
+        after = work - block.back_after * hidden_bytes
+        of_other = after + (other + gathered) * whole + other * parameter + largest(larger, head) * on_its_way
+        of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
+    return largest(of_larger, leaving + gathered * whole + larger * (parameter + on_its_way))
+
+
+def _larger_last(
+    block: Turns,
+    work: Number,
+    head: Number,
+    blocks: Number,
+    sizes: tuple[Number, Number, Number],
+    hidden_bytes: Number,
+) -> Number:
+    """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of _larger_first.
+
+    The bucket of the block before, or of the head, is on its way until the experts leave, these until the rest does.
+    """
+    (parameter, whole, on_its_way), experts, rest = sizes, block.other, block.larger
+    several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
+    early, late, after, leaving = (
+        work - back * hidden_bytes
+        for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
+    )
+    before = largest(
+        several * experts * whole + head * on_its_way, many * experts * whole + several * rest * on_its_way
+    )
+    gradients = largest(early + block.early * parameter, late + block.late * parameter)
+    of_experts = block.all * whole + gradients + before
+    gathered = (rest + several * experts) * whole
+    of_leaving = late + gathered + block.late * parameter + experts * on_its_way
+    of_rest = after + gathered + rest * parameter + experts * on_its_way
+    at_end = leaving + gathered + rest * (parameter + on_its_way)
+    at_most = work + rest * whole  # one of the moments before and after has given nothing back
+    return reduce(largest, (of_experts, of_leaving, of_rest, at_end, at_most))
