@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.cost import stage
+from autoshard.cost import stage_program
 from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import ProgramWork
 from autoshard.cost.stage_program import UNITS, Unit, block_unit, seen_by_operators, stage_work
@@ -67,7 +67,7 @@ def test_what_is_not_seen_changes_no_number(case: tuple[ModelSpec, LocalShape, U
     model, shape, unit = case
     found = stage_work(model, 4096, 1.5, "bfloat16", shape, True, *unit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "seen_by_operators", lambda model, shape, layers, last: shape)
+        patch.setattr(stage_program, "seen_by_operators", lambda model, shape, layers, last: shape)
         apart = stage_work(model, 4096, 1.5, "bfloat16", shape, True, *unit)
     assert numbers(found) == numbers(apart)
 
