@@ -147,17 +147,20 @@ def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, flo
                 totals[Flops("forward", kind, name)] += forward  # type: ignore[assignment]
                 totals[Flops("backward", kind, name)] += backward  # type: ignore[assignment]
                 if segment.recomputed and position < segment.replay_stop:
-                    # attention up to the probabilities that it keeps, where nothing behind keeps more
-                    op = operator_step.operator
-                    half = position == segment.replay_stop - 1 and not _is_kept(program, op.output, segment)
-                    again = forward / 2 if half and op.attributes.get("kernel") == "plain" else forward
+                    half = position == segment.replay_stop - 1 and _stops_early(program, operator_step, segment)
+                    again = forward / 2 if half else forward
                     totals[Flops("recompute", kind, name)] += again  # type: ignore[assignment]
     yield from totals.items()
 
 
-def _is_kept(program: Program, view: str, segment: Segment) -> bool:
-    """Whether a step of the segment keeps it for its backward."""
-    return any(view in saved_activations(program, step) for step in program.steps[segment.start : segment.stop])
+def _stops_early(program: Program, step: OperatorStep, segment: Segment) -> bool:
+    """Whether a replay that ends with the operator runs it up to the probabilities that it keeps: plain attention does,
+    unless a step of the segment keeps its output or ranks exchange that."""
+    op = step.operator
+    if op.attributes.get("kernel") != "plain" or op.attributes.get("context_parallel") == "ulysses":
+        return False
+    steps = program.steps[segment.start : segment.stop]
+    return not any(op.output in saved_activations(program, one) for one in steps)
 
 
 def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]:
@@ -207,7 +210,8 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     held = {kind: terms.pop(kind) for kind in STATE_KINDS}
     kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
     held["kept activations"] = sum(terms.pop(name) for name in kept)
-    at_table = _table_bytes(plan, programs[0]) if pipeline_rank == 0 else 0.0
+    handed_over = plan.training.precision.gradient_accumulation_dtype != plan.training.precision.parameter_dtype
+    at_table = _table_bytes(plan, programs[0]) if pipeline_rank == 0 and handed_over else 0.0
     at_head = _head_bytes(plan, programs[-1]) if pipeline_rank == plan.strategy.pp - 1 else 0.0
     at_ends = planned_given_back_bytes(plan, pipeline_rank) + max(at_table, at_head)
     held["working"] = max(sum(terms.values()), at_ends)
@@ -222,8 +226,10 @@ def _table_bytes(plan: Plan, program: Program) -> float:
     """Beside what is kept, when the backward of a microbatch ends at the embedding: gradients of its output and of its
     table, the largest of all, less what the blocks kept and gave back. The plan has the table's with all those that a
     compiled backward hands over at its end; this runtime has one at a time."""
-    step, *again = (one for one in program.steps for one in operator_steps(one) if one.operator.kind == "embedding")
-    gradients = SUMMED_GRADIENTS if again else 1
+    every = [one for step in program.steps for one in operator_steps(step)]
+    step = next(one for one in every if one.operator.kind == "embedding")
+    uses = sum(step.inputs[1] in one.inputs for one in every)  # the head and a prediction module may have it too
+    gradients = SUMMED_GRADIENTS if uses > 1 else 1
     table = parameter_elements(program)[step.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
     given_back = sum(kept_activations(program, plan.strategy.recompute[0]).values())
     if SCHEDULES[plan.strategy.schedule].weights_apart:

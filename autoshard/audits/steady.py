@@ -68,14 +68,17 @@ def _growth(recorder: Recorder, actions: list[ActionLog], num_microbatches: int)
 
 
 def _steady(parsed: list[Action]) -> tuple[int, int, int] | None:
-    """(first, last) action that comes again one period later, and the period: that which repeats for longest."""
+    """(first, last) action that comes again one period later, and the period: that which repeats for longest of those
+    that end as many microbatches as they begin. None where a step is too short for one."""
     best: tuple[int, int, int] | None = None
+    ending = "W" if any(one.kind == "W" for one in parsed) else "B"
     for length in range(2, len(parsed)):
         run = 0
         for i in range(len(parsed) - length):
             run = run + 1 if _comes_again(parsed[i], parsed[i + length]) else 0
-            kinds = {one.kind for one in parsed[i - run + 1 : i + 1]}
-            if len(kinds) > 1 and (best is None or run > best[1] - best[0] + 1):
+            kinds = [one.kind for one in parsed[i + 1 : i + 1 + length]]
+            is_steady = 0 < kinds.count("F") == kinds.count(ending)
+            if is_steady and run > (0 if best is None else best[1] - best[0] + 1):
                 best = (i - run + 1, i, length)
     return best
 

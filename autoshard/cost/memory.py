@@ -6,7 +6,7 @@ and parameters on their way: the larger of the two counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from math import inf
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank import LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.travelling_bytes import Ends, in_work_bytes
+from autoshard.cost.travelling_bytes import PROBABILITY_BYTES, SUMMED_GRADIENTS, Ends, in_work_bytes
 from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
@@ -123,6 +123,10 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
         travelling = _travelling_bytes(rank, state, (parameter, reduced), kept, backwards)
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
+    if software is COMPILED and precision.gradient_accumulation_dtype == precision.parameter_dtype:
+        for gradient in _end_gradients_bytes(rank, kept, parameter):
+            at_end = added(gradient, -replay, over, given_back)
+            working = where(state.travels, working, largest(working, at_end))
     leaving = rank.in_flight - rank.heads_in_flight
     boundary = 0.0 if rank.only else (BOUNDARY_BUFFERS + leaving) * rank.hidden_bytes
 
@@ -226,6 +230,26 @@ def _travelling_bytes(
     return reduce(
         largest, (where(there, needed(turns, work, last), 0.0) for (there, turns), work, (last, *_) in of_kinds)
     )
+
+
+def _end_gradients_bytes(rank: Rank, kept: Number, parameter_bytes: int) -> Iterator[Number]:
+    """Bytes beside all that is kept when backward has the gradients of an end's weights, for each end of the rank.
+    Where sums have a dtype of their own, these count among what a backward hands over at its end.
+
+    At the head, its gradient and that of the logits; the loss is over. At the embedding, the gradients of its output
+    and of its table, of which a head that has it too made another one, and their sum; of what its blocks kept of the
+    microbatch nothing is left.
+    """
+    for end in rank.ends:
+        weights, kept_by_end = parameter_bytes * end.unit.parameters, end.part.kept_bytes if end.has_loss else 0.0
+        if end.has_loss and not rank.weights_apart:
+            logits = parameter_bytes / (parameter_bytes + PROBABILITY_BYTES) * end.part.working_bytes
+            yield weights + logits - kept_by_end
+        if end.has_table:
+            gradients = SUMMED_GRADIENTS if end.has_loss else 1
+            waiting = rank.most_blocks * rank.block.weights_waiting_bytes if rank.weights_apart else 0.0
+            of_microbatch = (kept - rank.weights_waiting * waiting) / rank.in_flight - waiting
+            yield gradients * weights + rank.hidden_bytes - of_microbatch - kept_by_end
 
 
 def _ends_in_turns(rank: Rank) -> Ends:

@@ -116,6 +116,20 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
             "sequence_length": 8192,
         },
     ),
+    "FP32, the head's gradient": (
+        "llama3-8b",
+        4,
+        {"tp": 4, "pp": 2, "precision": "fp32", "recompute": "full", "sequence_length": 1024},
+    ),
+    "FP32, a tied table": ("tied", 3, {"tp": 8, "precision": "fp32", "recompute": "full", "sequence_length": 1024}),
+    "a tied table on one rank": ("tied", 3, {"tp": 8, "recompute": "full", "sequence_length": 1024}),
+    "BF16 with stochastic rounding": ("llama3-8b", 4, {"tp": 4, "pp": 2, "dp": 2, "precision": "bf16_sr"}),
+    "plain attention over heads, replayed": (
+        "llama3-8b",
+        2,
+        {"cp": 2, "context_parallel": "ulysses", "attention_kernel": "plain", "recompute": "core_attention"},
+    ),
+    "zero bubble, few microbatches": ("llama3-8b", 2, {"tp": 2, "pp": 2, "schedule": "zero_bubble"}),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
@@ -148,12 +162,13 @@ def plan(name: str) -> Plan:
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
     fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
     length = fields.pop("sequence_length", SEQUENCE_LENGTH)
+    precision = load_precision(fields.pop("precision", "mixed_precision"))
     fields["sequence_parallel"] = fields["tp"] > 1
     if fields["num_virtual_stages"] > 1:
         fields["schedule"] = "interleaved"
     stages = fields["pp"] * fields["num_virtual_stages"]
     strategy = Strategy(stage_layers=even_stage_layers(NUM_LAYERS, stages), **fields)
     length = min(length, model.max_position_embeddings)
-    training = TrainingSpec(length, microbatches * strategy.dp, load_precision("mixed_precision"))
+    training = TrainingSpec(length, microbatches * strategy.dp, precision)
     cluster = local_cluster(strategy.world_size)
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
