@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from autoshard.audits.recorder import SYNC, ActionLog, Recorder
@@ -69,16 +70,18 @@ def _growth(recorder: Recorder, actions: list[ActionLog], num_microbatches: int)
 
 def _steady(parsed: list[Action]) -> tuple[int, int, int] | None:
     """(first, last) action that comes again one period later, and the period: that which repeats for longest of those
-    that end as many microbatches as they begin. None where a step is too short for one."""
+    that end as many microbatches as they begin, chunk by chunk. None where a step is too short for one."""
     best: tuple[int, int, int] | None = None
     ending = "W" if any(one.kind == "W" for one in parsed) else "B"
     for length in range(2, len(parsed)):
         run = 0
         for i in range(len(parsed) - length):
             run = run + 1 if _comes_again(parsed[i], parsed[i + length]) else 0
-            kinds = [one.kind for one in parsed[i + 1 : i + 1 + length]]
-            is_steady = 0 < kinds.count("F") == kinds.count(ending)
-            if is_steady and run > (0 if best is None else best[1] - best[0] + 1):
+            if run <= (0 if best is None else best[1] - best[0] + 1):
+                continue
+            period = parsed[i + 1 : i + 1 + length]
+            begun, ended = (Counter(one.chunk for one in period if one.kind == kind) for kind in ("F", ending))
+            if begun and begun == ended:
                 best = (i - run + 1, i, length)
     return best
 

@@ -130,6 +130,7 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"cp": 2, "context_parallel": "ulysses", "attention_kernel": "plain", "recompute": "core_attention"},
     ),
     "zero bubble, few microbatches": ("llama3-8b", 2, {"tp": 2, "pp": 2, "schedule": "zero_bubble"}),
+    "interleaved, few microbatches": ("llama3-8b", 4, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "mlp"}),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
