@@ -1,0 +1,157 @@
+"""Tries random legal layouts, as no search would choose them: they train like one process, and hold what is planned.
+
+    python -m benchmarks.random_layouts                           five minutes of small models against one process
+    python -m benchmarks.random_layouts --audits                  five minutes of audits instead
+    python -m benchmarks.random_layouts --seconds 60 --seed 7
+
+Small models of every family train two steps in FP64 by 2, 4 or 8 processes; losses, gradients, parameters and the
+collectives executed are compared. Audits have four blocks of a built-in model at full width on 8 or 16 H100, in the
+three precisions that the torch runtime has of its own. What differs is printed with its layout. The exit code is 1
+where a layout does not train like one process, or holds more than 3 % more than planned.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
+from random import Random
+from time import perf_counter
+
+from autoshard.audits.roles import roles
+from autoshard.audits.run import audit_role, held_orders
+from autoshard.backends.rules import check_strategy
+from autoshard.cost.estimate import estimate
+from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import BLOCK_MODULES
+from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
+from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES, Strategy, even_stage_layers
+from autoshard.models.registry import load_model
+from autoshard.plans.plan import Plan, make_plan
+from autoshard.runtime.rehearse import local_cluster
+from autoshard.schedules import SCHEDULES
+from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from benchmarks.planned_parity import right
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.planned import run
+from tests.multiprocess.plans import FP64
+
+BLOCKS = 4
+TOGETHER = 12
+"""Layouts that the same processes train."""
+AUDITED = (
+    *("smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b", "llama3.2-1b", "gemma3-1b", "gemma2-2b", "phi3-mini-4k"),
+    *("smollm3-3b", "olmo2-13b", "gpt-neox-20b", "mixtral-8x7b", "qwen2-57b-a14b", "qwen3-30b-a3b", "gpt-oss-20b"),
+    *("deepseek-v2-lite", "glm-4.5-air", "qwen3-next-80b-a3b", "granite-4.0-h-tiny"),
+)
+TOLERANCE = 0.03
+"""Of memory, as `autoshard audit` has it."""
+MORE, UNLIKE = "holds more than planned", "does not train like one process"
+
+
+def drawn(draw: Random, model: ModelSpec, devices: int) -> Strategy:
+    """Any layout of four blocks, legal or not. Raises AutoshardError for one that contradicts itself."""
+    degrees = {"tp": 1, "pp": 1, "dp": 1, "cp": 1}
+    axis_order: tuple[str, ...] = AXIS_ORDER
+    for _ in range(devices.bit_length() - 1):
+        degrees[draw.choice([*degrees])] *= 2
+    chunks = draw.choice((1, 2)) if degrees["pp"] > 1 else 1
+    stages = degrees["pp"] * chunks
+    cuts = sorted(draw.randint(0, BLOCKS) for _ in range(stages - 1))
+    uneven = tuple(stop - start for start, stop in zip((0, *cuts), (*cuts, BLOCKS), strict=True))
+    if draw.random() < 0.35:
+        axis_order = draw.choice([*permutations(AXIS_ORDER)])
+    return Strategy(
+        **degrees,
+        ep=draw.choice((1, 2, 4, 8)) if model.is_moe else 1,
+        etp=draw.choice((None, None, 1, 2)) if model.is_moe and degrees["tp"] > 1 else None,
+        num_virtual_stages=chunks,
+        microbatch_size=draw.choice((1, 1, 2)),
+        schedule="interleaved" if chunks > 1 else draw.choice([name for name in SCHEDULES if name != "interleaved"]),
+        recompute=tuple(_recompute(draw) for _ in range(stages)) if draw.random() < 0.4 else (_recompute(draw),),
+        sequence_parallel=degrees["tp"] > 1 and draw.random() < 0.7,
+        zero=draw.choice(ZERO_STAGES),
+        attention_kernel=draw.choice(ATTENTION_KERNELS),
+        stage_layers=even_stage_layers(BLOCKS, stages) if draw.random() < 0.5 else uneven,
+        context_parallel=draw.choice(CONTEXT_PARALLEL) if degrees["cp"] > 1 else UNUSED,
+        axis_order=axis_order,
+        dp_replicate=draw.choice((1, 1, 2)) if degrees["dp"] > 1 else 1,
+    )
+
+
+def _recompute(draw: Random) -> str:
+    if draw.random() < 0.5:
+        return draw.choice(("none", "full"))
+    return "+".join(draw.sample(BLOCK_MODULES, draw.randint(1, 4)))
+
+
+def legal(
+    draw: Random, models: Mapping[str, ModelSpec], cluster: Cluster, sequence_length: int, precision: Precision
+) -> tuple[str, Plan]:
+    """(name of a model, plan of the first layout drawn that breaks no rule)."""
+    while True:
+        name = draw.choice([*models])
+        try:
+            strategy = drawn(draw, models[name], cluster.world_size)
+            batch = draw.randint(1, 6) * strategy.dp * strategy.microbatch_size
+            training = TrainingSpec(sequence_length, batch, precision)
+            check_strategy(models[name], training, cluster, "torch", strategy)
+            priced = estimate(models[name], training, cluster, strategy)
+        except AutoshardError:
+            continue
+        return name, make_plan(models[name], training, cluster, "torch", strategy, priced)
+
+
+def trained(draw: Random) -> Iterator[tuple[str, Plan, str]]:
+    """Yields (model, plan, what differs from one process or '') of some layouts."""
+    cluster = local_cluster(draw.choice((2, 4, 8)))
+    several = [legal(draw, MODELS, cluster, 16, FP64) for _ in range(TOGETHER)]
+    for (name, plan), found in zip(several, run([plan for _, plan in several], exact=True), strict=True):
+        yield name, plan, "" if right(found, 1e-12, 1e-9) else f"{UNLIKE}: {found}"
+
+
+def audited(draw: Random) -> Iterator[tuple[str, Plan, str]]:
+    """Yields (model, plan, what differs from the plan or '') of one layout."""
+    models = {name: _four_blocks(load_model(name)) for name in AUDITED}
+    precision = load_precision(draw.choice(("mixed_precision", "bf16_sr", "fp32")))
+    name, plan = legal(draw, models, load_cluster("h100-80gb", draw.choice((1, 2))), 1024, precision)
+    words, orders = [], held_orders(plan)
+    for role in roles(plan):
+        for one in audit_role(plan, role, orders).differences:
+            more = one.what == "peak memory" and one.measured > (1 + TOLERANCE) * one.planned
+            numbers = f"{one.what} {one.name}, planned {one.planned:,.0f}, measured {one.measured:,.0f}"
+            words.append(f"stage {role.pipeline_rank} {MORE if more else 'differs'}: {numbers}")
+    yield name, plan, "; ".join(words)
+
+
+def _four_blocks(model: ModelSpec) -> ModelSpec:
+    """The model with four of its blocks, from its first to its last."""
+    return model.some_blocks(tuple(place * (model.num_hidden_layers - 1) // (BLOCKS - 1) for place in range(BLOCKS)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--audits", action="store_true", help="audit layouts in place of training by them")
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=0, help="of the first draw; each one after it has the next")
+    arguments = parser.parse_args()
+    look: Callable[[Random], Iterator[tuple[str, Plan, str]]] = audited if arguments.audits else trained
+    start, seed, count, different, wrong = perf_counter(), arguments.seed, 0, 0, 0
+    while perf_counter() - start < arguments.seconds:
+        for name, plan, words in look(Random(seed)):
+            count, different = count + 1, different + bool(words)
+            wrong += MORE in words or UNLIKE in words
+            if words:
+                training = plan.training
+                given = f"{training.precision.name}, {training.global_batch_size} sequences"
+                print(f"seed {seed}: {name}, {given}, {plan.strategy}\n  {words}", flush=True)
+        seed += 1
+    print(f"{count:,} layouts, {different} differ, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
