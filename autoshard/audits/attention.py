@@ -95,7 +95,8 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
     strategy, seq = plan.strategy, plan.training.sequence_length
     window = seq if reach.window is None else reach.window
     ring = Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
-    heads = strategy.microbatch_size * padded_heads(plan.model, strategy.tp).queries // strategy.tp
+    ranks = strategy.tp * (strategy.cp if strategy.context_parallel == "ulysses" else 1)  # that share the heads
+    heads = strategy.microbatch_size * padded_heads(plan.model, strategy.tp).queries // ranks
     computed = seen = 0
     for source in range(ring.size):
         for tile in _tiles(ring, source, heads, torch.device("cpu")):

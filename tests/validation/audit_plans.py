@@ -77,6 +77,7 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "unequal windows": ("windows", 8, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "core_attention"}),
     "unequal windows, ring": ("windows", 2, {"tp": 2, "cp": 2, "context_parallel": "zigzag_ring"}),
     "capped scores": ("gemma2-2b", 4, {"tp": 2, "pp": 2, "recompute": "core_attention"}),
+    "sinks, heads over cp": ("gpt-oss-20b", 2, {"cp": 2, "dp": 2, "ep": 2, "context_parallel": "ulysses"}),
     "sinks": ("gpt-oss-20b", 4, {"tp": 2, "dp": 4, "ep": 4, "recompute": "mlp"}),
     "chunks": ("llama4-scout", 2, {"tp": 4, "dp": 4, "ep": 4}),
     "latent attention": ("deepseek-v2-lite", 4, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "attention_up"}),
