@@ -103,8 +103,8 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     gradient. kept activations: of every microbatch in flight, chunk by chunk, less what blocks behind the one at work
     have given back, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep; where blocks run backward, the loss is over.
-    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator;
-    under ZeRO-2 and -3 what travels (cost/zero_sharding.py).
+    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator, or
+    gradients of an end's weights; under ZeRO-2 and -3 what travels (cost/travelling_bytes.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     """
@@ -202,7 +202,7 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
 def _travelling_bytes(
     rank: Rank, state: State, dtypes: tuple[int, int], kept: Number, backwards: Sequence[Sequence[Backward]]
 ) -> Number:
-    """Bytes that one microbatch needs beside kept activations where units travel: cost/zero_sharding.py."""
+    """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py."""
     at_ends = _of_ends(rank)[1]
     ends = _ends_in_turns(rank)
 
