@@ -30,7 +30,6 @@ from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES, Strategy, 
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
-from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
@@ -40,6 +39,8 @@ from tests.multiprocess.planned import run
 from tests.multiprocess.plans import FP64
 
 BLOCKS = 4
+SCHEDULES = ("1f1b", "gpipe", "zero_bubble")
+"""Of one chunk a rank: those that every process knows."""
 TOGETHER = 12
 """Layouts that the same processes train."""
 AUDITED = (
@@ -70,7 +71,7 @@ def drawn(draw: Random, model: ModelSpec, devices: int) -> Strategy:
         etp=draw.choice((None, None, 1, 2)) if model.is_moe and degrees["tp"] > 1 else None,
         num_virtual_stages=chunks,
         microbatch_size=draw.choice((1, 1, 2)),
-        schedule="interleaved" if chunks > 1 else draw.choice([name for name in SCHEDULES if name != "interleaved"]),
+        schedule="interleaved" if chunks > 1 else draw.choice(SCHEDULES),
         recompute=tuple(_recompute(draw) for _ in range(stages)) if draw.random() < 0.4 else (_recompute(draw),),
         sequence_parallel=degrees["tp"] > 1 and draw.random() < 0.7,
         zero=draw.choice(ZERO_STAGES),
