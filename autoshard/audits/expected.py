@@ -210,8 +210,8 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     held = {kind: terms.pop(kind) for kind in STATE_KINDS}
     kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
     held["kept activations"] = sum(terms.pop(name) for name in kept)
-    handed_over = plan.training.precision.gradient_accumulation_dtype != plan.training.precision.parameter_dtype
-    at_table = _table_bytes(plan, programs[0]) if pipeline_rank == 0 and handed_over else 0.0
+    handed_over = pipeline_rank == 0 and plan.training.precision.sums_apart
+    at_table = _table_bytes(plan, programs[0]) if handed_over else 0.0
     at_head = _head_bytes(plan, programs[-1]) if pipeline_rank == plan.strategy.pp - 1 else 0.0
     at_ends = planned_given_back_bytes(plan, pipeline_rank) + max(at_table, at_head)
     held["working"] = max(sum(terms.values()), at_ends)

@@ -123,7 +123,7 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
         travelling = _travelling_bytes(rank, state, (parameter, reduced), kept, backwards)
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
-    if software is COMPILED and precision.gradient_accumulation_dtype == precision.parameter_dtype:
+    if software is COMPILED and not precision.sums_apart:
         for gradient in _end_gradients_bytes(rank, kept, parameter):
             at_end = added(gradient, -replay, over, given_back)
             working = where(state.travels, working, largest(working, at_end))
@@ -174,7 +174,7 @@ def living_bytes(
         sums = sum((unit.sums for unit in ends), blocks * block.sums)
         staying = count - sum((unit.going for unit in ends), blocks * block.going)
     gradients = sums * (summed * share_of_sums)
-    if software.hands_over_gradients and precision.gradient_accumulation_dtype != precision.parameter_dtype:
+    if software.hands_over_gradients and precision.sums_apart:
         of_blocks = most_blocks * (block.parameters - block.going)
         gradients = gradients + sum((unit.parameters - unit.going for unit in ends), of_blocks) * parameter
     if software.adapts:

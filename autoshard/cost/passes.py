@@ -27,7 +27,7 @@ class Passes(NamedTuple):
 
 def block_passes(block: Any, unit: Unit) -> Passes:
     """Seconds of a block among others, waits for what travels included. block: with forward_s and backward_s, as
-    cost.program.Part has them."""
+    cost.part.Part has them."""
     moved = unit.travelling
     if moved is STAYS:
         return Passes(block.forward_s, block.backward_s)
@@ -79,7 +79,7 @@ class Waiting(NamedTuple):
 
 
 def waiting_block(block: Any, unit: Unit) -> Waiting:
-    """Seconds of a block among others. block: as cost.program.Part has them."""
+    """Seconds of a block among others. block: as cost.part.Part has them."""
     return Waiting(*block_passes(block, unit), block.weight_gradients_s)
 
 

@@ -12,7 +12,7 @@ from autoshard.rows import Number
 
 
 class End(NamedTuple):
-    """An end of the model. part: its bytes (kept_bytes, replay_bytes, ...), as cost.program.Part has them."""
+    """An end of the model. part: its bytes (kept_bytes, replay_bytes, ...), as cost.part.Part has them."""
 
     part: Any
     unit: Unit

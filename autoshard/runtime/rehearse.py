@@ -186,7 +186,7 @@ def _recompute(original: tuple[str, ...], stages: int) -> tuple[str, ...]:
     return tuple(original[stage * (len(original) - 1) // max(1, stages - 1)] for stage in range(stages))
 
 
-def _blocks(model: ModelSpec, count: int) -> list[int]:
+def telling_blocks(model: ModelSpec, count: int) -> list[int]:
     """Places of `count` blocks of the model, in its order: the first block of each run of one kind, then of the runs
     that are long a second one, and so on; where there is no room for each run, every kind, then the first runs."""
     kinds = model.block_kinds
@@ -245,7 +245,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     held = multiple_of(min(model.num_local_experts, 4), strategy.ep)
     graph = None if model.graph is None else shrunk(model.graph, hidden / model.hidden_size, window, experts)
     return replace(
-        model.some_blocks(_blocks(model, sum(strategy.stage_layers))),
+        model.some_blocks(telling_blocks(model, sum(strategy.stage_layers))),
         name=f"{model.name} (shrunk)",
         hidden_size=hidden,
         intermediate_size=ffn,

@@ -64,6 +64,11 @@ class Precision:
         return self.compute_dtype if self.products is None else self.products.peak
 
     @property
+    def sums_apart(self) -> bool:
+        """Whether gradients are summed in another dtype than that of the parameters."""
+        return self.gradient_accumulation_dtype != self.parameter_dtype
+
+    @property
     def rounds_at_random(self) -> bool:
         """Whether weights and moments are bf16 without a master copy, which are rounded at random."""
         return self.master_dtype is None and self.parameter_dtype == "bfloat16"

@@ -16,7 +16,7 @@ from autoshard.layout.strategy import ATTENTION_KERNELS, ZERO_STAGES, Strategy, 
 from autoshard.models import load_model
 from autoshard.models.registry import builtin_models
 from autoshard.plans.plan import Plan, make_plan
-from autoshard.runtime.rehearse import _blocks, _stage_layers, local_cluster, one_process, rehearse
+from autoshard.runtime.rehearse import _stage_layers, local_cluster, one_process, rehearse, telling_blocks
 from autoshard.runtime.report import Verdict, introduction, verdict
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import load_cluster
@@ -103,10 +103,10 @@ def test_every_kind_of_block_is_rehearsed_in_the_models_order() -> None:
     gemma = replace(
         load_model("qwen3-8b"), sliding_window=512, layer_types=(*("sliding_attention",) * 5, "full_attention") * 6
     )
-    assert _blocks(dense_first, 4) == [0, 1, 3, 4]
-    assert _blocks(dense_first, 2) == [0, 3]
-    assert _blocks(gemma, 3) == [0, 5, 6]
-    assert _blocks(gemma, 14) == [0, 1, 5, 6, 7, 11, 12, 17, 18, 23, 24, 29, 30, 35]
+    assert telling_blocks(dense_first, 4) == [0, 1, 3, 4]
+    assert telling_blocks(dense_first, 2) == [0, 3]
+    assert telling_blocks(gemma, 3) == [0, 5, 6]
+    assert telling_blocks(gemma, 14) == [0, 1, 5, 6, 7, 11, 12, 17, 18, 23, 24, 29, 30, 35]
     assert _stage_layers((12, 12, 12, 12), 2, kinds=5) == (3, 3)
 
 

@@ -9,8 +9,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
-from autoshard.runtime.rehearse import _blocks as places
-from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
 
@@ -131,7 +130,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"cp": 2, "context_parallel": "ulysses", "attention_kernel": "plain", "recompute": "core_attention"},
     ),
     "zero bubble, few microbatches": ("llama3-8b", 2, {"tp": 2, "pp": 2, "schedule": "zero_bubble"}),
-    "interleaved, few microbatches": ("llama3-8b", 4, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "mlp"}),
+    "interleaved, few microbatches": (
+        "llama3-8b",
+        4,
+        {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": ("none", "none", "full", "full")},
+    ),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
@@ -158,9 +161,11 @@ def plan(name: str) -> Plan:
         model = replace(load_model("qwen3-8b"), num_hidden_layers=NUM_LAYERS, sliding_window=512, layer_types=types)
     elif model_name == "predicting":
         model = load_model("glm-4.5-air")
-        model = replace(model.some_blocks(places(model, NUM_LAYERS)), multi_token_prediction=MultiTokenPrediction(1))
+        model = replace(
+            model.some_blocks(telling_blocks(model, NUM_LAYERS)), multi_token_prediction=MultiTokenPrediction(1)
+        )
     else:
-        model = load_model(model_name).some_blocks(places(load_model(model_name), NUM_LAYERS))
+        model = load_model(model_name).some_blocks(telling_blocks(load_model(model_name), NUM_LAYERS))
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
     fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
     length = fields.pop("sequence_length", SEQUENCE_LENGTH)

@@ -25,7 +25,7 @@ class SentColumns(NamedTuple):
     """Collectives of programs in one pass: arrays with an entry for each.
 
     laws: the different (kind, axes). step: in which it is issued. law: its place among laws. spent_on: its place in
-    cost.program.Seconds.values; RING for a hop of a ring. size: bytes of the larger buffer. times: how often the step
+    cost.part.Seconds.values; RING for a hop of a ring. size: bytes of the larger buffer. times: how often the step
     issues it.
     """
 

@@ -39,7 +39,7 @@ AT_ONCE = 128
 
 class PartColumns(NamedTuple):
     """A block or an end of the model in columns, for one microbatch on one rank: seconds and bytes, as in
-    cost.program.Part."""
+    cost.part.Part."""
 
     forward_s: Array
     backward_s: Array
@@ -204,7 +204,7 @@ def part_numbers(
 ) -> Array:
     """Seconds and bytes, (shape, set, part, field of PartColumns and then those of `more`). The parts are PARTS, then
     blocks of other kinds than the first. device, laws: the cluster's, unless given. more: other fields of
-    cost.program.Part, such as "forward.attention"."""
+    cost.part.Part, such as "forward.attention"."""
     several, law_of = alike_but_for_size(shapes), laws or partial(stage_law, problem)
     every = [unit_programs(problem, shape) for shape, _ in several]
     opening = every[0].block.program.graph.operators[0]  # of every local shape

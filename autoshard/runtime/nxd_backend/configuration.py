@@ -31,7 +31,6 @@ def neuronx_distributed_config(plan: Plan) -> dict[str, Any]:
     strategy = plan.strategy
     has_pipeline = strategy.pp > 1
     precision = plan.training.precision
-    accumulates_wider = precision.gradient_accumulation_dtype != precision.parameter_dtype
     return {
         "tensor_parallel_size": strategy.tp,
         "pipeline_parallel_size": strategy.pp,
@@ -46,7 +45,7 @@ def neuronx_distributed_config(plan: Plan) -> dict[str, Any]:
         "activation_checkpoint_config": activation_checkpoint_config(plan),
         "mixed_precision_config": {
             "use_master_weights": strategy.zero > 0 and precision.master_dtype is not None,
-            "use_fp32_grad_acc": strategy.zero > 0 and accumulates_wider,
+            "use_fp32_grad_acc": strategy.zero > 0 and precision.sums_apart,
             "use_master_weights_in_ckpt": False,
         },
         "sequence_parallel": strategy.sequence_parallel,
