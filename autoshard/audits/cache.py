@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,25 +11,27 @@ from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.files.codec import read_value, to_json
+from autoshard.files.json_file import read_json
 from autoshard.plans.plan import Plan
-from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.plan_json import text_digest
 from autoshard.version import program_version
+
+_MAX_BYTES = 256_000_000
 
 
 def cache_file(plan: Plan, environment: Mapping[str, str] | None = None) -> Path:
     """In the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
     variables = os.environ if environment is None else environment
     folder = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
-    return folder / "autoshard" / "audit" / f"{digest[:32]}-{program_version()}.json"
+    return folder / "autoshard" / "audit" / f"{text_digest(plan)[:32]}-{program_version()}.json"
 
 
 def load(path: Path) -> dict[int, RoleAudit]:
     """By rank. Nothing where there is no such file or it does not hold audits."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path, "audits", _MAX_BYTES)
         return {one.role.rank: one for one in read_value(tuple[RoleAudit, ...], values, "audits")}
-    except (OSError, ValueError, AutoshardError):
+    except AutoshardError:
         return {}
 
 

@@ -1,22 +1,18 @@
-"""Compares what a run measured with what its plan predicted. run.json is written by runtime/measured.py."""
+"""Compares what a run measured with what its plan predicted."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 from autoshard.errors import AutoshardError
 from autoshard.explanation.page import Line, heading, table, wrapped
-from autoshard.files.text_file import printable, read_text
+from autoshard.plans.measured_run import MeasuredRun, Profile, read_measured_run
 from autoshard.plans.plan import Plan
-from autoshard.plans.plan_json import plan_to_json
-from autoshard.runtime.measured import RUN_FORMAT
+from autoshard.plans.plan_json import text_digest
 from autoshard.units import format_bytes, format_seconds
 
-MAX_RUN_BYTES = 64_000_000
 SHARES = {
     "collectives": (
         "collectives_s",
@@ -27,7 +23,7 @@ SHARES = {
     "parameter all-gather": ("parameter_gather_s", ("parameter all-gather",)),
     "optimizer update": ("update_s", ("optimizer update",)),
 }
-"""Part of a profiled step -> (its field in run.json, the plan's terms that predict it). What is left is computing."""
+"""Part of a profiled step -> (its field in a RankProfile, the plan's terms that predict it). The rest is computing."""
 
 
 @dataclass(frozen=True)
@@ -57,67 +53,60 @@ class Run:
     rows: tuple[Measured, ...]
 
 
-def read_run(path: str) -> Mapping[str, Any]:
-    """The contents of a run.json. Raises AutoshardError for a file that is none."""
-    try:
-        values = json.loads(read_text(path, printable(path), MAX_RUN_BYTES, "JSON"))
-    except (ValueError, RecursionError):
-        raise AutoshardError(f"{path} is no run.json: it is not JSON") from None
-    if not isinstance(values, dict) or "plan_sha256" not in values or "step_time_s" not in values:
-        raise AutoshardError(f"{path} is no run.json, which `autoshard run` writes into the folder of a run")
-    if values.get("format_version") != RUN_FORMAT:
-        raise AutoshardError(
-            f"{path} has format_version {values.get('format_version')}; this autoshard reads {RUN_FORMAT}"
-        )
-    return values
-
-
 def measured_run(plan: Plan, path: str) -> Run:
     """The run.json at `path` beside its plan. Raises AutoshardError where the run was of another plan or the file is
-    not whole."""
-    values = read_run(path)
-    if values["plan_sha256"] != hashlib.sha256(plan_to_json(plan).encode()).hexdigest():
+    none."""
+    return beside_plan(plan, of_this_plan(plan, path))
+
+
+def of_this_plan(plan: Plan, path: str) -> MeasuredRun:
+    """The run.json at `path`. Raises AutoshardError where the run was of another plan or the file is none."""
+    measured = read_measured_run(path)
+    if measured.plan_sha256 != text_digest(plan):
         raise AutoshardError(
-            f"{path} was measured with another plan, on {values.get('world_size')} ranks; this one has "
+            f"{path} was measured with another plan, on {measured.world_size} ranks; this one has "
             f"{plan.mesh.world_size}. A rehearsal runs a plan of its own: rehearsal_plan.json in its folder"
         )
-    try:
-        rows = tuple(_rows(plan, values))
-        times = values["step_time_s"]
-        estimate = plan.estimate
-        within = estimate.step_time_low_s <= times["median"] <= estimate.step_time_high_s
-        return Run(values["steps"], times["p10"], times["p90"], within, rows)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise AutoshardError(f"{path} is not whole: {type(error).__name__} {error}") from None
+    last = max(one.rank for one in measured.ranks)
+    if last >= plan.mesh.world_size:
+        raise AutoshardError(f"{path} has a rank {last}; this plan has {plan.mesh.world_size}, counted from 0")
+    return measured
 
 
-def _rows(plan: Plan, values: Mapping[str, Any]) -> Iterator[Measured]:
+def beside_plan(plan: Plan, measured: MeasuredRun) -> Run:
+    """The numbers of a run of a plan beside those that were predicted."""
+    times, estimate = measured.step_time_s, plan.estimate
+    within = estimate.step_time_low_s <= times.median <= estimate.step_time_high_s
+    return Run(measured.steps, times.p10, times.p90, within, tuple(_rows(plan, measured)))
+
+
+def _rows(plan: Plan, measured: MeasuredRun) -> Iterator[Measured]:
     estimate = plan.estimate
-    yield Measured("step time, median", "s", estimate.step_time_s, values["step_time_s"]["median"])
-    yield Measured("tokens", "tokens/s", estimate.tokens_per_s, values["tokens_per_s"])
-    if values["profile"] is not None:
-        yield from _profile(plan, values["profile"])
+    yield Measured("step time, median", "s", estimate.step_time_s, measured.step_time_s.median)
+    yield Measured("tokens", "tokens/s", estimate.tokens_per_s, measured.tokens_per_s)
+    if measured.profile is not None:
+        yield from _profile(plan, measured.profile)
     by_rank: dict[int, float] = {}
-    for rank in values["ranks"]:
-        pipeline_rank = plan.mesh.coordinates(rank["rank"])[0]
-        by_rank[pipeline_rank] = max(by_rank.get(pipeline_rank, 0.0), rank["peak_memory_bytes"])
+    for one in measured.ranks:
+        pipeline_rank = plan.mesh.coordinates(one.rank)[0]
+        by_rank[pipeline_rank] = max(by_rank.get(pipeline_rank, 0.0), one.peak_memory_bytes)
     for pipeline_rank, peak in sorted(by_rank.items()):
         planned = estimate.memory[pipeline_rank].total_bytes
         yield Measured(f"peak memory, pipeline rank {pipeline_rank}", "bytes", planned, peak)
 
 
-def _profile(plan: Plan, profile: Mapping[str, Any]) -> Iterator[Measured]:
+def _profile(plan: Plan, profile: Profile) -> Iterator[Measured]:
     """Measured parts of a step of the rank that computes longest; the plan's terms are those of the busiest rank
     too."""
     terms = {term.name: term.value for term in plan.estimate.time_terms}
-    busiest = max(profile["ranks"], key=lambda one: one["actions_s"])
+    busiest = max(profile.ranks, key=attrgetter("actions_s"))
     claimed = {name for _, names in SHARES.values() for name in names}
     computing = sum(seconds for name, seconds in terms.items() if name not in claimed)
-    yield Measured("step time, profiled", "s", plan.estimate.step_time_s, busiest["step_s"])
-    yield Measured("computing", "s", computing, busiest["actions_s"] - busiest["collectives_s"])
+    yield Measured("step time, profiled", "s", plan.estimate.step_time_s, busiest.step_s)
+    yield Measured("computing", "s", computing, busiest.actions_s - busiest.collectives_s)
     for name, (field, predicted) in SHARES.items():
-        yield Measured(name, "s", sum(terms.get(one, 0.0) for one in predicted), busiest[field])
-    yield Measured("bubble, all ranks", "share", profile["planned_bubble_fraction"], profile["bubble_fraction"])
+        yield Measured(name, "s", sum(terms.get(one, 0.0) for one in predicted), getattr(busiest, field))
+    yield Measured("bubble, all ranks", "share", profile.planned_bubble_fraction, profile.bubble_fraction)
 
 
 def measured_lines(run: Run, width: int) -> list[Line]:

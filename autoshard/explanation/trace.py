@@ -7,16 +7,17 @@ the update. A counter shows memory. Measured ranks are processes of their own, b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from autoshard.cost.values import StageMemory
 from autoshard.errors import AutoshardError
-from autoshard.explanation.measured import measured_run, read_run
-from autoshard.files.text_file import printable, read_text
+from autoshard.explanation.measured import of_this_plan
+from autoshard.files.json_file import read_json
 from autoshard.files.trace_events import Event, counter, process_name, process_place, row_name, span
+from autoshard.plans.measured_run import RankProfile
 from autoshard.plans.plan import Plan
 from autoshard.plans.timeline import planned_timeline, planned_waits_s
 from autoshard.schedules import Order, Timeline
@@ -129,29 +130,28 @@ def measured_events(plan: Plan, path: str) -> list[Event]:
     file = Path(path)
     if file.name == "trace.json":
         return _executed(file)
-    measured_run(plan, path)
+    profile = of_this_plan(plan, path).profile
     beside = file.with_name("trace.json")
     if beside.exists():
         return _executed(beside)
-    profile = read_run(path)["profile"]
     if profile is None:
         raise AutoshardError(
             f"{path} has no profile and no trace.json beside it; `autoshard run --profile` writes both"
         )
-    return [event for one in profile["ranks"] for event in _averages(one)]
+    return [event for one in profile.ranks for event in _averages(one)]
 
 
-def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
+def _averages(one: RankProfile) -> Iterator[Event]:
     """Events of a rank of which only sums are known: one bar after the other."""
-    process, start_s = MEASURED_PROCESS + one["rank"], 0.0
-    yield from _titles(process, f"rank {one['rank']}, measured (sums of a step)")
+    process, start_s = MEASURED_PROCESS + one.rank, 0.0
+    yield from _titles(process, f"rank {one.rank}, measured (sums of a step)")
     parts = (
-        ("compute", one["actions_s"] - one["collectives_s"]),
-        ("exposed communication", one["collectives_s"]),
-        ("bubble", one["waiting_s"]),
-        ("gradient sums", one["gradient_sync_s"]),
-        ("parameter all-gather", one["parameter_gather_s"]),
-        ("optimizer update", one["update_s"]),
+        ("compute", one.actions_s - one.collectives_s),
+        ("exposed communication", one.collectives_s),
+        ("bubble", one.waiting_s),
+        ("gradient sums", one.gradient_sync_s),
+        ("parameter all-gather", one.parameter_gather_s),
+        ("optimizer update", one.update_s),
     )
     for name, seconds in parts:
         yield _span(process, "measured", name, start_s, start_s + seconds)
@@ -161,20 +161,28 @@ def _averages(one: Mapping[str, Any]) -> Iterator[Event]:
 def _executed(file: Path) -> list[Event]:
     """Events of a run's own trace, each rank as a process."""
     try:
-        events = json.loads(read_text(file, printable(file), MAX_TRACE_BYTES, "JSON"))["traceEvents"]
-        executed = [event for event in events if event["pid"] == 1]
-        names = {event["tid"]: event["args"]["name"] for event in executed if event["name"] == "thread_name"}
-        spans = [_moved(event, MEASURED_PROCESS + event["tid"]) for event in executed if event["ph"] == "X"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return _moved(read_json(file, "trace", MAX_TRACE_BYTES))
+    except (ValueError, LookupError, TypeError, ArithmeticError):
         raise AutoshardError(f"{file} is no trace.json of `autoshard run --profile`") from None
-    titles = [
-        one for rank, name in sorted(names.items()) for one in _titles(MEASURED_PROCESS + rank, f"{name}, measured")
+
+
+def _moved(values: Any) -> list[Event]:
+    """The executed events of a trace.json, as `runtime/measured.py` writes them. Raises one of several errors of
+    Python's for anything else."""
+    executed = [event for event in values["traceEvents"] if event["pid"] == 1]
+    names = {index(event["tid"]): event["args"]["name"] for event in executed if event["name"] == "thread_name"}
+    if not all(isinstance(text, str) for event in executed for text in (event["name"], event.get("cat", ""))):
+        raise TypeError("a name that is no text")
+    processes = {rank: MEASURED_PROCESS + rank for rank in sorted(names)}
+    spans = [
+        _span(
+            processes[event["tid"]], event["cat"], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+        )
+        for event in executed
+        if event["ph"] == "X"
     ]
+    titles = [one for rank, process in processes.items() for one in _titles(process, f"{names[rank]}, measured")]
     return [*titles, *sorted(spans, key=_in_time)]
-
-
-def _moved(event: Event, process: int) -> Event:
-    return _span(process, event["cat"], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
 
 
 def _span(process: int, category: str, name: str, start_s: float, end_s: float) -> Event:

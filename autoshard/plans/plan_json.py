@@ -71,6 +71,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return {**values, DIGEST: digest(values)}
 
 
+def text_digest(plan: Plan) -> str:
+    """SHA-256, in hexadecimal, of all of plan.json's text."""
+    return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+
+
 def digest(values: Mapping[str, Any]) -> str:
     """SHA-256, in hexadecimal, of what a plan's sections say, its digest left out.
 

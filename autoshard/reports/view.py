@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoshard.explanation.describe import Description, describe
-from autoshard.explanation.measured import Run, measured_run, read_run
+from autoshard.explanation.measured import Run, beside_plan, of_this_plan
 from autoshard.explanation.sensitivity import answers_so_far
 from autoshard.explanation.trace import measured_events
 from autoshard.planner.priced import Clock
@@ -43,8 +43,9 @@ def view_of(plan: Plan, *, measured: str | None = None, quick: bool = False, tim
     """
     run, executed = None, NO_ROWS
     if measured is not None:
-        run = measured_run(plan, measured)
-        if read_run(measured)["profile"] is not None:
+        values = of_this_plan(plan, measured)
+        run = beside_plan(plan, values)
+        if values.profile is not None:
             executed = measured_rows(measured_events(plan, measured))
     clock = Clock(time_limit_s)
     found = None if quick else candidates(plan, time_limit_s)

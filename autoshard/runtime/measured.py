@@ -1,60 +1,54 @@
-"""run.json, what a run measured, and trace.json, what its profiled steps did beside what the plan had them do.
-
-run.json: format_version; plan_sha256 (of plan.json's text); world_size, steps, global_batch_size, sequence_length;
-first_loss, last_loss; step_time_s {median, p10, p90}, of all steps but the first and the profiled ones; tokens_per_s
-at the median; compile: null, or of the rank that compiled longest its segments, how many of them are distinct, and
-compile_time_s; ranks: rank, stages, peak_memory_bytes; profile: null, or what the profiled steps took on average:
-bubble_fraction (share of all ranks' pipeline time in which no action ran), planned_bubble_fraction, and for each rank
-step_s, actions_s, waiting_s, collectives_s (inside actions), gradient_sync_s, parameter_gather_s, update_s.
-Exposed communication is collectives_s + gradient_sync_s + parameter_gather_s. Times are seconds, sizes bytes.
+"""Makes run.json's values and trace.json of what the ranks of a run returned.
 
 trace.json: Chrome's trace format, for https://ui.perfetto.dev: process 0 is the plan, process 1 the run, a row a rank.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from math import ceil
+from operator import attrgetter
 from typing import Any
 
 from autoshard.files.trace_events import document, process_name, row_name, span
+from autoshard.plans.measured_run import (
+    FORMAT_VERSION,
+    Compiled,
+    MeasuredRun,
+    Profile,
+    RankMemory,
+    RankProfile,
+    StepTimes,
+)
 from autoshard.plans.plan import Plan
-from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.plan_json import text_digest
 from autoshard.plans.timeline import planned_timeline
 
-RUN_FORMAT = 1
 Result = dict[str, Any]
 
 
-def measured(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:
-    """run.json's values. results: what each rank's worker returned, None where a rank's is not known here."""
+def measured(plan: Plan, results: Sequence[Result | None]) -> MeasuredRun:
+    """The values of run.json. results: what each rank's worker returned, None where a rank's is not known here."""
     known = [(rank, result) for rank, result in enumerate(results) if result is not None]
     trained = known[0][1]["trained"]
     times = _undisturbed(trained["step_times_s"], trained["profiled_steps"])
     median_s = percentile(times, 0.5)
-    return {
-        "format_version": RUN_FORMAT,
-        "plan_sha256": hashlib.sha256(plan_to_json(plan).encode()).hexdigest(),
-        "world_size": plan.mesh.world_size,
-        "steps": len(trained["losses"]),
-        "global_batch_size": plan.training.global_batch_size,
-        "sequence_length": plan.training.sequence_length,
-        "first_loss": trained["losses"][0],
-        "last_loss": trained["losses"][-1],
-        "step_time_s": {"median": median_s, "p10": percentile(times, 0.1), "p90": percentile(times, 0.9)},
-        "tokens_per_s": plan.training.tokens_per_step / median_s,
-        "compile": max((result["trained"]["compiled"] for _, result in known), key=_compile_time_s),
-        "ranks": [
-            {"rank": rank, "stages": result["stages"], "peak_memory_bytes": result["peak_memory_bytes"]}
-            for rank, result in known
-        ],
-        "profile": _profile(plan, known) if trained["profile"] is not None else None,
-    }
-
-
-def _compile_time_s(compiled: Result | None) -> float:
-    return 0.0 if compiled is None else float(compiled["compile_time_s"])
+    compiled = [Compiled(**one) for _, result in known if (one := result["trained"]["compiled"]) is not None]
+    return MeasuredRun(
+        FORMAT_VERSION,
+        text_digest(plan),
+        plan.mesh.world_size,
+        len(trained["losses"]),
+        plan.training.global_batch_size,
+        plan.training.sequence_length,
+        trained["losses"][0],
+        trained["losses"][-1],
+        StepTimes(median_s, percentile(times, 0.1), percentile(times, 0.9)),
+        plan.training.tokens_per_step / median_s,
+        max(compiled, key=attrgetter("compile_time_s"), default=None),
+        tuple(RankMemory(rank, tuple(result["stages"]), result["peak_memory_bytes"]) for rank, result in known),
+        _profile(plan, known) if trained["profile"] is not None else None,
+    )
 
 
 def trace(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:
@@ -93,17 +87,14 @@ def _undisturbed(times: Sequence[float], profiled: Sequence[int]) -> list[float]
     return [one for step, one in enumerate(times) if step > 0 and step not in profiled] or list(times)
 
 
-def _profile(plan: Plan, known: list[tuple[int, Result]]) -> dict[str, Any]:
-    ranks = [{"rank": rank, **_rank_profile(result["trained"]["profile"])} for rank, result in known]
-    pipeline_s = sum(one["actions_s"] + one["waiting_s"] for one in ranks)
-    return {
-        "bubble_fraction": sum(one["waiting_s"] for one in ranks) / pipeline_s,
-        "planned_bubble_fraction": planned_timeline(plan)[1].bubble_fraction,
-        "ranks": ranks,
-    }
+def _profile(plan: Plan, known: list[tuple[int, Result]]) -> Profile:
+    ranks = tuple(_rank_profile(rank, result["trained"]["profile"]) for rank, result in known)
+    pipeline_s = sum(one.actions_s + one.waiting_s for one in ranks)
+    bubble = sum(one.waiting_s for one in ranks) / pipeline_s
+    return Profile(bubble, planned_timeline(plan)[1].bubble_fraction, ranks)
 
 
-def _rank_profile(profile: Result) -> dict[str, float]:
+def _rank_profile(rank: int, profile: Result) -> RankProfile:
     """Means over the profiled steps."""
     steps, spans = profile["steps"], profile["spans"]
 
@@ -125,12 +116,13 @@ def _rank_profile(profile: Result) -> dict[str, float]:
     starts = [spent[2] for spent in spans if spent[1] == "optimizer step"]
     pipeline_s = sum(start_s - step[0] for start_s, step in zip(starts, steps, strict=True)) / len(steps)
     sync_s, gather_s = seconds("optimizer", "gradient sync"), seconds("optimizer", "parameter gather")
-    return {
-        "step_s": sum(end_s - start_s for start_s, end_s in steps) / len(steps),
-        "actions_s": actions_s,
-        "waiting_s": max(0.0, pipeline_s - actions_s),
-        "collectives_s": total_s(inside) / len(steps),
-        "gradient_sync_s": sync_s,
-        "parameter_gather_s": gather_s,
-        "update_s": seconds("optimizer", "optimizer step") - sync_s - gather_s,
-    }
+    return RankProfile(
+        rank,
+        sum(end_s - start_s for start_s, end_s in steps) / len(steps),
+        actions_s,
+        max(0.0, pipeline_s - actions_s),
+        total_s(inside) / len(steps),
+        sync_s,
+        gather_s,
+        seconds("optimizer", "optimizer step") - sync_s - gather_s,
+    )

@@ -426,12 +426,12 @@ def _saved(result: dict[str, Any] | None) -> int:
 def _write_measured(directory: Path, plan: Plan, results: Sequence[dict[str, Any] | None]) -> tuple[str, ...]:
     """run.json and, of a profiled run, trace.json -> where they are, for people."""
     from autoshard.files.atomic_file import write_text
-    from autoshard.plans.plan_json import compact_json
+    from autoshard.plans.measured_run import write_measured_run
     from autoshard.runtime.measured import measured, trace
 
-    values = measured(plan, results)
-    write_text(directory / "run.json", compact_json(values) + "\n", "measured run")
-    if values["profile"] is None:
+    run = measured(plan, results)
+    write_measured_run(run, directory / "run.json")
+    if run.profile is None:
         return (str(directory / "run.json"),)
     write_text(directory / "trace.json", json.dumps(trace(plan, results)) + "\n", "trace")
     return str(directory / "run.json"), f"{directory / 'trace.json'} (for https://ui.perfetto.dev)"

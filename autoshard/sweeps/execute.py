@@ -6,7 +6,6 @@ writes it, and done.json when the run has ended. A sweep that was killed between
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -20,8 +19,9 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.files.json_file import read_json
+from autoshard.plans.measured_run import read_measured_run
 from autoshard.plans.plan import Plan
-from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.plan_json import plan_to_json, text_digest
 from autoshard.runtime.processes import python_command
 from autoshard.sweeps.outcome import DIFFERS, EXECUTED, FAILED, REHEARSED, Outcome, outcome_of
 
@@ -29,7 +29,7 @@ _CHILD = "from autoshard.sweeps.execute import main; main(sys.argv[2], int(sys.a
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID")
 """Variables that would make a run one rank of the job that started this process, such as a Dask worker under srun."""
 _MOST_BYTES = 10_000_000
-"""The largest run.json that is read, bytes: 1,000 times the usual."""
+"""The largest done.json that is read, bytes: many times the usual."""
 
 
 def executed(
@@ -42,7 +42,7 @@ def executed(
     """
     asked = json.dumps(dict(options), sort_keys=True)
     text = plan_to_json(plan)
-    whole = {"options": asked, "plan_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    whole = {"options": asked, "plan_sha256": text_digest(plan)}
     done = folder / "done.json"
     planned = replace(outcome_of(plan), run_options=asked)
     try:
@@ -100,22 +100,22 @@ def _with_measured(planned: Outcome, folder: Path, done: dict[str, Any] | None) 
     if done is None:
         return replace(planned, run=FAILED, run_reason=f"its process was killed; {log}")
     run = Path(str(done.get("folder") or folder))
-    values = _read(run / "run.json")
-    if values is None:
+    try:
+        measured = read_measured_run(run / "run.json")
+    except AutoshardError:
         return replace(planned, run=FAILED, run_reason=str(done.get("message") or f"it failed; {log}"))
     rehearsed = (run / "result.json").is_file()
     word = (DIFFERS if done["exit_code"] else REHEARSED) if rehearsed else FAILED if done["exit_code"] else EXECUTED
-    peaks = [one["peak_memory_bytes"] for one in values["ranks"] if one["peak_memory_bytes"] is not None]
     return replace(
         planned,
         run=word,
         run_reason=log if done["exit_code"] else "",
         run_folder=str(run),
         run_predicted_step_time_s=done.get("predicted_step_time_s") or planned.step_time_s,
-        measured_step_time_s=values["step_time_s"]["median"],
-        measured_tokens_per_s=values["tokens_per_s"],
-        measured_memory_bytes=max(peaks, default=None),
-        last_loss=values["last_loss"],
+        measured_step_time_s=measured.step_time_s.median,
+        measured_tokens_per_s=measured.tokens_per_s,
+        measured_memory_bytes=max(one.peak_memory_bytes for one in measured.ranks),
+        last_loss=measured.last_loss,
     )
 
 

@@ -45,9 +45,16 @@ def run_json(plan: Plan, **changes: Any) -> str:
         "plan_sha256": hashlib.sha256(plan_to_json(plan).encode()).hexdigest(),
         "world_size": plan.mesh.world_size,
         "steps": 30,
+        "global_batch_size": plan.training.global_batch_size,
+        "sequence_length": plan.training.sequence_length,
+        "first_loss": 9.0,
+        "last_loss": 3.0,
         "step_time_s": {"median": 2 * plan.estimate.step_time_s, "p10": 1.0, "p90": 3.0},
         "tokens_per_s": plan.estimate.tokens_per_s / 2,
-        "ranks": [{"rank": rank, "peak_memory_bytes": 1e9 + rank} for rank in range(plan.mesh.world_size)],
+        "compile": None,
+        "ranks": [
+            {"rank": rank, "stages": [], "peak_memory_bytes": 10**9 + rank} for rank in range(plan.mesh.world_size)
+        ],
         "profile": profile,
         **changes,
     }
@@ -81,7 +88,20 @@ def test_terms_of_the_plan_are_measured_once() -> None:
     [
         ({"plan_sha256": "0"}, "run.json was measured with another plan, on 8 ranks; this one has 8. A rehearsal runs"),
         ({"format_version": 9}, "run.json has format_version 9; this autoshard reads 1"),
-        ({"ranks": None}, "run.json is not whole: TypeError"),
+        ({"format_version": {"a": 1}}, "run.json has format_version an object of 1; this autoshard reads 1"),
+        ({"ranks": None}, "run.json.ranks is None; it must be a list"),
+        ({"ranks": []}, "ranks of run.json must not be empty"),
+        ({"ranks": [{"rank": 0, "stages": []}]}, "run.json.ranks[0] lacks peak_memory_bytes"),
+        (
+            {"ranks": [{"rank": 8, "stages": [], "peak_memory_bytes": 1}]},
+            "run.json has a rank 8; this plan has 8, counted from 0",
+        ),
+        ({"steps": 0}, "run.json.steps is 0; it must be a whole number of at least 1"),
+        (
+            {"step_time_s": {"median": "1", "p10": 1, "p90": 1}},
+            "run.json.step_time_s.median is '1'; it must be a",
+        ),
+        ({"profile": True}, "run.json.profile must be an object with named fields, not true or false"),
     ],
 )
 def test_a_wrong_run(changes: dict[str, Any], message: str) -> None:
@@ -95,10 +115,10 @@ def test_a_run_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     plan = priced(plan_interleaved())
     write_plan(plan, "plan.json")
     assert main(["explain", "plan.json", "--measured", "missing.json"]) == 2
-    assert capsys.readouterr().err == "autoshard: error: missing.json does not exist\n"
+    assert capsys.readouterr().err == "autoshard: error: measured run missing.json does not exist\n"
     for path, message in (
-        ("/dev/zero", "/dev/zero is not a regular file"),
-        ("deep.json", "deep.json is no run.json: "),
+        ("/dev/zero", "measured run /dev/zero is not a regular file"),
+        ("deep.json", "measured run deep.json, line 1, column 101: nested deeper than 100 levels"),
     ):
         Path("deep.json").write_text(100_000 * "[")
         assert main(["explain", "plan.json", "--measured", path]) == 2
@@ -202,10 +222,8 @@ def test_a_trace_with_a_run_beside_it(capsys: pytest.CaptureFixture[str]) -> Non
         "rank 1, measured (sums of a step)",
     }
     # with a trace of the run: its own spans
-    span = {"name": "F0.0", "cat": "action", "ph": "X", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 3}
-    name = {"name": "thread_name", "ph": "M", "pid": 1, "tid": 3, "args": {"name": "rank 3 (pp 0)"}}
-    planned = {**span, "pid": 0}
-    Path("trace.json").write_text(json.dumps({"traceEvents": [planned, name, span]}))
+    planned = {**SPAN, "pid": 0}
+    Path("trace.json").write_text(json.dumps({"traceEvents": [planned, TITLE, SPAN]}))
     found = measured_events(plan, "run.json")
     assert [event["args"]["name"] for event in found if event["name"] == "process_name"] == ["rank 3 (pp 0), measured"]
     assert [event["ts"] for event in found if event["ph"] == "X"] == [1]
@@ -216,6 +234,28 @@ def test_a_run_without_a_profile_has_no_trace() -> None:
     plan = plan_interleaved()
     with pytest.raises(AutoshardError, match=r"run.json has no profile and no trace.json beside it"):
         measured_events(plan, run_json(plan, profile=None))
-    Path("trace.json").write_text("[]")
-    with pytest.raises(AutoshardError, match=r"trace.json is no trace.json of `autoshard run --profile`"):
-        measured_events(plan, "trace.json")
+
+
+TITLE = {"name": "thread_name", "ph": "M", "pid": 1, "tid": 3, "args": {"name": "rank 3 (pp 0)"}}
+SPAN = {"name": "F0.0", "cat": "action", "ph": "X", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 3}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        {"traceEvents": None},
+        {"traceEvents": [1]},
+        {"traceEvents": [{"name": "F0.0"}]},
+        {"traceEvents": [TITLE, {**TITLE, "tid": "3"}]},
+        {"traceEvents": [{**TITLE, "tid": 0.5}]},
+        {"traceEvents": [SPAN]},  # of a rank without a title
+        {"traceEvents": [TITLE, {**SPAN, "name": {}}]},
+        {"traceEvents": [TITLE, {**SPAN, "ts": "1"}]},
+        {"traceEvents": [TITLE, {**SPAN, "ts": 1.7e308, "dur": 1.7e308}]},
+    ],
+)
+def test_a_trace_that_is_none(values: Any) -> None:
+    Path("trace.json").write_text(json.dumps(values))
+    with pytest.raises(AutoshardError, match=r"^trace.json is no trace.json of `autoshard run --profile`$"):
+        measured_events(plan_interleaved(), "trace.json")

@@ -1,10 +1,13 @@
 """run.json and trace.json from what ranks return."""
 
 import hashlib
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autoshard.plans.measured_run import Compiled, RankMemory, StepTimes, read_measured_run, write_measured_run
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.timeline import planned_timeline
 from autoshard.runtime.measured import measured, percentile, trace
@@ -12,6 +15,7 @@ from autoshard.schedules import actions
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
 
+COMPILED = {"segments": 9, "distinct": 3, "functions": 1, "operators": 40}
 PLAN = plan_of(MODELS["llama"], strategy(pp=2), 2)
 
 
@@ -24,7 +28,7 @@ def result(rank: int, profile: dict[str, Any] | None, compiled: bool = False) ->
             "step_times_s": [9.0, 2.0, 7.0, 1.0],
             "profiled_steps": [2] if profile else [],
             "profile": profile,
-            "compiled": {"segments": 9, "distinct": 3, "compile_time_s": 20.0 + rank} if compiled else None,
+            "compiled": {**COMPILED, "compile_time_s": 20.0 + rank} if compiled else None,
         },
     }
 
@@ -52,25 +56,34 @@ def test_percentiles_are_of_the_nearest_rank() -> None:
 
 def test_a_run_without_a_profile() -> None:
     found = measured(PLAN, [result(0, None), result(1, None)])
-    assert found["plan_sha256"] == hashlib.sha256(plan_to_json(PLAN).encode()).hexdigest()
-    assert found["step_time_s"] == {"median": 2.0, "p10": 1.0, "p90": 7.0}  # the first step warms up
-    assert found["tokens_per_s"] == 2 * 16 / 2.0
-    assert (found["first_loss"], found["last_loss"], found["steps"]) == (5.0, 4.0, 4)
-    assert found["ranks"][1] == {"rank": 1, "stages": [1], "peak_memory_bytes": 1001}
-    assert found["profile"] is None
-    assert found["compile"] is None
+    assert found.plan_sha256 == hashlib.sha256(plan_to_json(PLAN).encode()).hexdigest()
+    assert found.step_time_s == StepTimes(median=2.0, p10=1.0, p90=7.0)  # the first step warms up
+    assert found.tokens_per_s == 2 * 16 / 2.0
+    assert (found.first_loss, found.last_loss, found.steps) == (5.0, 4.0, 4)
+    assert found.ranks[1] == RankMemory(rank=1, stages=(1,), peak_memory_bytes=1001)
+    assert found.profile is None
+    assert found.compile is None
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_what_is_written_is_read(profiled: bool, tmp_path: Path) -> None:
+    results = [result(rank, profile(100.0) if profiled else None, compiled=not profiled) for rank in range(2)]
+    run = measured(PLAN, results)
+    write_measured_run(run, tmp_path / "run.json")
+    assert read_measured_run(tmp_path / "run.json") == run
 
 
 def test_of_what_was_compiled_the_slowest_rank_is_told() -> None:
     found = measured(PLAN, [result(0, None, True), result(1, None, True)])
-    assert found["compile"] == {"segments": 9, "distinct": 3, "compile_time_s": 21.0}
+    assert found.compile == Compiled(**COMPILED, compile_time_s=21.0)
 
 
 def test_what_a_profiled_step_took() -> None:
     found = measured(PLAN, [result(0, profile(100.0)), None])
-    assert found["step_time_s"] == {"median": 1.0, "p10": 1.0, "p90": 2.0}  # nor does a watched step count
-    (rank,) = found["profile"]["ranks"]
-    assert rank == pytest.approx(
+    assert found.step_time_s == StepTimes(median=1.0, p10=1.0, p90=2.0)  # nor does a watched step count
+    assert found.profile is not None
+    (rank,) = found.profile.ranks
+    assert asdict(rank) == pytest.approx(
         {
             "rank": 0,
             "step_s": 10,
@@ -82,8 +95,8 @@ def test_what_a_profiled_step_took() -> None:
             "update_s": 1.75,
         }
     )
-    assert found["profile"]["bubble_fraction"] == pytest.approx(2 / 7)
-    assert found["profile"]["planned_bubble_fraction"] == planned_timeline(PLAN)[1].bubble_fraction
+    assert found.profile.bubble_fraction == pytest.approx(2 / 7)
+    assert found.profile.planned_bubble_fraction == planned_timeline(PLAN)[1].bubble_fraction
 
 
 def test_the_trace_has_planned_and_executed_actions_side_by_side() -> None:

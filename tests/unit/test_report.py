@@ -316,7 +316,7 @@ def test_commands_write_pages_and_say_so(capsys: pytest.CaptureFixture[str]) -> 
             "--html writes a page and --format json prints; leave one out",
         ),
         ("report nope.json", "plan nope.json does not exist"),
-        ("report plan.json --measured nope.json", "nope.json does not exist"),
+        ("report plan.json --measured nope.json", "measured run nope.json does not exist"),
         ("report plan.json -o no/x.html", "report no/x.html cannot be written: no is not a folder"),
         ("report plan.json --quick -o .", "report . is a directory; name a file in it"),
         ("report broken.json", "plan broken.json, line 1, column 2: the JSON ends too early; the file was cut off"),
