@@ -45,7 +45,7 @@ def _check_files(of: str, field: str, value: Any) -> None:
     """Check names, which must stay in the checkpoint's folder, and sizes: what else there is, the type says."""
     for file in value if isinstance(value, list) else ():
         name = file.get("name") if isinstance(file, dict) else None
-        if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
+        if not isinstance(name, str) or name != Path(name).name or name in ("", ".", "..") or not name.isprintable():
             raise AutoshardError(f"name={show(name)} of a file of {of} must be the name of a file")
         check_integer(f"file {show(name)}", "bytes", file.get("bytes"), at_least=0, at_most=_MOST_FILE_BYTES)
 

@@ -194,6 +194,11 @@ def test_a_broken_manifest_is_one_error(tmp_path: Path, text: str, message: str)
             (FileRecord("../a", 1, "", ()),),
             "name='../a' of a file of its content must be the name of a file",
         ),
+        (
+            "files",
+            (FileRecord("a\0b", 1, "", ()),),
+            "name='a\\x00b' of a file of its content must be the name of a file",
+        ),
         ("dtype", "I8", "dtype='I8' of its content must be one of: BF16, F16, F32, F64"),
         (
             "files",
