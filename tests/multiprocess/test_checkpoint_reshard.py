@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes
 from autoshard.models.weights import parameter_dims
 from autoshard.plans.plan import Plan
+from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.optimizer import ShardedAdamW
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
@@ -26,6 +28,7 @@ from autoshard.runtime.torch_backend.parameters import local_piece, padded
 from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.sums import Sums
 from autoshard.runtime.trainer.shard_files import read_rank, write_rank
+from benchmarks.random_layouts import legal
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 
@@ -130,7 +133,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def saved(model: str, layout: str, root: Path) -> Saved:
     plan = plan_of(UNEVEN_VOCABULARY if model == "few kv heads" else MODELS[model], LAYOUTS[model][layout], 4, FP32)
-    folder = root / f"{model} {layout}"
+    return saved_of(plan, root / f"{model} {layout}")
+
+
+def saved_of(plan: Plan, folder: Path) -> Saved:
     store = LocalStore(folder)
     states = tuple(state_of(plan, rank) for rank in range(plan.mesh.world_size))
     shards = tuple(rank_shards(plan, rank) for rank in range(plan.mesh.world_size))
@@ -154,7 +160,7 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
         }
         held.append((program, local))
     tied: dict[str, Any] = {}
-    if plan.model.tie_word_embeddings and plan.strategy.pp > 1 and pipeline_rank in (0, plan.strategy.pp - 1):
+    if plan.model.shares_embedding and plan.strategy.pp > 1 and pipeline_rank in (0, plan.strategy.pp - 1):
         tied = {name: groups["pp",] for name in whole if "embed" in name or "wte" in name}
     settings = OptimizerSettings(1e-3, zero=plan.strategy.zero)
     place = (torch.float32, torch.device("cpu"))
@@ -180,7 +186,25 @@ def whole_parameters(plan: Plan) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("model", "source", "target"), PAIRS)
 def test_every_layout_reads_every_other(model: str, source: str, target: str, root: Path) -> None:
-    written, wanted = saved(model, source, root), saved(model, target, root)
+    assert_read(saved(model, source, root), saved(model, target, root))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layouts_read_each_other(seed: int, tmp_path: Path) -> None:
+    """Of any family, on 1 to 16 ranks, with all that a layout may have at once."""
+    draw = Random(seed)
+    name = draw.choice([*MODELS])
+    one, other = (
+        saved_of(legal(draw, {name: MODELS[name]}, local_cluster(draw.choice((1, 2, 4, 8, 16))), 16, FP32)[1], folder)
+        for folder in (tmp_path / "one", tmp_path / "other")
+    )
+    assert_read(one, other)
+    assert_read(other, one)
+    assert_written_once(one)
+
+
+def assert_read(written: Saved, wanted: Saved) -> None:
+    """Each rank of one layout reads from the other's checkpoint exactly what its own optimizer would hold."""
     for rank, state in enumerate(wanted.states):
         read = read_rank(written.folder, written.manifest, wanted.shards[rank]).state
         assert len(read) == len(state)
@@ -191,7 +215,10 @@ def test_every_layout_reads_every_other(model: str, source: str, target: str, ro
 
 @pytest.mark.parametrize(("model", "layout"), [(model, layout) for model in LAYOUTS for layout in LAYOUTS[model]])
 def test_every_element_is_written_once(model: str, layout: str, root: Path) -> None:
-    one = saved(model, layout, root)
+    assert_written_once(saved(model, layout, root))
+
+
+def assert_written_once(one: Saved) -> None:
     shapes = parameter_shapes(one.plan.model)
     counts = {name: torch.zeros(shape) for name, shape in shapes.items()}
     for shards in one.shards:
