@@ -21,6 +21,9 @@ INTERLEAVED, ADJACENT = "interleaved", "adjacent"
 NxD's own converter 0.18.0 repeats them as on trn1 for trn2 too, beside query heads as its layers have them on trn2."""
 _EXPERTS = {"w1": 0, "w3": 1, "v1": 1, "w2": None, "gate_proj": 0, "up_proj": 1, "down_proj": None}
 """Place in the fused matrix of an expert; None: by itself."""
+_WIDTHS = ("ffn", "dense_ffn")
+"""Dims of which each tensor-parallel rank has a part: the width of an MLP or of experts, and of blocks without
+experts among others."""
 _MIXTURES = {".block_sparse_moe": ".mlp", ".mlp": ".mlp", ".ffn": ".ffn"}
 """Name of a block's mixture in ours -> in NxD's examples of Mixtral and DBRX."""
 
@@ -59,6 +62,7 @@ class NxdLayout:
             raise AutoshardError(f"qkv=coalesced is for models without grouped queries; {model.name} has them")
         for name, size, ranks in (
             ("tp", model.intermediate_size, tp),
+            ("tp", model.dense_intermediate_size, tp),
             ("ep", model.num_local_experts, self.ep),
         ):
             if size % ranks:
@@ -89,6 +93,8 @@ class NxdLayout:
             rows = [part_shape(part, self._sizes_on_rank(part.parameter)) for part in parts]
             places, start = [], 0
             for part, shape in zip(parts, rows, strict=True):
+                sizes, dims = self._sizes_on_rank(part.parameter), self._global[0][part.parameter]
+                assert prod(shape) == part.parts * prod(sizes[dim] for dim in dims), f"{part} does not hold it whole"
                 places += self._places(part, tp_rank, ep_rank, start)
                 start += prod(shape) if part.parts == 1 else 0
             first = sum(shape[0] for shape in rows) if parts[0].parts == 1 else rows[0][0]
@@ -108,7 +114,7 @@ class NxdLayout:
     @cached_property
     def _local_sizes(self) -> dict[str, int]:
         _, sizes = self._global
-        divided = {"ffn": self.tp, "expert": self.ep, "group": self.kv_size_multiplier}
+        divided = {**dict.fromkeys(_WIDTHS, self.tp), "expert": self.ep, "group": self.kv_size_multiplier}
         local = {dim: size // divided.get(dim, 1) for dim, size in sizes.items()}
         local["vocab"] = -(-sizes["vocab"] // self.tp)
         local["kvhead"] = sizes["kvhead"] * self.kv_size_multiplier // self.tp
@@ -122,7 +128,7 @@ class NxdLayout:
         dims, sizes = self._global
         own_dims, mine = dims[part.parameter], self._sizes_on_rank(part.parameter)
         whole = Box((0,) * len(own_dims), tuple(sizes[dim] for dim in own_dims))
-        at = {"ffn": tp_rank * mine["ffn"], "vocab": tp_rank * mine["vocab"]}
+        at = {dim: tp_rank * mine[dim] for dim in (*_WIDTHS, "vocab") if dim in mine}
         if "ffn" in own_dims and self.model.is_moe:
             at["expert"] = ep_rank * mine["expert"]
         places = []
@@ -171,7 +177,7 @@ class NxdLayout:
                 return Part(f"{matrix}.down_proj.weight", "expert ffn embed", name)
             return Part(f"{matrix}.gate_up_proj.weight", "expert embed (part ffn)", name, fused, 2)
         if last in ("gate_proj", "up_proj"):
-            rows = "(part ffn)" if kind == "bias" else "(part ffn) embed"
+            rows = " ".join([f"(part {dims[0]})", *dims[1:]])
             return Part(f"{module}.gate_up_proj.{kind}", rows, name, int(last == "up_proj"), 2)
         if last == "gate":
             return Part(f"{mixture}.router.linear_router.weight", flat, name)

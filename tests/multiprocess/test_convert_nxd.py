@@ -41,6 +41,7 @@ CASES: dict[str, tuple[str, Options, Options]] = {
     "mixtral": ("mixtral", {"tp": 2, "dp": 2, "ep": 2}, {}),
     "mixtral, experts, xser": ("mixtral", {"dp": 4, "ep": 4, "pp": 2}, {"xser": True}),
     "qwen3 moe": ("qwen3 moe", {"tp": 2}, {}),
+    "a block without experts": ("a dense block", {"tp": 2, "dp": 2, "ep": 2}, {}),
     "dbrx": ("dbrx", {"tp": 2, "pp": 2}, {}),
     "dbrx, experts, fused, xser": ("dbrx", {"tp": 2, "dp": 2, "ep": 2}, {"qkv": "fused", "xser": True}),
     "gpt neox": ("gpt neox", {"tp": 2, "pp": 2}, {}),
