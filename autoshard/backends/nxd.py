@@ -3,6 +3,8 @@ rules.py."""
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from autoshard.backends.backend import NO_COMPILE, Backend
 from autoshard.backends.problem import Draft, Problem, Rule
 from autoshard.graph.recompute import COMMON_SETS
@@ -69,6 +71,36 @@ def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
     if problem.model.tie_word_embeddings and draft.pp > 1:
         return f"pp={draft.pp} with tied embeddings is not supported by NxD; {problem.model.name} needs pp=1"
     return None
+
+
+def experts_on_every_rank(problem: Problem, draft: Draft) -> str | None:
+    """[NxD trainer/optimizer.py: gradients are summed over expert-parallel ranks where a rank has some of experts, but
+    those of its other weights too; optimizer/zero_redundancy_optimizer.py fails without any]
+
+    A search cuts stages anywhere. A layout that is written down is taken at its word.
+    """
+    model = problem.model
+    if draft.ep == 1 or draft.pp == 1:
+        return None
+    if draft.stage_layers:
+        ends = [*accumulate(draft.stage_layers)]
+        with_experts = {
+            stage % draft.pp
+            for stage, (begin, end) in enumerate(zip((0, *ends), ends, strict=False))
+            if any(map(model.has_experts, range(begin, min(end, model.num_hidden_layers))))
+        }
+        without = [rank for rank in range(draft.pp) if rank not in with_experts]
+        if not without:
+            return None
+        where = f"pipeline rank {without[0]} has no block with experts"
+    elif model.num_sparse_layers == model.num_hidden_layers:
+        return None
+    else:
+        where = f"with pp={draft.pp} a rank may have none of the {model.num_sparse_layers} blocks with experts"
+    return (
+        f"ep={draft.ep}: {where}, and NxD skips gradient sums over expert-parallel ranks there; use ep=1, pp=1 or "
+        "backend torch"
+    )
 
 
 def traced_models_run_on_torch(problem: Problem, draft: Draft) -> str | None:
@@ -202,6 +234,7 @@ NXD = Backend(
         Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
         Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
+        Rule("NxD skips sums where no experts are", experts_on_every_rank),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),
         Rule("NxD has no latent attention", compressed_vectors_run_on_torch),
         Rule("NxD has no layers for the blocks", blocks_run_on_torch),

@@ -89,6 +89,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         },
         "ep2 x dp2, no ZeRO-1": {"model": "mixtral", "dp": 4, "ep": 2, "zero": 0},
         "ep2 x pp2": {"model": "mixtral", "dp": 2, "ep": 2, "pp": 2},
+        "ep2 x pp2, blocks without experts on both ranks": {"model": "dense and sparse", "dp": 2, "ep": 2, "pp": 2},
         "pp2 x dp2, masters": {"pp": 2, "dp": 2, "precision": MASTERS},
         "tp2 x dp2, masters": {"tp": 2, "dp": 2, "precision": MASTERS},
         "tp2 x dp2, bf16": {"tp": 2, "dp": 2, "precision": load_precision("mixed_precision")},

@@ -164,8 +164,8 @@ def test_key_value_weights_on_trn2_are_loaded_by_head() -> None:
         (
             lambda: changed(plan_mixtral(), nodes=8, stage_layers=(0, 8, 12, 12)),
             (
-                "ep=2: stage 0 has no blocks, so no experts, and NxD skips the expert gradient sum there; "
-                "give each stage a block"
+                "ep=2: pipeline rank 0 has no block with experts, and NxD skips gradient sums over expert-parallel "
+                "ranks there; use ep=1, pp=1 or backend torch"
             ),
         ),
         (

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.nxd import experts_on_every_rank
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Draft, Problem, all_rules, check_strategy, divisors, warnings
 from autoshard.errors import AutoshardError
@@ -47,6 +48,13 @@ def on(cluster: str, nodes: int, lnc: int | None = None) -> dict[str, Any]:
 GRANITE = load_model("granite-4.0-h-tiny")
 assert GRANITE.mamba is not None
 IN_GROUPS = replace(GRANITE, mamba=replace(GRANITE.mamba, mamba_n_groups=2))
+QWEN3_MOE = load_model("qwen3-30b-a3b")
+DENSE_FIRST = replace(
+    QWEN3_MOE,
+    mlp_layer_types=("dense",) * 6 + ("sparse",) * (QWEN3_MOE.num_hidden_layers - 6),
+    dense_intermediate_size=6144,
+)
+EXPERTS_OVER_NXD = {"tp": 32, "dp": 2, "ep": 2, "layers": QWEN3_MOE.num_hidden_layers}
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -201,6 +209,14 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"model": GPT3, "training": length(2048)},
         {"layers": 96, "attention_kernel": "plain"},
         "pp=8 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1",
+    ),
+    (
+        {"model": DENSE_FIRST},
+        {**EXPERTS_OVER_NXD, "pp": 8},
+        (
+            "ep=2: pipeline rank 0 has no block with experts, and NxD skips gradient sums over expert-parallel ranks "
+            "there; use ep=1, pp=1 or backend torch"
+        ),
     ),
     (
         {"training": length(6144 + 1024)},
@@ -409,6 +425,18 @@ def test_a_broken_rule_says_what_would_work(given: dict[str, Any], choices: dict
     with pytest.raises(AutoshardError) as error:
         check_strategy(*problem(**given), strategy(**choices))
     assert str(error.value) == message
+
+
+def test_nxd_sums_where_each_rank_has_experts() -> None:
+    """A layout that is written down is taken at its word; a search may cut anywhere."""
+    mixed, searched = problem(model=DENSE_FIRST), Draft(tp=32, pp=4, dp=4, cp=1, ep=2)
+    for choices in ({"pp": 4, "dp": 4}, {"pp": 2, "dp": 8, "num_virtual_stages": 4}, {"pp": 8, "ep": 1}):
+        assert experts_on_every_rank(mixed, strategy(**{**EXPERTS_OVER_NXD, **choices})) is None, choices  # type: ignore[arg-type]
+    assert experts_on_every_rank(problem(model=QWEN3_MOE), searched) is None
+    assert experts_on_every_rank(mixed, searched) == (
+        "ep=2: with pp=4 a rank may have none of the 42 blocks with experts, and NxD skips gradient sums over "
+        "expert-parallel ranks there; use ep=1, pp=1 or backend torch"
+    )
 
 
 def test_every_rule_is_broken_once() -> None:

@@ -54,18 +54,6 @@ def _other_groups(plan: Plan) -> None:
             )
 
 
-def _expert_stages(plan: Plan) -> None:
-    strategy = plan.strategy
-    if strategy.ep == 1 or strategy.pp == 1:
-        return
-    empty = [stage.index for stage in plan.stages if not stage.layers]
-    if empty:
-        raise AutoshardError(
-            f"ep={strategy.ep}: stage {empty[0]} has no blocks, so no experts, and NxD skips the expert gradient sum "
-            "there; give each stage a block"
-        )
-
-
 def _truncated_batch(plan: Plan) -> None:
     strategy, batch = plan.strategy, plan.training.global_batch_size
     if batch % (strategy.dp * strategy.microbatch_size):
@@ -157,7 +145,6 @@ REFUSALS: tuple[Callable[[Plan], None], ...] = (
     _mixed_formats,
     _context_parallel_gradients,
     _other_groups,
-    _expert_stages,
     _truncated_batch,
 )
 REPAIRS: tuple[Callable[[Plan], str | None], ...] = (
