@@ -88,20 +88,25 @@ def _recompute(draw: Random) -> str:
 
 
 def legal(
-    draw: Random, models: Mapping[str, ModelSpec], cluster: Cluster, sequence_length: int, precision: Precision
+    draw: Random,
+    models: Mapping[str, ModelSpec],
+    cluster: Cluster,
+    sequence_length: int,
+    precision: Precision,
+    backend: str = "torch",
 ) -> tuple[str, Plan]:
-    """(name of a model, plan of the first layout drawn that breaks no rule)."""
+    """(name of a model, plan of the first layout drawn that breaks no rule of the backend)."""
     while True:
         name = draw.choice([*models])
         try:
             strategy = drawn(draw, models[name], cluster.world_size)
             batch = draw.randint(1, 6) * strategy.dp * strategy.microbatch_size
             training = TrainingSpec(sequence_length, batch, precision)
-            check_strategy(models[name], training, cluster, "torch", strategy)
+            check_strategy(models[name], training, cluster, backend, strategy)
             priced = estimate(models[name], training, cluster, strategy)
         except AutoshardError:
             continue
-        return name, make_plan(models[name], training, cluster, "torch", strategy, priced)
+        return name, make_plan(models[name], training, cluster, backend, strategy, priced)
 
 
 def trained(draw: Random) -> Iterator[tuple[str, Plan, str]]:

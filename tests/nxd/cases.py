@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from autoshard.cost.estimate import estimate
@@ -11,6 +12,7 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from benchmarks.random_layouts import legal
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import strategy
 
@@ -123,6 +125,11 @@ def plan_of(model: str = "llama", precision: Precision = FP32, **layout: Any) ->
     """A small plan on processes of this machine."""
     spec, chosen = _model(model), strategy(**layout)
     return on_this_machine(spec, precision, chosen)
+
+
+def random_plan(seed: int, processes: int) -> Plan:
+    """A small plan of a layout that nobody chose, on processes of this machine; the same for the same seed."""
+    return legal(Random(seed), MODELS, local_cluster(processes), SEQUENCE_LENGTH, FP32, "nxd")[1]
 
 
 def on_this_machine(spec: ModelSpec, precision: Precision, chosen: Strategy) -> Plan:

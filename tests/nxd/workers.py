@@ -17,7 +17,7 @@ from autoshard.runtime.torch_backend.optimizer_settings import optimizer_setting
 from autoshard.runtime.torch_backend.parameters import local_piece
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
-from tests.nxd.cases import CASES, plan_of
+from tests.nxd.cases import CASES, plan_of, random_plan
 
 STEPS = 3
 LEARNING_RATE = 1e-3
@@ -82,6 +82,17 @@ def conformance(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]
     for name in arguments["names"]:
         reporter.last_action = name
         found[name] = compared(plan_of(**CASES[reporter.world_size][name]), reporter)
+    return found
+
+
+def random_conformance(arguments: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
+    """The same of random layouts, in the order of their seeds."""
+    connect(reporter)
+    found = []
+    for seed in arguments["seeds"]:
+        plan = random_plan(seed, reporter.world_size)
+        reporter.last_action = f"seed {seed}: {plan.strategy}"
+        found.append(compared(plan, reporter))
     return found
 
 
