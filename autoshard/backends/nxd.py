@@ -74,10 +74,10 @@ def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
 
 
 def experts_on_every_rank(problem: Problem, draft: Draft) -> str | None:
-    """[NxD trainer/optimizer.py: gradients are summed over expert-parallel ranks where a rank has some of experts, but
-    those of its other weights too; optimizer/zero_redundancy_optimizer.py fails without any]
+    """[NxD trainer/optimizer.py: a rank that has no gradients of experts does not sum its others over expert-parallel
+    ranks; optimizer/zero_redundancy_optimizer.py fails there]
 
-    A search cuts stages anywhere. A layout that is written down is taken at its word.
+    Where no stage_layers are written, a search may still cut a stage that has none.
     """
     model = problem.model
     if draft.ep == 1 or draft.pp == 1:

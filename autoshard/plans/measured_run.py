@@ -56,7 +56,10 @@ class RankMemory:
 @dataclass(frozen=True)
 class RankProfile:
     """A profiled step of a rank, the mean of all. actions_s: of forwards and backwards; collectives_s is inside of
-    them. waiting_s: of the pipeline's time, the rest."""
+    them. waiting_s: of the pipeline's time, the rest. update_s: of the optimizer, what it does not communicate.
+
+    Exposed communication is collectives_s + gradient_sync_s + parameter_gather_s.
+    """
 
     rank: Whole
     step_s: NotNegative
