@@ -4,6 +4,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pyarrow as pa
@@ -169,9 +170,24 @@ def test_a_column_of_text_that_is_no_text(tmp_path: Path, name: str, write: Any)
     with pytest.raises(AutoshardError) as error:
         prepare(DataSource(tmp_path / name, ByteTokenizer()), tmp_path / "cache")
     assert str(error.value) == (
-        f"--data {tmp_path / name} rows 1 to 2: text is not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
-        "invalid start byte"
+        f"--data {tmp_path / name} rows 1 to 2 are damaged: In column 0: Invalid: Invalid UTF8 sequence at string "
+        "index 1"
     )
+
+
+@pytest.mark.parametrize("write", [pa.ipc.new_stream, pa.ipc.new_file])
+@pytest.mark.parametrize("offsets", [(0, 4, 2**30), (0, 4, -8), (0, 9, 4)])
+def test_offsets_that_lead_out_of_the_file(tmp_path: Path, write: Any, offsets: tuple[int, ...]) -> None:
+    """pyarrow would follow them: the process would end without a word."""
+    table = pa.table({"text": ["good", "also"]})
+    path = tmp_path / "x.arrow"
+    with pa.OSFile(str(path), "wb") as sink, write(sink, table.schema) as writer:
+        writer.write_table(table)
+    good, damaged = pack("<3i", 0, 4, 8), pack("<3i", *offsets)
+    assert path.read_bytes().count(good) == 1
+    path.write_bytes(path.read_bytes().replace(good, damaged))
+    with pytest.raises(AutoshardError, match=rf"^--data {path} (rows 1 to 2 are damaged|is not Arrow): "):
+        prepare(DataSource(path, ByteTokenizer()), tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.parquet", "Parquet"), ("a.arrow", "Arrow")])

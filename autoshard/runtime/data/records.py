@@ -117,7 +117,7 @@ def _arrow(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
                 stream = pyarrow.ipc.open_stream(source)
                 _refuse_code(stream.schema, file)
                 yield from _batches(_selected(stream, columns), file)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise AutoshardError(f"--data {file} is not Arrow: {_first_line(error)}") from error
 
 
@@ -143,14 +143,15 @@ def _batches(batches: Any, file: Path) -> Iterator[Record]:
     row = 0
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            some = batch.slice(start, ROWS_AT_ONCE)
             try:
-                rows = batch.slice(start, ROWS_AT_ONCE).to_pylist()
-            except UnicodeDecodeError as error:  # pyarrow trusts the file
-                last = min(row + ROWS_AT_ONCE, row + batch.num_rows - start)
+                some.validate(full=True)  # else pyarrow trusts the file: damaged offsets would end the process
+            except ValueError as error:
+                last = row + some.num_rows
                 raise AutoshardError(
-                    f"--data {file} rows {row + 1:,} to {last:,}: text is not UTF-8: {error}"
+                    f"--data {file} rows {row + 1:,} to {last:,} are damaged: {_first_line(error)}"
                 ) from None
-            for values in rows:
+            for values in some.to_pylist():
                 row += 1
                 yield Record(values, file, row)
 
