@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,8 @@ CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_CONFIG_BYTES = 50_000_000
 _MAX_TEMPLATE_BYTES = 1_000_000
+_MOST_CHARACTERS = 300
+"""Of a reason that is repeated in an error."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -109,10 +112,11 @@ class HuggingFaceTokenizer:
         self.digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        with _errors_of_the_library(f"tokenizer {self.name} does not take every text"):
+            found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int32) for one in found]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -139,10 +143,8 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
         import tokenizers
     except ImportError as error:
         raise AutoshardError(f"reading {file} needs the tokenizers library: pip install tokenizers") from error
-    try:
+    with _errors_of_the_library(f"{file} is not a Hugging Face {TOKENIZER_FILE}"):
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise AutoshardError(f"{file} is not a Hugging Face {TOKENIZER_FILE}: {error}") from error
     folder = file.parent if file.parent.name not in ("", "..") else file.parent.resolve()  # of `.` and `tokenizer.json`
     name = (folder.name or "tokenizer") if file.name == TOKENIZER_FILE else file.stem
     config = _config(file.with_name(CONFIG_FILE))
@@ -150,6 +152,21 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
     if result.vocab_size == 0:
         raise AutoshardError(f"{file} has an empty vocabulary: vocab_size must be 1 or more")
     return result
+
+
+@contextmanager
+def _errors_of_the_library(what: str) -> Iterator[None]:
+    """Raise AutoshardError, with the library's words, for what it raises: plain Exception, or where its own code fails
+    a BaseException of a module that cannot be imported. what: went wrong."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        words = " ".join(str(error).split())
+        if len(words) > _MOST_CHARACTERS:  # the file may hold long values
+            words = f"{words[: _MOST_CHARACTERS // 2]} ... {words[-_MOST_CHARACTERS // 2 :]}"
+        raise AutoshardError(f"{what}: {words}") from error
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -177,6 +194,6 @@ def _chat_template(file: Path, config: dict[str, Any]) -> str | None:
         return read_text(own, f"chat template {printable(own)}", _MAX_TEMPLATE_BYTES)
     value = config.get("chat_template")
     if isinstance(value, list):
-        named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
-        value = named.get("default")
+        named = [one for one in value if isinstance(one, dict) and one.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     return value if isinstance(value, str) else None

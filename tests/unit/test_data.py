@@ -214,9 +214,29 @@ def test_tokenizers_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(AutoshardError, match=r"tokenizer\.json is not a Hugging Face tokenizer\.json: "):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": 10_000 * "a"}}))
+    with pytest.raises(AutoshardError, match=r"is not a Hugging Face tokenizer\.json: .{1,400}$"):
+        load_tokenizer(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(AutoshardError, match="needs the tokenizers library: pip install tokenizers"):
         load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_a_token_for_unknown_words(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "words", {"one": 0})
+    tokenizer = load_tokenizer(tmp_path / "words")
+    for encode in (lambda: tokenizer.encode("two"), lambda: tokenizer.encode_many(["one", "two"])):
+        with pytest.raises(
+            AutoshardError, match=r"^tokenizer words does not take every text: WordLevel error: Missing"
+        ):
+            encode()
+
+
+def test_of_several_chat_templates_the_default_is_taken(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "words", {"?": 0})
+    several = [{"name": "rag", "template": "a"}, {"name": ["odd"]}, "none", {"name": "default", "template": "b"}]
+    (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert load_tokenizer(tmp_path / "words").chat_template == "b"
 
 
 def test_labels_are_one_token_later() -> None:
