@@ -10,7 +10,9 @@ from autoshard.errors import AutoshardError
 
 PRECOMPILE_STEPS = 3
 """The first step, one that accumulates onto its gradients, and one after an update."""
-MASTER_PORT = 41_000
+FIRST_PORT, NUM_PORTS = 15_000, 15_000
+"""Range of ports for the rendezvous of Slurm jobs, one by the job's number: two that share a node rarely have the same.
+Our own choice: above the well-known ports, below those that Linux gives to connections that go out, from 32768 on."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from autoshard.jobs.graphs import num_distinct_graphs, stage_graphs
 from autoshard.jobs.native import ON_NUMA_NODE, WHY_NUMA, native_compilation
-from autoshard.jobs.options import MASTER_PORT, LaunchOptions, quoted
+from autoshard.jobs.options import FIRST_PORT, NUM_PORTS, LaunchOptions, quoted
 from autoshard.jobs.variables import variables
 from autoshard.plans.plan import Plan
 
@@ -118,7 +118,7 @@ def _start(plan: Plan, options: LaunchOptions) -> list[str]:
     return [
         *comment("Rendezvous: the first node of the job; the port depends on the job, so that two rarely collide."),
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-        f'MASTER_PORT="$(({MASTER_PORT} + SLURM_JOB_ID % 1000))"',
+        f'MASTER_PORT="$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"',
         "export MASTER_ADDR MASTER_PORT",
         "",
         *comment(

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
+from autoshard.jobs.options import FIRST_PORT, NUM_PORTS
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_FIRST_SLURM_PORT, _NUM_SLURM_PORTS = 15_000, 15_000
-"""Range of ports for Slurm jobs, our own choice: above the well-known ports, below Linux's ephemeral ones, which start
-at 32768."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,8 @@ def _from_slurm(found: Mapping[str, str]) -> ClusterEnvironment:
     if found.get("MASTER_PORT"):
         port = _integer(found, "MASTER_PORT")
     else:
-        # Every rank computes the same port, and two jobs that share a node rarely do.
         job = _integer(found, "SLURM_JOB_ID") if "SLURM_JOB_ID" in found else 0
-        port = _FIRST_SLURM_PORT + job % _NUM_SLURM_PORTS
+        port = FIRST_PORT + job % NUM_PORTS  # the same on every rank
     return _checked(
         ClusterEnvironment(
             launcher="slurm",

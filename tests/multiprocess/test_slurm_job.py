@@ -22,7 +22,7 @@ SRUN = """\
 # One task for each of two nodes, as srun --ntasks-per-node=1 would.
 while [[ "$1" == --* ]]; do shift; done
 for node in 0 1; do SLURM_NODEID=$node SLURM_PROCID=$node "$@" & tasks[node]=$!; done
-wait "${tasks[0]}" && wait "${tasks[1]}"
+wait -n && wait -n || { kill "${tasks[@]}"; exit 1; }
 """
 SCONTROL = "#!/usr/bin/env bash\n[[ \"$*\" == 'show hostnames one,two' ]] && echo 127.0.0.1 && echo 127.0.0.2\n"
 TRAIN = """\
