@@ -79,6 +79,7 @@ def test_the_script_of_the_70b_plan() -> None:
     assert "    exec torchrun --nnodes 16 --nproc-per-node 32 \\" in lines
     assert lines[-1] == "' autoshard -m autoshard run /fsx/plan.json"
     assert 'export NEURON_COMPILE_CACHE_URL="$SLURM_SUBMIT_DIR/neuron_cache"' in lines
+    assert 'MASTER_PORT="$((15000 + SLURM_JOB_ID % 15000))"' in lines, "below 32768, which Linux gives to others"
     for number, line in enumerate(lines):
         if line.startswith("export ") and "=" in line:
             assert lines[number - 1].startswith("# "), f"{line} has no reason"
