@@ -74,7 +74,7 @@ def test_what_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as raised:
         read_json("/dev/zero", "plan", 1_000)
     assert str(raised.value) == "plan /dev/zero is not a regular file"
-    with pytest.raises(AutoshardError, match=r"^plan 'a.x00' cannot be read: embedded null"):
+    with pytest.raises(AutoshardError, match=r"^plan 'a.x00' cannot be read: .*embedded null"):
         read_json("a\0", "plan", 1_000)
     with pytest.raises(AutoshardError, match=r"cannot be read: File name too long$"):
         read_json(5_000 * "a", "plan", 1_000)
