@@ -19,6 +19,8 @@ from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.multiprocess.started import first_rank, start
 
 TENSOR, SHARDED = "recompute attention and MLP", "ring, ZeRO-3, recompute all"
+NO_GPU = "No CUDA runtime is found"
+"""What a torch with CUDA says on a machine with its compiler and without a GPU."""
 
 
 @cache
@@ -66,4 +68,5 @@ def test_a_run_with_inductor(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "compiling 2 segments between collectives, 2 of them distinct: the first step takes longer\n" in text
     assert "first step: " in text and ", of which compiling " in text
     (log,) = (file.parent / "logs").glob("*.log")
-    assert not log.read_text(), "warnings"
+    lines = [line for line in log.read_text().splitlines() if NO_GPU not in line]
+    assert not lines, "warnings"
