@@ -1,91 +1,211 @@
-"""Measures how fast the planner is: whole processes on named problems, layouts a second, and growth with the cluster.
+"""Measures how long answers take, as whole processes: plans, explanations, sweeps, audits, second questions.
 
-    python benchmarks/planner_speed.py            some minutes; the last line is JSON
-    python benchmarks/planner_speed.py --write    keeps it in benchmarks/results/planner_speed.json
+    python benchmarks/planner_speed.py                      half an hour; the last line is JSON
+    python benchmarks/planner_speed.py --before FOLDER      also another copy of the project, in the same run
+    python benchmarks/planner_speed.py --such explain       those with this text in their names
+    python benchmarks/planner_speed.py --write              keeps it in results/planner_speed.{json,md}, with --such
+                                                            beside what is kept of the others
 
-Wall time depends on what else the machine does; CPU time much less. A whole process is `autoshard plan` from start to
-the written plan, on as many cores as the machine has (the planner uses one).
+Copies take turns, and the table has medians. A question whose runs take long is asked less often, once at least. Times
+depend on the machine and on what else it does: only those of one run can be compared. benchmarks.planner_problems
+measures plans of a generated set, benchmarks.planner_growth how they grow.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from compileall import compile_dir
-from dataclasses import replace
+from math import inf
 from pathlib import Path
-from typing import Any
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
-import autoshard
-from autoshard.backends.rules import Problem, first_broken, mesh_rules
+from autoshard.backends.rules import Problem
 from autoshard.models.registry import load_model
-from autoshard.planner.candidates import meshes
 from autoshard.planner.collector import uncollected
 from autoshard.planner.grid.table import Table
 from autoshard.planner.layouts import legal_layouts
 from autoshard.planner.rejections import Tally
-from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 
-KEPT = Path(__file__).parent / "results" / "planner_speed.json"
-PROBLEMS = (
-    ("llama3-70b", "trn1.32xlarge", 16, 1024, 0.7),
-    ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, 3.0),
-    ("llama3.1-405b", "trn2u.48xlarge", 1024, 4096, 3.0),
-    ("mixtral-8x22b", "trn1.32xlarge", 64, 1024, 2.0),
-)
-"""(model, instance, nodes, sequences a step, seconds that a whole process may take)."""
-LAYOUTS = (
+PROJECT = Path(__file__).parent.parent
+KEPT = PROJECT / "benchmarks" / "results" / "planner_speed.json"
+REPEATS, ENOUGH_S, STOP_S = 7, 60.0, 300
+"""How often a question is asked; seconds after which it is not asked again; seconds after which it is stopped."""
+TIMED_OUT = 124
+"""Exit status of timeout(1)."""
+HEADER = ("question", "asked s", "before s", "now s", "CPU s", "MiB", "runs")
+LLAMA_70B = ("--model", "llama3-70b", "--nodes", "16", "--global-batch", "1024")
+MIXTRAL = ("--model", "mixtral-8x7b", "--nodes", "16", "--global-batch", "1024", "--backend", "torch")
+LONG_CONTEXT = ("--model", "llama3-70b", "--instance", "trn2.48xlarge", "--nodes", "4", "--cp", "4")
+MANY_CORES = ("--model", "llama3-70b", "--instance", "trn2.48xlarge", "--nodes", "65536")
+MILLION = ("--global-batch", "1048576", "--seq-len", "1048576")
+TORCH = ("--backend", "torch")
+SECOND_QUESTION = """
+import time, autoshard
+plan = autoshard.plan({model!r}, "trn1.32xlarge", nodes=16, global_batch=1024, backend={backend!r})
+begin = time.perf_counter()
+{question}
+print(time.perf_counter() - begin)
+"""
+"""A program, whose last line is the seconds that its second question took."""
+SWEEP = """
+model: llama3-70b
+instance: trn1.32xlarge
+backend: {backend}
+grid:
+  nodes: [8, 12, 16, 20, 24, 32, 40, 48, 56, 64]
+  seq_len: [1024, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768]
+  global_batch: [256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 4096]
+"""
+RATES = (
     ("llama3-70b", "trn1.32xlarge", 16, 1024, "nxd"),
     ("llama3-70b", "trn1.32xlarge", 16, 1024, "torch"),
     ("llama3.1-405b", "trn2.48xlarge", 1024, 4096, "torch"),
 )
 """(model, instance, nodes, sequences a step, backend) of problems for which every legal layout is priced."""
-TORCH = (
-    ("llama3-70b", "trn1.32xlarge", 16, 1024, ()),
-    ("mixtral-8x7b", "trn1.32xlarge", 16, 1024, ()),
-    ("llama3-70b", "h100-80gb", 16, 1024, ()),
-    ("llama3-8b", "trn1.32xlarge", 4, 1024, ("--operators", "solver", "--tp", "8")),
-    ("llama3-70b", "trn1.32xlarge", 16, 1024, ("--operators", "solver", "--tp", "8")),
-    ("llama3-8b", "trn1.32xlarge", 4, 1024, ("--operators", "solver")),
-    ("llama3-70b", "trn1.32xlarge", 16, 1024, ("--operators", "solver")),
-)
-"""(model, instance, nodes, sequences a step, options) for backend torch: no rules of NxD leave out layouts, and the
-solver shards operators."""
-MOST_MEMORY_MIB = 500
-WANTED_PER_CPU_S = 300_000
-REPEATS = 3
-GROWTH = range(5, 18)
-"""Numbers of logical cores, as powers of two."""
 
 
-def whole_process(model: str, instance: str, nodes: int, batch: int, options: Sequence[str] = ()) -> dict[str, float]:
-    """The fastest of a few runs: seconds of wall and CPU time, memory."""
-    runs = []
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "autoshard", "plan", "--model", model, "--instance", instance]
-        command += ["--nodes", str(nodes), "--global-batch", str(batch), "--out", str(Path(folder) / "plan.json")]
-        command += options
-        for _ in range(REPEATS):
+class Question(NamedTuple):
+    """One question. words: of `autoshard`; asked_s: wall seconds that the answer may take. plan: options of a plan that
+    is written to plan.json before. program: instead of words, Python whose last line is its seconds. sweep: the text of
+    sweep.yaml."""
+
+    name: str
+    asked_s: float
+    words: tuple[str, ...] = ()
+    plan: tuple[str, ...] = ()
+    program: str = ""
+    sweep: str = ""
+
+
+def questions() -> Iterator[Question]:
+    """All of them."""
+
+    def plan(name: str, asked_s: float, *options: str) -> Question:
+        return Question(f"plan, {name}", asked_s, ("plan", *options, "--out", "plan.json"))
+
+    yield plan("70B on 16 trn1 nodes, nxd", 1.0, *LLAMA_70B)
+    yield plan("70B on 16 trn1 nodes", 1.0, *LLAMA_70B, *TORCH)
+    yield plan("70B on 16 H100 nodes", 1.0, *LLAMA_70B, "--instance", "h100-80gb", *TORCH)
+    yield plan("Mixtral 8x7B on 16 trn1 nodes", 1.0, *MIXTRAL)
+    yield plan(
+        "Qwen3 30B-A3B on 32 B200 nodes",
+        1.0,
+        *("--model", "qwen3-30b-a3b", "--instance", "b200-180gb", "--nodes", "32", "--global-batch", "1024", *TORCH),
+    )
+    yield plan("70B on 65,536 trn2 nodes, a million sequences of a million tokens", 2.0, *MANY_CORES, *MILLION, *TORCH)
+    yield plan("70B on 16 trn1 nodes, operators by the solver", 4.0, *LLAMA_70B, *TORCH, "--operators", "solver")
+    for backend in ("nxd", "torch"):
+        yield Question(
+            f"explain in full, 70B on 16 trn1 nodes, {backend}",
+            2.0,
+            ("explain", "plan.json"),
+            (*LLAMA_70B, "--backend", backend),
+        )
+    for name, model in (("70B", "llama3-70b"), ("Mixtral 8x7B", "mixtral-8x7b")):
+        for what, question in (
+            ("why not tp=4", "autoshard.why_not(plan, 'tp=4')"),
+            (
+                "another tp",
+                f"autoshard.plan({model!r}, 'trn1.32xlarge', nodes=16, global_batch=1024, backend='torch', tp=8)",
+            ),
+        ):
+            program = SECOND_QUESTION.format(model=model, backend="torch", question=question)
+            yield Question(f"second question, {name}: {what}", 0.2, program=program)
+    for backend in ("nxd", "torch"):
+        yield Question(
+            f"sweep of 1,000 points, {backend}",
+            60.0,
+            ("sweep", "sweep.yaml", "--out", "sweep"),
+            sweep=SWEEP.format(backend=backend),
+        )
+    audit = ("audit", "plan.json")
+    yield Question("audit, 70B on 16 trn1 nodes", 15.0, audit, LLAMA_70B)
+    large = ("--model", "llama3.1-405b", "--instance", "trn2.48xlarge", "--nodes", "32")
+    yield Question("audit, 405B on 32 trn2 nodes", 40.0, audit, large)
+    yield Question("audit, 70B on 4 trn2 nodes, cp=4", 60.0, audit, LONG_CONTEXT)
+    yield Question("rehearsal, 70B on 16 trn1 nodes", 10.0, ("run", "plan.json", "--out", "run"), LLAMA_70B)
+
+
+class Answer(NamedTuple):
+    """What one run took; None: it failed, or was stopped."""
+
+    wall_s: float | None
+    cpu_s: float
+    memory_mib: float
+    words: str = ""
+
+
+def asked(question: Question, project: Path) -> Answer:
+    """A run of a copy of the project."""
+    autoshard = [sys.executable, "-m", "autoshard"]
+    with TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(project), "XDG_CACHE_HOME": folder}  # no audit is known
+        if question.plan:
+            first = [*autoshard, "plan", *question.plan, "--out", "plan.json"]
+            done = subprocess.run(first, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                return Answer(None, 0.0, 0.0, _last_line(done.stderr))
+        Path(folder, "sweep.yaml").write_text(question.sweep, encoding="utf-8")
+        command = [sys.executable, "-c", question.program] if question.program else [*autoshard, *question.words]
+        with Path(folder, "out").open("w+") as out, Path(folder, "errors").open("w+") as errors:
             begin = time.perf_counter()
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                ["timeout", str(STOP_S), *command], cwd=folder, env=environment, stdout=out, stderr=errors
+            )
             _, status, usage = os.wait4(process.pid, 0)
-            wall_s = time.perf_counter() - begin
+            wall_s: float | None = time.perf_counter() - begin
             process.returncode = os.waitstatus_to_exitcode(status)
-            assert process.returncode == 0, command
-            runs.append((wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024))
+            out.seek(0)
+            errors.seek(0)
+            if process.returncode:
+                wall_s = None
+            elif question.program:
+                wall_s = float(_last_line(out.read()))
+            words = f"stopped after {STOP_S} s" if process.returncode == TIMED_OUT else _last_line(errors.read())
+            return Answer(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, words)
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else ""
+
+
+def measured(question: Question, copies: dict[str, Path], repeats: int) -> dict[str, Any]:
+    """Medians of every copy, in turn."""
+    runs: dict[str, list[Answer]] = {name: [] for name in copies}
+    taken_s = dict.fromkeys(copies, 0.0)
+    for _ in range(repeats):
+        for name, project in copies.items():
+            if taken_s[name] < ENOUGH_S:
+                begin = time.perf_counter()
+                answer = asked(question, project)
+                runs[name].append(answer)
+                taken_s[name] += inf if answer.wall_s is None else time.perf_counter() - begin
+    return {"question": question.name, "asked_s": question.asked_s} | {
+        name: _summed_up(answers) for name, answers in runs.items()
+    }
+
+
+def _summed_up(answers: Sequence[Answer]) -> dict[str, Any]:
+    done = [one for one in answers if one.wall_s is not None]
+    if len(done) < len(answers):
+        return {"failed": answers[-1].words}
     return {
-        "wall_s": min(run[0] for run in runs),
-        "cpu_s": min(run[1] for run in runs),
-        "memory_mib": max(run[2] for run in runs),
+        "wall_s": median(one.wall_s for one in done if one.wall_s is not None),
+        "cpu_s": median(one.cpu_s for one in done),
+        "memory_mib": max(one.memory_mib for one in done),
+        "runs": len(done),
     }
 
 
@@ -120,55 +240,60 @@ def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend
     }
 
 
-def growth() -> list[dict[str, float]]:
-    """Times for llama3-70b on ever more trn1 cores, 8 sequences a core."""
-    rows = []
-    model = load_model("llama3-70b")
-    for power in GROWTH:
-        cores = 2**power
-        cluster = load_cluster("trn1.32xlarge", cores // 32)
-        device = replace(cluster.device, memory_bytes=4 * cluster.device.memory_bytes)  # so that one node fits too
-        training = TrainingSpec(8192, max(64, cores // 8), load_precision("mixed_precision"))
-        problem = Problem(model, training, replace(cluster, device=device), "nxd")
-        rules = mesh_rules(problem.backend)
-        legal = sum(first_broken(rules, problem, mesh) is None for mesh in meshes(problem, Pins()))
-        begin = time.process_time()
-        result = search(*problem[:3])
-        cpu_s = time.process_time() - begin
-        rows.append({"cores": cores, "legal_meshes": legal, "considered": result.considered, "cpu_s": cpu_s})
-    return rows
+def page(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    before = report["before"] or "none"
+    questions = [f"| {' | '.join(HEADER)} |", f"|---{'|---:' * (len(HEADER) - 1)}|", *map(_row, report["questions"])]
+    rates = ["| problem | layouts | a CPU second | with their parts |", "|---|---:|---:|---:|"]
+    for one in report["layouts"]:
+        numbers = [f"{one[name]:,.0f}" for name in ("layouts", "per_cpu_s", "with_parts_per_cpu_s")]
+        rates.append(f"| {' | '.join((one['problem'], *numbers))} |")
+    about = (
+        f"Wall seconds of whole processes on {report['cores']} cores, medians; CPU seconds and memory are of now.",
+        f"Before: {before}, in turn with now.",
+        f"A question is asked up to {REPEATS} times, less often where that takes over {ENOUGH_S:.0f} s, and is stopped",
+        f"after {STOP_S} s (-). A second question is in the process of the first, whose seconds only CPU time counts.",
+        "The backend is torch where none is said. `benchmarks/planner_speed.py` makes this page.",
+    )
+    blocks = ("# How long answers take", "\n".join(about), "\n".join(questions), "Every legal layout priced:")
+    return "\n\n".join((*blocks, "\n".join(rates))) + "\n"
+
+
+def _row(row: dict[str, Any]) -> str:
+    before, now = (row.get(name, {}) for name in ("before", "now"))
+    wall = [f"{one['wall_s']:.2f}" if "wall_s" in one else "-" for one in (before, now)]
+    rest = [f"{now['cpu_s']:.2f}", f"{now['memory_mib']:.0f}", f"{now['runs']}"] if "wall_s" in now else ["-"] * 3
+    return f"| {' | '.join((row['question'], format(row['asked_s'], 'g'), *wall, *rest))} |"
+
+
+def _commit_of(project: Path) -> str:
+    command = ["git", "-C", str(project), "log", "-1", "--format=%h, %cd", "--date=short"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:
-    compile_dir(Path(autoshard.__file__).parent, quiet=2)  # or every process does, where it may not keep bytecode
-    report: dict[str, Any] = {"problems": [], "cores_of_this_machine": os.cpu_count(), "load": os.getloadavg()[0]}
-    print(f"{'problem':<40} {'wall s':>7} {'CPU s':>7} {'may':>5} {'MiB':>5}")
-    for model, instance, nodes, batch, may_s in PROBLEMS:
-        found = whole_process(model, instance, nodes, batch)
-        name = f"{model}, {nodes} x {instance}"
-        print(f"{name:<40} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {may_s:5.1f} {found['memory_mib']:5.0f}")
-        report["problems"].append({"problem": name, "may_s": may_s, **found})
-    print(f"\n{'backend torch':<60} {'wall s':>7} {'CPU s':>7} {'MiB':>5}")
-    report["torch"] = []
-    for model, instance, nodes, batch, options in TORCH:
-        found = whole_process(model, instance, nodes, batch, ("--backend", "torch", *options))
-        name = " ".join((f"{model}, {nodes} x {instance}", *options))
-        print(f"{name:<60} {found['wall_s']:7.2f} {found['cpu_s']:7.2f} {found['memory_mib']:5.0f}")
-        report["torch"].append({"problem": name, **found})
-    print(
-        f"\n{'layouts a CPU second':<40} {'layouts':>9} {'priced':>9} {'with parts':>11}, wanted {WANTED_PER_CPU_S:,}"
-    )
-    report["layouts"] = [layouts_per_cpu_s(*problem) for problem in LAYOUTS]
-    for rates in report["layouts"]:
-        numbers = f"{rates['layouts']:9,} {rates['per_cpu_s']:9,.0f} {rates['with_parts_per_cpu_s']:11,.0f}"
-        print(f"{rates['problem']:<40} {numbers}")
-    print(f"\n{'cores':>8} {'legal meshes':>13} {'considered':>11} {'CPU s':>7} {'ms a mesh':>10}")
-    report["growth"] = growth()
-    for row in report["growth"]:
-        each = 1e3 * row["cpu_s"] / row["legal_meshes"]
-        print(f"{row['cores']:8,} {row['legal_meshes']:13,} {row['considered']:11,} {row['cpu_s']:7.2f} {each:10.1f}")
-    if "--write" in sys.argv[1:]:
-        KEPT.write_text(json.dumps(report, indent=1) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, metavar="FOLDER")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--such", default="")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    copies = {"now": PROJECT} if given.before is None else {"before": given.before.resolve(), "now": PROJECT}
+    for project in copies.values():  # or every process compiles, where it may not keep bytecode
+        compile_dir(project / "autoshard", quiet=2)
+    before = None if given.before is None else _commit_of(given.before)
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if given.such else {"questions": [], "layouts": []}
+    rows = {row["question"]: row for row in kept["questions"]}
+    for question in questions():
+        if given.such in question.name:
+            rows[question.name] = measured(question, copies, given.repeats)
+            print(json.dumps(rows[question.name]), flush=True)
+    several = [rows[question.name] for question in questions() if question.name in rows]
+    layouts = kept["layouts"] or [layouts_per_cpu_s(*problem) for problem in RATES]
+    report = {"cores": os.cpu_count(), "before": before or kept.get("before"), "questions": several, "layouts": layouts}
+    if given.write:
+        KEPT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        KEPT.with_suffix(".md").write_text(page(report), encoding="utf-8")
     print(json.dumps(report))
 
 
