@@ -18,10 +18,12 @@ TOO_FAST = (
     "half-precision peak"
 )
 BROKEN = (
-    ({"heads": "0"}, "cannot be priced: ZeroDivisionError: integer division or modulo by zero"),
-    ({"gpus_per_node": "0"}, "cannot be priced: ZeroDivisionError: integer modulo by zero"),
+    ({"heads": "0"}, "heads=0 must be a whole number from 1 to 1,000,000,000"),
+    ({"gpus_per_node": "0"}, "gpus_per_node=0 must be a whole number from 1 to 1,000,000,000"),
+    ({"layers": "1e9"}, "layers=1000000000 must be a whole number from 1 to 10,000"),
+    ({"pp": "40000", "layers": "32"}, "pp=40000 x vpp=1 is more stages than layers=32"),
     ({"iter_time_s": "1e-5"}, TOO_FAST),
-    ({"tp": "-3"}, "tp=-3 must be a whole number of at least 1"),
+    ({"tp": "-3"}, "tp=-3 must be a whole number from 1 to 1,000,000,000"),
     ({"layers": ""}, "layers='' is not a number"),
 )
 
@@ -62,5 +64,5 @@ def test_an_instance_s_row_in_milliseconds_is_listed(tmp_path: Path) -> None:
 
 def test_a_file_of_broken_rows_alone_is_an_error(tmp_path: Path) -> None:
     path = _written(tmp_path / "rows.csv", [{**ROW, "heads": "0"}])
-    with pytest.raises(AutoshardError, match="none of its 1 rows can be used; the first, line 2: cannot be priced"):
+    with pytest.raises(AutoshardError, match="none of its 1 rows can be used; the first, line 2: heads=0 must be"):
         read_results([path], None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.calibration.results.dispatch import USUAL, Dispatch, dispatch_of
 from autoshard.calibration.results.mixtures import Extras, Spread, extras, spread
-from autoshard.calibration.results.rows import Row, Unscored, integer, number
+from autoshard.calibration.results.rows import Row, Unscored, blocks, count, integer, number, pipeline
 from autoshard.cost.stage import DenseBlocks
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
@@ -137,7 +137,7 @@ def gpu_case(row: Row) -> Case:
             training, strategy = _without_context_parallel(training, strategy, experts)
     except AutoshardError as error:
         raise Unscored(str(error)) from error
-    world, per_node = integer(row, "n_gpus"), integer(row, "gpus_per_node", 8)
+    world, per_node = count(row, "n_gpus"), count(row, "gpus_per_node", 8)
     if world != strategy.world_size:
         raise Unscored(f"n_gpus={world} is not tp x pp x dp x cp = {strategy.world_size}")
     replicas = strategy.dp * strategy.microbatch_size
@@ -194,7 +194,7 @@ def _without_context_parallel(
 
 def gpu_model(row: Row) -> ModelSpec:
     """The model in the row. Norms, positions and biases follow from the activation's family."""
-    act, hidden, heads = row.get("act", "").lower(), integer(row, "hidden"), integer(row, "heads")
+    act, hidden, heads = row.get("act", "").lower(), count(row, "hidden"), count(row, "heads")
     experts = integer(row, "moe_experts", 0)
     gated = act in GATED
     more = extras(row) if experts > 1 else Extras()
@@ -210,7 +210,7 @@ def gpu_model(row: Row) -> ModelSpec:
         model_type=kind,
         hidden_size=hidden,
         intermediate_size=integer(row, "moe_ffn", 0) or integer(row, "ffn") if experts > 1 else integer(row, "ffn"),
-        num_hidden_layers=integer(row, "layers"),
+        num_hidden_layers=blocks(row),
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
@@ -260,9 +260,9 @@ def dense_blocks(row: Row) -> DenseBlocks | None:
 
 def gpu_strategy(row: Row) -> Strategy:
     """The layout in the row. Where the sequence divides, context parallelism is a ring, as in Megatron and torch."""
-    layers, pp, vpp = integer(row, "layers"), integer(row, "pp", 1), integer(row, "vpp", 1)
-    dp, cp = integer(row, "dp", 1), integer(row, "cp", 1)
-    experts = spread(row, integer(row, "tp", 1), dp, cp) if cp == 1 else Spread(1, None)
+    layers, (pp, vpp) = blocks(row), pipeline(row)
+    dp, cp = count(row, "dp", 1), count(row, "cp", 1)
+    experts = spread(row, count(row, "tp", 1), dp, cp) if cp == 1 else Spread(1, None)
     if pp == 1:
         vpp = 1
     stages = pp * vpp
@@ -272,16 +272,16 @@ def gpu_strategy(row: Row) -> Strategy:
         each = (layers + 2) // stages
         cut = (each - 1, *(each,) * (stages - 2), each - 1)
     return Strategy(
-        tp=integer(row, "tp", 1),
+        tp=count(row, "tp", 1),
         pp=pp,
         dp=dp,
         cp=cp,
         ep=experts.ep,
         num_virtual_stages=vpp,
-        microbatch_size=integer(row, "mbs", 1),
+        microbatch_size=count(row, "mbs", 1),
         schedule=named_schedule(row.get("framework", ""), vpp),
         recompute=(recompute(row),),
-        sequence_parallel=integer(row, "sp", 0) == 1 and integer(row, "tp", 1) > 1,
+        sequence_parallel=integer(row, "sp", 0) == 1 and count(row, "tp", 1) > 1,
         zero=int(integer(row, "zero", 0) > 0),
         attention_kernel="plain" if kernel(_kernel_text(row)) in PLAIN_KERNELS else "flash",
         stage_layers=cut,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoshard.calibration.results.rows import Row, Unscored, integer, number
+from autoshard.calibration.results.rows import Row, Unscored, blocks, count, integer, number, pipeline
 from autoshard.cost.stacks import COMPILED, EAGER, TRACED, TRACED_LORA, XLA_FSDP, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, canonical
@@ -152,13 +152,13 @@ def row_precision(row: Row) -> Precision:
 def row_model(row: Row) -> ModelSpec:
     """The model in the row. What it leaves open (norms, positions, biases) follows from the family."""
     gpt = row["model"].startswith("GPT")
-    heads, hidden = integer(row, "heads"), integer(row, "hidden")
+    heads, hidden = count(row, "heads"), count(row, "hidden")
     return ModelSpec(
         name=row["model"],
         model_type="gpt2" if gpt else "llama",
         hidden_size=hidden,
         intermediate_size=integer(row, "ffn"),
-        num_hidden_layers=integer(row, "layers"),
+        num_hidden_layers=blocks(row),
         num_attention_heads=heads,
         num_key_value_heads=integer(row, "kv_heads", heads),
         head_dim=hidden // heads,
@@ -177,21 +177,21 @@ def row_model(row: Row) -> ModelSpec:
 
 def row_strategy(row: Row) -> Strategy:
     """The layout in the row, with stages as even as can be."""
-    vpp, pp = integer(row, "vpp", 1), integer(row, "pp", 1)
+    pp, vpp = pipeline(row)
     return Strategy(
-        tp=integer(row, "tp", 1),
+        tp=count(row, "tp", 1),
         pp=pp,
-        dp=integer(row, "dp", 1),
-        cp=integer(row, "cp", 1),
-        ep=integer(row, "ep", 1),
+        dp=count(row, "dp", 1),
+        cp=count(row, "cp", 1),
+        ep=count(row, "ep", 1),
         num_virtual_stages=vpp,
-        microbatch_size=integer(row, "micro_batch", 1),
+        microbatch_size=count(row, "micro_batch", 1),
         schedule=usual_schedule(vpp),
         recompute=(_recompute(row.get("recompute", "")),),
         sequence_parallel=_yes(row, "sp"),
         zero=_zero(row.get("zero1", "")),
         attention_kernel="flash" if _yes(row, "flash_attn") else "plain",
-        stage_layers=even_stage_layers(integer(row, "layers"), pp * vpp),
+        stage_layers=even_stage_layers(blocks(row), pp * vpp),
     )
 
 

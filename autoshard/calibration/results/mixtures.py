@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from autoshard.calibration.results.rows import Row, Unscored, integer
+from autoshard.calibration.results.rows import Row, Unscored, blocks, count, integer
 
 
 class Extras(NamedTuple):
@@ -52,7 +52,7 @@ def extras(row: Row) -> Extras:
         shared = 0
     elif found:
         shared = int(found[1]) * int(found[2] or width)
-    return Extras(shared, _dense_share(notes, max(1, integer(row, "layers"))), _latent(notes))
+    return Extras(shared, _dense_share(notes, blocks(row)), _latent(notes))
 
 
 def _dense_share(notes: str, layers: int) -> float:
@@ -84,7 +84,7 @@ def spread(row: Row, tp: int, dp: int, cp: int) -> Spread:
 
     Raises Unscored where no part of these ranks is meant.
     """
-    ep, etp = integer(row, "ep", 1), integer(row, "etp", 0)
+    ep, etp = count(row, "ep", 1), integer(row, "etp", 0)
     if not etp:  # stated nowhere: tp, unless only the ranks of tp are left for the experts
         etp = 1 if (dp * cp) % ep and ep % tp == 0 else tp
     if etp == tp or ep == 1:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from autoshard.errors import AutoshardError
 from autoshard.files.text_file import printable, read_text
+from autoshard.spec.model_types import MOST_REPEATED
 
 Row = Mapping[str, str]
 MAX_FILE_BYTES = 50_000_000
+MOST = 1_000_000_000
+"""Of anything that a row counts."""
 
 
 class Unscored(Exception):
@@ -62,3 +65,24 @@ def integer(row: Row, name: str, default: int | None = None) -> int:
     if not isfinite(value) or value != int(value):
         raise Unscored(f"{name}={text!r} is not a whole number")
     return int(value)
+
+
+def count(row: Row, name: str, default: int | None = None, most: int = MOST) -> int:
+    """The whole number in a cell, from 1 to `most`."""
+    value = integer(row, name, default)
+    if not 1 <= value <= most:
+        raise Unscored(f"{name}={value} must be a whole number from 1 to {most:,}")
+    return value
+
+
+def blocks(row: Row) -> int:
+    """The blocks of the row's model."""
+    return count(row, "layers", most=MOST_REPEATED)
+
+
+def pipeline(row: Row) -> tuple[int, int]:
+    """(pipeline ranks, chunks of each) of a row: at most a stage for each block, and for each end."""
+    pp, vpp = count(row, "pp", 1), count(row, "vpp", 1)
+    if pp * vpp > blocks(row) + 2:  # some runs cut the embedding and the head as blocks
+        raise Unscored(f"pp={pp} x vpp={vpp} is more stages than layers={blocks(row)}")
+    return pp, vpp
