@@ -117,6 +117,12 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             f"entries: {name} needs its package, which is not installed; a checkout on PYTHONPATH does too"
         )
     names = [name for name in entries or every if name not in missing]
+    for peer in PEERS:
+        if peer.name in names and (why := peer.broken) is not None:
+            raise AutoshardError(
+                f"entries: {peer.name} is installed and cannot be imported, {why}; install what it needs, or name the "
+                "other entries with --entries"
+            )
     rows, results, timings, by_source = read_measured(data), Json(), Json(), Json()
     for split in SPLITS:
         parts = folds(rows, split, data)

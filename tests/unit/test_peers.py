@@ -172,3 +172,18 @@ def test_an_entry_without_its_package_is_refused(
     assert main(["bench", "predictors", "--data", str(DATA), "--entries", peer.name, "-o", str(tmp_path / "o")]) == 2
     said = f"entries: {peer.name} needs its package, which is not installed; a checkout on PYTHONPATH does too"
     assert said in capsys.readouterr().err and not (tmp_path / "o").exists()
+
+
+def test_a_peer_that_lacks_what_it_needs_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout(tmp_path, "calculon", {})
+    (tmp_path / "calculon" / "llm.py").write_text("import a_package_that_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["bench", "predictors", "--data", str(DATA), "--entries", "calculon", "-o", str(tmp_path / "o")]) == 2
+    assert not (tmp_path / "o").exists()
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "autoshard: error: entries: calculon is installed and cannot be imported, "
+        "ModuleNotFoundError: No module named 'a_package_that_nobody_has'; "
+        "install what it needs, or name the other entries with --entries"
+    )

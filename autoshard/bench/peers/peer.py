@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -16,16 +16,27 @@ Answer = tuple[float, float]
 
 
 class Peer(NamedTuple):
-    """A peer. name: of its entry. module: what it is imported as. distribution: its name in the package index."""
+    """A peer. name: of its entry. module: what it is imported as. distribution: its name in the package index. entered:
+    the module of it that its adapter imports, which may need packages that are not there; None: `module`."""
 
     label: str
     name: str
     module: str
     distribution: str
+    entered: str | None = None
 
     @property
     def is_installed(self) -> bool:
         return find_spec(self.module) is not None
+
+    @property
+    def broken(self) -> str | None:
+        """Why it cannot be imported though it is installed; None where it can."""
+        try:
+            import_module(self.entered or self.module)
+        except Exception as error:  # other people's code, which may raise anything
+            return f"{type(error).__name__}: {error}"
+        return None
 
     @property
     def version(self) -> str | None:
@@ -53,9 +64,9 @@ class Peer(NamedTuple):
 
 
 PEERS = (
-    Peer("llm-analysis", "llm_analysis", "llm_analysis", "llm-analysis"),
-    Peer("Calculon", "calculon", "calculon", "calculon"),
-    Peer("SimuMax", "simumax", "simumax", "simumax"),
+    Peer("llm-analysis", "llm_analysis", "llm_analysis", "llm-analysis", "llm_analysis.analysis"),
+    Peer("Calculon", "calculon", "calculon", "calculon", "calculon.llm"),
+    Peer("SimuMax", "simumax", "simumax", "simumax", "simumax.core.perf_llm"),
     Peer("Galvatron", "galvatron", "galvatron", "hetu-galvatron"),
 )
 ROOMY_BYTES = 1e15
