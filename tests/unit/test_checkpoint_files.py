@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from autoshard.models.registry import load_model
 from autoshard.spec.dropout import Dropout
 
 LLAMA = load_model("llama3-8b")
+PATHS = getattr(pathlib, "_normal_accessor", None)
+"""What Python 3.10's paths have of os, bound when pathlib is imported; later ones ask os."""
 
 
 def bytes_of(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -340,6 +343,8 @@ def test_a_save_that_ends_at_any_moment_leaves_whole_checkpoints_and_latest_name
         with monkeypatch.context() as patch:
             for name in ("mkdir", "fsync", "rename", "replace"):
                 patch.setattr(os, name, ending(name, moment))
+                if hasattr(PATHS, name):
+                    patch.setattr(PATHS, name, getattr(os, name))
             with contextlib.suppress(Ended):
                 complete(store, 2)
         steps = [folder.name for folder in store.folders()]
