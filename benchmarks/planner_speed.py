@@ -252,8 +252,8 @@ def page(report: dict[str, Any]) -> str:
         f"Wall seconds of whole processes on {report['cores']} cores, medians; CPU seconds and memory are of now.",
         f"Before: {before}, in turn with now.",
         f"A question is asked up to {REPEATS} times, less often where that takes over {ENOUGH_S:.0f} s, and is stopped",
-        f"after {STOP_S} s; - is no answer by then, none at all, or not asked. A second question is in the process of the",
-        "first, whose seconds only CPU time counts.",
+        f"after {STOP_S} s; - is no answer by then, none at all, or not asked. A second question is in the process of",
+        "the first, whose seconds only CPU time counts.",
         "The backend is torch where none is said. `benchmarks/planner_speed.py` makes this page.",
     )
     blocks = ("# How long answers take", "\n".join(about), "\n".join(questions), "Every legal layout priced:")
