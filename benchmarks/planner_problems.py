@@ -1,12 +1,12 @@
 """Measures plans of a generated set of problems: any built-in model, any packaged instance, 1 to 1,024 nodes, backend
 torch, nothing pinned. Each is a whole process of `autoshard plan`.
 
-    python benchmarks/planner_problems.py                          all 200, once each
-    python benchmarks/planner_problems.py --problems 40            the first 40, a sample of the same set
-    python benchmarks/planner_problems.py --such granite           those with this text in their names
-    python benchmarks/planner_problems.py --exhaustive             also whether the answer is the exhaustive one
-    python benchmarks/planner_problems.py --before FOLDER          also another copy of the project, in the same run
-    python benchmarks/planner_problems.py --write                  keeps them in results/planner_problems.json
+    python -m benchmarks.planner_problems                          all 200, once each
+    python -m benchmarks.planner_problems --problems 40            the first 40, a sample of the same set
+    python -m benchmarks.planner_problems --such granite           those with this text in their names
+    python -m benchmarks.planner_problems --exhaustive             also whether the answer is the exhaustive one
+    python -m benchmarks.planner_problems --before FOLDER          also another copy of the project, in the same run
+    python -m benchmarks.planner_problems --write                  keeps them in results/planner_problems.json
 
 The last line is JSON. Problems of which no layout fits count too: they need an answer as soon as others.
 """
@@ -17,10 +17,8 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from compileall import compile_dir
 from pathlib import Path
@@ -29,6 +27,7 @@ from typing import Any, NamedTuple
 import autoshard
 from autoshard.models.registry import builtin_models
 from autoshard.spec.cluster import instances
+from benchmarks.whole_process import finished
 
 KEPT = Path(__file__).parent / "results" / "planner_problems.json"
 PROBLEMS = 200
@@ -40,10 +39,6 @@ MAY_CPU_S, MOST_CPU_S, MOST_MEMORY_MIB = 1.5, 2.0, 300
 """CPU seconds that 95 % of the problems and all of them may take; memory of any."""
 STOP_S, EXHAUSTIVE_STOP_S = 120, 900
 """Wall seconds that a search may take, and an exhaustive one."""
-
-
-TIMED_OUT = 124
-"""Exit status of timeout(1)."""
 
 
 class Question(NamedTuple):
@@ -85,29 +80,17 @@ def whole_process(
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         command = [sys.executable, "-m", "autoshard", "plan", *question.options, *options, "--out", str(out)]
-        begin = time.perf_counter()
-        process = subprocess.Popen(
-            ["timeout", str(stop_s), *command],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=copy,
-        )
-        assert process.stderr is not None
-        errors = process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        done = finished(command, stop_s, copy, environment)
         plan = json.loads(out.read_text()) if out.exists() else None
     return {
-        "wall_s": time.perf_counter() - begin,
-        "cpu_s": usage.ru_utime + usage.ru_stime,
-        "memory_mib": usage.ru_maxrss / 1024,
+        "wall_s": done.wall_s,
+        "cpu_s": done.cpu_s,
+        "memory_mib": done.memory_mib,
         "step_time_s": None if plan is None else plan["estimate"]["step_time_s"],
         "optimality": None if plan is None else plan["search"]["optimality"],
         "load": os.getloadavg()[0],
-        "in_time": process.returncode != TIMED_OUT,
-        "refused": errors.strip().splitlines()[-1] if errors.strip() else None,
+        "in_time": done.in_time,
+        "refused": done.errors or None,
     }
 
 

@@ -1,9 +1,9 @@
 """Where the CPU seconds of `autoshard plan` go, by file: the first problems of the generated set of
 `benchmarks.planner_problems`, each a whole process.
 
-    python benchmarks/planner_profile.py                 60 problems, two minutes; the last line is JSON
-    python benchmarks/planner_profile.py --problems 200
-    python benchmarks/planner_profile.py --write         keeps the table in results/planner_profile.md
+    python -m benchmarks.planner_profile                 60 problems, two minutes; the last line is JSON
+    python -m benchmarks.planner_profile --problems 200
+    python -m benchmarks.planner_profile --write         keeps the table in results/planner_profile.md
 
 Every two milliseconds of CPU time it is asked which line runs. A sample belongs to the innermost file of autoshard on
 the stack, with what that calls of numpy and the standard library; importing is apart, whatever is imported.

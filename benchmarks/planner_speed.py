@@ -1,9 +1,9 @@
 """Measures how long answers take, as whole processes: plans, explanations, sweeps, audits, second questions.
 
-    python benchmarks/planner_speed.py                      half an hour; the last line is JSON
-    python benchmarks/planner_speed.py --before FOLDER      also another copy of the project, in the same run
-    python benchmarks/planner_speed.py --such explain       those with this text in their names
-    python benchmarks/planner_speed.py --write              keeps it in results/planner_speed.{json,md}, with --such
+    python -m benchmarks.planner_speed                      half an hour; the last line is JSON
+    python -m benchmarks.planner_speed --before FOLDER      also another copy of the project, in the same run
+    python -m benchmarks.planner_speed --such explain       those with this text in their names
+    python -m benchmarks.planner_speed --write              keeps it in results/planner_speed.{json,md}, with --such
                                                             beside what is kept of the others
 
 Copies take turns, and the table has medians. A question whose runs take long is asked less often, once at least. Times
@@ -37,13 +37,12 @@ from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from benchmarks.whole_process import finished
 
 PROJECT = Path(__file__).parent.parent
 KEPT = PROJECT / "benchmarks" / "results" / "planner_speed.json"
 REPEATS, ENOUGH_S, STOP_S = 7, 60.0, 300
 """How often a question is asked; seconds after which it is not asked again; seconds after which it is stopped."""
-TIMED_OUT = 124
-"""Exit status of timeout(1)."""
 HEADER = ("question", "asked s", "before s", "now s", "CPU s", "MiB", "runs")
 LLAMA_70B = ("--model", "llama3-70b", "--nodes", "16", "--global-batch", "1024")
 MIXTRAL = ("--model", "mixtral-8x7b", "--nodes", "16", "--global-batch", "1024", "--backend", "torch")
@@ -139,7 +138,7 @@ def questions() -> Iterator[Question]:
 
 
 class Answer(NamedTuple):
-    """What one run took; None: it failed, or was stopped."""
+    """What one run took. wall_s: None where it failed or was stopped, as words says."""
 
     wall_s: float | None
     cpu_s: float
@@ -154,31 +153,15 @@ def asked(question: Question, project: Path) -> Answer:
         environment = {**os.environ, "PYTHONPATH": str(project), "XDG_CACHE_HOME": folder}  # no audit is known
         if question.plan:
             first = [*autoshard, "plan", *question.plan, "--out", "plan.json"]
-            done = subprocess.run(first, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                return Answer(None, 0.0, 0.0, _last_line(done.stderr))
+            planned = finished(first, STOP_S, Path(folder), environment)
+            if planned.status:
+                return Answer(None, 0.0, 0.0, planned.errors)
         Path(folder, "sweep.yaml").write_text(question.sweep, encoding="utf-8")
         command = [sys.executable, "-c", question.program] if question.program else [*autoshard, *question.words]
-        with Path(folder, "out").open("w+") as out, Path(folder, "errors").open("w+") as errors:
-            begin = time.perf_counter()
-            process = subprocess.Popen(
-                ["timeout", str(STOP_S), *command], cwd=folder, env=environment, stdout=out, stderr=errors
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-            wall_s: float | None = time.perf_counter() - begin
-            process.returncode = os.waitstatus_to_exitcode(status)
-            out.seek(0)
-            errors.seek(0)
-            if process.returncode:
-                wall_s = None
-            elif question.program:
-                wall_s = float(_last_line(out.read()))
-            words = f"stopped after {STOP_S} s" if process.returncode == TIMED_OUT else _last_line(errors.read())
-            return Answer(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, words)
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1] if text.strip() else ""
+        done = finished(command, STOP_S, Path(folder), environment)
+    wall_s = (float(done.output) if question.program else done.wall_s) if done.status == 0 else None
+    words = done.errors if done.in_time else f"stopped after {STOP_S} s"
+    return Answer(wall_s, done.cpu_s, done.memory_mib, words)
 
 
 def measured(question: Question, copies: dict[str, Path], repeats: int) -> dict[str, Any]:
