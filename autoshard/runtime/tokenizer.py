@@ -157,7 +157,7 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
 @contextmanager
 def _errors_of_the_library(what: str) -> Iterator[None]:
     """Raise AutoshardError, with the library's words, for what it raises: plain Exception, or where its own code fails
-    a BaseException of a module that cannot be imported. what: went wrong."""
+    a BaseException of a module that cannot be imported. what: the begin of the error."""
     try:
         yield
     except BaseException as error:

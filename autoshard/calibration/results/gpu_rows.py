@@ -261,8 +261,8 @@ def dense_blocks(row: Row) -> DenseBlocks | None:
 def gpu_strategy(row: Row) -> Strategy:
     """The layout in the row. Where the sequence divides, context parallelism is a ring, as in Megatron and torch."""
     layers, (pp, vpp) = blocks(row), pipeline(row)
-    dp, cp = count(row, "dp", 1), count(row, "cp", 1)
-    experts = spread(row, count(row, "tp", 1), dp, cp) if cp == 1 else Spread(1, None)
+    tp, dp, cp = (count(row, name, 1) for name in ("tp", "dp", "cp"))
+    experts = spread(row, tp, dp, cp) if cp == 1 else Spread(1, None)
     if pp == 1:
         vpp = 1
     stages = pp * vpp
@@ -272,7 +272,7 @@ def gpu_strategy(row: Row) -> Strategy:
         each = (layers + 2) // stages
         cut = (each - 1, *(each,) * (stages - 2), each - 1)
     return Strategy(
-        tp=count(row, "tp", 1),
+        tp=tp,
         pp=pp,
         dp=dp,
         cp=cp,
@@ -281,7 +281,7 @@ def gpu_strategy(row: Row) -> Strategy:
         microbatch_size=count(row, "mbs", 1),
         schedule=named_schedule(row.get("framework", ""), vpp),
         recompute=(recompute(row),),
-        sequence_parallel=integer(row, "sp", 0) == 1 and count(row, "tp", 1) > 1,
+        sequence_parallel=integer(row, "sp", 0) == 1 and tp > 1,
         zero=int(integer(row, "zero", 0) > 0),
         attention_kernel="plain" if kernel(_kernel_text(row)) in PLAIN_KERNELS else "flash",
         stage_layers=cut,
