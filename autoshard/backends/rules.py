@@ -172,10 +172,16 @@ def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
     model, stages = problem.model, draft.stage_layers
     if sum(stages) != model.num_hidden_layers:
         return f"stage_layers={list(stages)} is {sum(stages)} blocks; {model.name} has {model.num_hidden_layers}"
-    if 0 in (stages[1:-1] if len(stages) > 1 and BACKENDS[problem.backend].unlike_stages else stages):
-        return f"stage_layers={list(stages)} leaves a stage without blocks"
     if draft.num_virtual_stages > 1 and len(set(stages)) > 1 and chunks_are_alike(problem):
         return f"stage_layers={list(stages)} must be alike with vpp={draft.num_virtual_stages}"
+    return None
+
+
+def no_stage_is_empty(problem: Problem, draft: Draft) -> str | None:
+    """The first and the last of several stages may hold the embedding and the head alone."""
+    stages = draft.stage_layers
+    if 0 in (stages[1:-1] if len(stages) > 1 and BACKENDS[problem.backend].unlike_stages else stages):
+        return f"stage_layers={list(stages)} leaves a stage without blocks"
     return None
 
 
@@ -193,6 +199,7 @@ SENDING_RULES = (Rule("ZeRO-2 and -3 with gradients that are put off", gradients
 SENDING_FIELDS = ("schedule", "zero")
 WRITTEN_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
+    Rule("a stage has no blocks", no_stage_is_empty),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),
 )
 """Rules that search keeps by construction; a layout that a person wrote may break them."""
@@ -234,6 +241,13 @@ def first_broken(rules: Iterable[Rule], problem: Problem, draft: Draft) -> tuple
         if wrong is not None:
             return rule.reason, wrong
     return None
+
+
+def all_broken(problem: Problem, strategy: Strategy) -> list[tuple[str, str]]:
+    """(reason, what is wrong) of every rule that a whole layout breaks."""
+    draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
+    checked = ((rule.reason, rule.check(problem, draft)) for rule in all_rules(problem.backend))
+    return [(reason, wrong) for reason, wrong in checked if wrong is not None]
 
 
 class FirstBroken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.backends.nxd import NXD
-from autoshard.backends.rules import check_strategy
+from autoshard.backends.rules import Problem, all_broken
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.export import Exported, common_left_out, title
@@ -142,10 +142,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     left_out.append(
         f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
     )
-    try:
-        check_strategy(plan.model, plan.training, plan.cluster, NXD.name, strategy)
-    except AutoshardError as error:
-        left_out.append(f"the layout breaks a rule of NxD: {error}")
+    broken = all_broken(Problem(plan.model, plan.training, plan.cluster, NXD.name), strategy)
+    left_out += [f"the layout breaks a rule of NxD: {wrong}" for wrong in dict.fromkeys(wrong for _, wrong in broken)]
     if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
     if strategy.uniform_recompute == "none" and strategy.attention_kernel == "plain" and not plan.model.is_moe:
@@ -153,8 +151,6 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     if strategy.schedule not in ("1f1b", "interleaved"):
         left_out.append(f"schedule={strategy.schedule}: NxD runs 1f1b instead")
     if strategy.cp > 1:
-        if strategy.context_parallel != "ring":
-            left_out.append(f"context_parallel={strategy.context_parallel}: NxD Training has ring attention alone")
         left_out.append(
             f"cp={strategy.cp}: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly"
         )

@@ -6,15 +6,15 @@ import json
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.interop import torchtitan
 from autoshard.interop.export import Exported, common_left_out, title
-from autoshard.interop.torchtitan import MODELS
 from autoshard.layout.mesh import AXIS_ORDER, tensor_ranks_apart
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan
 
-FLAVORS = {**{name: flavor for flavor, name in MODELS.items()}, "llama3.1-8b": ("llama3", "8B")}
+FLAVORS = {**{name: flavor for flavor, name in torchtitan.MODELS.items()}, "llama3.1-8b": ("llama3", "8B")}
 FLAVORS["llama3.1-70b"] = ("llama3", "70B")
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+SCHEDULES = {schedule: name for name, schedule in torchtitan.SCHEDULES.items()}
 RECOMPUTE = {"none": "none", "full": "full", "core_attention": "selective", "core_attention+mlp": "selective"}
 ROTATE = {"all_gather": "allgather", "zigzag_ring": "alltoall"}
 
@@ -139,10 +139,10 @@ def _training(plan: Plan) -> dict[str, Any]:
 def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
     """Fields of ParallelismConfig. head: the name of the output projection."""
     strategy = plan.strategy
-    shard = strategy.dp_shard
+    shards = _shards(strategy)
     values: dict[str, Any] = {
-        "data_parallel_replicate_degree": strategy.dp_replicate if strategy.zero else strategy.dp,
-        "data_parallel_shard_degree": shard if strategy.zero and strategy.dp > 1 else (-1, 1)[not strategy.zero],
+        "data_parallel_replicate_degree": strategy.dp_replicate if shards else strategy.dp,
+        "data_parallel_shard_degree": strategy.dp_shard if shards and strategy.dp > 1 else (1, -1)[shards],
         "fsdp_reshard_after_forward": "always" if strategy.zero == 3 else "never",
         "tensor_parallel_degree": strategy.tp,
         "enable_sequence_parallel": strategy.sequence_parallel,
@@ -164,6 +164,11 @@ def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
             for stage in plan.stages
         ]
     return values
+
+
+def _shards(strategy: Strategy) -> bool:
+    """Whether the file shards over data-parallel ranks: torchtitan spreads experts over ranks that shard, no others."""
+    return strategy.zero > 0 or strategy.ep > 1
 
 
 def _experts(strategy: Strategy) -> dict[str, int]:
@@ -192,6 +197,10 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     if strategy.zero in (1, 2) and strategy.dp > 1:
         more = "gradients and parameters" if strategy.zero == 1 else "parameters"
         left_out.append(f"zero={strategy.zero}: FSDP without resharding shards {more} too, between steps")
+    if strategy.zero == 0 and strategy.ep > 1:
+        left_out.append(f"zero=0: written as FSDP, since torchtitan spreads ep={strategy.ep} over ranks that shard")
+    elif strategy.zero == 0 and strategy.cp > 1:
+        left_out.append(f"zero=0: torchtitan shards over the ranks of cp={strategy.cp} all the same")
     if RECOMPUTE.get(strategy.uniform_recompute or "") == "selective":
         left_out.append(f"recompute={strategy.recompute_name}: torchtitan's selective mode chooses other operators")
     elif strategy.uniform_recompute not in RECOMPUTE:

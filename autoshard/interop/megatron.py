@@ -6,9 +6,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from itertools import takewhile
+from math import ceil
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
@@ -74,14 +76,24 @@ GPT: dict[str, Any] = {
     "normalizes_heads": False,
 }
 """Values that Megatron takes if its arguments do not give them."""
+EXPERTS = frozenset({"num-experts", "expert-model-parallel-size"})
+"""Flags of which a model with experts has one."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
 OTHER_GRAPHS = (
-    *("multi-latent-attention", "moe-layer-freq", "mtp-num-layers", "hybrid-attention-ratio"),
+    *("multi-latent-attention", "moe-layer-freq", "hybrid-attention-ratio"),
     *("hybrid-override-pattern", "is-hybrid-model", "window-size", "apply-layernorm-1p"),
     "apply-residual-connection-post-layernorm",
 )
 """Flags of models that no family here has."""
-RECOMPUTE = {"full": "full", "selective": "core_attention"}
+MODULES = {
+    "core_attn": SELECTED,
+    "layernorm": "attention_norm+mlp_norm",
+    "mlp": "mlp",
+    "moe": "mlp",
+    "mla_up_proj": f"{SELECTED}+{ATTENTION_UP}",
+}
+"""--recompute-modules and what a block here calls them. Core attention would keep what latent attention is brought up
+to, so it runs again with it."""
 CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
 SEVERAL = ("recompute-modules",)
 """Flags that take more than one word."""
@@ -105,12 +117,10 @@ def megatron_layout(text: str) -> WrittenLayout:
     layers = model.wanted.get("num_hidden_layers")
     options["vpp"] = _virtual_stages(flags, layers, options["pp"])
     options["schedule"] = usual_schedule(options["vpp"])
-    granularity = "selective" if "recompute-activations" in flags else flags.get("recompute-granularity")
-    if granularity is not None and granularity not in RECOMPUTE:
-        raise AutoshardError(f"--recompute-granularity is {granularity[:40]!r}; it must be full or selective")
-    options["recompute"] = "none" if granularity is None else RECOMPUTE[granularity]
-    if granularity == "selective" and set(flags.get("recompute-modules", "").split()) & {"mlp", "moe"}:
-        options["recompute"] = "core_attention+mlp"
+    if flags.get("mtp-num-layers", "0") != "0":
+        options["mtp_num_layers"] = whole_number("--mtp-num-layers", flags["mtp-num-layers"])
+        if (weight := number("--mtp-loss-scaling-factor", flags.get("mtp-loss-scaling-factor"))) is not None:
+            options["mtp_loss_scaling_factor"] = weight
     if flags.get("attention-backend") in KERNELS:
         options["attention_kernel"] = KERNELS[flags["attention-backend"]]
     if options["cp"] > 1 and flags.get("cp-comm-type", "p2p") in CONTEXT_PARALLEL:
@@ -134,6 +144,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
         options["schedule"] = usual_schedule(options["vpp"])
+    options["recompute"], approximations = _recompute(flags, _most_blocks(fields, layers, options))
     capacity = number("--moe-expert-capacity-factor", flags.get("moe-expert-capacity-factor") or None)
     left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
     return WrittenLayout(
@@ -143,11 +154,59 @@ def megatron_layout(text: str) -> WrittenLayout:
         model=model,
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=notes,
-        warnings=tuple(_warnings(flags, options)),
+        warnings=(*approximations, *_warnings(flags, options)),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
+
+
+def _most_blocks(fields: dict[str, Any], layers: int | None, options: dict[str, Any]) -> int | None:
+    """Blocks of the stage that has most; None where the flags do not say how many the model has."""
+    if "stage_layers" in fields:
+        return max(map(int, fields["stage_layers"]))
+    return None if layers is None else ceil(layers / (int(options["pp"]) * int(options["vpp"])))
+
+
+def _recompute(flags: dict[str, str], most_blocks: int | None) -> tuple[str, list[str]]:
+    """(the recompute set, sentences on what it stands in for). most_blocks: of a stage, as far as it is known."""
+    granularity = SELECTIVE if "recompute-activations" in flags else flags.get("recompute-granularity")
+    if granularity is None:
+        return NO_RECOMPUTE, []
+    if granularity not in (FULL_RECOMPUTE, SELECTIVE):
+        raise AutoshardError(f"--recompute-granularity is {granularity[:40]!r}; it must be full or selective")
+    return _whole_blocks(flags, most_blocks) if granularity == FULL_RECOMPUTE else _modules(flags)
+
+
+def _whole_blocks(flags: dict[str, str], most_blocks: int | None) -> tuple[str, list[str]]:
+    method, count = flags.get("recompute-method", "uniform"), flags.get("recompute-num-layers", "1")
+    if method not in ("uniform", "block"):
+        raise AutoshardError(f"--recompute-method is {method[:40]!r}; it must be uniform or block")
+    if method == "block" and count == "0":
+        return NO_RECOMPUTE, []
+    blocks = whole_number("--recompute-num-layers", count)
+    if method == "uniform" and blocks > 1:
+        told = f"priced with the input of each block kept, not of every {blocks}, which takes more"
+        return FULL_RECOMPUTE, [f"--recompute-num-layers {blocks}: {told}"]
+    if method == "block" and (most_blocks is None or blocks < most_blocks):
+        told = "priced as if all did, which takes longer and less memory"
+        return FULL_RECOMPUTE, [f"--recompute-method block: {blocks} of a stage's blocks run again; {told}"]
+    return FULL_RECOMPUTE, []
+
+
+def _modules(flags: dict[str, str]) -> tuple[str, list[str]]:
+    named = flags.get("recompute-modules", "").replace(",", " ").split() or ["core_attn"]
+    warnings, sets = [], []
+    for name in named:
+        if name == "mlp" and EXPERTS & flags.keys():
+            warnings.append("--recompute-modules mlp: blocks without experts alone run theirs again; not in the price")
+        elif name not in MODULES:
+            warnings.append(f"--recompute-modules {name[:40]}: no recompute set here names it; not in the price")
+        else:
+            sets.append(MODULES[name])
+            if name == "mla_up_proj" and "core_attn" not in named:
+                warnings.append("--recompute-modules mla_up_proj: priced as if core attention ran again with it")
+    return canonical("+".join(sets)) if sets else NO_RECOMPUTE, warnings
 
 
 def _model(flags: dict[str, str]) -> WrittenModel:
@@ -259,6 +318,7 @@ READ = (
         "num-virtual-stages-per-pipeline-rank",
     ),
     *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
+    *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
 
@@ -293,7 +353,7 @@ def _flags(text: str) -> dict[str, str]:
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:
     """How many ranks cut an expert; None for a model without experts, and where it is as many as cut the rest."""
-    if EXPERT_RANKS not in flags or not flags.keys() & {"num-experts", "expert-model-parallel-size"}:
+    if EXPERT_RANKS not in flags or not flags.keys() & EXPERTS:
         return None
     etp = whole_number(f"--{EXPERT_RANKS}", flags[EXPERT_RANKS])
     return None if etp == tp else etp
@@ -322,6 +382,9 @@ def _virtual_stages(flags: dict[str, str], layers: int | None, pp: int) -> int:
     if name not in flags:
         return 1
     each = whole_number(f"--{name}", flags[name])
-    if layers is None or layers % (pp * each):
+    if layers is None:
+        instead = "--num-virtual-stages-per-pipeline-rank says as much without it"
+        raise AutoshardError(f"--{name}={each} needs --num-layers, which is not there; {instead}")
+    if layers % (pp * each):
         raise AutoshardError(f"--{name}={each} x pp={pp} must divide --num-layers={layers}")
     return layers // (pp * each)

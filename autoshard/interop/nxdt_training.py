@@ -40,18 +40,21 @@ def read_learning(file: str) -> Learning:
         raise AutoshardError(f"{where} is no configuration of NxD Training: it has no distributed_strategy")
     values = Values(data)
     options: dict[str, str] = {}
-    if (steps := values.whole("trainer.max_steps")) is not None:
-        options["--steps"] = str(steps)
+    steps, scheduled = values.whole("trainer.max_steps"), values.whole("model.optim.sched.max_steps")
+    if (end := steps or scheduled) is not None:
+        options["--steps"] = str(end)
     if (rate := values.number("model.optim.lr")) is not None:
         options["--learning-rate"] = f"{rate:g}"
     warmup = number("model.optim.sched.warmup_steps", values.get("model.optim.sched.warmup_steps"))
     if warmup is not None:
         options["--warmup-steps"] = str(int(warmup))
-    values.get("model.optim.sched.max_steps")  # as trainer.max_steps
     name = values.get("model.optim.sched.name")
     if name is not None:
         options["--lr-schedule"] = SCHEDULES.get(str(name), "constant")
     differs = tuple(_differs(values, name))
+    if steps and scheduled and steps != scheduled:
+        told = f"the rate falls until step {steps}, where training ends, not until step {scheduled}"
+        differs = (f"model.optim.sched.max_steps={scheduled}: {told}", *differs)
     return Learning(tuple(options.items()), differs, values.left_out())
 
 

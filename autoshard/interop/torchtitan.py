@@ -30,6 +30,14 @@ MODELS = {
 }
 RECOMPUTE = {"none": "none", "full": "full", "selective": "core_attention+mlp"}
 
+SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}
+"""pipeline_parallel_schedule, whose case does not matter, and the schedule here that it is."""
+STAND_INS = {"InterleavedZeroBubble": "interleaved", "ZBVZeroBubble": "interleaved", "DualPipeV": "interleaved"}
+"""Those that put off weight gradients, with two chunks a rank, and what they are priced as."""
+PARAMETERS = "mixed_precision_param"
+PRECISIONS = {"float32": "fp32"}
+"""What parameters are computed with, where it is not bfloat16, and the precision here."""
+SCHEDULE = "parallelism.pipeline_parallel_schedule"
 CONTEXT_PARALLEL = {"allgather": "all_gather", "alltoall": "zigzag_ring"}
 """context_parallel_rotate_method: its all-to-all passes keys and values around; the sequence is balanced by zigzag."""
 NOTES = {
@@ -104,22 +112,23 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         fields["dp_replicate"] = copies
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)
-    else:
+    if batch == -1 or options["pp"] > 1:
         fields["sequences_per_replica"] = local
-    interleaved = "interleaved" in str(parallelism.get("pipeline_parallel_schedule", "1F1B")).lower()
-    options["vpp"] = 2 if interleaved and options["pp"] > 1 else 1
+    schedule, stand_in = _schedule(parallelism) if options["pp"] > 1 else (None, None)
+    options["vpp"] = 2 if schedule == "interleaved" else 1
     if parts := parallelism.get("module_fqns_per_model_part"):
         fields["stage_layers"] = stage_layers(parts)
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
     rotate = str(parallelism.get("context_parallel_rotate_method", "allgather"))
     if options["cp"] > 1:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
-    options["schedule"] = usual_schedule(options["vpp"])
+    options["schedule"] = schedule or usual_schedule(options["vpp"])
     mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
     if mode not in RECOMPUTE:
         raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
     options["recompute"] = RECOMPUTE[mode]
-    options["precision"], options["backend"] = "mixed_precision", TORCH.name
+    options["precision"] = PRECISIONS.get(str(training.get(PARAMETERS)), "mixed_precision")
+    options["backend"] = TORCH.name
     model = _section(data, "model")
     known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
     if known:
@@ -140,10 +149,25 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         fields,
         model=WrittenModel() if known is None else _flavor(known, show(model.get("flavor"))),
         notes=tuple(notes),
-        warnings=tuple(_warnings(data)),
+        warnings=(*_warnings(data), *([] if stand_in is None else [stand_in])),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
+
+
+def _schedule(parallelism: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(the schedule, a warning where it stands in for another one): None where the file names none. Raises
+    AutoshardError for one that nothing here is like."""
+    if "pipeline_parallel_schedule" not in parallelism:
+        return None, None
+    written = str(parallelism["pipeline_parallel_schedule"])
+    for known in (SCHEDULES, STAND_INS):
+        for name, schedule in known.items():
+            if name.lower() == written.lower():
+                warning = f"{SCHEDULE}={name} is priced as {schedule}, which puts off no weight gradients"
+                return schedule, warning if known is STAND_INS else None
+    names = ", ".join([*SCHEDULES, *STAND_INS])
+    raise AutoshardError(f"{SCHEDULE} is {written[:40]!r}, which has no price here; those that have: {names}")
 
 
 def _expert_ranks(parallelism: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
@@ -181,9 +205,9 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
         if section in data:
             yield f"[{section}]: priced as training of all weights; LoRA freezes most of them"
     training, optimizer = _section(data, "training"), str(_section(data, "optimizer").get("name", "AdamW"))
-    for key, usual in {"mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}.items():
-        if training.get(key, usual) != usual:
-            yield f"training.{key}={show(training[key])} is priced as {usual}"
+    for key, priced in {PARAMETERS: ("bfloat16", *PRECISIONS), "mixed_precision_reduce": ("float32",)}.items():
+        if training.get(key, priced[0]) not in priced:
+            yield f"training.{key}={show(training[key])} is priced as {priced[0]}"
     if training.get("enable_cpu_offload") is True:
         yield "training.enable_cpu_offload: copies to and from the host are not in the price"
     if not optimizer.startswith("Adam"):

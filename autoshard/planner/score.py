@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.backends.rules import SCHEDULE_RULES, Draft, Problem, all_rules
+from autoshard.backends.rules import SCHEDULE_RULES, Draft, Problem, all_broken
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
@@ -35,11 +35,10 @@ class Score:
 
 def score(problem: Problem, strategy: Strategy) -> Score:
     """The price of a layout, as far as it has one, and the rules that it breaks."""
-    draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
-    broken = [(rule, wrong) for rule in all_rules(problem.backend) if (wrong := rule.check(problem, draft)) is not None]
+    broken = all_broken(problem, strategy)
     words = tuple(dict.fromkeys(wrong for _, wrong in broken))
     if strategy.num_microbatches(problem.training.global_batch_size) < 1 or any(
-        rule.reason in UNPRICEABLE for rule, _ in broken
+        reason in UNPRICEABLE for reason, _ in broken
     ):
         return Score(strategy, words, None)
     try:

@@ -27,6 +27,10 @@ OF_THE_COMMAND = ("out", "top", "format")
 
 NO_LIMIT = "experts without a capacity factor (dropless): priced as if {priced}; a plan drops what is over it"
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
+ONE_RUN = (
+    "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
+    "went through it at once, with one bubble"
+)
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
@@ -88,6 +92,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if per_replica is not None and "global_batch" not in options:
         training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
         problem = problem._replace(training=training)
+    elif per_replica is not None and strategy.pp > 1:
+        runs = problem.training.global_batch_size / (per_replica * strategy.dp)
+        warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy)
 
 

@@ -90,6 +90,14 @@ def test_what_cannot_be_carried_over_is_listed() -> None:
     assert export(plan_interleaved(), "nxdt").left_out[-1] == "instance=cpu: NxD Training runs on Trainium"
 
 
+def test_every_rule_of_nxd_that_is_broken_is_listed() -> None:
+    plan = plan_70b()
+    other = replace(plan.strategy, zero=2, axis_order=("dp", "pp", "cp", "tp"))
+    told = export(replace(plan, backend="torch", strategy=other), "nxdt").left_out
+    broken = [one for one in told if one.startswith("the layout breaks a rule of NxD: ")]
+    assert [one.split(": ")[1].split("=")[0] for one in broken] == ["axis_order", "zero"]
+
+
 def test_models_that_nxdt_has_not() -> None:
     plan = plan_70b()
     with pytest.raises(AutoshardError, match=r"^model_type=qwen3 of q has no NxD Training model that a plan can be"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,19 @@ def test_how_it_learns() -> None:
         "model.optim.betas=[0.9, 0.999]: autoshard run has [0.9, 0.95]",
     )
     assert "model.optim.lr" not in found.left_out and "seed" in found.left_out
+
+
+def test_a_rate_that_falls_until_another_step() -> None:
+    data = deepcopy(with_optimizer(PUBLIC["hf_llama3_70B"]))
+    data["trainer"]["max_steps"], data["model"]["optim"]["sched"]["max_steps"] = 500, 20_000
+    found = read_learning(written(data))
+    assert found.options[0] == ("--steps", "500")
+    assert found.differs[0] == (
+        "model.optim.sched.max_steps=20000: the rate falls until step 500, where training ends, not until step 20000"
+    )
+    del data["trainer"]["max_steps"]
+    found = read_learning(written(data))
+    assert found.options[0] == ("--steps", "20000") and "max_steps" not in " ".join(found.differs)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

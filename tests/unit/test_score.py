@@ -340,8 +340,8 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
         ),
         (
             "b.toml",
-            '[training]\nmixed_precision_param = "float32"\n',
-            ["training.mixed_precision_param='float32' is priced as bfloat16"],
+            '[training]\nmixed_precision_param = "float16"\n',
+            ["training.mixed_precision_param='float16' is priced as bfloat16"],
         ),
     ],
 )

@@ -11,6 +11,7 @@ from autoshard.calibration.results.rows import Row, Unscored, blocks, count, int
 from autoshard.cost.stage import DenseBlocks
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
+from autoshard.interop import megatron
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model import ModelSpec
@@ -47,8 +48,7 @@ other way) and those of ranks in FP32, as AA-Scaling's published code does."""
 LOW_PRECISIONS = ("nvfp4", "mxfp8", "fp8")
 """Formats of products in a row's precision; the first that is found counts."""
 MODULES = {
-    "core_attn": "core_attention",
-    "layernorm": "attention_norm+mlp_norm",
+    **{name: megatron.MODULES[name] for name in ("core_attn", "layernorm")},
     "moe_act": "block_sparse_moe.experts.act_fn",
 }
 """Megatron-Core's --recompute-modules -> what a block here calls them. Not its mla_up_proj: latent attention is priced
