@@ -93,9 +93,10 @@ def open_source(
     if is_huggingface(folder):
         return huggingface_source(folder)
     listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+    holds = f"it has {show(listed)}" if listed else "it is empty"
     raise AutoshardError(
         f"{folder} has no weights that are read: neither model.safetensors (or its index), nor {MANIFEST} of a "
-        f"checkpoint, nor NxD's model/dp_rank_00_tp_rank_00_pp_rank_00.pt; it has {show(listed)}"
+        f"checkpoint, nor NxD's model/dp_rank_00_tp_rank_00_pp_rank_00.pt; {holds}"
     )
 
 

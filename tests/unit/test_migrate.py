@@ -136,7 +136,8 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
         "checkpoint=nowhere is not a folder; NxD's has model/ and optim/ in it"
     )
     Path("empty").mkdir()
-    assert error_of(capsys, "migrate", conf, "--checkpoint", "empty").startswith("empty has no weights that are read: ")
+    told = error_of(capsys, "migrate", conf, "--checkpoint", "empty")
+    assert told.startswith("empty has no weights that are read: ") and told.rstrip().endswith("; it is empty")
     assert error_of(capsys, "migrate", conf, "--instance", "trn1.32xlarge", "--stack", "neuron-eager") == (
         "stack=neuron-eager: native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge; leave it out"
     )
