@@ -18,6 +18,7 @@ from autoshard.cli import main
 from autoshard.explanation.renderers import RENDERERS
 from autoshard.models.families import FAMILIES
 from autoshard.models.stage import parameter_count
+from autoshard.plans.search_result import OPTIMAL
 from autoshard.plugins.found import GROUPS, _entries
 from autoshard.schedules import SCHEDULES
 
@@ -180,6 +181,18 @@ def test_a_schedule_is_searched_only_where_it_is_asked_for(installed: Path) -> N
     assert main(["plan", *options, "-o", "usual.json"]) == 0
     assert autoshard.read_plan("usual.json").strategy.schedule in tuple(SCHEDULES)
     assert "eager" not in tuple(SCHEDULES) and "eager" in SCHEDULES
+
+
+def test_a_plan_claims_only_what_was_tried_of_its_schedule(installed: Path) -> None:
+    """Without a closed form no cut is tried but an even one and one by balance."""
+
+    def claimed(schedule: str) -> str:
+        return autoshard.search("llama3.2-1b", backend="torch", pp=4, tp=8, schedule=schedule).optimality
+
+    tried = "(pipelines of schedule eager are cut evenly or by balance, and recompute alike in all stages)"
+    assert claimed("eager").endswith(f"proven {tried}") or claimed("eager") == f"{OPTIMAL} {tried}"
+    assert "pipelines of schedule" not in claimed("1f1b")
+    assert "pipelines of schedule zero_bubble are cut" in claimed("zero_bubble")
 
 
 def test_a_plan_says_who_searched_and_loads_without_it(
