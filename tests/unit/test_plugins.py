@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from autoshard.models.families import FAMILIES
 from autoshard.models.stage import parameter_count
 from autoshard.plans.search_result import OPTIMAL
 from autoshard.plugins.found import GROUPS, _entries
-from autoshard.schedules import SCHEDULES
+from autoshard.schedules import SCHEDULES, Schedule, actions, check_schedule
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 MOST_LINES = 60
@@ -193,6 +194,109 @@ def test_a_plan_claims_only_what_was_tried_of_its_schedule(installed: Path) -> N
     assert claimed("eager").endswith(f"proven {tried}") or claimed("eager") == f"{OPTIMAL} {tried}"
     assert "pipelines of schedule" not in claimed("1f1b")
     assert "pipelines of schedule zero_bubble are cut" in claimed("zero_bubble")
+
+
+SCHEDULES_WITH_MISTAKES = """
+from dataclasses import replace
+
+from autoshard.schedules.orders import SCHEDULES, Schedule
+
+USUAL, APART = SCHEDULES["1f1b"].orders, SCHEDULES["zero_bubble"].orders
+
+
+def schedule(make, **more):
+    return Schedule("mistaken", lambda pp, m, vpp: "" if vpp == 1 else "one chunk", make, **more)
+
+
+def each(orders, change):
+    return lambda pp, m, vpp: [change(order) for order in orders(pp, m, vpp)]
+
+
+MISSING = schedule(each(USUAL, lambda order: order[:-1]))
+TWICE = schedule(each(USUAL, lambda order: order + order[-1:]))
+SHORT = schedule(lambda pp, m, vpp: USUAL(pp, m, vpp)[:-1])
+UNKNOWN = schedule(each(USUAL, lambda order: [("X" if one.kind == "B" else one.kind, *one[1:]) for one in order]))
+NUMBERED = schedule(each(USUAL, lambda order: [one._replace(microbatch=one.microbatch + 1) for one in order]))
+NO_WEIGHTS = schedule(each(APART, lambda order: [one for one in order if one.kind != "W"]), weights_apart=True)
+UNSAID = schedule(APART)
+WARM = schedule(SCHEDULES["gpipe"].orders, warm_up=SCHEDULES["1f1b"].warm_up)
+RAISING = schedule(lambda pp, m, vpp: 1 / 0)
+NO_ORDERS = schedule(lambda pp, m, vpp: None)
+OBJECTING = replace(RAISING, objection=lambda pp, m, vpp: {}["pp"])
+"""
+"""Schedules of a package, each with one mistake."""
+A_STEP = "a step needs F and then B"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MISSING", f"has F7.0 of microbatch 7 in chunk 0 of rank 0; {A_STEP}"),
+        ("TWICE", f"has F7.0 B7.0 B7.0 of microbatch 7 in chunk 0 of rank 0; {A_STEP}"),
+        ("SHORT", "has the orders of 3 ranks; it needs those of pp=4"),
+        ("UNKNOWN", f"has F0.0 X0.0 of microbatch 0 in chunk 0 of rank 0; {A_STEP}"),
+        ("NUMBERED", f"has nothing of microbatch 0 in chunk 0 of rank 0; {A_STEP}"),
+        ("NO_WEIGHTS", f"has F0.0 I0.0 of microbatch 0 in chunk 0 of rank 0; {A_STEP}, or F, I and W"),
+        (
+            "UNSAID",
+            f"has F0.0 I0.0 W0.0 of microbatch 0 in chunk 0 of rank 0; {A_STEP}; I and W go with weights_apart=True",
+        ),
+        (
+            "WARM",
+            (
+                "has orders of rank 0 that are not those of `alternate` with its warm_up=4; without warm_up what a "
+                "rank holds is counted from the orders"
+            ),
+        ),
+        ("RAISING", "fails with pp=4, num_microbatches=8 and vpp=1: ZeroDivisionError: division by zero"),
+        ("NO_ORDERS", "fails with pp=4, num_microbatches=8 and vpp=1: TypeError: 'NoneType' object is not iterable"),
+        ("OBJECTING", "fails with pp=4, num_microbatches=8 and vpp=1: KeyError: 'pp'"),
+    ],
+)
+def test_a_schedule_with_wrong_orders_is_refused_wherever_it_is_used(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = f"mistaken_{name.lower()}"
+    package(tmp_path, "mistaken-orders", "schedules", f"{entry} = mistaken_orders:{name}", SCHEDULES_WITH_MISTAKES)
+    monkeypatch.syspath_prepend(tmp_path)
+    inputs = {"nodes": 1, "seq_len": 2048, "global_batch": 32, "backend": "torch"}
+    known = autoshard.plan("llama3.2-1b", tp=8, pp=4, micro_batch=4, schedule="1f1b", **inputs)
+    written = json.loads(known.save(tmp_path / "plan.json").read_text())
+    written["strategy"]["schedule"] = written["inputs"]["pins"]["schedule"] = written["schedule"]["name"] = entry
+    (tmp_path / "mistaken.json").write_text(json.dumps(written))
+    for use in (
+        lambda: autoshard.plan("llama3.2-1b", tp=8, pp=4, micro_batch=4, schedule=entry, **inputs),
+        lambda: autoshard.score(replace(known.strategy, schedule=entry), "llama3.2-1b", **inputs),
+        lambda: autoshard.validate(tmp_path / "mistaken.json"),
+        lambda: actions(entry, 4, 8),
+    ):
+        with pytest.raises(AutoshardError) as refused:
+            use()
+        assert str(refused.value).endswith(f"schedule {entry} (mistaken-orders 1.0) {said}")
+
+
+def test_a_schedule_that_waits_for_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Schedule("turned", SCHEDULES["1f1b"].objection, lambda *sizes: SCHEDULES["1f1b"].orders(*sizes)[::-1])
+    monkeypatch.setitem(SCHEDULES, "turned_around", turned)
+    with pytest.raises(AutoshardError, match=r"^the schedule deadlocks: rank 0 before B0\.0, rank 1 before F1\.0,"):
+        autoshard.plan("llama3.2-1b", nodes=1, backend="torch", tp=8, pp=4, schedule="turned_around")
+
+
+def test_an_empty_objection_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of reasons that are joined is empty where there is none."""
+    monkeypatch.setitem(SCHEDULES, "no_reason", replace(SCHEDULES["1f1b"], objection=lambda pp, m, vpp: ""))
+    schedule = SCHEDULES["no_reason"]
+    assert schedule.accepts_chunks(4, 1) and schedule.objection_to(4, 8, 1) is None
+    check_schedule("no_reason", 4, 8, 1)
+    plan = autoshard.plan("llama3.2-1b", nodes=1, backend="torch", tp=8, pp=4, schedule="no_reason", vpp=1)
+    assert plan.strategy.schedule == "no_reason"
+
+
+@pytest.mark.parametrize("label", ["with {nothing}", "with {}", "with {", "with {vpp.more}"])
+def test_a_label_names_what_a_page_knows(label: str) -> None:
+    with pytest.raises(AutoshardError) as refused:
+        Schedule(label, lambda pp, m, vpp: None, SCHEDULES["1f1b"].orders)
+    assert str(refused.value) == f"label={label!r} of a Schedule may have {{vpp}} alone in braces"
 
 
 def test_a_plan_says_who_searched_and_loads_without_it(
