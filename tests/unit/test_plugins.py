@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,14 @@ import autoshard
 from autoshard import AutoshardError, NoLayoutFits
 from autoshard.cli import main
 from autoshard.explanation.renderers import RENDERERS
-from autoshard.models.families import FAMILIES
-from autoshard.models.stage import parameter_count
+from autoshard.models.families import FAMILIES, Family
+from autoshard.models.plugin_family import check_family
+from autoshard.models.registry import load_model
+from autoshard.models.stage import parameter_count, published_sizes
 from autoshard.plans.search_result import OPTIMAL
 from autoshard.plugins.found import GROUPS, _entries
 from autoshard.schedules import SCHEDULES, Schedule, actions, check_schedule
+from autoshard.spec.model import ModelSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 MOST_LINES = 60
@@ -167,6 +171,128 @@ def test_a_family_with_experts_is_planned_and_built(tmp_path: Path, monkeypatch:
         assert said in str(refused.value)
 
 
+FAMILY_WITH_MISTAKE = """
+from autoshard.models.families import Family
+from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.models.llama.graph import attention, embedding, gated_mlp, head
+
+FAMILY = Family("", package=__name__, activations=("silu",))
+ARCHITECTURES = {}
+
+
+def read(config, model_type):
+    return read_as_llama(config, model_type, Defaults(norm_eps=1e-5, rope_theta=10_000.0))
+
+
+def write(model):
+    return written_as_llama(model)
+
+
+def added(b, name, x, function="add", **attributes):
+    return b.elementwise(function, name, x, x, **attributes)
+
+
+def block(b, model, x, layer, kernel):
+    name = f"model.layers.{layer}"
+    x = attention(b, model, x, layer, kernel)
+    b.module = "mlp"
+"""
+"""A family of a package, whose block goes on as a test says."""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        (
+            "none",
+            "return None",
+            "block 0 of m: block returned None; it must return the name of an operator's output of",
+        ),
+        ("same", "return 'hidden'", "block 0 of m: block returned 'hidden'; it must return the name of an operator's"),
+        ("bug", "raise RuntimeError('a bug')", "block 0 of m: RuntimeError: a bug"),
+        (
+            "kind",
+            "return b.operator('fancy', name, (x,), b.dims(x), b.dims(x))",
+            "block 0 of m: kind='fancy' of operator model.layers.0 must be one of: einsum, elementwise, norm, ",
+        ),
+        (
+            "function",
+            "return added(b, name, x, 'tan')",
+            "block 0 of m: function='tan' of operator model.layers.0 must be one of: add, silu_mul, ",
+        ),
+        (
+            "pointwise",
+            "return b.pointwise(name, '(tan x0)', x)",
+            "block 0 of m: expression '(tan x0)' is none: such as (mul (sigmoid x0) x1)",
+        ),
+        ("unmade", "return b.operator('norm', name, ('h',), b.dims(x), b.dims(x))", "block 0 of m: KeyError: 'h'"),
+        (
+            "unread",
+            "return b.pointwise(name, '(neg x1)', x, x)",
+            "block 0 of m: expression '(neg x1)' of operator model.layers.0 must read its 2 inputs x0, x1, ...",
+        ),
+    ],
+)
+def test_a_family_that_does_not_build_its_blocks_is_refused(
+    name: str, code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AutoshardError) as refused:
+        parameter_count(mistaken_model(name, code, tmp_path, monkeypatch))
+    entry = f"mistaken_{name}"
+    assert str(refused.value).startswith(f"family {entry} (mistaken-{name} 1.0) does not build {said}")
+
+
+def mistaken_model(name: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    """A model of a family of its own whose block goes on with this line."""
+    entry = f"mistaken_{name}"
+    package(folder, f"mistaken-{name}", "models", f"{entry} = {entry}:FAMILY", f"{FAMILY_WITH_MISTAKE}    {code}\n")
+    monkeypatch.syspath_prepend(folder)
+    return autoshard.model({**TINY, "model_type": entry, "_name_or_path": "m"})
+
+
+@pytest.mark.parametrize("first", [1, 7])
+def test_blocks_that_differ_unsaid_are_refused(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"return x if layer < {first} else added(b, name, x)"
+    model = mistaken_model(f"from_{first}", code, tmp_path, monkeypatch)
+    said = (
+        f"blocks 0 and {first} of m are of one kind by layer_types, mlp_layer_types and position_types, but family "
+        f"mistaken_from_{first} (mistaken-from_{first} 1.0) builds different ones; one of these fields must tell them "
+        "apart"
+    )
+    known = autoshard.plan({**TINY, "model_type": "llama", "_name_or_path": "m"}, nodes=1, global_batch=64)
+    for use in (
+        lambda: autoshard.plan(model, nodes=1, global_batch=64, backend="torch"),
+        lambda: autoshard.score(known.strategy, model, nodes=1, global_batch=64, backend="torch"),
+        lambda: autoshard.validate(replace(known, model=model)),
+    ):
+        with pytest.raises(AutoshardError) as refused:
+            use()
+        assert str(refused.value).endswith(said)
+
+
+def test_blocks_may_differ_in_a_factor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "return b.pointwise(name + '.more', f'(mul {1 / (1 + layer)!r} x0)', added(b, name, x, alpha=0.5**layer))"
+    assert parameter_count(mistaken_model("factor", code, tmp_path, monkeypatch)) > 0
+
+
+def test_blocks_that_share_a_parameter_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mistaken_model("shared", "return gated_mlp(b, model, x, 'model.shared.mlp')", tmp_path, monkeypatch)
+    with pytest.raises(AutoshardError) as refused:
+        autoshard.plan(model, nodes=1, global_batch=64, backend="torch")
+    assert str(refused.value) == (
+        "block 0 and block 1 of m both have model.shared.mlp.gate_proj.weight in family mistaken_shared "
+        "(mistaken-shared 1.0); names of a block's parameters and operators must have its layer in them"
+    )
+
+
+@pytest.mark.parametrize(
+    "family", [one for one in dict.fromkeys(FAMILIES.values()) if one.is_published], ids=lambda family: family.folder
+)
+def test_what_is_built_in_would_pass(family: Family) -> None:
+    model = load_model(family.config_files[0].stem)
+    check_family(model, family, published_sizes(model), model.model_type)
+
+
 def test_hardware_is_known_by_its_instance(installed: Path) -> None:
     assert main(["plan", *SMALL, "--instance", "trn1.more", "--nodes", "2"]) == 0
     plan = autoshard.read_plan("plan.json")
@@ -259,7 +385,7 @@ def test_a_schedule_with_wrong_orders_is_refused_wherever_it_is_used(
     entry = f"mistaken_{name.lower()}"
     package(tmp_path, "mistaken-orders", "schedules", f"{entry} = mistaken_orders:{name}", SCHEDULES_WITH_MISTAKES)
     monkeypatch.syspath_prepend(tmp_path)
-    inputs = {"nodes": 1, "seq_len": 2048, "global_batch": 32, "backend": "torch"}
+    inputs: dict[str, Any] = {"nodes": 1, "seq_len": 2048, "global_batch": 32, "backend": "torch"}
     known = autoshard.plan("llama3.2-1b", tp=8, pp=4, micro_batch=4, schedule="1f1b", **inputs)
     written = json.loads(known.save(tmp_path / "plan.json").read_text())
     written["strategy"]["schedule"] = written["inputs"]["pins"]["schedule"] = written["schedule"]["name"] = entry
