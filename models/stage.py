@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import ceil
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.models.families import FAMILIES
 from autoshard.models.padding import multiple_of, padded_heads, padded_width
+from autoshard.models.plugin_family import check_family
 from autoshard.models.prediction import JOINED, prediction
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import Mamba
@@ -117,11 +119,13 @@ def stage_graph(
 
     sizes: as `dim_sizes` gives them. layers: places of blocks in the model. element_bytes: of a parameter or activation
     element.
-    Raises AutoshardError for a model_type without a family.
+    Raises AutoshardError for a model_type without a family, and for a family of a plug-in that does not build it.
     """
     family = FAMILIES.get(model.model_type)
     if family is None:
         raise AutoshardError(f"model_type={model.model_type!r} of {model.name} is not one of: {', '.join(FAMILIES)}")
+    if FAMILIES.plugin(model.model_type) is not None:
+        _check_plugin(model)
     b = GraphBuilder(sizes, element_bytes)
     x = family.graph.embedding(b, model) if first else b.hidden_input("hidden", "batch seq embed")
     for layer in layers:
@@ -131,6 +135,11 @@ def stage_graph(
         if model.multi_token_prediction is not None:
             prediction(b, model, family.graph, loss, attention_kernel)
     return b.build()
+
+
+@lru_cache(maxsize=64)
+def _check_plugin(model: ModelSpec) -> None:
+    check_family(model, FAMILIES[model.model_type], published_sizes(model), FAMILIES.said(model.model_type))
 
 
 def parameter_count(model: ModelSpec) -> int:

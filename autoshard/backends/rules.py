@@ -143,7 +143,7 @@ def schedule_accepts_microbatches(problem: Problem, draft: Draft) -> str | None:
         return f"schedule={draft.schedule} is not one of {backend.label}'s: {known}"
     if draft.pp == 1 and draft.schedule != usual_schedule(1):
         return f"schedule={draft.schedule} has no pipeline with pp=1; use {usual_schedule(1)}"
-    return SCHEDULES[draft.schedule].objection(draft.pp, count, draft.num_virtual_stages)
+    return SCHEDULES[draft.schedule].objection_to(draft.pp, count, draft.num_virtual_stages)
 
 
 def every_stage_has_blocks(problem: Problem, draft: Draft) -> str | None:

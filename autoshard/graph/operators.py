@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from math import prod
 
+from autoshard.files.fields import check_choice
 from autoshard.graph.attention_kind import Attention
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
-from autoshard.graph.pointwise import count
+from autoshard.graph.pointwise import check_expression, count
 from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, StateSpaceScan
 from autoshard.graph.routing_kinds import Combine, Dispatch, TopKGate
 from autoshard.graph.states import INVARIANT
@@ -220,3 +221,15 @@ KINDS: dict[str, OperatorKind] = {
     "gated_delta_rule": GatedDeltaRule(),
     "state_space_scan": StateSpaceScan(),
 }
+
+
+def check_operator(op: Operator) -> None:
+    """Raise AutoshardError where nobody knows what the operator computes."""
+    of = f"operator {op.name}"
+    check_choice(of, "kind", op.kind, KINDS)
+    if op.kind != "elementwise":
+        return
+    function = op.attributes.get("function")
+    check_choice(of, "function", function, (*Elementwise.FLOPS, "pointwise"))
+    if function == "pointwise":
+        check_expression(op.attributes.get("expression"), len(op.inputs), of)

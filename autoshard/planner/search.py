@@ -70,7 +70,7 @@ def search(
     count_rest(priced, pins, tally, clock)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
-    words = optimality(problem, fastest, place, gap, clock)
+    words = optimality(problem, pins, fastest, place, gap, clock)
     path = path_summary(choice)
     return Searched(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes, path, priced)
 

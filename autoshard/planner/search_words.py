@@ -14,17 +14,17 @@ from autoshard.planner.choice import Choice
 from autoshard.planner.compiling import compile_notes
 from autoshard.planner.priced import Clock, PricedLayouts
 from autoshard.planner.ranking import Timed, describe
-from autoshard.plans.search_result import OPTIMAL, PathSummary, not_tried
+from autoshard.plans.search_result import OPTIMAL, PathSummary, Pins, not_tried
 from autoshard.spec.cluster import Cluster
 
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
 
 
-def optimality(problem: Problem, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
+def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """A sentence on what is proven about the chosen layout."""
     behind = fastest[place].step_time_s / fastest[0].step_time_s - 1
-    but = not_tried(problem.backend) if len(problem.model.kinds) == 1 else _chunks_tried(problem)
+    but = not_tried(problem.backend, pins.schedule) if len(problem.model.kinds) == 1 else _chunks_tried(problem)
     if gap + behind <= PROVEN:
         return OPTIMAL + but
     stopped = "" if clock.in_time() else f"stopped {clock.why_ended}: "

@@ -98,13 +98,13 @@ OPTIMAL = "optimal within this model: no layout is faster, however it is cut int
 every choice of recompute sets by virtual stage."""
 
 
-def not_tried(backend: str) -> str:
-    """The choices that a search does not try, in words behind OPTIMAL; nothing where it tries everything."""
-    names = [
-        name
-        for name, schedule in SCHEDULES.items()
-        if not schedule.stages_are_free and BACKENDS[backend].runs_schedule(name)
-    ]
+def not_tried(backend: str, pinned: str | None = None) -> str:
+    """The choices that a search does not try, in words behind OPTIMAL; nothing where it tries everything.
+
+    pinned: the schedule that all layouts have, of a plug-in too; None where it is searched among those built in.
+    """
+    searched = SCHEDULES if pinned is None else (pinned,)
+    names = [name for name in searched if not SCHEDULES[name].stages_are_free and BACKENDS[backend].runs_schedule(name)]
     if not names:
         return ""
     which = " and ".join(names)

@@ -60,11 +60,17 @@ def load(plugin: Plugin) -> Any:
     try:
         return entry.load()
     except Exception as error:  # other people's code: whatever it raises is said in one line
-        said = " ".join(str(error).split())
         raise AutoshardError(
-            f"plug-in {plugin.name} of {plugin.package} does not load: {type(error).__name__}"
-            + (f": {said[:200]}" if said else "")
+            f"plug-in {plugin.name} of {plugin.package} does not load: {in_one_line(error)}"
         ) from error
+
+
+def in_one_line(error: Exception) -> str:
+    """An exception of other people's code in one line: its type, and the beginning of its text; ours is its text."""
+    said = " ".join(str(error).split())
+    if isinstance(error, AutoshardError):
+        return said
+    return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
 
 
 def _plugin(group: str, entry: EntryPoint) -> Plugin:

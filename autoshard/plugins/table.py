@@ -61,6 +61,11 @@ class Table(dict[str, V], Generic[V]):
         plugin = self.plugin(name)
         return name if plugin is None else f"{name} ({plugin.package})"
 
+    def name_of(self, value: V) -> str | None:
+        """The name of an entry, as `said` says it; None for a value that is none."""
+        entries = (*self.items(), *((plugin.name, one) for plugin, one in self._loaded.items()))
+        return next((self.said(name) for name, one in entries if one is value), None)
+
     def check(self, plugin: Plugin, value: Any) -> V:
         """The entry that a plug-in gave, if it is what the table holds. Raises AutoshardError where it is not."""
         if not self._is_one(value):

@@ -7,7 +7,7 @@ from operator import ge
 from typing import NamedTuple
 
 from autoshard.schedules.action import Order
-from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
+from autoshard.schedules.orders import SCHEDULES, Schedule, check_orders, orders_of
 
 
 class RankHolds(NamedTuple):
@@ -26,8 +26,12 @@ class RankHolds(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[RankHolds, ...]:
-    """The most that each pipeline rank holds at once. Sizes must be legal (`check_schedule`)."""
+    """The most that each pipeline rank holds at once. Sizes must be legal (`check_schedule`).
+
+    Raises AutoshardError as `orders_of`.
+    """
     sizes = (pp, num_microbatches, num_virtual_stages)
+    check_orders(schedule, *sizes)
     waiting = [0] * pp
     if schedule.most_waiting is not None:
         waiting = [schedule.most_waiting(rank, *sizes) for rank in range(pp)]

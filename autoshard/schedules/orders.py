@@ -7,8 +7,10 @@ a schedule by its name: what others need is a field of `Schedule`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TypeVar
 
 from autoshard.errors import AutoshardError
+from autoshard.plugins.found import in_one_line
 from autoshard.plugins.table import Table
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import (
@@ -18,6 +20,9 @@ from autoshard.schedules.closed_form import (
     in_turns_at_least_s,
     weights_apart_at_least_s,
 )
+from autoshard.schedules.whole import check_whole
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Schedule:
     before them.
 
     label: its name for readers; `{vpp}` in it stands for the number of virtual stages.
-    objection: why the schedule cannot be used with these sizes, in one line, or None.
+    objection: why the schedule cannot be used with these sizes, in one line; None or an empty text where it can.
     orders: one tuple of Actions for each rank.
     warm_up: forwards before a rank's first backward, if the orders are `alternate(..., warm_up)`, be it with `I` and
     `W`
@@ -52,6 +57,12 @@ class Schedule:
     most_waiting: WarmUp | None = None
     nxd: bool = False
 
+    def __post_init__(self) -> None:
+        try:
+            self.label.format(vpp=1)
+        except (AttributeError, LookupError, ValueError):
+            raise AutoshardError(f"label={self.label!r} of a Schedule may have {{vpp}} alone in braces") from None
+
     @property
     def stages_are_free(self) -> bool:
         """Whether search tries every cut, and other recompute sets for each stage.
@@ -60,9 +71,16 @@ class Schedule:
         """
         return self.closed_form is not None and self.warm_up is not None and not self.weights_apart
 
+    def objection_to(self, pp: int, num_microbatches: int, num_virtual_stages: int) -> str | None:
+        """The reason why these sizes are not legal; None if they are.
+
+        Raises AutoshardError where a schedule of a plug-in fails to say it.
+        """
+        return _asked(self, self.objection, pp, num_microbatches, num_virtual_stages) or None
+
     def objection_to_chunks(self, pp: int, num_virtual_stages: int) -> str | None:
         """The reason why so many chunks a rank are not legal, whatever the number of microbatches; None if they are."""
-        return self.objection(pp, 2 * pp, num_virtual_stages)
+        return self.objection_to(pp, 2 * pp, num_virtual_stages)
 
     def accepts_chunks(self, pp: int, num_virtual_stages: int) -> bool:
         """Whether so many chunks a rank are legal with some number of microbatches."""
@@ -237,15 +255,15 @@ def check_schedule(schedule: str, pp: int, num_microbatches: int, num_virtual_st
     for name, value in (("pp", pp), ("num_microbatches", num_microbatches), ("vpp", num_virtual_stages)):
         if value < 1:
             raise AutoshardError(f"{name}={value} must be at least 1")
-    objection = SCHEDULES[schedule].objection(pp, num_microbatches, num_virtual_stages)
-    if objection:
+    objection = SCHEDULES[schedule].objection_to(pp, num_microbatches, num_virtual_stages)
+    if objection is not None:
         raise AutoshardError(objection)
 
 
 def actions(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int = 1) -> tuple[Order, ...]:
     """The orders of a schedule: for each pipeline rank a tuple of its Actions, in order.
 
-    Raises AutoshardError as `check_schedule`.
+    Raises AutoshardError as `check_schedule` and as `orders_of`.
     """
     check_schedule(schedule, pp, num_microbatches, num_virtual_stages)
     return orders_of(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
@@ -253,5 +271,56 @@ def actions(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: i
 
 @lru_cache(maxsize=16)
 def orders_of(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
-    """The orders of a schedule, as `actions` gives them, made once. Sizes must be legal."""
-    return schedule.orders(pp, num_microbatches, num_virtual_stages)
+    """The orders of a schedule, as `actions` gives them, made once. Sizes must be legal.
+
+    Raises AutoshardError where those of a schedule that is not built in are no whole step, or not those of its warm-up.
+    """
+    if _is_built_in(schedule):
+        return schedule.orders(pp, num_microbatches, num_virtual_stages)
+    return _asked(schedule, partial(_checked_orders, schedule), pp, num_microbatches, num_virtual_stages)
+
+
+def check_orders(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> None:
+    """Raise AutoshardError as `orders_of`, for who asks for a schedule's rules and not for its orders."""
+    if not _is_built_in(schedule):
+        orders_of(schedule, pp, num_microbatches, num_virtual_stages)
+
+
+def _is_built_in(schedule: Schedule) -> bool:
+    return any(schedule is one for one in _BUILT_IN.values())
+
+
+def _checked_orders(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
+    sizes, of = (pp, num_microbatches, num_virtual_stages), _said(schedule)
+    orders = tuple(tuple(Action(*action) for action in order) for order in schedule.orders(*sizes))
+    check_whole(orders, *sizes, of, schedule.weights_apart)
+    if schedule.warm_up is None:
+        return orders
+    for rank, (order, wanted) in enumerate(zip(orders, alternate(*sizes, schedule.warm_up), strict=True)):
+        whole = (action._replace(kind="B") if action.kind == "I" else action for action in order if action.kind != "W")
+        if tuple(whole) != wanted:
+            raise AutoshardError(
+                f"{of} has orders of rank {rank} that are not those of `alternate` with its warm_up="
+                f"{schedule.warm_up(rank, *sizes)}; without warm_up what a rank holds is counted from the orders"
+            )
+    return orders
+
+
+def _said(schedule: Schedule) -> str:
+    return f"schedule {SCHEDULES.name_of(schedule) or repr(schedule.label)}"
+
+
+def _asked(schedule: Schedule, of_sizes: Callable[[int, int, int], V], *sizes: int) -> V:
+    """The answer of a schedule's function of sizes. Raises AutoshardError where that of a plug-in raises."""
+    try:
+        return of_sizes(*sizes)
+    except AutoshardError:
+        raise
+    except Exception as error:  # other people's code: whatever it raises is said in one line
+        if _is_built_in(schedule):
+            raise
+        pp, num_microbatches, vpp = sizes
+        raise AutoshardError(
+            f"{_said(schedule)} fails with pp={pp}, num_microbatches={num_microbatches} and vpp={vpp}: "
+            f"{in_one_line(error)}"
+        ) from error

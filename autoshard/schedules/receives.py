@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from typing import NamedTuple
 
-from autoshard.errors import AutoshardError
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.simulate import in_dependency_order
+from autoshard.schedules.whole import check_whole
 
 
 class Receive(NamedTuple):
@@ -36,8 +35,7 @@ def with_receives(orders: Sequence[Order], num_stages: int, num_microbatches: in
     Raises AutoshardError for lists that leave something out of the step, or that deadlock.
     """
     pp = len(orders)
-    for rank, order in enumerate(orders):
-        _check_whole(rank, order, num_stages // pp, num_microbatches)
+    check_whole(orders, pp, num_microbatches, num_stages // pp)
     ordered = in_dependency_order(orders, num_stages)
     rounds, made = [-1] * pp, [(-1, pp)] * ordered.num_values  # each rank's last round; when and where a value was made
     in_turns: list[tuple[int, int, Action, bool]] = []
@@ -67,22 +65,3 @@ def reader(action: Action, rank: int, pp: int) -> tuple[int, Action]:
     step = 1 if action.kind == "F" else -1
     chunk, receiver = divmod(action.chunk * pp + rank + step, pp)
     return receiver, awaits(action._replace(chunk=chunk))
-
-
-def _check_whole(rank: int, order: Order, num_chunks: int, num_microbatches: int) -> None:
-    """Raise AutoshardError unless each microbatch has its forward and its backward in each chunk, in this order."""
-    kinds = dict.fromkeys(product(range(num_microbatches), range(num_chunks)), "")
-    for kind, microbatch, chunk in order:
-        kinds[microbatch, chunk] = kinds.get((microbatch, chunk), "") + kind
-    for place, ((microbatch, chunk), found) in enumerate(kinds.items()):
-        if place >= num_microbatches * num_chunks:
-            raise AutoshardError(
-                f"the schedule has {found[0]}{microbatch}.{chunk} on rank {rank}; there are {num_microbatches} "
-                f"microbatches and {num_chunks} chunks, numbered from 0"
-            )
-        if found not in ("FB", "FIW"):
-            has = " ".join(f"{kind}{microbatch}.{chunk}" for kind in found) or "nothing"
-            raise AutoshardError(
-                f"the schedule has {has} of microbatch {microbatch} in chunk {chunk} of rank {rank}; a step needs F "
-                "and then B, or F, I and W"
-            )

@@ -32,6 +32,9 @@ from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 
+KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types")
+"""Fields with a word for each block: blocks of the same words are of one kind, and are built and priced alike."""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -197,7 +200,7 @@ class ModelSpec:
     @property
     def _types(self) -> dict[str, tuple[str, ...]]:
         """By field, a word for each block; empty where all blocks are alike."""
-        return {field: getattr(self, field) for field in ("layer_types", "mlp_layer_types", "position_types")}
+        return {field: getattr(self, field) for field in KIND_FIELDS}
 
     def mixer_of(self, layer: int) -> str:
         """The word of LAYER_TYPES for what mixes the tokens of a block."""

@@ -65,7 +65,7 @@ def test_what_is_given_away_is_told_beside_what_is_not_known() -> None:
     ranked = [Timed(10.0, one), Timed(10.2, replace(one, microbatch_size=2))]
 
     def said(place: int, gap: float) -> str:
-        return optimality(problem._replace(backend="nxd"), ranked, place, gap, Clock(inf))
+        return optimality(problem._replace(backend="nxd"), Pins(), ranked, place, gap, Clock(inf))
 
     assert said(0, 0.0).startswith(OPTIMAL)
     assert said(0, 0.01) == f"within 1 % of the optimum within this model, proven{said(0, 0.0).removeprefix(OPTIMAL)}"

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,14 @@ import autoshard
 from autoshard import AutoshardError, NoLayoutFits
 from autoshard.cli import main
 from autoshard.explanation.renderers import RENDERERS
-from autoshard.models.families import FAMILIES
-from autoshard.models.stage import parameter_count
+from autoshard.models.families import FAMILIES, Family
+from autoshard.models.plugin_family import check_family
+from autoshard.models.registry import load_model
+from autoshard.models.stage import parameter_count, published_sizes
+from autoshard.plans.search_result import OPTIMAL
 from autoshard.plugins.found import GROUPS, _entries
-from autoshard.schedules import SCHEDULES
+from autoshard.schedules import SCHEDULES, Schedule, actions, check_schedule
+from autoshard.spec.model import ModelSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 MOST_LINES = 60
@@ -165,6 +171,128 @@ def test_a_family_with_experts_is_planned_and_built(tmp_path: Path, monkeypatch:
         assert said in str(refused.value)
 
 
+FAMILY_WITH_MISTAKE = """
+from autoshard.models.families import Family
+from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.models.llama.graph import attention, embedding, gated_mlp, head
+
+FAMILY = Family("", package=__name__, activations=("silu",))
+ARCHITECTURES = {}
+
+
+def read(config, model_type):
+    return read_as_llama(config, model_type, Defaults(norm_eps=1e-5, rope_theta=10_000.0))
+
+
+def write(model):
+    return written_as_llama(model)
+
+
+def added(b, name, x, function="add", **attributes):
+    return b.elementwise(function, name, x, x, **attributes)
+
+
+def block(b, model, x, layer, kernel):
+    name = f"model.layers.{layer}"
+    x = attention(b, model, x, layer, kernel)
+    b.module = "mlp"
+"""
+"""A family of a package, whose block goes on as a test says."""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        (
+            "none",
+            "return None",
+            "block 0 of m: block returned None; it must return the name of an operator's output of",
+        ),
+        ("same", "return 'hidden'", "block 0 of m: block returned 'hidden'; it must return the name of an operator's"),
+        ("bug", "raise RuntimeError('a bug')", "block 0 of m: RuntimeError: a bug"),
+        (
+            "kind",
+            "return b.operator('fancy', name, (x,), b.dims(x), b.dims(x))",
+            "block 0 of m: kind='fancy' of operator model.layers.0 must be one of: einsum, elementwise, norm, ",
+        ),
+        (
+            "function",
+            "return added(b, name, x, 'tan')",
+            "block 0 of m: function='tan' of operator model.layers.0 must be one of: add, silu_mul, ",
+        ),
+        (
+            "pointwise",
+            "return b.pointwise(name, '(tan x0)', x)",
+            "block 0 of m: expression '(tan x0)' is none: such as (mul (sigmoid x0) x1)",
+        ),
+        ("unmade", "return b.operator('norm', name, ('h',), b.dims(x), b.dims(x))", "block 0 of m: KeyError: 'h'"),
+        (
+            "unread",
+            "return b.pointwise(name, '(neg x1)', x, x)",
+            "block 0 of m: expression '(neg x1)' of operator model.layers.0 must read its 2 inputs x0, x1, ...",
+        ),
+    ],
+)
+def test_a_family_that_does_not_build_its_blocks_is_refused(
+    name: str, code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AutoshardError) as refused:
+        parameter_count(mistaken_model(name, code, tmp_path, monkeypatch))
+    entry = f"mistaken_{name}"
+    assert str(refused.value).startswith(f"family {entry} (mistaken-{name} 1.0) does not build {said}")
+
+
+def mistaken_model(name: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    """A model of a family of its own whose block goes on with this line."""
+    entry = f"mistaken_{name}"
+    package(folder, f"mistaken-{name}", "models", f"{entry} = {entry}:FAMILY", f"{FAMILY_WITH_MISTAKE}    {code}\n")
+    monkeypatch.syspath_prepend(folder)
+    return autoshard.model({**TINY, "model_type": entry, "_name_or_path": "m"})
+
+
+@pytest.mark.parametrize("first", [1, 7])
+def test_blocks_that_differ_unsaid_are_refused(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"return x if layer < {first} else added(b, name, x)"
+    model = mistaken_model(f"from_{first}", code, tmp_path, monkeypatch)
+    said = (
+        f"blocks 0 and {first} of m are of one kind by layer_types, mlp_layer_types and position_types, but family "
+        f"mistaken_from_{first} (mistaken-from_{first} 1.0) builds different ones; one of these fields must tell them "
+        "apart"
+    )
+    known = autoshard.plan({**TINY, "model_type": "llama", "_name_or_path": "m"}, nodes=1, global_batch=64)
+    for use in (
+        lambda: autoshard.plan(model, nodes=1, global_batch=64, backend="torch"),
+        lambda: autoshard.score(known.strategy, model, nodes=1, global_batch=64, backend="torch"),
+        lambda: autoshard.validate(replace(known, model=model)),
+    ):
+        with pytest.raises(AutoshardError) as refused:
+            use()
+        assert str(refused.value).endswith(said)
+
+
+def test_blocks_may_differ_in_a_factor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "return b.pointwise(name + '.more', f'(mul {1 / (1 + layer)!r} x0)', added(b, name, x, alpha=0.5**layer))"
+    assert parameter_count(mistaken_model("factor", code, tmp_path, monkeypatch)) > 0
+
+
+def test_blocks_that_share_a_parameter_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mistaken_model("shared", "return gated_mlp(b, model, x, 'model.shared.mlp')", tmp_path, monkeypatch)
+    with pytest.raises(AutoshardError) as refused:
+        autoshard.plan(model, nodes=1, global_batch=64, backend="torch")
+    assert str(refused.value) == (
+        "block 0 and block 1 of m both have model.shared.mlp.gate_proj.weight in family mistaken_shared "
+        "(mistaken-shared 1.0); names of a block's parameters and operators must have its layer in them"
+    )
+
+
+@pytest.mark.parametrize(
+    "family", [one for one in dict.fromkeys(FAMILIES.values()) if one.is_published], ids=lambda family: family.folder
+)
+def test_what_is_built_in_would_pass(family: Family) -> None:
+    model = load_model(family.config_files[0].stem)
+    check_family(model, family, published_sizes(model), model.model_type)
+
+
 def test_hardware_is_known_by_its_instance(installed: Path) -> None:
     assert main(["plan", *SMALL, "--instance", "trn1.more", "--nodes", "2"]) == 0
     plan = autoshard.read_plan("plan.json")
@@ -180,6 +308,121 @@ def test_a_schedule_is_searched_only_where_it_is_asked_for(installed: Path) -> N
     assert main(["plan", *options, "-o", "usual.json"]) == 0
     assert autoshard.read_plan("usual.json").strategy.schedule in tuple(SCHEDULES)
     assert "eager" not in tuple(SCHEDULES) and "eager" in SCHEDULES
+
+
+def test_a_plan_claims_only_what_was_tried_of_its_schedule(installed: Path) -> None:
+    """Without a closed form no cut is tried but an even one and one by balance."""
+
+    def claimed(schedule: str) -> str:
+        return autoshard.search("llama3.2-1b", backend="torch", pp=4, tp=8, schedule=schedule).optimality
+
+    tried = "(pipelines of schedule eager are cut evenly or by balance, and recompute alike in all stages)"
+    assert claimed("eager").endswith(f"proven {tried}") or claimed("eager") == f"{OPTIMAL} {tried}"
+    assert "pipelines of schedule" not in claimed("1f1b")
+    assert "pipelines of schedule zero_bubble are cut" in claimed("zero_bubble")
+
+
+SCHEDULES_WITH_MISTAKES = """
+from dataclasses import replace
+
+from autoshard.schedules.orders import SCHEDULES, Schedule
+
+USUAL, APART = SCHEDULES["1f1b"].orders, SCHEDULES["zero_bubble"].orders
+
+
+def schedule(make, **more):
+    return Schedule("mistaken", lambda pp, m, vpp: "" if vpp == 1 else "one chunk", make, **more)
+
+
+def each(orders, change):
+    return lambda pp, m, vpp: [change(order) for order in orders(pp, m, vpp)]
+
+
+MISSING = schedule(each(USUAL, lambda order: order[:-1]))
+TWICE = schedule(each(USUAL, lambda order: order + order[-1:]))
+SHORT = schedule(lambda pp, m, vpp: USUAL(pp, m, vpp)[:-1])
+UNKNOWN = schedule(each(USUAL, lambda order: [("X" if one.kind == "B" else one.kind, *one[1:]) for one in order]))
+NUMBERED = schedule(each(USUAL, lambda order: [one._replace(microbatch=one.microbatch + 1) for one in order]))
+NO_WEIGHTS = schedule(each(APART, lambda order: [one for one in order if one.kind != "W"]), weights_apart=True)
+UNSAID = schedule(APART)
+WARM = schedule(SCHEDULES["gpipe"].orders, warm_up=SCHEDULES["1f1b"].warm_up)
+RAISING = schedule(lambda pp, m, vpp: 1 / 0)
+NO_ORDERS = schedule(lambda pp, m, vpp: None)
+OBJECTING = replace(RAISING, objection=lambda pp, m, vpp: {}["pp"])
+"""
+"""Schedules of a package, each with one mistake."""
+A_STEP = "a step needs F and then B"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MISSING", f"has F7.0 of microbatch 7 in chunk 0 of rank 0; {A_STEP}"),
+        ("TWICE", f"has F7.0 B7.0 B7.0 of microbatch 7 in chunk 0 of rank 0; {A_STEP}"),
+        ("SHORT", "has the orders of 3 ranks; it needs those of pp=4"),
+        ("UNKNOWN", f"has F0.0 X0.0 of microbatch 0 in chunk 0 of rank 0; {A_STEP}"),
+        ("NUMBERED", f"has nothing of microbatch 0 in chunk 0 of rank 0; {A_STEP}"),
+        ("NO_WEIGHTS", f"has F0.0 I0.0 of microbatch 0 in chunk 0 of rank 0; {A_STEP}, or F, I and W"),
+        (
+            "UNSAID",
+            f"has F0.0 I0.0 W0.0 of microbatch 0 in chunk 0 of rank 0; {A_STEP}; I and W go with weights_apart=True",
+        ),
+        (
+            "WARM",
+            (
+                "has orders of rank 0 that are not those of `alternate` with its warm_up=4; without warm_up what a "
+                "rank holds is counted from the orders"
+            ),
+        ),
+        ("RAISING", "fails with pp=4, num_microbatches=8 and vpp=1: ZeroDivisionError: division by zero"),
+        ("NO_ORDERS", "fails with pp=4, num_microbatches=8 and vpp=1: TypeError: 'NoneType' object is not iterable"),
+        ("OBJECTING", "fails with pp=4, num_microbatches=8 and vpp=1: KeyError: 'pp'"),
+    ],
+)
+def test_a_schedule_with_wrong_orders_is_refused_wherever_it_is_used(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = f"mistaken_{name.lower()}"
+    package(tmp_path, "mistaken-orders", "schedules", f"{entry} = mistaken_orders:{name}", SCHEDULES_WITH_MISTAKES)
+    monkeypatch.syspath_prepend(tmp_path)
+    inputs: dict[str, Any] = {"nodes": 1, "seq_len": 2048, "global_batch": 32, "backend": "torch"}
+    known = autoshard.plan("llama3.2-1b", tp=8, pp=4, micro_batch=4, schedule="1f1b", **inputs)
+    written = json.loads(known.save(tmp_path / "plan.json").read_text())
+    written["strategy"]["schedule"] = written["inputs"]["pins"]["schedule"] = written["schedule"]["name"] = entry
+    (tmp_path / "mistaken.json").write_text(json.dumps(written))
+    for use in (
+        lambda: autoshard.plan("llama3.2-1b", tp=8, pp=4, micro_batch=4, schedule=entry, **inputs),
+        lambda: autoshard.score(replace(known.strategy, schedule=entry), "llama3.2-1b", **inputs),
+        lambda: autoshard.validate(tmp_path / "mistaken.json"),
+        lambda: actions(entry, 4, 8),
+    ):
+        with pytest.raises(AutoshardError) as refused:
+            use()
+        assert str(refused.value).endswith(f"schedule {entry} (mistaken-orders 1.0) {said}")
+
+
+def test_a_schedule_that_waits_for_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Schedule("turned", SCHEDULES["1f1b"].objection, lambda *sizes: SCHEDULES["1f1b"].orders(*sizes)[::-1])
+    monkeypatch.setitem(SCHEDULES, "turned_around", turned)
+    with pytest.raises(AutoshardError, match=r"^the schedule deadlocks: rank 0 before B0\.0, rank 1 before F1\.0,"):
+        autoshard.plan("llama3.2-1b", nodes=1, backend="torch", tp=8, pp=4, schedule="turned_around")
+
+
+def test_an_empty_objection_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of reasons that are joined is empty where there is none."""
+    monkeypatch.setitem(SCHEDULES, "no_reason", replace(SCHEDULES["1f1b"], objection=lambda pp, m, vpp: ""))
+    schedule = SCHEDULES["no_reason"]
+    assert schedule.accepts_chunks(4, 1) and schedule.objection_to(4, 8, 1) is None
+    check_schedule("no_reason", 4, 8, 1)
+    plan = autoshard.plan("llama3.2-1b", nodes=1, backend="torch", tp=8, pp=4, schedule="no_reason", vpp=1)
+    assert plan.strategy.schedule == "no_reason"
+
+
+@pytest.mark.parametrize("label", ["with {nothing}", "with {}", "with {", "with {vpp.more}"])
+def test_a_label_names_what_a_page_knows(label: str) -> None:
+    with pytest.raises(AutoshardError) as refused:
+        Schedule(label, lambda pp, m, vpp: None, SCHEDULES["1f1b"].orders)
+    assert str(refused.value) == f"label={label!r} of a Schedule may have {{vpp}} alone in braces"
 
 
 def test_a_plan_says_who_searched_and_loads_without_it(
