@@ -14,7 +14,7 @@ from autoshard.planner.choice import Choice
 from autoshard.planner.compiling import compile_notes
 from autoshard.planner.priced import Clock, PricedLayouts
 from autoshard.planner.ranking import Timed, describe
-from autoshard.plans.search_result import OPTIMAL, PathSummary, Pins, not_tried
+from autoshard.plans.search_result import OPTIMAL, PathSummary, Pins, pipelines_not_tried, sets_not_tried
 from autoshard.spec.cluster import Cluster
 
 PROVEN = 1e-6
@@ -24,7 +24,10 @@ PROVEN = 1e-6
 def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """A sentence on what is proven about the chosen layout."""
     behind = fastest[place].step_time_s / fastest[0].step_time_s - 1
-    but = not_tried(problem.backend, pins.schedule) if len(problem.model.kinds) == 1 else _chunks_tried(problem)
+    alike = len(problem.model.kinds) == 1
+    left = pipelines_not_tried(problem.backend, pins.schedule) if alike else _chunks_not_tried(problem)
+    left += sets_not_tried(problem.backend, pins)
+    but = f" ({'; '.join(left)})" if left else ""
     if gap + behind <= PROVEN:
         return OPTIMAL + but
     stopped = "" if clock.in_time() else f"stopped {clock.why_ended}: "
@@ -34,11 +37,11 @@ def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, g
     return f"{words}; it takes {100 * behind:.2g} % longer than the fastest that was found, which a note explains"
 
 
-def _chunks_tried(problem: Problem) -> str:
+def _chunks_not_tried(problem: Problem) -> tuple[str, ...]:
     """The choices that a search over blocks of several kinds does not try, in words; cuts and sets by stage it does."""
     if chunks_are_alike(problem):
-        return ""
-    return f" (pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks)"
+        return ()
+    return (f"pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks",)
 
 
 def room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed) -> Iterator[str]:

@@ -98,17 +98,25 @@ OPTIMAL = "optimal within this model: no layout is faster, however it is cut int
 every choice of recompute sets by virtual stage."""
 
 
-def not_tried(backend: str, pinned: str | None = None) -> str:
-    """The choices that a search does not try, in words behind OPTIMAL; nothing where it tries everything.
+def pipelines_not_tried(backend: str, pinned: str | None = None) -> tuple[str, ...]:
+    """The pipelines that a search does not try, in words behind OPTIMAL; nothing where it tries all of them.
 
     pinned: the schedule that all layouts have, of a plug-in too; None where it is searched among those built in.
     """
     searched = SCHEDULES if pinned is None else (pinned,)
     names = [name for name in searched if not SCHEDULES[name].stages_are_free and BACKENDS[backend].runs_schedule(name)]
     if not names:
-        return ""
+        return ()
     which = " and ".join(names)
-    return f" (pipelines of schedule {which} are cut evenly or by balance, and recompute alike in all stages)"
+    return (f"pipelines of schedule {which} are cut evenly or by balance, and recompute alike in all stages",)
+
+
+def sets_not_tried(backend: str, pins: Pins) -> tuple[str, ...]:
+    """The recompute sets that a search does not try, in words behind OPTIMAL; nothing where no other one is better."""
+    sets = BACKENDS[backend].recompute_sets
+    if sets is None or pins.recompute is not None or pins.beaten_path:
+        return ()
+    return (f"recompute is one of {len(sets)} sets; --recompute takes any",)
 
 
 @dataclass(frozen=True)

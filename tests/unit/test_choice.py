@@ -103,6 +103,14 @@ def test_the_choice_does_not_depend_on_how_many_are_shown() -> None:
     assert few.best == many.best and not few.runners_up
 
 
+def test_the_claim_names_the_recompute_sets_that_are_left_out() -> None:
+    tried = f"(recompute is one of {len(NXD_SETS)} sets; --recompute takes any)"
+    assert search(MODEL, TRAINING, TRN1, backend="nxd", top=0).optimality.endswith(tried)
+    for pins in (Pins(recompute="full"), Pins(beaten_path=True)):
+        assert tried not in search(MODEL, TRAINING, TRN1, pins, backend="nxd", top=0).optimality
+    assert "recompute is one of" not in search(MODEL, TRAINING, TRN1, backend="torch", top=0).optimality
+
+
 def test_nxd_has_a_few_sets_and_torch_all_that_are_useful() -> None:
     few = recompute_sets(Problem(MODEL, TRAINING, TRN1, "nxd"), Pins())
     assert few == NXD_SETS and set(COMMON_SETS) < set(few) < set(EVERY_SET)
