@@ -67,7 +67,7 @@ class StageModule(nn.Module):
 
         def make(step: Step) -> Instruction:
             one = _instruction(context, step, attends)
-            return _checked(one) if debug_nan else one
+            return _checked(one, step) if debug_nan else one
 
         def bring(bucket: ShardedBucket) -> Instruction:
             assert sharded is not None
@@ -129,15 +129,18 @@ def _replayable(section: Section, parameters: Environment) -> Callable[..., tupl
     return run
 
 
-def _checked(one: Instruction) -> Instruction:
-    """The instruction, which raises where its result is not finite."""
+def _checked(one: Instruction, step: Step) -> Instruction:
+    """The step's instruction, which raises where its result is not finite."""
+    names = [one.name]
+    if isinstance(step, GatherEinsumStep):
+        names = [einsum.operator.name for einsum in step.einsums]
 
     def run(*values: torch.Tensor) -> Any:
         result = one.run(*values)
-        for value in result if isinstance(result, tuple) else (result,):
+        for name, value in zip(names, result if isinstance(result, tuple) else (result,), strict=True):
             if not value.isfinite().all():
                 what = "nan" if value.isnan().any() else "inf"
-                raise AutoshardError(f"{one.name} is the first operator with {what}")
+                raise AutoshardError(f"{name} is the first operator with {what}")
         return result
 
     return replace(one, run=run)
