@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,20 @@ def test_what_is_not_saved_says_what_there_is(
     line = "checkpoint of step {} NOT saved, " + there.format(tmp_path) + ": rank 0: no room"
     assert said == [f"{line.format(step)}; training goes on" for step in range(room + 1, 3)]
     assert saved.unsaved == line.format(3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_state_that_is_not_finite_replaces_no_checkpoint(tmp_path: Path, value: float) -> None:
+    one = session(0)
+    said: list[str] = []
+    train(one)
+    saved = Checkpoints(one, replace(options(tmp_path), keep=1, synchronous=True), 0, said.append)
+    saved.after_step(1, 1e-3, {}, last=False)
+    one.optimizer.masters()["model.norm.weight"][3] = value
+    saved.after_step(2, 1e-3, {}, last=False)
+    assert [path.name for path in tmp_path.glob("step*")] == ["step-00000001"]
+    there, why = f"the newest complete one in {tmp_path} is of step 1", "master of model.norm.weight has nan or inf"
+    assert said == [f"checkpoint of step 2 NOT saved, {there}: rank 0: {why}; training goes on"]
 
 
 def test_saves_that_catch_up_hold_one_copy_of_the_state(tmp_path: Path) -> None:
