@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from autoshard.checkpoint.directory import LocalStore
-from autoshard.checkpoint.store import Folder
+from autoshard.checkpoint.manifest import MANIFEST, read_manifest
+from autoshard.checkpoint.store import PLAN, Folder
 from autoshard.errors import AutoshardError
 from autoshard.models.stage import parameter_count
 from autoshard.runtime.launch import run_processes
@@ -16,7 +17,7 @@ from autoshard.runtime.trainer import checkpoint
 from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
-from tests.multiprocess.models import LLAMA
+from tests.multiprocess.models import LLAMA, MODELS
 from tests.multiprocess.saving_workers import session, train
 
 SLOW_S = 0.6
@@ -162,3 +163,26 @@ def test_each_byte_is_read_by_one_data_parallel_rank(tmp_path: Path) -> None:
         assert first[name]["same"] and second[name]["same"]
         assert first[name]["said"][-1].endswith(f"after step 1: {size} read by {readers} of 2 ranks")
         assert second[name]["said"] == []
+
+
+def test_a_resume_that_drops_other_tokens_says_so(tmp_path: Path) -> None:
+    """2 of 4 experts: the even share of 16 tokens is 8 slots, and 16 drop none."""
+    saving, resuming = options(tmp_path), replace(options(tmp_path), every=None, resume="auto")
+    one = session(0, model=MODELS["mixtral"])
+    train(one)
+    Checkpoints(one, saving, 0, print).after_step(1, 1e-3, {}, last=True)
+    said: list[str] = []
+    for factor in (1.0, 2.0):
+        one.plan = replace(one.plan, training=replace(one.plan.training, expert_capacity_factor=factor))
+        Checkpoints(one, resuming, 0, said.append).resume()
+    assert [line for line in said if not line.startswith("resumed from ")] == [
+        "each expert takes up to 16 of a sequence's 16 tokens from here on, 8 before: other tokens are dropped"
+    ]
+    folder = tmp_path / "step-00000001"  # as another program leaves it: without a plan
+    manifest = read_manifest(folder)
+    tensors = tuple(file for file in manifest.files if file.name != PLAN)
+    (folder / MANIFEST).write_text(replace(manifest, files=tensors).to_json())
+    (folder / PLAN).unlink()
+    said.clear()
+    Checkpoints(one, resuming, 0, said.append).resume()
+    assert len(said) == 1
