@@ -10,6 +10,7 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.search import search
+from autoshard.plans.expert_slots import other_slots
 from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.replanning.moved import Moved, moved
@@ -80,6 +81,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
         (
             *notes,
             *_notes(before, cluster, chosen, distance, fastest, fastest_distance),
+            *filter(None, [other_slots(before, _plan(before, cluster, chosen))]),
             *warnings(Problem(before.model, before.training, cluster, before.backend), chosen.strategy),
         ),
         pins,

@@ -16,6 +16,7 @@ from autoshard.files.option_values import number
 from autoshard.runtime.learning_rate import SCHEDULES
 
 PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
+_LARGEST_FP32 = 3.4e38
 DEVICES = ("auto", "cpu", "cuda", "neuron")
 
 
@@ -90,10 +91,12 @@ class RunOptions:
                 raise AutoshardError(f"{name}={value!r} must be a whole number of at least {least}")
         if self.seed > LARGEST_SEED:
             raise AutoshardError(f"seed={show(self.seed)} must be a whole number of at most {LARGEST_SEED:,}")
-        for name in ("learning_rate", "timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise AutoshardError(f"{name}={value!r} must be a finite number above 0")
+        if not 0 < self.learning_rate <= _LARGEST_FP32:
+            raise AutoshardError(
+                f"learning_rate={self.learning_rate!r} must be above 0 and at most {_LARGEST_FP32:g}, what FP32 holds"
+            )
+        if self.timeout_s is not None and not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
+            raise AutoshardError(f"timeout_s={self.timeout_s!r} must be a finite number above 0")
         if self.device not in DEVICES:
             raise AutoshardError(f"device={self.device!r} is not one of: {', '.join(DEVICES)}")
         if self.backend not in backend_names():

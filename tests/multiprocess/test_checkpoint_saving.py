@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autoshard.checkpoint.directory import LocalStore
-from autoshard.checkpoint.store import Folder
+from autoshard.checkpoint.manifest import MANIFEST, read_manifest
+from autoshard.checkpoint.store import PLAN, Folder
 from autoshard.errors import AutoshardError
 from autoshard.models.stage import parameter_count
 from autoshard.runtime.launch import run_processes
@@ -15,7 +17,7 @@ from autoshard.runtime.trainer import checkpoint
 from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
-from tests.multiprocess.models import LLAMA
+from tests.multiprocess.models import LLAMA, MODELS
 from tests.multiprocess.saving_workers import session, train
 
 SLOW_S = 0.6
@@ -111,6 +113,20 @@ def test_what_is_not_saved_says_what_there_is(
     assert saved.unsaved == line.format(3)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_state_that_is_not_finite_replaces_no_checkpoint(tmp_path: Path, value: float) -> None:
+    one = session(0)
+    said: list[str] = []
+    train(one)
+    saved = Checkpoints(one, replace(options(tmp_path), keep=1, synchronous=True), 0, said.append)
+    saved.after_step(1, 1e-3, {}, last=False)
+    one.optimizer.masters()["model.norm.weight"][3] = value
+    saved.after_step(2, 1e-3, {}, last=False)
+    assert [path.name for path in tmp_path.glob("step*")] == ["step-00000001"]
+    there, why = f"the newest complete one in {tmp_path} is of step 1", "master of model.norm.weight has nan or inf"
+    assert said == [f"checkpoint of step 2 NOT saved, {there}: rank 0: {why}; training goes on"]
+
+
 def test_saves_that_catch_up_hold_one_copy_of_the_state(tmp_path: Path) -> None:
     outcome = run_processes(
         "tests.multiprocess.saving_workers:memory_of_saves",
@@ -147,3 +163,26 @@ def test_each_byte_is_read_by_one_data_parallel_rank(tmp_path: Path) -> None:
         assert first[name]["same"] and second[name]["same"]
         assert first[name]["said"][-1].endswith(f"after step 1: {size} read by {readers} of 2 ranks")
         assert second[name]["said"] == []
+
+
+def test_a_resume_that_drops_other_tokens_says_so(tmp_path: Path) -> None:
+    """2 of 4 experts: the even share of 16 tokens is 8 slots, and 16 drop none."""
+    saving, resuming = options(tmp_path), replace(options(tmp_path), every=None, resume="auto")
+    one = session(0, model=MODELS["mixtral"])
+    train(one)
+    Checkpoints(one, saving, 0, print).after_step(1, 1e-3, {}, last=True)
+    said: list[str] = []
+    for factor in (1.0, 2.0):
+        one.plan = replace(one.plan, training=replace(one.plan.training, expert_capacity_factor=factor))
+        Checkpoints(one, resuming, 0, said.append).resume()
+    assert [line for line in said if not line.startswith("resumed from ")] == [
+        "each expert takes up to 16 of a sequence's 16 tokens from here on, 8 before: other tokens are dropped"
+    ]
+    folder = tmp_path / "step-00000001"  # as another program leaves it: without a plan
+    manifest = read_manifest(folder)
+    tensors = tuple(file for file in manifest.files if file.name != PLAN)
+    (folder / MANIFEST).write_text(replace(manifest, files=tensors).to_json())
+    (folder / PLAN).unlink()
+    said.clear()
+    Checkpoints(one, resuming, 0, said.append).resume()
+    assert len(said) == 1

@@ -300,13 +300,17 @@ def test_a_position_leads_back_to_its_step(stream: TokenStream, step: int) -> No
 def test_a_position_in_other_data_is_refused() -> None:
     stream = TokenStream(np.arange(100, dtype=np.int32), 4, 7, seed=1, digest="a")
     position = stream.position(3)
-    assert position == DataPosition(12, 1, "a")
+    assert position == DataPosition(12, 1, "a", 7)
     for other, message in (
         (
             replace(position, digest="b"),
             "saved with other data or tokenizer, text_field, packing or document_mask: the order of rows",
         ),
         (replace(position, seed=2), "saved with seed=2, not 1: the order of rows would be another"),
+        (
+            replace(position, digest="b", sequence_length=15),  # rows of conversations have a digest for each length
+            r"seq_len=15, not 7 \(give a plan with seq_len=15, or start anew with the checkpoint as weights\): the",
+        ),
         (replace(position, sequences=13), "13 sequences, is in the middle of a batch of 4"),
     ):
         with pytest.raises(AutoshardError, match=message):
@@ -315,12 +319,21 @@ def test_a_position_in_other_data_is_refused() -> None:
         ({"sequences": "12"}, "sequences='12' of the data position must be a whole number from 0 to"),
         ({"sequences": -4}, "sequences=-4 of the data position must be a whole number from 0 to"),
         ({"seed": "1"}, "the data position.seed is '1'; it must be a whole number"),
-        ({"rows": 1}, "the data position has a field that is not known: 'rows'; known: sequences, seed, digest"),
+        (
+            {"rows": 1},
+            "the data position has a field that is not known: 'rows'; known: sequences, seed, digest, sequence_length",
+        ),
+        ({"sequence_length": 0}, "the data position.sequence_length is 0; it must be a whole number of at least 1"),
     ):
         with pytest.raises(AutoshardError, match=f"^{message}"):
             from_json(DataPosition, {"sequences": 12, "seed": 1, "digest": "a", **changed}, "the data position")
     with pytest.raises(AutoshardError, match=r"^the data position lacks digest$"):
         from_json(DataPosition, {"sequences": 12, "seed": 1}, "the data position")
+
+
+def test_an_older_position_does_not_say_how_long_rows_are() -> None:
+    stream = TokenStream(np.arange(100, dtype=np.int32), 4, 7, seed=1, digest="a")
+    assert stream.step_at(from_json(DataPosition, {"sequences": 12, "seed": 1, "digest": "a"}, "saved")) == 3
 
 
 def test_seeds_differ() -> None:

@@ -16,6 +16,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
 from autoshard.planner.search import search
+from autoshard.plans.expert_slots import other_slots
 from autoshard.plans.plan import Plan, make_plan, operator_choices
 from autoshard.plans.plan_json import plan_to_json, write_plan
 from autoshard.plans.prices import priced
@@ -27,7 +28,7 @@ from autoshard.replanning.moved import MOST_RANKS, moved, sample
 from autoshard.replanning.replan import LITTLE, WORTH
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.multiprocess.models import LLAMA
+from tests.multiprocess.models import LLAMA, MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 
 STATE = 3 * 4 * parameter_count(LLAMA)
@@ -119,6 +120,20 @@ def test_the_new_plan_has_the_warnings_of_its_layout() -> None:
     expected = warnings(Problem(model, training, found.cluster, "nxd"), found.strategy)
     assert expected[0].startswith("tp=32 replicates 8 key-value heads")
     assert found.notes[-len(expected) :] == expected
+
+
+def test_a_plan_whose_experts_drop_other_tokens_says_so() -> None:
+    """The busiest of 4 ranks of experts gets twice the mean; a rank that has all experts gets the mean."""
+    model, cluster, chosen = MODELS["mixtral"], load_cluster("trn1.32xlarge", 2), strategy(dp=64, ep=4)
+    training = TrainingSpec(64, 64, FP32, expert_imbalance=2.0)
+    before = make_plan(model, training, cluster, "torch", chosen, estimate(model, training, cluster, chosen))
+    found = replan(before, 1).plan
+    assert found.strategy.ep == 1
+    said = "each expert takes up to 32 of a sequence's 64 tokens from here on, 64 before: other tokens are dropped"
+    assert found.notes[-1] == said
+    assert other_slots(before, found) == said
+    none_dropped = replace(before, training=replace(training, expert_capacity_factor=4.0))
+    assert other_slots(before, none_dropped) == ""
 
 
 def test_what_does_not_fit_is_one_error(sixteen: Plan) -> None:

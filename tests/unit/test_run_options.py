@@ -17,7 +17,9 @@ from tests.multiprocess.plans import FP32, plan_of, strategy
     ("values", "message"),
     [
         ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be above 0 and at most 3.4e+38, what FP32 holds"),
+        ({"learning_rate": 2e39}, "learning_rate=2e+39 must be above 0 and at most 3.4e+38, what FP32 holds"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf must be a finite number above 0"),
         ({"seed": 2**70}, "seed=1180591620717411303424 must be a whole number of at most 9,223,372,036,854,775,807"),
         ({"lr_schedule": "step"}, "lr_schedule='step' is not one of: constant, linear, cosine"),
         ({"eval_fraction": 1.5}, "eval_fraction=1.5 must be between 0 and 1"),

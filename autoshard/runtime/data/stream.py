@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Checked
+from autoshard.files.codec import Absence, Checked, Count
 from autoshard.files.fields import LARGEST, check_integer
 from autoshard.runtime.data.shuffle import hashed, shuffled
 from autoshard.runtime.data.token_file import TokenFile
@@ -30,12 +30,14 @@ _WITHOUT = " without the last "
 class DataPosition:
     """How far a run is in its data: all that a checkpoint needs so that the next run goes on with the next row.
 
-    sequences: rows taken so far, over all epochs. seed: of the order. digest: of the tokens.
+    sequences: rows taken so far, over all epochs. seed: of the order. digest: of the tokens. sequence_length: of a row,
+    one token less than it has; None in the checkpoints of an older autoshard, which go on at any length.
     """
 
     sequences: Annotated[int, Checked(partial(check_integer, at_least=0, at_most=LARGEST**2))]
     seed: int
     digest: str
+    sequence_length: Annotated[Count | None, Absence.READ] = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,13 @@ class TokenStream:
 
     def position(self, step: int) -> DataPosition:
         """The position in the data before this step."""
-        return DataPosition(step * self.global_batch_size, self.seed, self.digest)
+        return DataPosition(step * self.global_batch_size, self.seed, self.digest, self.sequence_length)
 
     def step_at(self, position: DataPosition) -> int:
         """The step that goes on from there. Raises AutoshardError when it is a position in other data."""
-        if (position.seed, position.digest) != (self.seed, self.digest):
-            what = f"seed={position.seed}, not {self.seed}" if position.seed != self.seed else self._other(position)
-            raise AutoshardError(f"the data position was saved with {what}: the order of rows would be another")
+        difference = self._difference(position)
+        if difference:
+            raise AutoshardError(f"the data position was saved with {difference}: the order of rows would be another")
         step, rest = divmod(position.sequences, self.global_batch_size)
         if rest:
             raise AutoshardError(
@@ -97,8 +99,16 @@ class TokenStream:
             )
         return step
 
-    def _other(self, position: DataPosition) -> str:
-        """A sentence on how the data at `position` differ from these, and what would work."""
+    def _difference(self, position: DataPosition) -> str:
+        """The first difference that puts the rows at `position` in another order, and what would work; '' without."""
+        if position.seed != self.seed:
+            return f"seed={position.seed}, not {self.seed}"
+        if position.sequence_length not in (None, self.sequence_length):
+            before = position.sequence_length
+            cure = f"give a plan with seq_len={before}, or start anew with the checkpoint as weights"
+            return f"seq_len={before}, not {self.sequence_length} ({cure})"
+        if position.digest == self.digest:
+            return ""
         (theirs, before), (ours, now) = _without(position.digest), _without(self.digest)
         if theirs != ours:
             return "other data or tokenizer, text_field, packing or document_mask"

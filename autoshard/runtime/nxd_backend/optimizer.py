@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from neuronx_distributed.trainer.trainer import initialize_parallel_optimizer
 from torch import distributed as dist
 from torch import nn
 
-from autoshard.errors import AutoshardError
+from autoshard.runtime.not_finite import check_finite
 from autoshard.runtime.nxd_backend.layers import Held
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 
@@ -90,8 +90,7 @@ class NxdOptimizer:
                 dist.all_reduce(_gradient(one.parameter), group=state.get_kv_shared_group())
         self._nxd.step()
         norm = float(self._norm if self._norm is not None else self._nxd.grad_norm)
-        if not isfinite(norm):
-            raise AutoshardError(f"the gradient norm is {norm}")
+        check_finite("the gradient norm", norm)
         if keep_gradients and not self._settings.zero:
             scale = min(1.0, self._settings.max_gradient_norm / (norm + 1e-6))
             self._summed = {id(one.parameter): _gradient(one.parameter) / scale for one in self.owned}

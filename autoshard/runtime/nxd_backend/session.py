@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Program
 from autoshard.layout.context_parallel import sequence_pieces
 from autoshard.plans.plan import Plan
+from autoshard.runtime.not_finite import check_finite
 from autoshard.runtime.nxd_backend import configuration
 from autoshard.runtime.nxd_backend.layers import mark
 from autoshard.runtime.nxd_backend.library import (
@@ -124,8 +125,7 @@ class NxdSession:
         self._on_action("forwards and backwards")
         loss = self._run(inputs, labels)
         self._on_action("summing gradients and updating parameters")
-        if not isfinite(loss):
-            raise AutoshardError(f"the loss is {loss}; --backend torch --debug-nan names the operator it comes from")
+        check_finite("the loss", loss)
         norm = self.optimizer.step(learning_rate, keep_gradients)
         mark_step()
         return StepResult(loss, norm)

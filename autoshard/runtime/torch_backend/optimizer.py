@@ -7,16 +7,15 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from math import isfinite
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from autoshard.errors import AutoshardError
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import BucketKey, bucket_key
 from autoshard.layout.mesh import Mesh
+from autoshard.runtime.not_finite import check_finite
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.devices import computes
@@ -119,8 +118,7 @@ class ShardedAdamW:
         norm = self._norm(shards)
         if self.buckets and not computes(self.buckets[0].master.device):
             norm = 0.0
-        if not isfinite(norm):
-            raise AutoshardError(f"the gradient norm is {norm}")
+        check_finite("the gradient norm", norm)
         scale = min(1.0, s.max_gradient_norm / (norm + 1e-6))
         for bucket, shard, update in zip(self.buckets, shards, self._updates, strict=True):
             decay = s.weight_decay if bucket.key.decay else 0.0

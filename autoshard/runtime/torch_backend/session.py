@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from math import isfinite
 
 import torch
 import torch.distributed as dist
 
 from autoshard.checkpoint.layout import Shard, rank_shards
-from autoshard.errors import AutoshardError
 from autoshard.graph.operator_kind import DOCUMENT_STARTS, SEQUENCE_KEYS
 from autoshard.graph.partition import Program
 from autoshard.layout.buckets import tied_parameters
@@ -19,6 +17,7 @@ from autoshard.models.prediction import NEXT_IDS, NEXT_LABELS
 from autoshard.models.stage import published_sizes
 from autoshard.plans.plan import Plan
 from autoshard.runtime.data.stream import NOT_LEARNED
+from autoshard.runtime.not_finite import check_finite
 from autoshard.runtime.session import StepResult, Tokens
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import in_pieces
@@ -135,8 +134,7 @@ class Session:
         loss = self._total_loss(losses, weight)
         if not computes(self.device):
             loss = 0.0
-        if not isfinite(loss):
-            raise AutoshardError(f"the loss is {loss}; --debug-nan names the operator that it comes from")
+        check_finite("the loss", loss)
         return StepResult(loss, self.optimizer.step(learning_rate, keep_gradients))
 
     def evaluate(self, inputs: Tokens, labels: Tokens, starts: Tokens | None = None) -> float:

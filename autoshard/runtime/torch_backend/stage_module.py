@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoshard.errors import AutoshardError
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.plans.stage_sections import Instruction, Section, sections, signature
+from autoshard.runtime.not_finite import NotFinite
 from autoshard.runtime.torch_backend.collectives import Lent, Started, gather_starts, redistribution, transition_moves
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import Context
@@ -37,7 +37,7 @@ class StageModule(nn.Module):
     as '/'.
 
     parameters: local tensors by name, already in the program's storage states. weights_apart: backward leaves gradients
-    of weights in `later`. debug_nan: AutoshardError at the first operator whose result is not finite. sharded: where
+    of weights in `later`. debug_nan: NotFinite at the first operator whose result is not finite. sharded: where
     the other parameters are under ZeRO-2 and -3. compiler: compiles what lies between collectives; None leaves it as it
     is.
     """
@@ -67,7 +67,7 @@ class StageModule(nn.Module):
 
         def make(step: Step) -> Instruction:
             one = _instruction(context, step, attends)
-            return _checked(one) if debug_nan else one
+            return _checked(one, step) if debug_nan else one
 
         def bring(bucket: ShardedBucket) -> Instruction:
             assert sharded is not None
@@ -129,15 +129,18 @@ def _replayable(section: Section, parameters: Environment) -> Callable[..., tupl
     return run
 
 
-def _checked(one: Instruction) -> Instruction:
-    """The instruction, which raises where its result is not finite."""
+def _checked(one: Instruction, step: Step) -> Instruction:
+    """The step's instruction, which raises where its result is not finite."""
+    names = [one.name]
+    if isinstance(step, GatherEinsumStep):
+        names = [einsum.operator.name for einsum in step.einsums]
 
     def run(*values: torch.Tensor) -> Any:
         result = one.run(*values)
-        for value in result if isinstance(result, tuple) else (result,):
+        for name, value in zip(names, result if isinstance(result, tuple) else (result,), strict=True):
             if not value.isfinite().all():
                 what = "nan" if value.isnan().any() else "inf"
-                raise AutoshardError(f"{one.name} is the first operator with {what}")
+                raise NotFinite(f"{name} is the first operator with {what}")
         return result
 
     return replace(one, run=run)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from autoshard.backends.registry import BACKENDS
 from autoshard.plans.plan import Plan
 from autoshard.runtime.learning_rate import learning_rate
+from autoshard.runtime.not_finite import naming_step
 from autoshard.runtime.session import Compiles, Runtime, Session
 from autoshard.runtime.torch_backend.devices import group_timeout
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
@@ -39,7 +40,8 @@ def check_step(
     session = _session(exact, arguments, device, reporter, "FP32 check step")
     _compiler_of(session, reporter, "a step in FP32 comes first, to be compared")
     inputs, labels = data.learned.batch(0)
-    outcome = session.step(inputs, labels, 0.0, keep_gradients=True, starts=data.learned.documents(0))
+    with naming_step(session, arguments):
+        outcome = session.step(inputs, labels, 0.0, keep_gradients=True, starts=data.learned.documents(0))
     return session, {"loss": outcome.loss, "gradient_norm": outcome.gradient_norm}
 
 
@@ -80,13 +82,15 @@ def train_steps(
         start = perf_counter()
         session.label, session.steps_done = f"step {step + 1}", step
         rate = learning_rate(arguments.lr_schedule, step, steps, arguments.learning_rate, arguments.warmup_steps)
-        with profiler.step() if profiler and step in profiled else nullcontext():
+        watched = profiler.step() if profiler and step in profiled else nullcontext()
+        with watched, naming_step(session, arguments):
             outcome = session.step(inputs, labels, rate, keep_gradients=keep and step == steps - 1, starts=starts)
         times.append(perf_counter() - start)
         losses.append(outcome.loss)
         norms.append(outcome.gradient_norm)
         if data.held_out is not None and ((step + 1) % every == 0 or step == steps - 1):
-            held_out_losses[step] = evaluate(session, data.held_out, arguments.eval_batches)
+            with naming_step(session, arguments):
+                held_out_losses[step] = evaluate(session, data.held_out, arguments.eval_batches)
         if reporter.rank == 0:
             measured = {"held_out_loss": held_out_losses[step]} if step in held_out_losses else {}
             speed = {"step_time_s": times[-1], "tokens_per_s": inputs.size / times[-1]}
