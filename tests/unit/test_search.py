@@ -22,7 +22,7 @@ from autoshard.models.registry import load_model
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
-from autoshard.planner.smallest_cluster import larger_clusters
+from autoshard.planner.smallest_cluster import larger_clusters, shortage
 from autoshard.plans.search_result import OPTIMAL, Pins, SearchResult
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster, Link, load_cluster
@@ -347,7 +347,7 @@ def test_tied_embeddings_keep_gpt3_off_nxd_pipelines() -> None:
     with pytest.raises(NoLayoutFits) as error:
         search(GPT3, training, TRN1)
     assert str(error.value).endswith(
-        "no cluster of up to 4,096 nodes would do: "
+        "none of 32, 64, 128, ... 4,096 nodes would do: "
         "on 4,096 nodes pp=64 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1"
     )
     assert search(GPT3, training, TRN1, Pins(zero=1), "torch").best.strategy.pp > 1
@@ -453,7 +453,10 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
             "llama3-70b",
             2,
             Pins(tp=1),
-            "the nearest, 4,096 nodes with pp=64 dp=256 cp=8, microbatch 1, full recompute, needs 18.5 GB",
+            (
+                "the nearest that is known, 4,096 nodes with pp=64 dp=256 cp=8, microbatch 1, full recompute, "
+                "needs 18.5 GB"
+            ),
         ),
         (
             "llama3.1-405b",
@@ -479,8 +482,37 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
 def test_where_no_cluster_would_do_the_reason_is_the_one(model: str, nodes: int, pins: Pins, message: str) -> None:
     with pytest.raises(NothingFits) as error:
         search(load_model(model), TRAINING, load_cluster("trn1.32xlarge", nodes), pins)
-    assert str(error.value).endswith(f"; no cluster of up to 4,096 nodes would do: {message}")
-    assert error.value.without_reasons == str(error.value).partition("; no cluster of")[0]
+    sizes = ", ".join(map(str, (2 * nodes, 4 * nodes, 8 * nodes)))
+    assert str(error.value).endswith(f"; none of {sizes}, ... 4,096 nodes would do: {message}")
+    assert error.value.without_reasons == str(error.value).partition("; none of")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "batch", "backend", "pins", "nodes", "recompute"),
+    [  # other recompute sets than a full one replay less at a time
+        ("mixtral-8x7b", 8192, 96, "torch", Pins(tp=2, pp=2, zero=1), 8, " by-stage"),
+        ("llama2-70b", 4096, 32, "nxd", Pins(cp=2, microbatch_size=2), 4, " by-stage"),
+        # uneven stages hold less than even ones
+        ("gpt-neox-20b", 4096, 128, "torch", Pins(tp=2, recompute="none", zero=1), 2, " no"),
+    ],
+    ids=str,
+)
+def test_a_cluster_does_also_where_what_mostly_holds_least_does_not_fit(
+    model: str, length: int, batch: int, backend: str, pins: Pins, nodes: int, recompute: str
+) -> None:
+    training = TrainingSpec(length, batch, load_precision("mixed_precision"))
+    problem = Problem(load_model(model), training, load_cluster("trn1.32xlarge", 1), backend)
+    found = larger_clusters(problem, pins)[-1]
+    assert found.nodes == nodes and found.strategy is not None
+    assert estimate(*problem[:2], load_cluster("trn1.32xlarge", nodes), found.strategy).fits
+    said = shortage(problem, pins)
+    assert said.startswith(f"{nodes} nodes would fit (tp=") and said.endswith(f"{recompute} recompute)")
+
+
+def test_of_a_cluster_that_is_as_large_as_any_that_is_looked_at_no_larger_one_is_said() -> None:
+    with pytest.raises(NothingFits) as error:
+        search(load_model("llama3-70b"), TRAINING, load_cluster("trn1.32xlarge", 4096), Pins(tp=1))
+    assert str(error.value).endswith("; clusters of more than 4,096 nodes are not looked at")
 
 
 def test_a_larger_cluster_is_looked_for_among_powers_of_two_as_well() -> None:
