@@ -301,7 +301,7 @@ def test_nothing_fits_names_the_nearest_miss_and_what_would_fit() -> None:
     with pytest.raises(NoLayoutFits) as error:
         llama_70b(cluster=load_cluster("trn1.32xlarge", 1))
     text = str(error.value)
-    assert text.startswith("no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest needs ")
+    assert text.startswith("no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest looked at needs ")
     needed, _, cure = text.partition(" a device, which has 17.2 GB; ")
     assert cure.endswith(" recompute)") and " nodes would fit (tp=" in cure
     nodes = int(cure.split()[0])
@@ -336,7 +336,22 @@ def test_the_nearest_miss_is_the_smallest_of_all() -> None:
     with pytest.raises(NoLayoutFits) as error:
         search(*problem[:3], backend="nxd")
     smallest = min(one.fullest.total_bytes for one in needs)
-    assert f"the smallest needs {format_bytes(smallest)} a device" in str(error.value)
+    assert f"the smallest looked at needs {format_bytes(smallest)} a device" in str(error.value)
+
+
+def test_the_nearest_miss_is_no_bound_of_uneven_stages_and_sets_by_stage() -> None:
+    """A device with less than what the error names may be enough."""
+    h100, training = load_cluster("h100-80gb", 1), TrainingSpec(32768, 64, load_precision("mixed_precision"))
+
+    def searched(memory_bytes: float) -> SearchResult:
+        cluster = replace(h100, device=replace(h100.device, memory_bytes=memory_bytes))
+        return search(load_model("gemma2-27b"), training, cluster, Pins(tp=2, cp=1, zero=1), "torch", top=0)
+
+    with pytest.raises(NoLayoutFits) as error:
+        searched(42.8e9)
+    assert ": the smallest looked at needs 123 GB a device, which has 42.8 GB; " in str(error.value)
+    best = searched(121e9).best
+    assert best.estimate.fullest.total_bytes < 121e9 and len(set(best.strategy.recompute)) > 1
 
 
 TOY = toy_cluster(4, 0.1 * MB)
