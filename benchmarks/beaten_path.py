@@ -28,6 +28,7 @@ from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
+from benchmarks.one_error import one_error
 
 DATA = Path(__file__).parent / "data"
 MADE_BY = "python -m benchmarks.beaten_path"
@@ -182,6 +183,7 @@ def known(trainium: Sequence[Path], layouts: Sequence[Path], graphs: Sequence[Pa
     return Known(MADE_BY, paths(found, compiled), compiled, fit)
 
 
+@one_error
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--trainium", type=Path, nargs="+", default=sorted(DATA.glob("measured_trainium*.csv")))

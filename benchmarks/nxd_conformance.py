@@ -21,6 +21,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.json_file import read_json
 from autoshard.runtime.nxd_backend.rank_groups import GroupCase, rank_groups
 from autoshard.schedules import actions
+from benchmarks.one_error import one_error
 
 MAX_BYTES = 500_000_000
 GROUP_FIELDS = {"world": "world_size", "target": "platform", "lws": "local_world_size"}
@@ -121,6 +122,7 @@ def compare(what: str, found: Sequence[Case], differences: Callable[[Case], list
     return equal == len(found)
 
 
+@one_error
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.nxd_conformance", description=(__doc__ or "").split("\n")[0]
@@ -130,18 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.groups is None and given.schedules is None:
         parser.error("give --groups FILE, --schedules FILE or both")
-    try:
-        results = []
-        if given.groups is not None:
-            results.append(compare("groups", cases(given.groups, "groups", ("case",), "groups"), group_differences))
-        if given.schedules is not None:
-            needed = ("pp", "num_microbatches", "vpp")
-            results.append(
-                compare("schedules", cases(given.schedules, "schedules", needed, "order"), schedule_differences)
-            )
-    except AutoshardError as error:
-        print(f"nxd_conformance: error: {error}", file=sys.stderr)
-        return 2
+    results = []
+    if given.groups is not None:
+        results.append(compare("groups", cases(given.groups, "groups", ("case",), "groups"), group_differences))
+    if given.schedules is not None:
+        needed = ("pp", "num_microbatches", "vpp")
+        results.append(compare("schedules", cases(given.schedules, "schedules", needed, "order"), schedule_differences))
     return 0 if all(results) else 1
 
 

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder is no package
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from benchmarks.on_gpu_page import page
+from benchmarks.one_error import one_error
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -168,6 +169,7 @@ def _answer(lines: list[str]) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and ("result" in found or "error" in found) else None
 
 
+@one_error
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -186,17 +188,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if given.again:
         hardware.unlink(missing_ok=True)
-    try:
-        run = Run(options, file, QUICK_S if given.quick else None, given.again)
-        here = run.begin()
-        if here is None:
-            print(f"on_gpu: error: {run.found['parts']['environment']['error']}", file=sys.stderr)
-            return 2
-        for part in parts(given.device, given.quick, here["devices"]):
-            run.do(part)
-    except AutoshardError as error:
-        print(f"on_gpu: error: {error}", file=sys.stderr)
-        return 2
+    run = Run(options, file, QUICK_S if given.quick else None, given.again)
+    here = run.begin()
+    if here is None:
+        raise AutoshardError(run.found["parts"]["environment"]["error"])
+    for part in parts(given.device, given.quick, here["devices"]):
+        run.do(part)
     failed = [name for name, part in run.found["parts"].items() if "error" in part]
     print(f"{file.with_suffix('.md')}: {len(run.found['parts'])} parts, {len(failed)} without a result")
     return 1 if failed else 0

@@ -28,11 +28,13 @@ from autoshard.calibration.results.regimes import COVERAGE, interval, regime, we
 from autoshard.calibration.results.stack_fit import Linearised, Values, fitted_cases, predictions, row_weights
 from autoshard.calibration.results.usable import read_results
 from autoshard.cost.interval import picks
+from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.beaten_path import GIVEN_AWAY
 from autoshard.plans.plan_json import compact_json
 from benchmarks.fitted import DATA, Fitted, load
+from benchmarks.one_error import one_error
 
 FEATURES: Mapping[str, Callable[[Strategy], bool]] = {
     "tp=2": lambda s: s.tp == 2,
@@ -207,6 +209,7 @@ def keeping_lines(found: Mapping[str, Keeping]) -> list[str]:
     return table
 
 
+@one_error
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--gpu", type=Path, default=DATA / "measured_gpu.csv")
@@ -214,7 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep the numbers in results/path_surprise.json")
     options = parser.parse_args(arguments)
     results = read_results([options.gpu], None).gpus
-    assert results is not None, "the file names no GPUs"
+    if results is None:
+        told = "it has results on instance types; those on GPUs are asked for, as in measured_gpu.csv"
+        raise AutoshardError(f"gpu={options.gpu}: {told}")
     fitted = load()
     found = surprises(results.cases, fitted)
     timed = fitted_cases(results.cases, memory=False)

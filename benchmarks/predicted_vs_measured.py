@@ -35,6 +35,7 @@ from autoshard.cost.estimate import Estimate
 from autoshard.spec.cluster import Cluster, load_cluster
 from benchmarks.calibrated_cpu import calibrated_cpu, on_calibrated_cpu
 from benchmarks.fitted import DATA, Fitted, load
+from benchmarks.one_error import one_error
 from benchmarks.results_page import results_page
 from benchmarks.scores import KEYS, Scored, score
 
@@ -230,6 +231,7 @@ def table(board: dict[str, dict[str, float | int | None]]) -> Iterator[str]:
         yield f"{source:{width}} " + " ".join(cells)
 
 
+@one_error
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--trainium", type=Path, default=TRAINIUM)

@@ -82,6 +82,8 @@ def memory_values(
 ) -> tuple[float, ...]:
     """Bytes of one rank of one layout, in the order of MEMORY_TERMS. state: of its mesh."""
     memory = load_memory(load, state, precision, software)
+    # where the first block keeps less than others, blocks keep less, not the embedding that this was charged to
+    memory = memory._replace(kept=memory.kept + smallest(0.0, memory.ends), ends=largest(0.0, memory.ends))
     *terms, all_buckets, _ = memory
     buckets = largest(0.0, all_buckets - memory.in_work)
     return (*terms, buckets, device.reserved_memory_bytes + software.reserved_bytes)

@@ -60,7 +60,11 @@ class NothingFits(NoLayoutFits):
 
 def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) -> AutoshardError:
     """The error of a search without an answer: no layout is legal, or none fits and this is what would. bound_bytes:
-    what layouts need at least that were not priced."""
+    what layouts need at least that were not priced.
+
+    It names what the smallest needs of the layouts that were looked at one by one. Other cuts, and recompute sets by
+    stage, may need less: of these it is only known that none fits.
+    """
     cluster, name = problem.cluster, problem.model.name
     where = f"{cluster.nodes} x {cluster.instance}"
     if pins.beaten_path and (path := precedent(problem, pins)) is not None:
@@ -73,7 +77,7 @@ def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) ->
     needed = tally.nearest_miss(MEMORY)
     at_least = "at least " if bound_bytes <= needed else ""
     what = (
-        f"no layout fits {name} on {where}: the smallest needs {at_least}{format_bytes(needed)} a device, "
+        f"no layout fits {name} on {where}: the smallest looked at needs {at_least}{format_bytes(needed)} a device, "
         f"which has {format_bytes(cluster.device.memory_bytes)}"
     )
     return NothingFits(what, problem, pins)

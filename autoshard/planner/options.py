@@ -153,7 +153,8 @@ WHAT = (
         "NAME",
         "mixed_precision (bf16, FP32 master weights), bf16_sr (all bf16, stochastic rounding) or fp32; as "
         f"mixed_precision with linear layers in {', '.join(PRODUCT_FORMATS)} where the device has it; several joined "
-        "by commas, or auto: the fastest (default: mixed_precision)",
+        "by commas: the fastest of them; auto: the fastest of mixed_precision and these formats, never bf16_sr or fp32 "
+        "(default: mixed_precision)",
         "mixed_precision",
     ),
     Option(

@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from autoshard.backends.mesh_rules import tp_is_a_group_size
 from autoshard.backends.rules import Draft, KnownRules, Problem
+from autoshard.cost.fit_probability import levels
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.local_shape import hidden_bytes, local_shape
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.bounded import Bounded
 from autoshard.planner.candidates import check_pins, meshes, microbatch_sizes, variants, virtual_stages, zero_stages
+from autoshard.planner.choice import choose
 from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
+from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed, describe
+from autoshard.planner.rejections import Tally
+from autoshard.planner.watching import shown_to
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
 
@@ -38,8 +44,8 @@ FEW = 2
 
 
 class Attempt(NamedTuple):
-    """One number of nodes. ways: the layouts that hold least, as far as one is legal and has room for its state.
-    strategy: one of them that fits. frugal: what they need, where none does."""
+    """One number of nodes. ways: layouts that mostly hold least, as far as one is legal and has room for its state.
+    strategy: one that fits, of these or else of all. frugal: what these need, where none of them does."""
 
     nodes: int
     ways: Sequence[MeshDrafts] = ()
@@ -53,14 +59,15 @@ def shortage(problem: Problem, pins: Pins) -> str:
     found = _larger_one(problem, tried)
     if found is not None:
         return found
-    no_cluster = f"no cluster of up to {MOST_NODES:,} nodes would do"
+    if not tried:
+        return f"clusters of more than {MOST_NODES:,} nodes are not looked at"
+    no_cluster = f"none of {_listed([one.nodes for one in tried])} nodes would do"
     nearest = _nearest_miss(problem, pins, tried)
     if nearest is not None:
         needed, strategy, nodes = nearest
-        return f"{no_cluster}: the nearest, {nodes:,} nodes with {describe(strategy)}, needs {format_bytes(needed)}"
-    refused = [(_refusal(problem, pins, one.nodes), one.nodes) for one in tried]
-    if not refused:
-        return no_cluster
+        where = f"{nodes:,} nodes with {describe(strategy)}"
+        return f"{no_cluster}: the nearest that is known, {where}, needs {format_bytes(needed)}"
+    refused = ((_refusal(problem, pins, one.nodes), one.nodes) for one in tried)
     why, nodes = min(refused, key=lambda one: (one[0].broken, -one[1]))
     return f"{no_cluster}: on {nodes:,} nodes {why.text}"
 
@@ -78,9 +85,15 @@ def _larger_one(problem: Problem, tried: Sequence[Attempt]) -> str | None:
     return None
 
 
+def _listed(numbers: Sequence[int]) -> str:
+    """Several numbers, of more than four the first three and the last."""
+    some = map("{:,}".format, numbers if len(numbers) <= 4 else numbers[:3])
+    return ", ".join(some) if len(numbers) <= 4 else f"{', '.join(some)}, ... {numbers[-1]:,}"
+
+
 def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
-    """Attempts with more nodes, up to MOST_NODES; where a cluster does, the last one is of it, with its fastest layout
-    among those that hold least.
+    """Attempts with more nodes, up to MOST_NODES; where a cluster does, the last one is of it, with the fastest that
+    fits of the layouts that mostly hold least, else with the fastest of all.
 
     Twice, four times, ... the nodes, and powers of two, until something fits; then the smallest of 16 numbers in
     between, by halving, as if more nodes always did where fewer do. One with other divisors may not.
@@ -99,7 +112,8 @@ def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
         half = len(between) // 2
         one = _attempt(problem, pins, between[half])
         fits, between = (fits, between[half + 1 :]) if one.strategy is None else (one, between[:half])
-    return [*fewer[1:], fits._replace(strategy=_fastest(_with_nodes(problem, fits.nodes), pins, fits.ways))]
+    fastest = _fastest(_with_nodes(problem, fits.nodes), pins, fits.ways)
+    return [*fewer[1:], fits._replace(strategy=fastest or fits.strategy)]
 
 
 def _sizes(nodes: int) -> list[int]:
@@ -131,7 +145,17 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
         if fits is not None:
             return Attempt(nodes, ways, fits)
         frugal += bounded
-    return Attempt(nodes, ways, None, frugal)
+    return Attempt(nodes, ways, _searched(larger, pins), frugal)
+
+
+def _searched(problem: Problem, pins: Pins) -> Strategy | None:
+    """The layout that a search finds; None where none fits. Other recompute sets may replay less at a time than a full
+    one, and uneven stages hold less than even ones. Nobody is shown what is found on the way: it is of another cluster.
+    """
+    any_level, clock = levels(problem.cluster, FIT_PROBABILITY)[-1:], Clock(inf)
+    with shown_to(lambda best: None):
+        choice = choose(price_layouts(problem, pins, Tally(), clock), pins, any_level, clock, 1, 1.0)
+    return None if choice is None else choice.taken.strategy
 
 
 def _about_bytes(problem: Problem, one: MeshDrafts) -> float:
@@ -224,8 +248,8 @@ def _nearest_miss(problem: Problem, pins: Pins, tried: Sequence[Attempt]) -> tup
 
 
 def _frugal(problem: Problem, pins: Pins) -> Iterator[MeshDrafts]:
-    """Legal layouts that hold least: the smallest microbatch, the fewest chunks, sequence parallelism and the highest
-    stage of ZeRO."""
+    """Legal layouts that mostly hold least: the smallest microbatch, the fewest chunks, sequence parallelism and the
+    highest stage of ZeRO."""
     capacity, rules = problem.cluster.device.memory_bytes, KnownRules(problem)
 
     @cache

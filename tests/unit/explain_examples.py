@@ -62,7 +62,7 @@ def answers_by_hand() -> Sensitivity:
         True,
         "tp=8 pp=8 dp=8 mbs=1 recompute=none",
         (
-            DegreeRow(1, "", 0.0, 0.0, 0.0, 0.0, False, "", "the smallest needs 21.9 GB a device"),
+            DegreeRow(1, "", 0.0, 0.0, 0.0, 0.0, False, "", "the smallest looked at needs 21.9 GB a device"),
             DegreeRow(2, "tp=2 pp=8 dp=32 mbs=1 recompute=full", 200.0, 0.05, -0.04, 0.15, True,
                       "+10.0 s recompute", ""),
             DegreeRow(4, "", 0.0, 0.0, 0.0, 0.0, False, "", "degrees that are: 1, 2, 8, 32", False),

@@ -97,7 +97,7 @@ def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean llama3-8b" in error_of(capsys, "plan", "--model", "llama3-8")
     assert error_of(capsys, *SMALL, "--tp", "3").startswith("tp=3 x cp=1 is 3 devices, which must divide the 32")
     assert error_of(capsys, "plan", "--model", "llama3-70b").startswith(
-        "no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest needs"
+        "no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest looked at needs"
     )
     assert error_of(capsys, "plan", "--model", "gpt3-175b", "--seq-len", "4096") == (
         "seq-len=4096 is beyond max_position_embeddings=2048 of gpt3-175b, which learned no more positions; "
@@ -212,7 +212,7 @@ def test_where_no_backend_has_a_layout_both_say_why() -> None:
         plan_for(request_from({"model": "llama3-8b", "schedule": "gpipe", "pp": 2, "dp": 1, "tp": 8}))
     rule, _, memory = str(error.value).partition("; with backend torch ")
     assert rule.endswith(" is legal: schedule=gpipe is not one of NxD's: 1f1b, interleaved")
-    assert memory.startswith("no layout fits llama3-8b on 1 x trn1.32xlarge: the smallest needs ")
+    assert memory.startswith("no layout fits llama3-8b on 1 x trn1.32xlarge: the smallest looked at needs ")
 
 
 def test_selective_recompute_is_that_of_core_attention() -> None:

@@ -108,7 +108,7 @@ def test_why_not_what_does_not_fit() -> None:
     """The nearest to fitting stands in: it needs more than there is, but no more than twice the next try below."""
     plan = plan_70b()
     found = why(plan, "tp=2 pp=4", Pins(tp=2, pp=4))
-    assert found.refusal.startswith("no layout fits llama3-70b on 16 x trn1.32xlarge: the smallest needs")
+    assert found.refusal.startswith("no layout fits llama3-70b on 16 x trn1.32xlarge: the smallest looked at needs")
     assert found.best is not None
     assert (found.best.strategy.tp, found.best.strategy.pp) == (2, 4)
     assert not found.best.estimate.fits

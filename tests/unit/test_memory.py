@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from autoshard.cost.estimate import estimate
-from autoshard.cost.local_shape import strategy_mesh
+from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.cost.memory import BUCKET_BYTES, MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stage import Parts, strategy_parts
+from autoshard.cost.stage_program import stage_work
 from autoshard.cost.zero_sharding import parts_state
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
@@ -110,6 +111,34 @@ def test_full_recompute_keeps_one_hidden_activation_a_block() -> None:
     # of a rank without the loss, which in a model this small needs more than a block
     none, full = (terms(strategy(pp=2, recompute=one)) for one in ("none", "full"))
     assert none["recompute"] == 0 < full["recompute"]
+
+
+def test_a_first_block_that_keeps_less_than_others_is_no_end_below_zero() -> None:
+    """Norms whose input is gathered on every rank: other blocks keep it before and after, the first one only after."""
+    small: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
+    model = replace(load_model("gpt-neox-20b"), **small, num_key_value_heads=4, head_dim=16, vocab_size=64)
+    s = strategy(
+        tp=2, sequence_parallel=False, recompute="attention_norm+mlp", attention_kernel="plain", stage_layers=(4,)
+    )
+    norms = ("input_layernorm", "post_attention_layernorm")
+    gathered = tuple((f"gpt_neox.layers.*.{norm}", (("tp", "R"),)) for norm in norms)
+    memory = estimate(model, TRAINING, cluster_of(s), s, operators=gathered).memory[0]
+    found = {term.name: term.value for term in memory.terms}
+    shape = replace(local_shape(s), operators=gathered)
+
+    def kept(layers: tuple[int, ...], first: bool, last: bool) -> float:
+        work = stage_work(model, 32, 1.0, TRAINING.precision.compute_dtype, shape, False, layers, first, last)
+        return work.recompute(s.recompute[0]).kept_bytes
+
+    assert kept((0,), True, False) == kept((0,), False, False) - 32 * 64 * 2
+    # the loss is over where blocks run backward
+    assert found["kept activations"] == kept((0, 1, 2, 3), True, True) - kept((), False, True)
+    assert found["embedding, logits and loss"] == 0
 
 
 def test_the_loss_is_over_where_blocks_run_backward() -> None:

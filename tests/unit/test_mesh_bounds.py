@@ -238,7 +238,8 @@ def test_of_many_layouts_that_do_not_fit_a_bound_is_told(monkeypatch: pytest.Mon
             search(*problem[:3], Pins(), problem.backend)
         texts.append(str(found.value))
     quick, slow = (
-        re.fullmatch(r"(.*: the smallest needs )(at least )?([0-9.]+) GB( a device.*)", text) for text in texts
+        re.fullmatch(r"(.*: the smallest looked at needs )(at least )?([0-9.]+) GB( a device.*)", text)
+        for text in texts
     )
     assert quick and slow
     assert quick[1] == slow[1]

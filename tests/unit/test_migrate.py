@@ -142,7 +142,7 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
         "stack=neuron-eager: native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge; leave it out"
     )
     assert error_of(capsys, "migrate", conf, "--nodes", "1", "--instance", "trn2.3xlarge").startswith(
-        "no layout fits llama3-8b on 1 x trn2.3xlarge: the smallest needs "
+        "no layout fits llama3-8b on 1 x trn2.3xlarge: the smallest looked at needs "
     )
 
 

@@ -71,6 +71,8 @@ def test_auto_is_what_the_device_has() -> None:
     assert names("h100-80gb") == ("mixed_precision", "fp8", "fp8_block")
     assert names("b200-180gb") == ("mixed_precision", "fp8", "fp8_block", "mxfp8", "nvfp4")
     assert names("trn2.48xlarge") == ("mixed_precision", "cfp8")
+    said = "auto: the fastest of mixed_precision and these formats, never bf16_sr or fp32"
+    assert said in OPTIONS["precision"].help
 
 
 @pytest.mark.parametrize(

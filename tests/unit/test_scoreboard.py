@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from autoshard.graph.recompute import is_recomputed
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.cluster import load_cluster
-from benchmarks import predicted_vs_measured
+from benchmarks import beaten_path, path_surprise, predicted_vs_measured
 from benchmarks.fitted import DATA, load
 from benchmarks.predicted_vs_measured import main
 from benchmarks.scores import KEYS, Scored, pick, score, spearman
@@ -190,6 +191,25 @@ def test_any_row_is_scored_or_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert board["trainium/trn1"]["mape"] < 0.09 and board["trainium/trn1"]["worst_ape"] < 0.30
     assert board["trainium/trn2"]["mape"] < 0.15 and board["trainium/doubtful"]["rows"] == 10
     assert board["trainium/LoRA"]["rows"] == 5
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "option"), [(predicted_vs_measured, "--gpu"), (path_surprise, "--gpu"), (beaten_path, "--graphs")]
+)
+def test_a_file_that_is_not_there_is_one_line(
+    benchmark: ModuleType, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert benchmark.main([option, str(tmp_path / "nope.csv")]) == 2
+    name = benchmark.__name__.rpartition(".")[2]
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"{name}: error: {tmp_path}/nope.csv does not exist\n")
+
+
+def test_results_without_gpus_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    path = DATA / "measured_trainium.csv"
+    assert path_surprise.main(["--gpu", str(path)]) == 2
+    told = "it has results on instance types; those on GPUs are asked for, as in measured_gpu.csv"
+    assert capsys.readouterr().err == f"path_surprise: error: gpu={path}: {told}\n"
 
 
 def test_a_measured_group_is_predicted_without_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

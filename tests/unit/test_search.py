@@ -22,7 +22,7 @@ from autoshard.models.registry import load_model
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
-from autoshard.planner.smallest_cluster import larger_clusters
+from autoshard.planner.smallest_cluster import larger_clusters, shortage
 from autoshard.plans.search_result import OPTIMAL, Pins, SearchResult
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster, Link, load_cluster
@@ -301,7 +301,7 @@ def test_nothing_fits_names_the_nearest_miss_and_what_would_fit() -> None:
     with pytest.raises(NoLayoutFits) as error:
         llama_70b(cluster=load_cluster("trn1.32xlarge", 1))
     text = str(error.value)
-    assert text.startswith("no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest needs ")
+    assert text.startswith("no layout fits llama3-70b on 1 x trn1.32xlarge: the smallest looked at needs ")
     needed, _, cure = text.partition(" a device, which has 17.2 GB; ")
     assert cure.endswith(" recompute)") and " nodes would fit (tp=" in cure
     nodes = int(cure.split()[0])
@@ -336,7 +336,22 @@ def test_the_nearest_miss_is_the_smallest_of_all() -> None:
     with pytest.raises(NoLayoutFits) as error:
         search(*problem[:3], backend="nxd")
     smallest = min(one.fullest.total_bytes for one in needs)
-    assert f"the smallest needs {format_bytes(smallest)} a device" in str(error.value)
+    assert f"the smallest looked at needs {format_bytes(smallest)} a device" in str(error.value)
+
+
+def test_the_nearest_miss_is_no_bound_of_uneven_stages_and_sets_by_stage() -> None:
+    """A device with less than what the error names may be enough."""
+    h100, training = load_cluster("h100-80gb", 1), TrainingSpec(32768, 64, load_precision("mixed_precision"))
+
+    def searched(memory_bytes: float) -> SearchResult:
+        cluster = replace(h100, device=replace(h100.device, memory_bytes=memory_bytes))
+        return search(load_model("gemma2-27b"), training, cluster, Pins(tp=2, cp=1, zero=1), "torch", top=0)
+
+    with pytest.raises(NoLayoutFits) as error:
+        searched(42.8e9)
+    assert ": the smallest looked at needs 123 GB a device, which has 42.8 GB; " in str(error.value)
+    best = searched(121e9).best
+    assert best.estimate.fullest.total_bytes < 121e9 and len(set(best.strategy.recompute)) > 1
 
 
 TOY = toy_cluster(4, 0.1 * MB)
@@ -347,7 +362,7 @@ def test_tied_embeddings_keep_gpt3_off_nxd_pipelines() -> None:
     with pytest.raises(NoLayoutFits) as error:
         search(GPT3, training, TRN1)
     assert str(error.value).endswith(
-        "no cluster of up to 4,096 nodes would do: "
+        "none of 32, 64, 128, ... 4,096 nodes would do: "
         "on 4,096 nodes pp=64 with tied embeddings is not supported by NxD; gpt3-175b needs pp=1"
     )
     assert search(GPT3, training, TRN1, Pins(zero=1), "torch").best.strategy.pp > 1
@@ -453,7 +468,10 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
             "llama3-70b",
             2,
             Pins(tp=1),
-            "the nearest, 4,096 nodes with pp=64 dp=256 cp=8, microbatch 1, full recompute, needs 18.5 GB",
+            (
+                "the nearest that is known, 4,096 nodes with pp=64 dp=256 cp=8, microbatch 1, full recompute, "
+                "needs 18.5 GB"
+            ),
         ),
         (
             "llama3.1-405b",
@@ -479,8 +497,37 @@ def test_a_kind_of_context_parallelism_asks_for_cp(pins: Pins, message: str) -> 
 def test_where_no_cluster_would_do_the_reason_is_the_one(model: str, nodes: int, pins: Pins, message: str) -> None:
     with pytest.raises(NothingFits) as error:
         search(load_model(model), TRAINING, load_cluster("trn1.32xlarge", nodes), pins)
-    assert str(error.value).endswith(f"; no cluster of up to 4,096 nodes would do: {message}")
-    assert error.value.without_reasons == str(error.value).partition("; no cluster of")[0]
+    sizes = ", ".join(map(str, (2 * nodes, 4 * nodes, 8 * nodes)))
+    assert str(error.value).endswith(f"; none of {sizes}, ... 4,096 nodes would do: {message}")
+    assert error.value.without_reasons == str(error.value).partition("; none of")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "batch", "backend", "pins", "nodes", "recompute"),
+    [  # other recompute sets than a full one replay less at a time
+        ("mixtral-8x7b", 8192, 96, "torch", Pins(tp=2, pp=2, zero=1), 8, " by-stage"),
+        ("llama2-70b", 4096, 32, "nxd", Pins(cp=2, microbatch_size=2), 4, " by-stage"),
+        # uneven stages hold less than even ones
+        ("gpt-neox-20b", 4096, 128, "torch", Pins(tp=2, recompute="none", zero=1), 2, " no"),
+    ],
+    ids=str,
+)
+def test_a_cluster_does_also_where_what_mostly_holds_least_does_not_fit(
+    model: str, length: int, batch: int, backend: str, pins: Pins, nodes: int, recompute: str
+) -> None:
+    training = TrainingSpec(length, batch, load_precision("mixed_precision"))
+    problem = Problem(load_model(model), training, load_cluster("trn1.32xlarge", 1), backend)
+    found = larger_clusters(problem, pins)[-1]
+    assert found.nodes == nodes and found.strategy is not None
+    assert estimate(*problem[:2], load_cluster("trn1.32xlarge", nodes), found.strategy).fits
+    said = shortage(problem, pins)
+    assert said.startswith(f"{nodes} nodes would fit (tp=") and said.endswith(f"{recompute} recompute)")
+
+
+def test_of_a_cluster_that_is_as_large_as_any_that_is_looked_at_no_larger_one_is_said() -> None:
+    with pytest.raises(NothingFits) as error:
+        search(load_model("llama3-70b"), TRAINING, load_cluster("trn1.32xlarge", 4096), Pins(tp=1))
+    assert str(error.value).endswith("; clusters of more than 4,096 nodes are not looked at")
 
 
 def test_a_larger_cluster_is_looked_for_among_powers_of_two_as_well() -> None:
