@@ -23,7 +23,7 @@ from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.validate import plan_from_dict
-from autoshard.reports.candidates import Candidates, thinned
+from autoshard.reports.candidates import Candidates, candidates_of
 from autoshard.reports.comparison import comparison_body, comparison_report
 from autoshard.reports.html import Html, element
 from autoshard.reports.page import report_page
@@ -85,8 +85,8 @@ def _find(
         return Found(plan_for(request))
     with nullcontext() if show is None else shown_to(show):
         found = answer(request)
-    priced = getattr(found.result, "priced", None)
-    return Found(plan_of(request, found), None if priced is None else thinned(priced))
+    plan = plan_of(request, found)
+    return Found(plan, candidates_of(plan, found.result))
 
 
 def _answer(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
