@@ -69,7 +69,8 @@ def answer(request: PlanRequest) -> Answer:
     model, training, cluster, notes = inputs_of(request)
     problem, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
     ways: tuple[str, ...] = ()
-    if request.stack == "auto" and problem.cluster.compiles_regions:
+    is_given = request.cluster is not None and request.cluster.stack is not None
+    if request.stack == "auto" and problem.cluster.compiles_regions and not is_given:
         problem, result, ways = _way_of_compiling(problem, result, request)
     advice = best_practice(problem, result.best, request.fit_probability)
     advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
