@@ -149,8 +149,8 @@ def inputs_of(
         told = "its loss is part of the one that training reports, not of that on held-out text"
         notes += (f"{model.name}: a prediction module runs with the head; {told}; it weighs {weight:g}",)
     elif model.model_type in PREDICTING_MODEL_TYPES:
-        told = "as transformers leaves it out; --mtp-num-layers 1 trains one"
-        notes += (f"{model.name}: a prediction module behind its last block is left out, {told}",)
+        told = "are left out, as transformers leaves them out; --mtp-num-layers 1 trains one"
+        notes += (f"{model.name}: prediction modules, as many as num_nextn_predict_layers of its config, {told}",)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
