@@ -292,7 +292,15 @@ def test_the_best_layout_and_the_plan_are_on_the_front() -> None:
 
 
 def test_a_layout_alone_is_its_front() -> None:
-    one = {"cp": 1, "ep": 1, "vpp": 1, "micro_batch": 1, "zero": 1, "schedule": "1f1b", "attention_kernel": "flash"}
+    one: dict[str, Any] = {
+        "cp": 1,
+        "ep": 1,
+        "vpp": 1,
+        "micro_batch": 1,
+        "zero": 1,
+        "schedule": "1f1b",
+        "attention_kernel": "flash",
+    }
     plan = autoshard.plan("llama3.2-1b", nodes=1, tp=1, pp=1, seq_len=2048, recompute="full", **one)
     found = candidates(plan, 60)
     assert found is not None
