@@ -53,6 +53,8 @@ def from_config(config: object, name: str) -> ModelSpec:
     if not isinstance(config, Mapping):
         raise AutoshardError(f"the config of {name} must be an object with a model_type, not {show(config)}")
     model_type = config.get("model_type")
+    if model_type is None:
+        raise AutoshardError(f"model_type is missing from the config of {name}; supported: {', '.join(MODEL_TYPES)}")
     if not isinstance(model_type, str) or model_type not in FAMILIES or model_type == TRACED:
         raise AutoshardError(
             f"model_type={show(model_type)} of {name} is not supported; {_nearest(config)}; "

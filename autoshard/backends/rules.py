@@ -75,23 +75,28 @@ def sequence_parallel_goes_with_tp(problem: Problem, draft: Draft) -> str | None
 
 
 def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
-    """Kernels of flash and of ring attention want multiples of some tokens, on Trainium 2048, and 1024 a rank."""
+    """Kernels of flash and of ring attention want multiples of some queries a rank, on Trainium 2048 and 1024: of the
+    whole sequence under Ulysses, else of the rank's part."""
     platform, length, kernel = problem.cluster.platform, problem.training.sequence_length, draft.attention_kernel
-    if draft.cp > 1:
-        backend = BACKENDS[problem.backend]
-        if kernel != "flash" and platform.is_trainium and set(backend.context_parallel) <= set(RINGS):
-            return (
-                f"attention_kernel={kernel} with cp={draft.cp}: context parallelism of {backend.label} is ring "
-                "attention; use flash"
-            )
+    cp, kind, backend = draft.cp, draft.context_parallel, BACKENDS[problem.backend]
+    has_rings_alone = set(backend.context_parallel) <= set(RINGS)
+    if cp > 1 and kernel != "flash" and platform.is_trainium and has_rings_alone:
+        return (
+            f"attention_kernel={kernel} with cp={cp}: context parallelism of {backend.label} is ring attention; use "
+            "flash"
+        )
+    if cp > 1 and (kind in RINGS or has_rings_alone):
         ring = platform.ring_sequence_multiple
-        if ring is not None and length % (draft.cp * ring):
-            multiple = draft.cp * ring
-            return f"cp={draft.cp} is ring attention here: sequence_length={length} must be a multiple of {multiple}"
+        if ring is not None and length % (cp * ring):
+            return f"cp={cp} is ring attention here: sequence_length={length} must be a multiple of {cp * ring}"
         return None
-    flash = platform.flash_sequence_multiple
-    if kernel == "flash" and flash is not None and length % flash:
-        return f"attention_kernel=flash needs sequence_length={length} to be a multiple of {flash}; use plain"
+    flash, parts = platform.flash_sequence_multiple, 1 if kind == "ulysses" else cp
+    if kernel == "flash" and flash is not None and length % (parts * flash):
+        gathered = f" with context_parallel={kind} cp={cp}" if parts > 1 else ""
+        return (
+            f"attention_kernel=flash{gathered} needs sequence_length={length} to be a multiple of {parts * flash}; "
+            "use plain"
+        )
     return None
 
 

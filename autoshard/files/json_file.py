@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import SHOWN_CHARACTERS, show
-from autoshard.files.text_file import MAX_DEPTH, MAX_DIGITS, decode, is_deeper_than, printable, read_bytes
+from autoshard.files.text_file import MAX_DEPTH, MAX_DIGITS, decode, given_twice, is_deeper_than, printable, read_bytes
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape of half a character beyond U+FFFF, with its other half or alone."""
@@ -127,7 +127,7 @@ def _offences(text: str) -> Iterator[tuple[int, str]]:
             if keys is not None and previous in ("{", ","):
                 key = json.loads(token)
                 if key in keys:
-                    yield match.start(), f"{show(key)} is given twice in one object; keep one"
+                    yield match.start(), given_twice(show(key))
                 keys.add(key)
         elif token not in (",", ":", "true", "false", "null") and not _is_number_in_range(token):
             yield match.start(), f"{_shortened(token)} is not a finite number of a usable size"

@@ -15,6 +15,11 @@ MAX_DIGITS = 300
 """Most digits of a whole number: 10^300 still fits a float, and Python's own limit (4,300 digits) is never met."""
 
 
+def given_twice(shown_key: str) -> str:
+    """The objection to a key that one object has twice, in every format."""
+    return f"{shown_key} is given twice in one object; keep one"
+
+
 def read_bytes(path: str | Path, where: str, max_bytes: int, kind: str = "") -> bytes:
     """The bytes of a regular file; devices, pipes and larger files are refused before they are read.
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from autoshard.errors import AutoshardError
-from autoshard.files.text_file import MAX_DEPTH, MAX_DIGITS, printable, read_text
+from autoshard.files.fields import show
+from autoshard.files.text_file import MAX_DEPTH, MAX_DIGITS, given_twice, printable, read_text
 
 MAX_WRITTEN_OUT = 1_000_000
 """Values and their characters where every alias stands for what it repeats: as many as the largest file may have."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MERGE, _EQUALS = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"
+"""The tags of << and = as keys."""
 
 
 def read_yaml(path: str | Path, what: str, max_bytes: int) -> object:
@@ -20,7 +24,8 @@ def read_yaml(path: str | Path, what: str, max_bytes: int) -> object:
 
     Raises AutoshardError, one line with the file, and line and column where there are some, for: no such file, no
     regular file, too large, not UTF-8, not YAML or more than plain values, nesting deeper than 100, a number of more
-    than 300 digits, an alias inside what it repeats, aliases that repeat more than MAX_WRITTEN_OUT.
+    than 300 digits, a key twice in one object, an alias inside what it repeats, aliases that repeat more than
+    MAX_WRITTEN_OUT.
     """
     where = f"{what} {printable(path)}"
     return parse_yaml(read_text(path, where, max_bytes, "YAML"), where)
@@ -43,7 +48,7 @@ def parse_yaml(text: str, where: str) -> object:
 
 
 class _RefusedError(yaml.MarkedYAMLError):
-    """The text is YAML, but has something that is not read: too deep, too long, or a recursive alias."""
+    """The text is YAML, but has something that is not read: too deep, too long, a key twice, or a recursive alias."""
 
 
 class _BoundedLoader(yaml.SafeLoader):
@@ -76,6 +81,18 @@ class _BoundedLoader(yaml.SafeLoader):
                 _refuse(event, f"a number of {len(node.value):,} characters; {MAX_DIGITS} are read")
         if event.anchor is not None:
             self._sizes[event.anchor] = self._written_out - before
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = set[Hashable]()  # those that are written here: a merge gives others, which these replace
+        for written, _ in node.value:
+            if isinstance(written, yaml.ScalarNode) and written.tag != _MERGE:
+                key = written.value if written.tag == _EQUALS else self.construct_object(written)
+                if isinstance(key, Hashable):
+                    if key in keys:
+                        _refuse(written, given_twice(show(key)))
+                    keys.add(key)
         return node
 
     def _compose_alias(self, event: yaml.AliasEvent, parent: yaml.Node | None, index: int) -> yaml.Node | None:

@@ -202,8 +202,8 @@ def variants(
     """(the legal ways to use a mesh, or the first rule that all of them break). rules: of the problem.
 
     With and without sequence parallelism, every stage of ZeRO, as far as there is a difference; replicas of shards,
-    where they are searched; every kind of context parallelism; the first attention kernel that the rules allow: flash
-    keeps less and computes less than plain.
+    where they are searched; every kind of context parallelism, each with the first attention kernel that the rules
+    allow it: flash keeps less and computes less than plain.
     """
     first = rules.tp(mesh)
     if first is not None:
@@ -238,14 +238,17 @@ def zero_stages(problem: Problem, pins: Pins, mesh: Draft) -> Sequence[int]:
 def _kernels(
     problem: Problem, pins: Pins, mesh: Draft, rules: KnownRules
 ) -> tuple[list[Draft], tuple[str, str] | None]:
-    first = None
+    """(each kind of context parallelism that is legal, with the best kernel that it takes, what is wrong with the first
+    draft where none is)."""
+    legal, first = dict[str, Draft](), None
     for drafts in kernel_choices(problem, pins, mesh):
-        broken = [rules.kernel(draft) for draft in drafts]
-        legal = [draft for draft, one in zip(drafts, broken, strict=True) if one is None]
-        if legal:
-            return legal, None
-        first = first or broken[0]
-    return [], first
+        for draft in drafts:
+            if draft.context_parallel not in legal:
+                broken = rules.kernel(draft)
+                if broken is None:
+                    legal[draft.context_parallel] = draft
+                first = first or broken
+    return [*legal.values()], None if legal else first
 
 
 def kernel_choices(problem: Problem, pins: Pins, mesh: Draft) -> list[list[Draft]]:

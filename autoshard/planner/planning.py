@@ -69,7 +69,8 @@ def answer(request: PlanRequest) -> Answer:
     model, training, cluster, notes = inputs_of(request)
     problem, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
     ways: tuple[str, ...] = ()
-    if request.stack == "auto" and problem.cluster.compiles_regions:
+    is_given = request.cluster is not None and request.cluster.stack is not None
+    if request.stack == "auto" and problem.cluster.compiles_regions and not is_given:
         problem, result, ways = _way_of_compiling(problem, result, request)
     advice = best_practice(problem, result.best, request.fit_probability)
     advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
@@ -148,8 +149,8 @@ def inputs_of(
         told = "its loss is part of the one that training reports, not of that on held-out text"
         notes += (f"{model.name}: a prediction module runs with the head; {told}; it weighs {weight:g}",)
     elif model.model_type in PREDICTING_MODEL_TYPES:
-        told = "as transformers leaves it out; --mtp-num-layers 1 trains one"
-        notes += (f"{model.name}: a prediction module behind its last block is left out, {told}",)
+        told = "are left out, as transformers leaves them out; --mtp-num-layers 1 trains one"
+        notes += (f"{model.name}: prediction modules, as many as num_nextn_predict_layers of its config, {told}",)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from autoshard.cost.estimate import Estimate
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.whole import Priced
 from autoshard.planner.priced import PricedLayouts
+from autoshard.plans.names import BY_STAGE
+from autoshard.spec.training import TrainingSpec
 
 CHOICES = (
     "tp",
@@ -47,6 +53,23 @@ def priced_columns(priced: PricedLayouts) -> dict[str, Array]:
     others = priced.others.chunks if priced.others else []
     parts = [_columns(chunk, priced) for chunk in (*priced.chunks, *others)]
     return {name: np.concatenate([part[name] for part in parts]) if parts else np.array([]) for name in COLUMNS}
+
+
+def estimated_columns(layouts: Mapping[Strategy, Estimate], training: TrainingSpec) -> dict[str, Array]:
+    """The same columns of layouts that were estimated one by one; recompute is BY_STAGE where stages differ."""
+    batch = training.global_batch_size
+    columns: dict[str, list[object]] = {name: [getattr(one, name) for one in layouts] for name in CHOICES}
+    columns |= {
+        "axis_order": [one.axis_order_name for one in layouts],
+        "recompute": [one.uniform_recompute or BY_STAGE for one in layouts],
+        "stage_layers": ["-".join(map(str, one.stage_layers)) for one in layouts],
+        "num_microbatches": [one.num_microbatches(batch) for one in layouts],
+        "step_time_s": [one.step_time_s for one in layouts.values()],
+        "step_time_is_bound": [False for _ in layouts],
+        "memory_bytes": [one.fullest.total_bytes for one in layouts.values()],
+        "fits": [one.fullest.total_bytes <= one.memory_capacity_bytes for one in layouts.values()],
+    }
+    return {name: np.array(columns[name]) for name in COLUMNS}
 
 
 def _columns(chunk: Priced, priced: PricedLayouts) -> dict[str, Array]:

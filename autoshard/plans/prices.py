@@ -24,12 +24,17 @@ SAME = 1e-5
 def priced(plan: Plan) -> Plan:
     """The plan with the estimates of this version, of its layout and of its runners-up."""
     problem = plan.model, plan.training, plan.cluster
-    others = differing(plan.operators, operator_choices(plan.model, plan.cluster, plan.strategy))
     return replace(
         plan,
-        estimate=rounded(estimate(*problem, plan.strategy, operators=others)),
+        estimate=rounded(unrounded(plan)),
         runners_up=tuple(Candidate(one.strategy, rounded(estimate(*problem, one.strategy))) for one in plan.runners_up),
     )
+
+
+def unrounded(plan: Plan) -> Estimate:
+    """The estimate of this version, with all digits, of a plan's layout."""
+    others = differing(plan.operators, operator_choices(plan.model, plan.cluster, plan.strategy))
+    return estimate(plan.model, plan.training, plan.cluster, plan.strategy, operators=others)
 
 
 def is_cheap(plan: Plan) -> bool:

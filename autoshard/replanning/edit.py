@@ -154,6 +154,8 @@ def _set(plan: dict[str, Any], edit: str) -> None:
         node = node[_key(node, part, field)]
     key = _key(node, last, field, new=True)
     value = _value(text)
+    if isinstance(node, dict) and isinstance(node.get(key), str) and isinstance(value, (int, float)):
+        value = text  # such as a release, 2.20
     many = isinstance(node, dict) and isinstance(node.get(key), list) and isinstance(value, str)
     node[key] = [value] if many else value
 

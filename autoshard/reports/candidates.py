@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autoshard.backends.rules import Draft
+from autoshard.cost.estimate import Estimate
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.priced import PricedLayouts
-from autoshard.planner.priced_columns import priced_columns
+from autoshard.planner.priced_columns import estimated_columns, priced_columns
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan
+from autoshard.plans.prices import is_cheap, unrounded
+from autoshard.plans.search_result import SearchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from autoshard.planner.grid.arrays import Array
     from autoshard.planner.grid.whole import Priced
@@ -23,8 +28,8 @@ if TYPE_CHECKING:
 MOST_POINTS = 4_000
 CELLS = 120
 """Of the scatter's width and height, in which layouts look alike."""
-NUMBERS = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size")
-WORDS = ("recompute", "schedule")
+NUMBERS = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "zero")
+WORDS = ("recompute", "schedule", "context_parallel")
 Range = tuple[float, float]
 """The logarithms of the least and the most."""
 FILTERS = ("tp", "pp", "cp", "ep", "recompute")
@@ -34,8 +39,8 @@ FILTERS = ("tp", "pp", "cp", "ep", "recompute")
 class Candidates:
     """Priced layouts as columns (numpy, an entry a layout).
 
-    total: priced in all. front: places of those that no other that fits beats in both time and memory, the fastest
-    first.
+    total: priced in all. front: places of those that no other that fits is known to beat in both time and memory, the
+    fastest first.
     """
 
     columns: Mapping[str, Array]
@@ -64,27 +69,56 @@ def candidates(plan: Plan, limit_s: float) -> Candidates | None:
         found = search(*problem, top=0, time_limit_s=limit_s, fit_probability=sure)
     except AutoshardError:
         return None
-    return None if found.priced is None else thinned(found.priced)
+    return candidates_of(plan, found)
 
 
-def thinned(priced: PricedLayouts) -> Candidates | None:
-    """At most MOST_POINTS of the layouts; None of none. The Pareto front stays, then the fastest of each combination of
-    FILTERS, then one for each cell of the picture, then the fastest."""
-    priced.price_pairs()
-    chunks = [chunk for chunk in priced.chunks if len(chunk.draft)]
-    if not chunks:
+def candidates_of(plan: Plan, found: SearchResult) -> Candidates | None:
+    """The layouts that the search of a plan priced, the plan among them; None where it kept no prices."""
+    priced = getattr(found, "priced", None)
+    if priced is None:
         return None
+    exact = {one.strategy: one.estimate for one in (found.best, *found.runners_up)}
+    exact[plan.strategy] = unrounded(plan) if is_cheap(plan) else plan.estimate  # a plan's file has six digits
+    return thinned(priced, exact)
+
+
+def thinned(priced: PricedLayouts, exact: Mapping[Strategy, Estimate]) -> Candidates:
+    """At most MOST_POINTS of the layouts. The Pareto front stays, then the fastest of each combination of
+    FILTERS, then one for each cell of the picture, then the fastest.
+
+    exact: layouts that were estimated one by one, at least one; what is priced of them, maybe a bound, is left out.
+    """
+    priced.price_pairs()
+    every = [*priced.chunks, *(priced.others.chunks if priced.others else ())]
+    chunks = [chunk for chunk in (_without(chunk, exact) for chunk in every) if len(chunk.draft)]
+    own = estimated_columns(exact, priced.problem.training)
     capacity_bytes = priced.problem.cluster.device.memory_bytes
-    seconds, size = _range([one.step_time_s for one in chunks]), _range([one.memory_bytes for one in chunks])
+    seconds = _range([own["step_time_s"], *(one.step_time_s for one in chunks)])
+    size = _range([own["memory_bytes"], *(one.memory_bytes for one in chunks)])
     fewer = [_fewer(chunk, capacity_bytes, seconds, size) for chunk in chunks]
-    columns = priced_columns(PricedLayouts(priced.problem, fewer))
+    parts = [priced_columns(PricedLayouts(priced.problem, fewer)), own] if fewer else [own]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in own}
     words = np.array([np.unique(columns[name], return_inverse=True)[1].ravel() for name in FILTERS])
     _, kinds = np.unique(words, axis=1, return_inverse=True)
     cells = _cell(columns["step_time_s"], seconds) * CELLS + _cell(columns["memory_bytes"], size)
-    order, front = _first(columns["step_time_s"], columns["memory_bytes"], columns["fits"], kinds, cells)
-    kept = order[:MOST_POINTS]
+    prices = columns["step_time_s"], columns["memory_bytes"], columns["fits"]
+    front = known_front(*prices, columns["step_time_is_bound"])
+    kept = _first(front, *prices, kinds, cells)[:MOST_POINTS]
     shown = {name: column[kept] for name, column in columns.items()}
-    return Candidates(shown, sum(len(one.draft) for one in chunks), tuple(range(min(front, len(kept)))))
+    total = sum(len(one.draft) for one in chunks) + len(exact)
+    return Candidates(shown, total, tuple(range(min(len(front), len(kept)))))
+
+
+def _without(chunk: Priced, strategies: Collection[Strategy]) -> Priced:
+    """The rows of a chunk that are none of these layouts."""
+    drafts, sets, found = chunk.whole.drafts.drafts, chunk.whole.sets, list[int]()
+    for one in strategies:
+        draft = Draft(**{**{name: getattr(one, name) for name in Draft._fields}, "stage_layers": ()})
+        if draft in drafts and one.uniform_recompute in sets:
+            place = drafts.index(draft), sets.index(one.uniform_recompute)
+            rows = np.flatnonzero((chunk.draft == place[0]) & (chunk.recompute == place[1]))
+            found += [row for row in rows.tolist() if chunk.strategy(row) == one]
+    return _rows(chunk, np.delete(np.arange(len(chunk.draft)), found)) if found else chunk
 
 
 def _fewer(chunk: Priced, capacity_bytes: float, seconds: Range, size: Range) -> Priced:
@@ -95,7 +129,11 @@ def _fewer(chunk: Priced, capacity_bytes: float, seconds: Range, size: Range) ->
     kinds = degrees[chunk.draft] * len(chunk.whole.sets) + chunk.recompute
     cells = _cell(chunk.step_time_s, seconds) * CELLS + _cell(chunk.memory_bytes, size)
     fits = chunk.memory_bytes <= capacity_bytes
-    order, _ = _first(chunk.step_time_s, chunk.memory_bytes, fits, kinds, cells, all_of_them=False)
+    front = pareto(chunk.step_time_s, chunk.memory_bytes, fits)
+    return _rows(chunk, _first(front, chunk.step_time_s, chunk.memory_bytes, fits, kinds, cells, all_of_them=False))
+
+
+def _rows(chunk: Priced, order: Array) -> Priced:
     return replace(
         chunk,
         draft=chunk.draft[order],
@@ -107,16 +145,20 @@ def _fewer(chunk: Priced, capacity_bytes: float, seconds: Range, size: Range) ->
 
 
 def _first(
-    seconds: Array, size: Array, fits: Array, kinds: Array, cells: Array, all_of_them: bool = True
-) -> tuple[Array, int]:
-    """(places of layouts: the front, then the fastest of each kind, of each cell, then all others, how many are the
-    front)."""
+    front: Array, seconds: Array, size: Array, fits: Array, kinds: Array, cells: Array, all_of_them: bool = True
+) -> Array:
+    """Places of layouts: the front, then the fastest of each kind, of each cell, then all others."""
     by_time = np.lexsort((size, seconds, ~fits))
-    front = pareto(seconds, size, fits)
     rest = (by_time,) if all_of_them else ()
     order = np.concatenate([front, _first_of(kinds, by_time), _first_of(cells, by_time), *rest])
     _, first = np.unique(order, return_index=True)
-    return order[np.sort(first)], len(front)
+    return order[np.sort(first)]
+
+
+def known_front(seconds: Array, size: Array, fits: Array, is_bound: Array) -> Array:
+    """`pareto`, and with it those places of known times that lower bounds alone beat; the fastest first."""
+    front = np.union1d(pareto(seconds, size, fits), pareto(seconds, size, fits & ~is_bound))
+    return front[np.lexsort((size[front], seconds[front]))]
 
 
 def pareto(seconds: Array, size: Array, fits: Array) -> Array:

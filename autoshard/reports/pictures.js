@@ -366,8 +366,8 @@
         tell(mark) {
           const [s, b] = place(mark);
           if (mark === -1) return `The plan: ${data.chosen.layout}; ${seconds(s)}, ${bytes(b)}`;
-          const words = [["tp", "tp"], ["pp", "pp"], ["dp", "dp"], ["cp", "cp"], ["ep", "ep"], ["vpp", "num_virtual_stages"], ["mbs", "microbatch_size"], ["recompute", "recompute"], ["schedule", "schedule"]];
-          const layout = words.filter(([, name]) => ["tp", "pp", "dp", "recompute", "schedule"].includes(name) || value(name, mark) !== 1).map(([word, name]) => `${word}=${value(name, mark)}`);
+          const words = [["tp", "tp"], ["pp", "pp"], ["dp", "dp"], ["cp", "cp"], ["ep", "ep"], ["vpp", "num_virtual_stages"], ["mbs", "microbatch_size"], ["recompute", "recompute"], ["schedule", "schedule"], ["zero", "zero"], ["context", "context_parallel"]];
+          const layout = words.filter(([, name]) => ["tp", "pp", "dp", "recompute", "schedule"].includes(name) || value(name === "context_parallel" ? "cp" : name, mark) !== 1).map(([word, name]) => `${word}=${value(name, mark)}`);
           return `${layout.join(" ")}; ${data.step_time_is_bound[mark] ? "at least " : ""}${seconds(s)}, ${bytes(b)}${data.fits[mark] ? "" : ", does not fit"}${front.has(mark) ? ", on the Pareto front" : ""}`;
         },
         step(mark, key) {

@@ -343,7 +343,11 @@ def _search(view: View) -> Html:
         class_="choices",
     )
     columns = found.columns
-    names = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "recompute")
+    more = {"schedule": "schedule", "zero": "zero", "context": "context_parallel", "order": "axis_order"}
+    more |= {"sp": "sequence_parallel", "attention": "attention_kernel"}
+    front = list(found.front)
+    differ = {word: name for word, name in more.items() if len(set(columns[name][front].tolist())) > 1}
+    names = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "recompute", *differ.values())
     rows = [
         (
             ("at least " if columns["step_time_is_bound"][place] else "")
@@ -351,9 +355,9 @@ def _search(view: View) -> Html:
             format_bytes(columns["memory_bytes"][place]),
             *(str(columns[name][place]) for name in names),
         )
-        for place in found.front
+        for place in front
     ]
-    header = ("step", "memory", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute")
+    header = ("step", "memory", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute", *differ)
     return section(
         "All candidates",
         lead,

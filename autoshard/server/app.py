@@ -24,7 +24,7 @@ from autoshard.reports.page import asset
 from autoshard.server.desk import BusyError, Desk
 from autoshard.server.form import page
 from autoshard.server.isolated import Limits, Say, TookTooMuchError
-from autoshard.server.state import State, read_states
+from autoshard.server.state import PLAN_FILES, State, commands, read_states
 from autoshard.server.uploads import MOST_BYTES, Uploads, name_of
 
 LIVE = ("live", "1")
@@ -123,11 +123,9 @@ async def _download(request: Request) -> Response:
 
 async def _commands(request: Request) -> Response:
     states = read_states(request.query_params.multi_items())
-    names = ["plan.json", "other.json"][: len(states)]
-    lines = [state.command.replace("-o plan.json", f"-o {name}") for state, name in zip(states, names, strict=True)]
-    last = "autoshard report plan.json -o report.html"
-    lines.append(last if len(states) == 1 else "autoshard compare plan.json other.json --html")
-    return PlainTextResponse("\n".join(lines) + "\n", headers=HEADERS)
+    one, other = PLAN_FILES
+    last = f"autoshard report {one} -o report.html" if len(states) == 1 else f"autoshard compare {one} {other} --html"
+    return PlainTextResponse("\n".join([*commands(states), last]) + "\n", headers=HEADERS)
 
 
 async def _upload(request: Request) -> Response:

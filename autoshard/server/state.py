@@ -35,6 +35,9 @@ ASKED = (
 """Options of `plan` that a page may ask for; every pin may be, too. None of them names a file: `model` and
 `expert_imbalance`, which can on the command line, are checked here."""
 NAMES = (*ASKED, *(option.name for option in PINS))
+SIDES = ("left", "right")
+"""The names of the plans of two states."""
+PLAN_FILES, CONFIG_FILES = ("plan.json", "other.json"), ("config.json", "other_config.json")
 PLAN, WHY, OTHER = "plan", "why", "b."
 """An uploaded plan in place of all that; the question why not another layout; in front of the names of a second
 state."""
@@ -56,16 +59,25 @@ class State:
         """The uploads that it names."""
         return tuple(one for one in (self.values.get("model", ""), self.plan) if UPLOAD.fullmatch(str(one)))
 
-    @property
-    def command(self) -> str:
-        """The command that makes the same plan."""
-        if self.plan:
-            return "# the plan.json that was uploaded"
-        words = ["autoshard", "plan"]
-        for name, value in self.values.items():
-            file = name == "model" and UPLOAD.fullmatch(str(value))
-            words += [OPTIONS[name].flag, "config.json" if file else str(value)]
-        return shlex.join([*words, "-o", "plan.json"]) + ("  # the config that was uploaded" if self.uploads else "")
+
+def commands(states: Sequence[State]) -> list[str]:
+    """The commands that make the plans of one or two states, in PLAN_FILES. Comments before them say under which names
+    uploads must be saved."""
+    saved, made, configs = list[str](), list[str](), dict[str, str]()
+    for side, one, file in zip(SIDES, states, PLAN_FILES, strict=False):
+        where = f" ({side})" if len(states) > 1 else ""
+        if one.plan:
+            saved.append(f"# save the plan that was uploaded{where} as {file}")
+            continue
+        values = dict(one.values)
+        for upload in one.uploads:
+            if upload not in configs:
+                configs[upload] = CONFIG_FILES[len(configs)]
+                saved.append(f"# save the config that was uploaded{where} as {configs[upload]}")
+            values["model"] = configs[upload]
+        words = [word for name, value in values.items() for word in (OPTIONS[name].flag, str(value))]
+        made.append(shlex.join(["autoshard", "plan", *words, "-o", file]))
+    return saved + made
 
 
 def read_states(pairs: Sequence[tuple[str, str]]) -> tuple[State, ...]:

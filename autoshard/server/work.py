@@ -23,7 +23,7 @@ from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.validate import plan_from_dict
-from autoshard.reports.candidates import Candidates, thinned
+from autoshard.reports.candidates import Candidates, candidates_of
 from autoshard.reports.comparison import comparison_body, comparison_report
 from autoshard.reports.html import Html, element
 from autoshard.reports.page import report_page
@@ -31,12 +31,12 @@ from autoshard.reports.sections import body, section, term_pairs
 from autoshard.reports.view import view_of
 from autoshard.server.best_shown import BestShown
 from autoshard.server.isolated import Say
+from autoshard.server.state import SIDES
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
 
 SEARCH_LIMIT_S, REPORT_LIMIT_S = 8.0, 5.0
 """Seconds that a search may take, and what else a report asks."""
-NAMES = ("left", "right")
 TRIED = {"tp": (1, 2, 4, 8, 16, 32, 64), "pp": (1, 2, 4, 8, 16, 32), "cp": (1, 2, 4, 8)}
 
 
@@ -85,8 +85,8 @@ def _find(
         return Found(plan_for(request))
     with nullcontext() if show is None else shown_to(show):
         found = answer(request)
-    priced = getattr(found.result, "priced", None)
-    return Found(plan_of(request, found), None if priced is None else thinned(priced))
+    plan = plan_of(request, found)
+    return Found(plan, candidates_of(plan, found.result))
 
 
 def _answer(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
@@ -96,7 +96,7 @@ def _answer(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         before = tuple(short_name(one.plan.strategy) for one in found)
         found.append(_find(state, job["uploads"], BestShown(say, before)))
     views = [replace(view_of(one.plan, quick=True), found=one.priced) for one in found]
-    html, data = body(views[0]) if len(views) == 1 else comparison_body((views[0], views[1]), NAMES)
+    html, data = body(views[0]) if len(views) == 1 else comparison_body((views[0], views[1]), SIDES)
     title = views[0].description.layout if len(views) == 1 else "two plans"
     questions = _questions(views[0].plan) if len(views) == 1 else ""
     last = {"data": data, "title": title, "proven": "", "open": False}
@@ -156,4 +156,4 @@ def _compare_file(job: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(job["states"]) < 2:
         raise AutoshardError("a comparison needs two states")
     one, other = (_find(state, job["uploads"]).plan for state in job["states"])
-    return {"text": comparison_report(one, other, NAMES)}
+    return {"text": comparison_report(one, other, SIDES)}

@@ -22,18 +22,21 @@ SCORES_CAP, LOGITS_CAP = 50.0, 30.0
 """Of Gemma 2 where its config does not say; Gemma 3 has none."""
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 PATTERN = {"gemma2": 2, "gemma3_text": 6}
-"""Every so many blocks there is one without a window."""
+"""Every so many blocks there is one without a window; Gemma 3 has a key for it."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
-    more: dict[str, Any] = _windows(config, layers, config.integer("sliding_window_pattern", PATTERN[model_type]))
+    pattern, is_gemma3 = PATTERN[model_type], model_type == "gemma3_text"
+    pattern = config.integer("sliding_window_pattern", pattern) if is_gemma3 else pattern
+    more: dict[str, Any] = _windows(config, layers, pattern)
     caps: tuple[float | None, float | None] = (None, None)
     if model_type == "gemma2":
         caps = (SCORES_CAP, LOGITS_CAP)
     else:
         theta, scaling, local = _ropes(config)
         more |= {"rope_theta": theta, "rope_scaling": scaling, "rope_local_base_freq": local}
+    scores_cap = config.optional("attn_logit_softcapping", caps[0])
     return read_as_llama(
         config,
         model_type,
@@ -43,7 +46,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         attention_bias=config.value("attention_bias", False),
         attention_scores=AttentionScores(
             query_pre_attn_scalar=config.positive("query_pre_attn_scalar", 256),
-            attn_logit_softcapping=config.optional("attn_logit_softcapping", caps[0]),
+            attn_logit_softcapping=None if is_gemma3 else scores_cap,  # transformers caps no scores of Gemma 3
         ),
         final_logit_softcapping=config.optional("final_logit_softcapping", caps[1]),
         **more,

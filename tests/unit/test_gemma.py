@@ -55,6 +55,7 @@ def test_what_a_gemma_2_config_leaves_out() -> None:
     assert model.layer_types == (*("sliding_attention", "full_attention") * 3, "sliding_attention")
     assert (model.hidden_act, model.tie_word_embeddings, model.num_key_value_heads) == ("gelu_pytorch_tanh", True, 4)
     assert (model.rope_theta, model.rope_local_base_freq, model.normalizes_heads) == (10_000.0, None, False)
+    assert from_config({**GEMMA2, "sliding_window_pattern": 3}, "bare") == from_config(GEMMA2, "bare")
     uncapped = from_config({**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None}, "bare")
     assert uncapped.attention_scores.attn_logit_softcapping is None
     assert uncapped.final_logit_softcapping is None
@@ -68,6 +69,7 @@ def test_what_a_gemma_3_config_leaves_out() -> None:
     assert model.final_logit_softcapping is None
     assert model.normalizes_heads
     assert from_config({**GEMMA3, "sliding_window_pattern": 2}, "bare").layer_types[1] == "full_attention"
+    assert from_config({**GEMMA3, "attn_logit_softcapping": 0.4}, "bare") == from_config(GEMMA3, "bare")
 
 
 def test_only_blocks_without_a_window_have_stretched_positions() -> None:

@@ -338,10 +338,7 @@ def test_other_rope() -> None:
             {"model_type": "bert"},
             f"model_type='bert' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
         ),
-        (
-            {"model_type": None},
-            f"model_type=None of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
-        ),
+        ({"model_type": None}, f"model_type is missing from the config of m; supported: {FAMILIES}"),
         (
             {"model_type": "qwen3_5_moe", "num_experts": 4, "linear_num_key_heads": 4, "mtp_layers": 1},
             (

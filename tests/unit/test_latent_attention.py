@@ -274,8 +274,9 @@ def test_a_rehearsal_has_the_same_parts_narrow() -> None:
 
 
 def test_a_plan_says_that_the_prediction_module_is_left_out() -> None:
-    told = "as transformers leaves it out; --mtp-num-layers 1 trains one"
-    note = f"deepseek-v3: a prediction module behind its last block is left out, {told}"
+    """It does not say how many there are: a config may have none, and a plan's model does not keep their number."""
+    told = "are left out, as transformers leaves them out; --mtp-num-layers 1 trains one"
+    note = f"deepseek-v3: prediction modules, as many as num_nextn_predict_layers of its config, {told}"
     *_, notes = inputs_of(PlanRequest(model="deepseek-v3", nodes=256, instance="h800-80gb"))
     assert note in notes
     *_, notes = inputs_of(PlanRequest(model="llama3-70b", nodes=16))

@@ -213,8 +213,12 @@ EDITS = {
     "inputs.cluster.intra_node[9].devices=2": "--edit inputs.cluster.intra_node[9].devices: there is no 9; a list of 4",
     "inputs.cluster.link.name=x": "--edit inputs.cluster.link.name: there is no link; "
     f"there is: {', '.join(to_json(load_cluster('trn1.32xlarge', 1)))}",
-    'inputs.cluster.sdk="2.13"': "--edit inputs.cluster.sdk: the speeds in the plan are those under 2.33; "
-    "make a plan of another release with autoshard plan --sdk",
+    **dict.fromkeys(
+        ('inputs.cluster.sdk="2.13"', "inputs.cluster.sdk=2.24", "inputs.cluster.sdk=2.20", "inputs.cluster.sdk=null"),
+        "--edit inputs.cluster.sdk: the speeds in the plan are those under 2.33; "
+        "make a plan of another release with autoshard plan --sdk",
+    ),
+    "inputs.cluster.sdk=2.33": "--edit inputs.cluster.sdk=2.33: the plan has that already",
     "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
     "tp=4": "--edit tp: fields begin with inputs, backend or strategy; did you mean strategy.tp?",
     "x=4": "--edit x: fields begin with inputs, backend or strategy; such as strategy.microbatch_size=2",

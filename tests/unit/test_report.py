@@ -21,7 +21,7 @@ import autoshard
 from autoshard.cli import main
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
-from autoshard.reports.candidates import FILTERS, MOST_POINTS, pareto, thinned
+from autoshard.reports.candidates import FILTERS, MOST_POINTS, candidates, known_front, pareto, thinned
 from autoshard.reports.comparison import comparison_report
 from autoshard.reports.html import Html, element, table
 from autoshard.reports.machine import axes, drawn
@@ -264,16 +264,74 @@ def test_the_front_is_that_of_brute_force(found: list[tuple[int, int, bool]]) ->
     assert sorted(seconds[places].tolist()) == seconds[places].tolist()
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans()), max_size=30))
+def test_a_bound_does_not_beat_a_known_time(found: list[tuple[int, int, bool, bool]]) -> None:
+    kinds = (float, float, bool, bool)
+    columns = [np.array([one[i] for one in found], dtype) for i, dtype in enumerate(kinds)]
+    places = known_front(*columns).tolist()
+    fit = [one for one in found if one[2]]
+    for one in fit:
+        beaten = [o for o in fit if o[:2] != one[:2] and o[0] <= one[0] and o[1] <= one[1] and (one[3] or not o[3])]
+        front = [found[i] for i in places]
+        assert any(o[:2] == one[:2] for o in front) == (not beaten)
+    assert [found[i][:2] for i in places] == sorted(found[i][:2] for i in places)
+
+
+def test_the_best_layout_and_the_plan_are_on_the_front() -> None:
+    best = autoshard.plan("llama3-70b", nodes=16)
+    assert best.strategy.uniform_recompute is None
+    for plan in (best, autoshard.edit_plan(best, ["strategy.recompute=full"]).plan):
+        found = candidates(plan, 60)
+        assert found is not None
+        front = {name: column[list(found.front)] for name, column in found.columns.items()}
+        assert front["recompute"].tolist().index("by-stage") == 0  # the fastest of all
+        assert front["step_time_s"][0] == pytest.approx(best.estimate.step_time_s, rel=1e-5)
+        assert (front["memory_bytes"][1:] < front["memory_bytes"][0]).all()
+        known = front["memory_bytes"][~front["step_time_is_bound"]]
+        assert np.isclose(known, plan.estimate.fullest.total_bytes, rtol=1e-5).any()
+
+
+def test_a_layout_alone_is_its_front() -> None:
+    one: dict[str, Any] = {
+        "cp": 1,
+        "ep": 1,
+        "vpp": 1,
+        "micro_batch": 1,
+        "zero": 1,
+        "schedule": "1f1b",
+        "attention_kernel": "flash",
+    }
+    plan = autoshard.plan("llama3.2-1b", nodes=1, tp=1, pp=1, seq_len=2048, recompute="full", **one)
+    found = candidates(plan, 60)
+    assert found is not None
+    assert (found.total, found.front, found.columns["recompute"].tolist()) == (1, (0,), ["full"])
+
+
+def test_the_front_tells_layouts_apart_by_what_differs() -> None:
+    view = view_of(autoshard.plan("llama3-8b", nodes=1, tp=8, pp=1, cp=1), time_limit_s=60)
+    found = view.found
+    assert found is not None
+    zero = found.columns["zero"].copy()
+    zero[found.front[0]] = 3
+    other = replace(view, found=replace(found, columns={**found.columns, "zero": zero}))
+    header = '<th scope="col">recompute</th>'
+    assert f"{header}</tr>" in report_page(view)
+    assert f'{header}<th scope="col">zero</th></tr>' in report_page(other)
+
+
 def test_thinning_keeps_the_front_and_the_fastest_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     result = autoshard.search("llama3-8b", nodes=2)
-    columns, priced = result.table(), getattr(result.answer.result, "priced", None)
+    columns, plan, priced = result.table(), result.plan, getattr(result.answer.result, "priced", None)
     monkeypatch.setattr("autoshard.reports.candidates.MOST_POINTS", 200)
     assert priced is not None
-    found = thinned(priced)
-    assert found is not None
-    assert (found.total, len(found.columns["tp"])) == (len(columns["tp"]), 200)
-    front = pareto(columns["step_time_s"], columns["memory_bytes"], columns["fits"])
-    assert found.columns["step_time_s"][list(found.front)].tolist() == columns["step_time_s"][front].tolist()
+    assert plan.strategy.uniform_recompute is None  # one more layout
+    found = thinned(priced, {plan.strategy: plan.estimate})
+    assert (found.total, len(found.columns["tp"])) == (len(columns["tp"]) + 1, 200)
+    names, best = ("step_time_s", "memory_bytes", "fits", "step_time_is_bound"), plan.estimate
+    own = best.step_time_s, best.fullest.total_bytes, True, False
+    prices = [np.append(columns[name], value) for name, value in zip(names, own, strict=True)]
+    front = known_front(*prices)
+    assert found.columns["step_time_s"][list(found.front)].tolist() == prices[0][front].tolist()
     fastest: dict[tuple[Any, ...], float] = {}
     for i in np.flatnonzero(columns["fits"]):
         kind = tuple(columns[name][i] for name in FILTERS)

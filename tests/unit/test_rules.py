@@ -229,6 +229,24 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "cp=4 is ring attention here: sequence_length=6144 must be a multiple of 4096",
     ),
     (
+        {"backend": "torch", "training": length(12288)},
+        {"tp": 8, "dp": 1, "cp": 8, "context_parallel": "zigzag_ring"},
+        "cp=8 is ring attention here: sequence_length=12288 must be a multiple of 8192",
+    ),
+    (
+        {"backend": "torch"},
+        {"tp": 8, "dp": 1, "cp": 8, "context_parallel": "all_gather"},
+        (
+            "attention_kernel=flash with context_parallel=all_gather cp=8 needs sequence_length=8192 to be a multiple "
+            "of 16384; use plain"
+        ),
+    ),
+    (
+        {"backend": "torch", "training": length(3072)},
+        {"tp": 8, "dp": 1, "cp": 8, "context_parallel": "ulysses"},
+        "attention_kernel=flash needs sequence_length=3072 to be a multiple of 2048; use plain",
+    ),
+    (
         {},
         {"dp": 1, "cp": 2, "attention_kernel": "plain"},
         "attention_kernel=plain with cp=2: context parallelism of NxD is ring attention; use flash",
@@ -482,6 +500,18 @@ LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {**on("trn1.32xlarge", 4), "backend": "torch"},
         {"tp": 2, "dp": 2, "cp": 4, "context_parallel": "ulysses"},
+    ),
+    (
+        {"training": length(2048), **on("trn1.32xlarge", 4), "backend": "torch"},
+        {"tp": 2, "dp": 2, "cp": 4, "context_parallel": "ulysses"},
+    ),
+    (
+        {"training": length(3072), **on("trn1.32xlarge", 4), "backend": "torch"},
+        {"tp": 2, "dp": 2, "cp": 4, "context_parallel": "ulysses", "attention_kernel": "plain"},
+    ),
+    (
+        {"training": length(3072), "backend": "torch"},
+        {"tp": 8, "dp": 1, "cp": 8, "context_parallel": "all_gather", "attention_kernel": "plain"},
     ),
     # and a CPU has arithmetic alone
     ({"model": LLAMA_8B, "cluster": CPU, "training": length(100, 8)}, {"tp": 4, "pp": 2, "dp": 1, "layers": 32}),

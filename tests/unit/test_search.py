@@ -20,6 +20,7 @@ from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.no_answer import NothingFits
+from autoshard.planner.priced_columns import priced_columns
 from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
 from autoshard.planner.smallest_cluster import larger_clusters, shortage
@@ -151,6 +152,27 @@ def test_bounds_leave_out_nothing_that_wins(seed: int) -> None:
     assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
     assert quick.considered == slow.considered
     assert quick.fitting == slow.fitting if problem.backend == "nxd" else quick.fitting <= slow.fitting
+
+
+@pytest.mark.parametrize(
+    ("cp", "searched"),
+    [
+        (4, [("all_gather", "flash"), ("ring", "flash"), ("ulysses", "flash"), ("zigzag_ring", "flash")]),
+        (8, [("all_gather", "plain"), ("ring", "flash"), ("ulysses", "flash"), ("zigzag_ring", "flash")]),
+        (16, [("all_gather", "plain")]),
+    ],
+)
+def test_each_kind_of_context_parallelism_has_the_best_kernel_that_takes_the_sequence(
+    cp: int, searched: list[tuple[str, str]]
+) -> None:
+    training, pins = replace(TRAINING, global_batch_size=16), Pins(cp=cp, tp=1, pp=1)
+    problem = Problem(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 2), "torch")
+    quick, slow = (search(*problem[:3], pins, problem.backend, exhaustive=every) for every in (False, True))
+    assert (quick.best, quick.runners_up, quick.considered) == (slow.best, slow.runners_up, slow.considered)
+    assert slow.priced is not None
+    columns = priced_columns(slow.priced)
+    kernels = set(zip(columns["context_parallel"].tolist(), columns["attention_kernel"].tolist(), strict=True))
+    assert sorted(kernels) == searched
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 2))

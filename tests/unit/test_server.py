@@ -24,7 +24,7 @@ from autoshard.errors import AutoshardError
 from autoshard.server import desk
 from autoshard.server.desk import Desk
 from autoshard.server.isolated import SAY_S, Limits, TookTooMuchError, Work
-from autoshard.server.state import State, read_states
+from autoshard.server.state import State, commands, read_states
 from autoshard.server.uploads import MOST_BYTES, MOST_IN_ALL, Uploads
 from autoshard.server.work import work
 from tests.unit import server_jobs
@@ -212,13 +212,50 @@ def test_a_name_twice_and_too_many_values() -> None:
 def test_states_and_their_commands() -> None:
     [one] = read_states([("model", "llama3-8b"), ("nodes", "4"), ("vpp", ""), ("why", "tp=4")])
     assert one == State({"model": "llama3-8b", "nodes": 4}, "", "tp=4")
-    assert one.command == "autoshard plan --model llama3-8b --nodes 4 -o plan.json"
+    assert commands([one]) == ["autoshard plan --model llama3-8b --nodes 4 -o plan.json"]
     upload = f"upload:{'0' * 32}"
     [one] = read_states([("model", upload), ("recompute", "full")])
     assert one.uploads == (upload,)
-    assert one.command == (
-        "autoshard plan --model config.json --recompute full -o plan.json  # the config that was uploaded"
-    )
+    assert commands([one]) == [
+        "# save the config that was uploaded as config.json",
+        "autoshard plan --model config.json --recompute full -o plan.json",
+    ]
+
+
+def test_commands_for_two_states_name_each_file_once() -> None:
+    first, second = (f"upload:{digit * 32}" for digit in "01")
+    left, right = "# save the {} that was uploaded (left) as {}", "# save the {} that was uploaded (right) as {}"
+    of_other = "autoshard plan --model {} --nodes 2 -o other.json"
+    for ours, theirs, expected in (
+        (
+            {"model": "llama3-8b"},
+            {"plan": first},
+            [right.format("plan", "other.json"), "autoshard plan --model llama3-8b -o plan.json"],
+        ),
+        ({"plan": first}, {"plan": second}, [left.format("plan", "plan.json"), right.format("plan", "other.json")]),
+        (
+            {"model": first},
+            {"model": second, "nodes": "2"},
+            [
+                left.format("config", "config.json"),
+                right.format("config", "other_config.json"),
+                "autoshard plan --model config.json -o plan.json",
+                of_other.format("other_config.json"),
+            ],
+        ),
+        (
+            {"model": first},
+            {"model": first, "nodes": "2"},
+            [
+                left.format("config", "config.json"),
+                "autoshard plan --model config.json -o plan.json",
+                of_other.format("config.json"),
+            ],
+        ),
+    ):
+        assert commands(read_states([*ours.items(), *((f"b.{name}", value) for name, value in theirs.items())])) == (
+            expected
+        )
 
 
 def test_errors_are_one_sentence_in_json(client: httpx.Client) -> None:
@@ -238,6 +275,7 @@ def test_errors_are_one_sentence_in_json(client: httpx.Client) -> None:
             "an upload may have at most 4,000,",
         ),
         (client.post("/upload", content=b"[" * 100_000, headers=kind), 400, "the upload"),
+        (client.post("/upload", content=b"{}", headers=kind), 400, "model_type is missing from the config of uploaded"),
         (client.post("/upload", content=b'{"format_version": 1}', headers=kind), 400, "plan lacks made_by"),
     ):
         assert response.status_code == status, response.text

@@ -164,6 +164,16 @@ def test_a_stack_is_taken_once_and_not_changed() -> None:
         replace(load_cluster("trn1.32xlarge", 1), stack="neuron-eager")
 
 
+def test_a_plan_on_the_cluster_of_a_plan_keeps_its_stack() -> None:
+    again = {"model": "llama3.2-1b", "global_batch": 64, "pins": {"zero": 1, "recompute": "none"}}
+    first = plan_for(request(instance="trn2.3xlarge", **again))
+    second = plan_for(request(instance=None, cluster=first.cluster, **again))
+    assert (first.cluster.stack, second.cluster) == ("neuron-compiled", first.cluster)
+    assert second.strategy == first.strategy
+    assert any(note.startswith("ways of compiling: ") for note in first.notes)
+    assert not any(note.startswith("ways of compiling: ") for note in second.notes)
+
+
 @pytest.mark.parametrize("instance", ["trn2.3xlarge", "trn2.48xlarge", "trn2u.48xlarge", "trn3-gen1", "trn3-gen2"])
 def test_torch_on_trn2_and_trn3_is_native(instance: str) -> None:
     for lnc in (1, 2):

@@ -35,6 +35,12 @@ def merges(levels: int) -> str:
         (5_000 * "{a: ", "FILE, line 1, column 401: nested deeper than 100 levels"),
         ("a: &a [1, *a]", "FILE, line 1, column 11: *a is inside of what it repeats"),
         ("a: &a\n  b: {<<: *a}", "FILE, line 2, column 11: *a is inside of what it repeats"),
+        ("tp: 8\npp: 4\ntp: 2", "FILE, line 3, column 1: 'tp' is given twice in one object; keep one"),
+        ("a: [{b: 1, b: 2}]", "FILE, line 1, column 12: 'b' is given twice in one object; keep one"),
+        ("1: a\n0x1: b", "FILE, line 2, column 1: 1 is given twice in one object; keep one"),
+        ("a: &a {b: 1}\nc: {b: 2, <<: *a, b: 3}", "FILE, line 2, column 19: 'b' is given twice in one object; "),
+        ("? [1]\n: a", "FILE, line 1, column 3: not YAML: found unhashable key"),
+        ("? !!set {}\n: a", "FILE, line 1, column 3: not YAML: found unhashable key"),
         ("a: *b", "FILE, line 1, column 4: not YAML: found undefined alias 'b'"),
         ("a: " + 301 * "9", "FILE, line 1, column 4: a number of 301 characters; 300 are read"),
         ("a: 1" + 200 * ":00", "FILE, line 1, column 4: a number of 601 characters; 300 are read"),
@@ -62,6 +68,13 @@ def test_yaml_that_is_read() -> None:
     assert isinstance(values, dict)
     assert values["runs"] == [{"tp": 8, "pp": 4}, {"tp": 8, "pp": 2}]
     assert parse_yaml("", "FILE") is None
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2}\nc: {<<: [*b, *a], y: 3, =: 4}\nd: {<<: *b, '1': 5, 1: 6}"
+    assert parse_yaml(text, "FILE") == {
+        "a": {"x": 1, "y": 1},
+        "b": {"x": 1, "y": 2},
+        "c": {"x": 1, "y": 3, "=": 4},
+        "d": {"x": 1, "y": 2, "1": 5, 1: 6},
+    }
     many = 99 * "*a, "
     assert parse_yaml(f"a: &a {9_900 * 'x'}\nb: [{many}]", "FILE")  # 980,199 values and characters
 
