@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
-from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.planner.collector import uncollected
 from autoshard.planner.rejections import MEMORY
 from autoshard.planner.request import PlanRequest
@@ -37,8 +37,8 @@ def is_other(request: PlanRequest) -> bool:
 def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched:
     """The layout that the request's searcher takes, by the prices of its cost model; the estimate is autoshard's.
 
-    Raises AutoshardError for what the exact search or a plug-in does not do, NoLayoutFits where nothing that was priced
-    fits.
+    Raises AutoshardError for what the exact search or a plug-in does not do, NoLayoutFits where nothing fits, NoneFound
+    where only what was not priced does.
     """
     from autoshard.planner.priced import PricedLayouts
     from autoshard.planner.search import Searched, search
@@ -144,7 +144,7 @@ def _nothing_fits(space: Space, request: PlanRequest) -> AutoshardError:
     model, cluster, name = space.problem.model, space.problem.cluster, _name(request)
     where = f"{cluster.nodes} x {cluster.instance}"
     if request.search != EXACT and (space.memory_bytes <= space.level.memory_bytes).any():
-        return NoLayoutFits(
+        return NoneFound(
             f"search={request.search} found no layout of {model.name} on {where} that fits among "
             f"{space.evaluations:,} of {len(space):,}; use more evaluations, or search={EXACT}"
         )

@@ -13,6 +13,7 @@ import autoshard
 from autoshard import AutoshardError, NoLayoutFits
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cost.estimate import estimate
+from autoshard.errors import NoneFound
 from autoshard.models import load_model
 from autoshard.planner.other_search import NOT_PRICED, searched
 from autoshard.planner.searchers import SEARCHERS
@@ -137,6 +138,20 @@ def test_what_does_not_go_with_another_search_is_refused() -> None:
         autoshard.plan("llama3-8b", search="random", tp=4)
     with pytest.raises(NoLayoutFits, match=r"^no layout fits llama3.1-405b on 1 x trn1.32xlarge: "):
         autoshard.plan("llama3.1-405b", search="random")
+
+
+def test_a_searcher_that_finds_nothing_is_no_proof_that_nothing_fits() -> None:
+    asked = {"seq_len": 2048, "global_batch": 64, "search": "random"}
+    told = (
+        r"^search=random found no layout of llama3\.2-1b on 1 x trn1\.32xlarge that fits among 1 of 440; use more "
+        r"evaluations, or search=exact$"
+    )
+    with pytest.raises(NoneFound, match=told):  # torch would have had one
+        autoshard.plan("llama3.2-1b", **asked, evaluations=1)
+    assert autoshard.plan("llama3.2-1b", **asked, evaluations=10).backend == "nxd"
+    by_both = r"^no layout .* is legal: .*; with backend torch search=random found no layout .* among 1 of "
+    with pytest.raises(NoneFound, match=by_both):
+        autoshard.plan("llama3.2-1b", **{**asked, "seq_len": 8192}, evaluations=1, pp=2, zero=0)
 
 
 def test_a_missing_optuna_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
