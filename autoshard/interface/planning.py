@@ -201,8 +201,9 @@ def frontier(
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file that `save`, `autoshard plan` or a person wrote. Raises AutoshardError, naming file and field,
-    for anything that is not a plan or does not follow from its inputs."""
+    """The plan in a file that `save`, `autoshard plan` or a person wrote. Its prices may be another cost model's, which
+    `validate` tells. Raises AutoshardError, naming file and field, for anything that is not a plan or does not follow
+    from its inputs."""
     return read_plan_with_notes(path)[0]
 
 
