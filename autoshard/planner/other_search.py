@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,6 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     Raises AutoshardError for what the exact search or a plug-in does not do, NoLayoutFits where nothing fits, NoneFound
     where only what was not priced does.
     """
-    from autoshard.planner.priced import PricedLayouts
     from autoshard.planner.search import Searched, search
     from autoshard.planner.space import Space
 
@@ -61,8 +61,8 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
         raise _nothing_fits(space, request)
     price, strategy = space.price_of(layout), space.strategy(layout)
     best = Candidate(strategy, estimate(*problem[:3], strategy))
-    _count(space, request)
-    priced = PricedLayouts(problem, space.chunks)
+    layouts = range(len(space)) if request.search == EXACT else sorted({*space.prices, layout})
+    _count(space, layouts)
     return Searched(
         best,
         (),
@@ -71,7 +71,7 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
         space.tally.rejections(),
         _claim(space, request),
         tuple(_notes(best, price, request)),
-        priced=priced,
+        table_of_other=partial(space.table, layouts),
         searcher=EXACT if request.search == EXACT else SEARCHERS.said(request.search),
         cost_model=OURS if model is None else COST_MODELS.said(request.cost_model),
     )
@@ -97,16 +97,12 @@ def searched(space: Space, name: str, seed: int = SEED) -> int | None:
     return taken
 
 
-def _count(space: Space, request: PlanRequest) -> None:
-    """Counts the layouts of the space with those that broke a rule."""
-    if request.search == EXACT:
-        fitting = int((space.memory_bytes <= space.level.memory_bytes).sum())
-        looked_at = len(space)
-    else:
-        fitting = sum(price.fits for price in space.prices.values())
-        looked_at = space.evaluations
+def _count(space: Space, layouts: Sequence[int]) -> None:
+    """Counts the layouts of the space with those that broke a rule. layouts: those that were priced. As in the exact
+    search, they fit where they need no more than the device has."""
+    fitting = int((space.memory_bytes[layouts] <= space.problem.cluster.device.memory_bytes).sum())
     space.tally.keep(fitting)
-    for reason, count in ((MEMORY, looked_at - fitting), (NOT_PRICED, len(space) - looked_at)):
+    for reason, count in ((MEMORY, len(layouts) - fitting), (NOT_PRICED, len(space) - len(layouts))):
         if count:
             space.tally.drop(reason, f"{count:,} of {len(space):,} in the space", count=count)
 

@@ -196,6 +196,19 @@ class Space:
         """All layouts as columns with an entry for each: the choices, and autoshard's prices; see priced_columns."""
         return priced_columns(PricedLayouts(self.problem, self.chunks))
 
+    def table(self, layouts: Sequence[int]) -> dict[str, Array]:
+        """Some layouts as columns, see `columns`, with the prices that count here: none is a bound."""
+        rows = np.array(layouts, dtype=int)
+        columns = {name: column[rows] for name, column in self.columns().items()}
+        memory_bytes = self.memory_bytes[rows]
+        return {
+            **columns,
+            "step_time_s": np.array([self._step_time_s(layout) for layout in layouts]),
+            "step_time_is_bound": np.full(len(rows), False),
+            "memory_bytes": memory_bytes,
+            "fits": memory_bytes <= self.problem.cluster.device.memory_bytes,
+        }
+
     def strategy(self, layout: int) -> Strategy:
         """All choices of a layout, by name."""
         chunk, row = self._place(layout)

@@ -139,8 +139,8 @@ def _sections(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_prices(plan: Plan) -> None:
-    """Raise AutoshardError for a plan that this version made, with other prices than this version computes for it. Those
-    of a plan that another version made may differ."""
+    """Raise AutoshardError for a plan that this version made, with other prices than this version computes for it. The
+    prices of a plan that another version made may differ."""
     if plan.made_by == made_by() and other_prices(plan) is not None:
         _refuse_changed(plan, plan_to_dict(plan), "plan")
 

@@ -20,6 +20,7 @@ from autoshard.models.families import FAMILIES
 from autoshard.models.stage import parameter_count
 from autoshard.plugins.found import GROUPS, _entries
 from autoshard.schedules import SCHEDULES
+from autoshard.units import format_bytes, format_seconds
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 MOST_LINES = 60
@@ -206,6 +207,9 @@ def test_a_cost_model_chooses_and_the_estimate_stays_ours(installed: Path) -> No
     assert note.endswith("it chose the layout, the estimate in this plan is autoshard's")
     scored = autoshard.score(plan)
     assert plan.step_time_s == pytest.approx(scored.step_time_s, rel=1e-5)
+    best = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, cost_model="roofline").fastest(1)
+    assert best["tp"] == plan.strategy.tp
+    assert f" {format_seconds(best['step_time_s'][0])} a step and {format_bytes(best['memory_bytes'][0])}; " in note
 
 
 def test_a_renderer_shows_a_plan(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +296,8 @@ def test_a_cost_model_that_is_none_is_refused(
     _forget()
     with pytest.raises(AutoshardError) as refused:
         autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, cost_model="bad")
-    number = str(len(autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random").table()["tp"]))
+    other = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random")
+    number = other.optimality.split(" layouts priced")[0].split(" of ")[-1].replace(",", "")
     assert said in str(refused.value).replace(f"({number},)", "(N,)")
     assert isinstance(refused.value, NoLayoutFits) == ("smallest" in said)
 

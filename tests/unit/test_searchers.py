@@ -13,6 +13,7 @@ import autoshard
 from autoshard import AutoshardError, NoLayoutFits
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cost.estimate import estimate
+from autoshard.cost.interval import fits_probability
 from autoshard.errors import NoneFound
 from autoshard.models import load_model
 from autoshard.planner.other_search import NOT_PRICED, searched
@@ -127,8 +128,29 @@ def test_every_layout_is_counted_once() -> None:
     result = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random", evaluations=50)
     left = {one.reason: one.count for one in result.rejections}
     assert result.considered == result.fitting + sum(left.values())
-    assert left[NOT_PRICED] == len(result.table()["tp"]) - 50
-    assert "with 50 of " in result.optimality and result.optimality.endswith("nothing is proven")
+    total = 50 + left[NOT_PRICED]
+    assert f"with 50 of {total:,} layouts priced" in result.optimality
+    assert result.optimality.endswith("nothing is proven")
+
+
+def test_a_table_has_what_was_priced_and_by_whose_prices() -> None:
+    result = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random", evaluations=50)
+    columns = result.table()
+    assert len(columns["tp"]) == 50 and not columns["step_time_is_bound"].any()
+    assert columns["fits"].sum() == result.fitting
+    best = result.fastest(1)
+    assert best["step_time_s"][0] == pytest.approx(result.plan.step_time_s, rel=1e-5)
+    assert best["memory_bytes"][0] == pytest.approx(result.plan.memory_bytes, rel=1e-5)
+
+
+def test_the_fastest_fit_as_surely_as_the_plan() -> None:
+    result = autoshard.search("llama3.2-1b", seq_len=2048, global_batch=64)
+    columns, fastest = result.table(), result.fastest(10**6)
+    assert columns["fits"].sum() == result.fitting > len(fastest["tp"])
+    sure = result.plan.cluster, result.plan.cluster.device.memory_bytes
+    chances = [fits_probability(needed, sure[1], sure[0]) for needed in fastest["memory_bytes"].tolist()]
+    assert min(chances) >= 0.9 > fits_probability(columns["memory_bytes"][columns["fits"]].max(), sure[1], sure[0])
+    assert fastest["step_time_s"][0] == pytest.approx(result.plan.step_time_s, rel=1e-5)
 
 
 def test_what_does_not_go_with_another_search_is_refused() -> None:
