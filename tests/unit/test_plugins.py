@@ -174,6 +174,48 @@ def test_hardware_is_known_by_its_instance(installed: Path) -> None:
         autoshard.cluster("trn1.mor")
 
 
+def hardware_package(folder: Path, name: str, files: dict[str, str], code: str = "") -> None:
+    """An installed package with a folder of hardware files: name of a file -> its text."""
+    package(folder, name, "hardware", f"{name} = {name}:FOLDER", code or f"FOLDER = {str(folder / 'of' / name)!r}\n")
+    (folder / "of" / name).mkdir(parents=True)
+    for file, text in files.items():
+        (folder / "of" / name / file).write_text(text)
+
+
+def like(instance: str, **others: object) -> str:
+    return json.dumps({"format_version": 1, "like": "trn1.32xlarge", "instance": instance, **others})
+
+
+def test_one_plug_ins_hardware_is_apart_from_another_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware_package(tmp_path, "own_hw", {"a.json": like("own.fast"), "b.json": like("own.both")})
+    hardware_package(tmp_path, "other_hw", {"c.json": like("own.both")})
+    hardware_package(tmp_path, "wrong_hw", {"wrong.json": "{]", "rules.json": like("own.rules", layout_rules="own9")})
+    hardware_package(tmp_path, "proud_hw", {"mine.json": like("trn1.32xlarge"), "p5.json": like("p5.48xlarge")})
+    hardware_package(tmp_path, "absent_hw", {}, "import not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert autoshard.cluster("own.fast").instance == "own.fast"  # by its instance, not by its file's name
+    both = "instance own.both comes from c.json of other_hw 1.0 and from b.json of own_hw 1.0; "
+    both += "uninstall or rename one of them"
+    with pytest.raises(AutoshardError, match=f"^{both}$"):
+        autoshard.cluster("own.both")
+    rules = "layout_rules='own9' of cluster own.rules must be one of: trn1, trn2, trn3, none"
+    with pytest.raises(AutoshardError, match=f"^{rules}$"):
+        autoshard.cluster("own.rules")
+    absent = "plug-in absent_hw of absent_hw 1.0 does not load: ModuleNotFoundError: No module named 'not_there'"
+    with pytest.raises(AutoshardError, match=rf"^instance='a' is not known; .*own\.fast.*; {absent}$"):
+        autoshard.cluster("a")
+    problems = {one.name: one.problem for one in autoshard.installed_plugins() if one.group == "hardware"}
+    wrong = f"hardware file {tmp_path / 'of' / 'wrong_hw' / 'wrong.json'}, line 1, column 2: not JSON: "
+    assert (problems.pop("wrong_hw") or "").startswith(f"{rules}; {wrong}")
+    taken = "is built in, and what is built in is taken; give it another name"
+    assert problems == {
+        "absent_hw": absent,
+        "other_hw": both,
+        "own_hw": both,
+        "proud_hw": f"trn1.32xlarge of mine.json {taken}; p5.48xlarge of p5.json {taken}",
+    }
+
+
 def test_a_schedule_is_searched_only_where_it_is_asked_for(installed: Path) -> None:
     options = [*SMALL, "--backend", "torch", "--pp", "4", "--tp", "8"]
     assert main(["plan", *options, "--schedule", "eager", "-o", "eager.json"]) == 0
