@@ -161,8 +161,8 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
 
 def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: int = 1) -> Iterator[Sensitivity]:
     """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
-    line shows the progress in between. processes: with 2, half of the questions are asked in a process beside this one,
-    which imports this program's main module, as those of multiprocessing do."""
+    line shows the progress in between. processes: with 2, half of the questions are asked in a process beside this
+    one."""
     from autoshard.explanation.sensitivity import answers_so_far
     from autoshard.planner.priced import Clock
 
