@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from operator import index
+from typing import TYPE_CHECKING, SupportsIndex
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
+from autoshard.files.fields import show
 from autoshard.planner.collector import uncollected
 from autoshard.planner.rejections import MEMORY
 from autoshard.planner.request import PlanRequest
@@ -50,7 +52,7 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     if pins.searches_etp:
         what = f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
         raise AutoshardError(f"etp=auto with {what}: only the exact search tries it; give etp a number")
-    model = None if request.cost_model == OURS else COST_MODELS[request.cost_model]
+    model = None if request.cost_model == OURS else partial(COST_MODELS.call, request.cost_model)
     space = Space(problem, pins, request.fit_probability, model, request.cost_model)
     if not len(space):
         return search(*problem[:3], pins, problem.backend)  # which says why there is none
@@ -87,14 +89,15 @@ def searched(space: Space, name: str, seed: int = SEED) -> int | None:
     from autoshard.planner.space import BudgetSpent
 
     try:
-        taken = SEARCHERS[name](space, Random(seed))  # noqa: S311  a seed that gives the same plan again
+        taken = SEARCHERS.call(name, space, Random(seed), let=BudgetSpent)  # noqa: S311  a seed that gives the same plan
     except BudgetSpent:
         taken = None
     if taken is None:
         return space.best
-    if not isinstance(taken, int) or not 0 <= taken < len(space):
-        raise AutoshardError(f"searcher {name} returned {taken!r:.60}, which is no layout: 0 to {len(space) - 1:,}")
-    return taken
+    layout = index(taken) if isinstance(taken, SupportsIndex) and not isinstance(taken, bool) else -1
+    if not 0 <= layout < len(space):
+        raise AutoshardError(f"searcher {name} returned {show(taken)}, which is no layout: 0 to {len(space) - 1:,}")
+    return layout
 
 
 def _count(space: Space, layouts: Sequence[int]) -> None:

@@ -140,6 +140,8 @@ class Space:
             return self.prices[layout]
         if self.evaluations >= self.most_evaluations or self._cpu_s > self.most_cpu_s or layout in self.prices:
             raise BudgetSpent
+        if not 0 <= layout < len(self):
+            raise IndexError(f"{layout} is no layout: 0 to {len(self) - 1:,}")
         self.prices[layout] = price = self.price_of(layout)
         if self.best is None or price.cost < self.prices[self.best].cost:
             self.best = layout

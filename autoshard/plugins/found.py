@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,11 +60,26 @@ def load(plugin: Plugin) -> Any:
     try:
         return entry.load()
     except Exception as error:  # other people's code: whatever it raises is said in one line
-        said = " ".join(str(error).split())
-        raise AutoshardError(
-            f"plug-in {plugin.name} of {plugin.package} does not load: {type(error).__name__}"
-            + (f": {said[:200]}" if said else "")
-        ) from error
+        raise AutoshardError(f"plug-in {plugin.name} of {plugin.package} does not load: {_words(error)}") from error
+
+
+def call(plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], let: type[Exception]) -> Any:
+    """The value that a plug-in's function gives. let: what it may raise, besides AutoshardError.
+
+    Raises AutoshardError, naming its package, for whatever else it raises.
+    """
+    try:
+        return function(*given)
+    except (AutoshardError, let):
+        raise
+    except Exception as error:  # other people's code
+        raise AutoshardError(f"plug-in {plugin.name} of {plugin.package} fails: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """The kind of an error and what it says, in one line."""
+    said = " ".join(str(error).split())
+    return type(error).__name__ + (f": {said[:200]}" if said else "")
 
 
 def _plugin(group: str, entry: EntryPoint) -> Plugin:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.option_values import one_of
-from autoshard.plugins.found import Plugin, installed, load
+from autoshard.plugins.found import Plugin, call, installed, load
 
 V = TypeVar("V")
 
@@ -60,6 +60,15 @@ class Table(dict[str, V], Generic[V]):
         """A name with the package that it comes from, 'mine (my-package 1.0)', for plans and pages."""
         plugin = self.plugin(name)
         return name if plugin is None else f"{name} ({plugin.package})"
+
+    def call(self, name: str, *given: Any, let: type[Exception] = AutoshardError) -> Any:
+        """The value of the function that a name has. let: what one of a plug-in may raise, besides AutoshardError.
+
+        Raises AutoshardError, naming the plug-in, for whatever else it raises.
+        """
+        function: Any = self[name]
+        plugin = self.plugin(name)
+        return function(*given) if plugin is None else call(plugin, function, given, let)
 
     def check(self, plugin: Plugin, value: Any) -> V:
         """The entry that a plug-in gave, if it is what the table holds. Raises AutoshardError where it is not."""

@@ -351,6 +351,55 @@ def test_a_searcher_that_returns_no_layout_is_refused(tmp_path: Path, monkeypatc
         autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, search="bad")
 
 
+def test_a_searcher_may_return_a_number_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import numpy\ndef go(space, rng): return numpy.int64(space.fastest())\ndef yes(space, rng): return True\n"
+    package(tmp_path, "number-search", "searchers", "number = number_search:go\nyes = number_search:yes", code)
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = {"seq_len": 2048, "global_batch": 64}
+    found = autoshard.plan("llama3.2-1b", **asked, search="number")
+    assert found.search is not None and found.search.searcher == "number (number-search 1.0)"
+    with pytest.raises(AutoshardError, match=r"^searcher yes returned True, which is no layout: 0 to 439$"):
+        autoshard.plan("llama3.2-1b", **asked, search="yes")
+
+
+def test_what_a_plug_in_raises_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package(tmp_path, "raising-s", "searchers", "raising = raising_s:go", "def go(space, rng): return {}['nope']\n")
+    package(tmp_path, "outside-s", "searchers", "outside = outside_s:go", "def go(space, rng): space.price(-1)\n")
+    package(tmp_path, "own-words", "searchers", "wordy = own_words:go", OWN_WORDS)
+    package(tmp_path, "raising-c", "cost_models", "raising = raising_c:go", "def go(p, c): raise ValueError('a\\nb')\n")
+    package(tmp_path, "raising-r", "renderers", "raising = raising_r:go", "def go(d): return d.nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    small = ["--model", "llama3.2-1b", "--seq-len", "2048", "--global-batch", "64"]
+    autoshard.plan("llama3.2-1b", seq_len=2048, global_batch=64).save("plan.json")
+    nothing = "AttributeError: 'Description' object has no attribute 'nothing'"
+    for command, said in (
+        (["plan", *small, "--search", "raising"], "plug-in raising of raising-s 1.0 fails: KeyError: 'nope'"),
+        (
+            ["plan", *small, "--search", "outside"],
+            "plug-in outside of outside-s 1.0 fails: IndexError: -1 is no layout: 0 to 439",
+        ),
+        (["plan", *small, "--search", "wordy"], "my words"),
+        (["plan", *small, "--cost-model", "raising"], "plug-in raising of raising-c 1.0 fails: ValueError: a b"),
+        (["explain", "plan.json", "--format", "raising"], f"plug-in raising of raising-r 1.0 fails: {nothing}"),
+    ):
+        assert main(command) == 2
+        assert capsys.readouterr().err == f"autoshard: error: {said}\n"
+    grid = {"model": "llama3.2-1b", "seq_len": 2048, "global_batch": 64, "search": ["raising", "random"]}
+    for workers in (1, 2):
+        table = autoshard.sweep(grid, tmp_path / str(workers), workers=workers).table()
+        told = dict(zip(table["search"], zip(table["status"], table["reason"], strict=True), strict=True))
+        assert told == {
+            "raising": ("invalid", "plug-in raising of raising-s 1.0 fails: KeyError: 'nope'"),
+            "random": ("ok", ""),
+        }
+
+
+OWN_WORDS = "import autoshard\ndef go(space, rng): raise autoshard.AutoshardError('my words')\n"
+
+
 def _forget() -> None:
     """Forgets what was loaded from a package of the same name in another folder."""
     from autoshard.planner.other_search import COST_MODELS
