@@ -351,6 +351,18 @@ def test_a_searcher_that_returns_no_layout_is_refused(tmp_path: Path, monkeypatc
         autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, search="bad")
 
 
+def test_a_plan_of_a_plug_in_that_is_missing_says_so(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "eager.json"
+    with monkeypatch.context() as there:
+        there.syspath_prepend(packages)
+        autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, backend="torch", pp=4, schedule="eager").save(file)
+    told = "schedule='eager' is not one of: 1f1b, interleaved, gpipe, zero_bubble, or that of an installed plug-in"
+    with pytest.raises(AutoshardError, match=f"^{file}: strategy: {told}$"):
+        autoshard.read_plan(file)
+
+
 def test_a_searcher_may_return_a_number_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import numpy\ndef go(space, rng): return numpy.int64(space.fastest())\ndef yes(space, rng): return True\n"
     package(tmp_path, "number-search", "searchers", "number = number_search:go\nyes = number_search:yes", code)
