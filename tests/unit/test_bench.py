@@ -303,7 +303,7 @@ def test_wrong_numbers_are_said(small: Path, tmp_path: Path) -> None:
         ((name, value),) = number.items()
         told = f"^{name}={value} of planbench must be a whole number from {least} to 1,000,000,000$"
         with pytest.raises(AutoshardError, match=told):
-            autoshard.planbench("searchers", data=small, out=tmp_path / "out", **number)  # type: ignore[arg-type]
+            autoshard.planbench("searchers", data=small, out=tmp_path / "out", **number)
 
 
 def test_an_entry_that_is_named_twice_runs_once(small: Path, tmp_path: Path) -> None:

@@ -263,18 +263,8 @@ def test_values_show_themselves_in_a_notebook() -> None:
         (lambda: autoshard.read_plan(None), "plan=None must be the path of a file"),  # type: ignore[arg-type]
         (lambda: autoshard.validate(None), "plan=None must be the path of a file"),  # type: ignore[arg-type]
         *(
-            (
-                partial(function, "plan.json", *rest),
-                f"plan='plan.json' of {function.__name__} must be a plan; autoshard",
-            )
-            for function, *rest in (
-                (autoshard.explain,),
-                (autoshard.why_not, "tp=8"),
-                (autoshard.compare, "other.json"),
-                (autoshard.trace,),
-                (autoshard.audit,),
-                (autoshard.memory,),
-            )
+            (partial(getattr(autoshard, name), "plan.json", *rest), f"plan='plan.json' of {name} must be a plan; ")
+            for name, *rest in (["explain"], ["why_not", "tp=8"], ["compare", "x"], ["trace"], ["audit"], ["memory"])
         ),
         (
             lambda: autoshard.compare(*[autoshard.plan("llama3-8b", **SMALL)] * 2, names=("a",)),  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -367,7 +368,7 @@ def test_a_searcher_may_return_a_number_of_numpy(tmp_path: Path, monkeypatch: py
     code = "import numpy\ndef go(space, rng): return numpy.int64(space.fastest())\ndef yes(space, rng): return True\n"
     package(tmp_path, "number-search", "searchers", "number = number_search:go\nyes = number_search:yes", code)
     monkeypatch.syspath_prepend(tmp_path)
-    asked = {"seq_len": 2048, "global_batch": 64}
+    asked: dict[str, Any] = {"seq_len": 2048, "global_batch": 64}
     found = autoshard.plan("llama3.2-1b", **asked, search="number")
     assert found.search is not None and found.search.searcher == "number (number-search 1.0)"
     with pytest.raises(AutoshardError, match=r"^searcher yes returned True, which is no layout: 0 to 439$"):

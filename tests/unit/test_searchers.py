@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_what_does_not_go_with_another_search_is_refused() -> None:
 
 
 def test_a_searcher_that_finds_nothing_is_no_proof_that_nothing_fits() -> None:
-    asked = {"seq_len": 2048, "global_batch": 64, "search": "random"}
+    asked: dict[str, Any] = {"seq_len": 2048, "global_batch": 64, "search": "random"}
     told = (
         r"^search=random found no layout of llama3\.2-1b on 1 x trn1\.32xlarge that fits among 1 of 440; use more "
         r"evaluations, or search=exact$"
