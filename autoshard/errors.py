@@ -7,3 +7,7 @@ class AutoshardError(Exception):
 
 class NoLayoutFits(AutoshardError):
     """Every layout was dropped; the text names the nearest miss and what would fit."""
+
+
+class NoneFound(AutoshardError):
+    """A search that looks at some layouts saw none that fits, though others do."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from autoshard.errors import AutoshardError
@@ -50,7 +51,8 @@ class Pool:
                     ours, theirs = context.Pipe()
                     worker = context.Process(target=_answer, args=(theirs,), daemon=True)
                     self._workers[ours] = worker
-                    worker.start()
+                    with _no_main_module():
+                        worker.start()
                     theirs.close()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -115,6 +117,18 @@ class Pool:
             return found
 
         return result
+
+
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """A process that is begun within does not import this program's main module, as multiprocessing would have it do:
+    calls need nothing of it, and a script would do all that it does once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _answer(calls: Connection) -> None:

@@ -130,7 +130,7 @@ def _ahead(entries: Json) -> Iterator[str]:
     """Who is better than autoshard, and in what."""
     ours = entries.get(OURS)
     if ours is None or ours["mean_error"] is None:
-        yield f"{OURS} has no answer here."
+        yield f"{OURS} was left out." if ours is None else f"{OURS} has no answer here."
         return
     said = False
     for key, words in BETTER.items():

@@ -14,11 +14,11 @@ from autoshard.bench.page import curves_svg, results_page, timings_page
 from autoshard.bench.peers.peer import PEERS
 from autoshard.bench.predictors import PREDICTORS
 from autoshard.bench.problems import read_problems
-from autoshard.bench.rows import SPLITS, Measured, folds, read_measured
+from autoshard.bench.rows import SPLITS, Fold, Measured, folds, read_measured
 from autoshard.bench.searchers import six
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
-from autoshard.files.fields import show
+from autoshard.files.fields import is_finite, show
 from autoshard.files.json_file import read_json
 from autoshard.plugins.found import installed
 
@@ -132,10 +132,7 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             said: list[Prediction | None] = []
             test: list[Measured] = []
             for part in parts:
-                found = PREDICTORS[name](part)
-                if len(found) != len(part.test):
-                    raise AutoshardError(f"predictor {name} returned {len(found)} predictions of {len(part.test)} rows")
-                said += found
+                said += _predicted(name, part)
                 test += part.test
             cpu_s = process_time() - begin_s
             score = scores(test, said)
@@ -149,6 +146,30 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
     peers = {peer.label: peer.version if peer.name in names else None for peer in PEERS}
     scored = {"rows": len(rows), "splits": results, "by_source": by_source, "peers": peers}
     return scored, {"cpu_s_a_prediction": timings}
+
+
+def _predicted(name: str, part: Fold) -> Sequence[Prediction | None]:
+    """The predictions of a fold's test rows. Raises AutoshardError, naming the predictor, where they are none."""
+    found = PREDICTORS.call(name, part)
+    if not isinstance(found, Sequence):
+        raise AutoshardError(f"predictor {name} returned {show(found)}; it must return a list, an entry for each row")
+    if len(found) != len(part.test):
+        raise AutoshardError(f"predictor {name} returned {len(found)} predictions of {len(part.test)} rows")
+    for row, one in zip(part.test, found, strict=True):
+        if one is not None and not _is_prediction(one):
+            raise AutoshardError(
+                f"predictor {name} returned {one!r:.200} of row {row.key}; it wants None or a Prediction of finite "
+                "numbers above 0, with low_s at most high_s"
+            )
+    return found
+
+
+def _is_prediction(one: object) -> bool:
+    if not isinstance(one, Prediction):
+        return False
+    numbers = one[:3] if one.memory_bytes is None else one
+    are_numbers = all(isinstance(value, (int, float)) and is_finite(value) and value > 0 for value in numbers)
+    return are_numbers and one.low_s <= one.high_s
 
 
 def _of_sources(

@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
         type=whole(),
         metavar="N",
         default=None,
-        help="layouts that a searcher may price (default: 300)",
+        help="layouts that a searcher may price, at least 10 (default: 300)",
     )
     parser.add_argument("--seeds", type=whole(), metavar="N", default=None, help="runs of each searcher (default: 2)")
     parser.add_argument("--problems", type=whole(), metavar="N", default=None, help="only the first N (default: all)")

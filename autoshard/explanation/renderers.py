@@ -20,7 +20,7 @@ def rendered(description: Description, name: str) -> str:
     text."""
     if name not in RENDERERS:
         raise AutoshardError(f"format={name} is not known; known: {', '.join(STANDARD)}, or that of a plug-in")
-    text = RENDERERS[name](description)
+    text = RENDERERS.call(name, description)
     if not isinstance(text, str):
         raise AutoshardError(f"renderer {RENDERERS.said(name)} gave a {type(text).__name__}; it must give text")
     return text

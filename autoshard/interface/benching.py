@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice
+from autoshard.files.fields import check_choice, check_integer
 
 TRACKS = ("predictors", "searchers")
 DATA, OUT = "benchmarks/data", "benchmarks/results"
@@ -27,8 +27,8 @@ def planbench(
 
     track: "predictors" or "searchers"; None for both. data: folder with the rows and problems. out: folder of the
     results; those of the other track stay. entries: names of one track; else all, those of plug-ins too. evaluations:
-    layouts that a searcher prices; seeds: runs of each; problems: so many of them. Raises AutoshardError for data that
-    is missing and for entries that are none.
+    layouts that a searcher prices, at least 10; seeds: runs of each; problems: so many of them. Raises AutoshardError
+    for data that is missing, for entries that are none and for other numbers.
 
     >>> import autoshard
     >>> files = autoshard.planbench("searchers", problems=3)  # doctest: +SKIP
@@ -40,11 +40,16 @@ def planbench(
         check_choice("bench", "track", track, TRACKS)
     elif entries:
         raise AutoshardError("entries are of one track; name it: predictors or searchers")
+    for name, value, least in (("evaluations", evaluations, searchers.BUDGETS[0]), ("seeds", seeds, 1)):
+        if value is not None:
+            check_integer("planbench", name, value, least)
+    if problems is not None:
+        check_integer("planbench", "problems", problems)
     return run(
         Path(data),
         Path(out),
         TRACKS if track is None else (track,),
-        entries,
+        tuple(dict.fromkeys(entries)),
         searchers.EVALUATIONS if evaluations is None else evaluations,
         searchers.SEEDS if seeds is None else seeds,
         problems,

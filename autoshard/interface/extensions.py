@@ -20,13 +20,12 @@ def installed_plugins() -> tuple[Listed, ...]:
     from autoshard.planner.searchers import SEARCHERS
     from autoshard.plans.search_result import EXACT, OURS
     from autoshard.schedules import SCHEDULES
-    from autoshard.spec.hardware_file import HARDWARE, packaged_instances
+    from autoshard.spec.hardware_file import HARDWARE, check_files
 
     tables = {one.group: one for one in (FAMILIES, HARDWARE, SCHEDULES, SEARCHERS, COST_MODELS, RENDERERS, PREDICTORS)}
     taken = {
-        "hardware": packaged_instances(),
         "searchers": (EXACT,),
         "cost_models": (OURS,),
         "renderers": STANDARD,
     }
-    return listed(tables, taken)
+    return listed(tables, taken, {"hardware": check_files})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
+from autoshard.interface.inputs import check_plan
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
 
@@ -142,6 +143,7 @@ def memory(plan: plans.Plan, *, rank: int | None = None) -> Memory:
     from autoshard.backends.products import check_runs
     from autoshard.backends.registry import ANYWHERE
 
+    check_plan("memory", plan)
     check_runs(ANYWHERE, plan.training.precision)
     last = plan.mesh.world_size - 1
     if rank is None:

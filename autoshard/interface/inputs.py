@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import near, show
+from autoshard.files.option_values import whole
 from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.request import TOP, PlanRequest
+from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 
@@ -78,6 +80,10 @@ def request_of(model: Model, instance: Instance, options: Mapping[str, Any], top
 
     top: runners-up to keep. Raises AutoshardError for an option that is none, and for a value that it cannot take.
     """
+    try:
+        top = whole(0)(top)
+    except ValueError as error:
+        raise AutoshardError(f"top: {error}") from None
     given = checked(options)
     if isinstance(instance, Cluster):
         for name in OF_A_CLUSTER:
@@ -89,6 +95,12 @@ def request_of(model: Model, instance: Instance, options: Mapping[str, Any], top
     asked = request_from({**given, "model": ""}, top)
     asked = replace(asked, model=model_of(model, asked.seq_len))
     return replace(asked, cluster=instance) if isinstance(instance, Cluster) else asked
+
+
+def check_plan(of: str, plan: object) -> None:
+    """Raise AutoshardError for what is no plan. of: the name of the function that takes it."""
+    if not isinstance(plan, Plan):
+        raise AutoshardError(f"plan={show(plan)} of {of} must be a plan; autoshard.read_plan reads one from its file")
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:

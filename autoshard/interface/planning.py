@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice
 from autoshard.interface.inputs import Instance, Model, Options, request_of
@@ -16,6 +17,7 @@ from autoshard.interface.shown import WIDTH, Shown
 from autoshard.interface.watch import watched
 from autoshard.planner.planning import Answer, answer, plan_for, plan_of
 from autoshard.planner.request import TOP, PlanRequest
+from autoshard.planner.search import Searched
 from autoshard.plans.names import short_name
 from autoshard.plans.search_result import Candidate, Rejection
 from autoshard.units import format_bytes, format_seconds
@@ -49,7 +51,7 @@ class SearchResult(Shown):
 
     @property
     def fitting(self) -> int:
-        """Layouts that broke no rule and fit into memory."""
+        """Layouts that broke no rule and, by their prediction, fit into memory, however surely."""
         return self.answer.result.fitting
 
     @property
@@ -58,21 +60,19 @@ class SearchResult(Shown):
         return self.answer.result.rejections
 
     def table(self, form: str = "numpy") -> Any:
-        """Every candidate that was priced, as columns with an entry for each; those of runs on other cuts are rows of
-        their own.
+        """Every candidate that was priced, by the search and the cost model that were asked for, as columns with an
+        entry for each; those of runs on other cuts are rows of their own.
 
         form: "numpy", a dict of arrays; "pandas", a DataFrame; "pyarrow", a Table. Columns: tp, pp, dp, cp, ep,
         num_virtual_stages, microbatch_size, num_microbatches, schedule, zero, sequence_parallel, attention_kernel,
         context_parallel, axis_order, recompute, stage_layers ("10-10-12"); step_time_s (seconds; a lower bound where
-        step_time_is_bound), memory_bytes (of the fullest device), fits. Raises AutoshardError for another form, and
+        step_time_is_bound), memory_bytes (of the fullest device), fits (whether the device has so much; the plan is
+        chosen among those that do with fit_probability, as `fastest` is). Raises AutoshardError for another form, and
         where its package is missing.
         """
-        from autoshard.planner.priced_columns import priced_columns
-
         check_choice("table", "form", form, FORMS)
-        priced = getattr(self.answer.result, "priced", None)
-        assert priced is not None, "a search keeps what it priced"
-        columns = priced_columns(priced)
+        assert isinstance(self.answer.result, Searched)
+        columns = self.answer.result.columns()
         if form == "numpy":
             return columns
         try:
@@ -87,11 +87,15 @@ class SearchResult(Shown):
             raise AutoshardError(f"table({form!r}) needs {form}: pip install {form}") from None
 
     def fastest(self, count: int = SHOWN_ROWS) -> Mapping[str, np.ndarray[Any, Any]]:
-        """The first rows of `table()` that fit, by step time (or its bound)."""
+        """The first rows of `table()` that fit as surely as the search was asked for, or as any does, by step time (or
+        its bound)."""
         import numpy as np
 
         columns = self.table()
-        rows = np.flatnonzero(columns["fits"])
+        needed_bytes = columns["memory_bytes"]
+        assert self.plan.search is not None
+        wanted = (one.memory_bytes for one in levels(self.plan.cluster, self.plan.search.fit_probability))
+        rows = np.flatnonzero(needed_bytes <= next((one for one in wanted if one >= needed_bytes.min()), 0.0))
         rows = rows[np.argsort(columns["step_time_s"][rows], kind="stable")[:count]]
         return {name: column[rows] for name, column in columns.items()}
 
@@ -201,8 +205,9 @@ def frontier(
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file that `save`, `autoshard plan` or a person wrote. Raises AutoshardError, naming file and field,
-    for anything that is not a plan or does not follow from its inputs."""
+    """The plan in a file that `save`, `autoshard plan` or a person wrote. Its prices may be another cost model's, which
+    `validate` tells. Raises AutoshardError, naming file and field, for anything that is not a plan or does not follow
+    from its inputs."""
     return read_plan_with_notes(path)[0]
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from autoshard.errors import AutoshardError
 from autoshard.explanation.compare import Comparison as Compared
@@ -21,8 +22,8 @@ from autoshard.explanation.markdown import comparison_markdown, render_markdown
 from autoshard.explanation.text import render
 from autoshard.explanation.why import Why as Answered
 from autoshard.explanation.why import why as answered
-from autoshard.files.fields import show
-from autoshard.interface.inputs import Instance, Model, Options, checked, request_of
+from autoshard.files.fields import check_integer, show
+from autoshard.interface.inputs import Instance, Model, Options, check_plan, checked, request_of
 from autoshard.interface.limits import TIME_LIMIT_S
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.interface.watch import watched
@@ -30,7 +31,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.kept import Kept
 from autoshard.planner.written import Written
 from autoshard.plans import plan as plans
-from autoshard.plans.layout_syntax import read_partial
+from autoshard.plans.layout_syntax import DEGREES, read_fields, read_partial
 from autoshard.plans.search_result import Candidate
 
 if TYPE_CHECKING:
@@ -155,14 +156,15 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
     >>> autoshard.explain(plan, quick=True).description.num_devices
     128
     """
+    check_plan("explain", plan)
     answers = [] if quick else [*answers_of(plan, time_limit)]
     return Explanation(describe(plan, answers[-1] if answers else None))
 
 
 def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: int = 1) -> Iterator[Sensitivity]:
     """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
-    line shows the progress in between. processes: with 2, half of the questions are asked in a process beside this one,
-    which imports this program's main module, as those of multiprocessing do."""
+    line shows the progress in between. processes: with 2, half of the questions are asked in a process beside this
+    one."""
     from autoshard.explanation.sensitivity import answers_so_far
     from autoshard.planner.priced import Clock
 
@@ -225,6 +227,7 @@ def why_not(plan: plans.Plan, layout: str) -> Why:
     >>> autoshard.why_not(plan, "tp=2").answer.best.strategy.tp
     2
     """
+    check_plan("why_not", plan)
     with watched(f"why not {layout}"):
         return Why(plan, answered(plan, layout, read_partial(layout, "why_not")))
 
@@ -237,7 +240,11 @@ def compare(one: plans.Plan, other: plans.Plan, *, names: tuple[str, str] = ("fi
     >>> "layout" in [label for label, *_ in autoshard.compare(one, other).found.different]
     True
     """
-    return Comparison(compared(one, other), names, (one, other))
+    for plan in (one, other):
+        check_plan("compare", plan)
+    if not isinstance(names, (tuple, list)) or len(names) != 2 or not all(isinstance(name, str) for name in names):
+        raise AutoshardError(f"names={names!r:.60} of compare must be two words, one for each plan")
+    return Comparison(compared(one, other), (names[0], names[1]), (one, other))
 
 
 def score(layout: Layout, model: Model | None = None, instance: Instance = None, **options: Unpack[Options]) -> Score:
@@ -328,11 +335,30 @@ def _in_words(
     problem = Problem(spec, training, cluster, backend)
     if isinstance(layout, Strategy):
         return Written(problem, layout, "layout", request.backend, notes)
-    fields = read_partial(layout, "the layout").fixed if isinstance(layout, str) else dict(layout)
+    fields = read_fields(layout, "the layout") if isinstance(layout, str) else dict(layout)
     known = set(Strategy.__dataclass_fields__)
     if unknown := [name for name in fields if name not in known]:
         raise AutoshardError(f"the layout has {show(unknown[0])}; a strategy has: {', '.join(sorted(known))}")
-    return Written(problem, completed(problem, fields), "layout", request.backend, notes)
+    plain = {name: _plain(name, value) for name, value in fields.items()}
+    return Written(problem, completed(problem, plain), "layout", request.backend, notes)
+
+
+def _plain(name: str, value: object) -> object:
+    """A field of a layout in the form that `completed` takes; the rest is checked there. Raises AutoshardError."""
+    if isinstance(value, (list, tuple)):
+        if name == "axis_order" and all(isinstance(one, str) for one in value):
+            return "-".join(value)
+        if name in ("stage_layers", "recompute"):
+            return tuple(_plain("", one) for one in value)
+    elif isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        value = index(value)  # numpy's whole numbers too
+    if name in DEGREES.values() and not (name == "etp" and value is None):
+        check_integer("the layout", name, value)
+    if name == "stage_layers":
+        raise AutoshardError(f"stage_layers={show(value)} of the layout must be blocks of each stage, such as (8, 8)")
+    if name in ("axis_order", "attention_kernel", "context_parallel") and not isinstance(value, str):
+        raise AutoshardError(f"{name}={show(value)} of the layout must be a word")
+    return value
 
 
 def _in_plan(file: str) -> Written:
@@ -367,6 +393,7 @@ def trace(plan: plans.Plan, out: str | Path | None = None, *, measured: str | Pa
     from autoshard.files.atomic_file import write_text
     from autoshard.files.trace_events import document
 
+    check_plan("trace", plan)
     events = predicted_events(plan)
     if measured is not None:
         events += measured_events(plan, str(measured))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
+from autoshard.interface.inputs import check_plan
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
 from autoshard.runtime.options import options_from
@@ -103,6 +104,7 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     from autoshard.backends.products import check_runs
     from autoshard.backends.registry import ANYWHERE
 
+    check_plan("audit", plan)
     check_runs(ANYWHERE, plan.training.precision)
     wanted, file = roles(plan, None if stages is None else tuple(stages)), cache_file(plan)
     by_rank = load(file) if use_cache else {}

@@ -93,8 +93,11 @@ class Strategy:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise AutoshardError(f"{name}={show(value)} must be a whole number of at least 1")
+        if self.schedule not in (schedules := SCHEDULES.known(self.schedule)):
+            raise AutoshardError(
+                f"schedule={show(self.schedule)} is not one of: {', '.join(schedules)}, or that of an installed plug-in"
+            )
         for name, known in (
-            ("schedule", SCHEDULES.known(self.schedule)),
             ("attention_kernel", ATTENTION_KERNELS),
             ("context_parallel", CONTEXT_PARALLEL),
         ):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from operator import index
+from typing import TYPE_CHECKING, SupportsIndex
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
-from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
+from autoshard.files.fields import show
 from autoshard.planner.collector import uncollected
 from autoshard.planner.rejections import MEMORY
 from autoshard.planner.request import PlanRequest
@@ -37,10 +40,9 @@ def is_other(request: PlanRequest) -> bool:
 def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched:
     """The layout that the request's searcher takes, by the prices of its cost model; the estimate is autoshard's.
 
-    Raises AutoshardError for what the exact search or a plug-in does not do, NoLayoutFits where nothing that was priced
-    fits.
+    Raises AutoshardError for what the exact search or a plug-in does not do, NoLayoutFits where nothing fits, NoneFound
+    where only what was not priced does.
     """
-    from autoshard.planner.priced import PricedLayouts
     from autoshard.planner.search import Searched, search
     from autoshard.planner.space import Space
 
@@ -50,7 +52,7 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     if pins.searches_etp:
         what = f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
         raise AutoshardError(f"etp=auto with {what}: only the exact search tries it; give etp a number")
-    model = None if request.cost_model == OURS else COST_MODELS[request.cost_model]
+    model = None if request.cost_model == OURS else partial(COST_MODELS.call, request.cost_model)
     space = Space(problem, pins, request.fit_probability, model, request.cost_model)
     if not len(space):
         return search(*problem[:3], pins, problem.backend)  # which says why there is none
@@ -61,8 +63,8 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
         raise _nothing_fits(space, request)
     price, strategy = space.price_of(layout), space.strategy(layout)
     best = Candidate(strategy, estimate(*problem[:3], strategy))
-    _count(space, request)
-    priced = PricedLayouts(problem, space.chunks)
+    layouts = range(len(space)) if request.search == EXACT else sorted({*space.prices, layout})
+    _count(space, layouts)
     return Searched(
         best,
         (),
@@ -71,7 +73,7 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
         space.tally.rejections(),
         _claim(space, request),
         tuple(_notes(best, price, request)),
-        priced=priced,
+        table_of_other=partial(space.table, layouts),
         searcher=EXACT if request.search == EXACT else SEARCHERS.said(request.search),
         cost_model=OURS if model is None else COST_MODELS.said(request.cost_model),
     )
@@ -87,26 +89,23 @@ def searched(space: Space, name: str, seed: int = SEED) -> int | None:
     from autoshard.planner.space import BudgetSpent
 
     try:
-        taken = SEARCHERS[name](space, Random(seed))  # noqa: S311  a seed that gives the same plan again
+        taken = SEARCHERS.call(name, space, Random(seed), let=BudgetSpent)  # noqa: S311  a seed that gives the same plan
     except BudgetSpent:
         taken = None
     if taken is None:
         return space.best
-    if not isinstance(taken, int) or not 0 <= taken < len(space):
-        raise AutoshardError(f"searcher {name} returned {taken!r:.60}, which is no layout: 0 to {len(space) - 1:,}")
-    return taken
+    layout = index(taken) if isinstance(taken, SupportsIndex) and not isinstance(taken, bool) else -1
+    if not 0 <= layout < len(space):
+        raise AutoshardError(f"searcher {name} returned {show(taken)}, which is no layout: 0 to {len(space) - 1:,}")
+    return layout
 
 
-def _count(space: Space, request: PlanRequest) -> None:
-    """Counts the layouts of the space with those that broke a rule."""
-    if request.search == EXACT:
-        fitting = int((space.memory_bytes <= space.level.memory_bytes).sum())
-        looked_at = len(space)
-    else:
-        fitting = sum(price.fits for price in space.prices.values())
-        looked_at = space.evaluations
+def _count(space: Space, layouts: Sequence[int]) -> None:
+    """Counts the layouts of the space with those that broke a rule. layouts: those that were priced. As in the exact
+    search, they fit where they need no more than the device has."""
+    fitting = int((space.memory_bytes[layouts] <= space.problem.cluster.device.memory_bytes).sum())
     space.tally.keep(fitting)
-    for reason, count in ((MEMORY, looked_at - fitting), (NOT_PRICED, len(space) - looked_at)):
+    for reason, count in ((MEMORY, len(layouts) - fitting), (NOT_PRICED, len(space) - len(layouts))):
         if count:
             space.tally.drop(reason, f"{count:,} of {len(space):,} in the space", count=count)
 
@@ -144,7 +143,7 @@ def _nothing_fits(space: Space, request: PlanRequest) -> AutoshardError:
     model, cluster, name = space.problem.model, space.problem.cluster, _name(request)
     where = f"{cluster.nodes} x {cluster.instance}"
     if request.search != EXACT and (space.memory_bytes <= space.level.memory_bytes).any():
-        return NoLayoutFits(
+        return NoneFound(
             f"search={request.search} found no layout of {model.name} on {where} that fits among "
             f"{space.evaluations:,} of {len(space):,}; use more evaluations, or search={EXACT}"
         )

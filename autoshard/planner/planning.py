@@ -13,7 +13,7 @@ from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_bac
 from autoshard.backends.rules import Problem, check_strategy, warnings
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.fit_probability import levels
-from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.files.fields import check_choice
 from autoshard.graph.ir import OPERAND_BYTES
 from autoshard.graph.partition import Choice
@@ -358,21 +358,23 @@ def search_backends(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, pins: Pins, request: PlanRequest
 ) -> tuple[Problem, SearchResult, tuple[str, ...]]:
     """(problem, result, notes). With backend auto, the one that runs anywhere steps in where the rules of the usual one
-    leave nothing; the cluster of the problem then has the stack that it runs on."""
+    leave nothing; the cluster of the problem then has the stack that it runs on. A searcher that found nothing among
+    what it looked at is no proof of that."""
     backend = request.backend if request.backend != "auto" else usual_backend(cluster).name
     usual = Problem(model, training, cluster, backend)
     try:
         return usual, _searched(usual, pins, request), ()
     except AutoshardError as error:
-        if request.backend != "auto" or backend == ANYWHERE.name:
+        if request.backend != "auto" or backend == ANYWHERE.name or isinstance(error, NoneFound):
             raise
         refused = error
     other = usual._replace(cluster=as_run_by(cluster, ANYWHERE.name), backend=ANYWHERE.name)
     try:
         result = _searched(other, pins, request)
     except AutoshardError as error:
-        if isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits):
-            raise NoLayoutFits(f"{refused}; with backend {ANYWHERE.name} {error}") from None
+        if isinstance(error, NoneFound) or (isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits)):
+            kind = NoneFound if isinstance(error, NoneFound) else NoLayoutFits
+            raise kind(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
     return other, result, (_why_not(usual, result, refused),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.planner.planning import Answer, answer, precision_names
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.toss_ups import GIVEN_AWAY
@@ -38,7 +38,7 @@ def _tried(request: PlanRequest, name: str) -> Answer | AutoshardError:
     try:
         kept = request.keep_bf16 if load_precision(name).products is not None else None
         return answer(replace(request, precision=name, keep_bf16=kept))
-    except NoLayoutFits as error:
+    except (NoLayoutFits, NoneFound) as error:
         return error
 
 
@@ -58,12 +58,15 @@ def _fastest(tried: Mapping[str, Answer | AutoshardError]) -> Answer:
 
 
 def _said(found: Answer | AutoshardError) -> str:
-    return format_seconds(_step_s(found)) if isinstance(found, Answer) else "fits nowhere"
+    if isinstance(found, Answer):
+        return format_seconds(_step_s(found))
+    return "fits nowhere" if isinstance(found, NoLayoutFits) else "was not found to fit"
 
 
 def _worth(name: str, found: Answer, wide: Answer | AutoshardError) -> str:
     if not isinstance(wide, Answer):
-        return f"precision {name}: {_said(found)} a step; with {WIDE} no layout fits"
+        none = "no layout fits" if isinstance(wide, NoLayoutFits) else "none that fits was found"
+        return f"precision {name}: {_said(found)} a step; with {WIDE} {none}"
     if _step_s(found) >= (1 - GIVEN_AWAY) * _step_s(wide):
         return f"precision {name} is not worth it here: {_said(found)} a step, with {WIDE} {_said(wide)}"
     return f"precision {name}: {_said(found)} a step; with {WIDE} the fastest layout takes {_said(wide)}"

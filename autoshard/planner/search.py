@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import Problem
@@ -26,6 +28,9 @@ from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from autoshard.planner.grid.arrays import Array
 
 
 @uncollected()
@@ -96,9 +101,20 @@ def search_once(
 
 @dataclass(frozen=True)
 class Searched(SearchResult):
-    """A result with every layout that was priced on the way; layouts that a bound ruled out are not among them."""
+    """A result with every layout that was priced on the way; layouts that a bound ruled out are not among them. priced:
+    by the exact search; table_of_other: by another one, which gives them as columns."""
 
     priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
+    table_of_other: Callable[[], dict[str, Array]] | None = field(default=None, compare=False, repr=False)
+
+    def columns(self) -> dict[str, Array]:
+        """The layouts that were priced, as `priced_columns` has them, with the prices that chose among them."""
+        from autoshard.planner.priced_columns import priced_columns
+
+        if self.table_of_other is not None:
+            return self.table_of_other()
+        assert self.priced is not None, "a search keeps what it priced"
+        return priced_columns(self.priced)
 
 
 SEARCHED: Kept[Searched] = Kept(2)

@@ -140,6 +140,8 @@ class Space:
             return self.prices[layout]
         if self.evaluations >= self.most_evaluations or self._cpu_s > self.most_cpu_s or layout in self.prices:
             raise BudgetSpent
+        if not 0 <= layout < len(self):
+            raise IndexError(f"{layout} is no layout: 0 to {len(self) - 1:,}")
         self.prices[layout] = price = self.price_of(layout)
         if self.best is None or price.cost < self.prices[self.best].cost:
             self.best = layout
@@ -195,6 +197,19 @@ class Space:
     def columns(self) -> dict[str, Array]:
         """All layouts as columns with an entry for each: the choices, and autoshard's prices; see priced_columns."""
         return priced_columns(PricedLayouts(self.problem, self.chunks))
+
+    def table(self, layouts: Sequence[int]) -> dict[str, Array]:
+        """Some layouts as columns, see `columns`, with the prices that count here: none is a bound."""
+        rows = np.array(layouts, dtype=int)
+        columns = {name: column[rows] for name, column in self.columns().items()}
+        memory_bytes = self.memory_bytes[rows]
+        return {
+            **columns,
+            "step_time_s": np.array([self._step_time_s(layout) for layout in layouts]),
+            "step_time_is_bound": np.full(len(rows), False),
+            "memory_bytes": memory_bytes,
+            "fits": memory_bytes <= self.problem.cluster.device.memory_bytes,
+        }
 
     def strategy(self, layout: int) -> Strategy:
         """All choices of a layout, by name."""

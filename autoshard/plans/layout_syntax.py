@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.plans.names import BY_STAGE
 from autoshard.plans.search_result import Pins
 
+SEQUENCE_PARALLEL = "sequence_parallel"
+SWITCH = {"on": True, "off": False}
 DEGREES = {
     "tp": "tp",
     "pp": "pp",
@@ -26,16 +29,28 @@ CHOICES = {
     "context": "context_parallel",
     "order": "axis_order",
     "zero": "zero",
+    "sp": SEQUENCE_PARALLEL,
 }
 EXAMPLE = "such as 'tp=8 pp=16'"
 
 
 def read_partial(text: str, what: str = "--why") -> Pins:
-    """'tp=8 pp=16' -> Pins. Words as `explain` prints them; blanks or commas between. what: the text in errors.
+    """'tp=8 pp=16' -> Pins, as `read_fields` reads them. Raises AutoshardError also for sp, which no search fixes."""
+    fields = read_fields(text, what)
+    if SEQUENCE_PARALLEL in fields:
+        raise AutoshardError(f"{what} has sp, which is searched with all that is not named; leave it out")
+    return Pins(**fields)  # type: ignore[arg-type]
+
+
+def read_fields(text: str, what: str) -> dict[str, int | str | bool]:
+    """'tp=8 sp=off' -> fields of a strategy. Words as `explain` prints them; blanks or commas between. what: the text
+    in errors.
 
     Raises AutoshardError for a word that is none, one that comes twice, a degree that is no whole number, and nothing.
     """
-    fields: dict[str, int | str] = {}
+    if not isinstance(text, str):
+        raise AutoshardError(f"{what} {show(text)} must be name=value with blanks between, {EXAMPLE}")
+    fields: dict[str, int | str | bool] = {}
     for word in re.split(r"[\s,]+", text.strip()):
         name, equals, value = word.partition("=")
         if not equals or not value:
@@ -47,7 +62,12 @@ def read_partial(text: str, what: str = "--why") -> Pins:
             raise AutoshardError(f"{what} has {name} twice")
         if name in DEGREES and not re.fullmatch(r"[1-9]\d{0,8}", value):
             raise AutoshardError(f"{what} has {name}={value[:60]}; it must be a whole number of at least 1")
+        if name == "sp" and value not in SWITCH:
+            raise AutoshardError(f"{what} has sp={value[:60]}; it must be one of: {', '.join(SWITCH)}")
         if value == BY_STAGE:
             raise AutoshardError(f"{what} has {word}: sets by stage are searched where recompute is left out")
-        fields[field] = int(value) if value.isascii() and value.isdigit() else value
-    return Pins(**fields)  # type: ignore[arg-type]
+        if name == "sp":
+            fields[field] = SWITCH[value]
+        else:
+            fields[field] = int(value) if value.isascii() and value.isdigit() else value
+    return fields

@@ -56,11 +56,11 @@ def other_prices(plan: Plan) -> str | None:
     if not _same(plan.estimate, now.estimate):
         old, new = _words(plan.estimate), _words(now.estimate)
         seen = f": {old}, where this version expects {new}" if old != new else " in details"
-        return f"its prices are another cost model's{seen}"
+        return f"its prices are not this cost model's{seen}"
     pairs = zip(plan.runners_up, now.runners_up, strict=True)
     if all(_same(one.estimate, other.estimate) for one, other in pairs):
         return None
-    return "the prices of its runners-up are another cost model's"
+    return "the prices of its runners-up are not this cost model's"
 
 
 def _words(one: Estimate) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,6 +63,19 @@ def load(plugin: Plugin) -> Any:
         raise AutoshardError(
             f"plug-in {plugin.name} of {plugin.package} does not load: {in_one_line(error)}"
         ) from error
+
+
+def call(plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], let: type[Exception]) -> Any:
+    """The value that a plug-in's function gives. let: what it may raise, besides AutoshardError.
+
+    Raises AutoshardError, naming its package, for whatever else it raises.
+    """
+    try:
+        return function(*given)
+    except (AutoshardError, let):
+        raise
+    except Exception as error:  # other people's code
+        raise AutoshardError(f"plug-in {plugin.name} of {plugin.package} fails: {in_one_line(error)}") from error
 
 
 def in_one_line(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
@@ -21,10 +21,15 @@ class Listed(NamedTuple):
     problem: str | None
 
 
-def listed(tables: Mapping[str, Table[Any]], taken: Mapping[str, Collection[str]]) -> tuple[Listed, ...]:
+def listed(
+    tables: Mapping[str, Table[Any]],
+    taken: Mapping[str, Collection[str]],
+    checks: Mapping[str, Callable[[Any], None]],
+) -> tuple[Listed, ...]:
     """Every plug-in, in the order of GROUPS and then by name; each is loaded.
 
     tables: by group, what checks what its plug-ins give. taken: by group, names that are built in besides the table's.
+    checks: by group, what raises AutoshardError for an entry of the table that cannot be used.
     """
     found = []
     for group in GROUPS:
@@ -38,8 +43,12 @@ def listed(tables: Mapping[str, Table[Any]], taken: Mapping[str, Collection[str]
                 problem = f"{others[0]} gives the same name; uninstall one of them"
             else:
                 try:
-                    tables[group].check(plugin, load(plugin))
+                    checks.get(group, _nothing)(tables[group].check(plugin, load(plugin)))
                 except AutoshardError as error:
                     problem = str(error)
             found.append(Listed(group, plugin.name, plugin.package, plugin.target, problem))
     return tuple(found)
+
+
+def _nothing(_: Any) -> None:
+    """Is no check."""

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.option_values import one_of
-from autoshard.plugins.found import Plugin, installed, load
+from autoshard.plugins.found import Plugin, call, installed, load
 
 V = TypeVar("V")
 
@@ -65,6 +65,15 @@ class Table(dict[str, V], Generic[V]):
         """The name of an entry, as `said` says it; None for a value that is none."""
         entries = (*self.items(), *((plugin.name, one) for plugin, one in self._loaded.items()))
         return next((self.said(name) for name, one in entries if one is value), None)
+
+    def call(self, name: str, *given: Any, let: type[Exception] = AutoshardError) -> Any:
+        """The value of the function that a name has. let: what one of a plug-in may raise, besides AutoshardError.
+
+        Raises AutoshardError, naming the plug-in, for whatever else it raises.
+        """
+        function: Any = self[name]
+        plugin = self.plugin(name)
+        return function(*given) if plugin is None else call(plugin, function, given, let)
 
     def check(self, plugin: Plugin, value: Any) -> V:
         """The entry that a plug-in gave, if it is what the table holds. Raises AutoshardError where it is not."""

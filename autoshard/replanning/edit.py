@@ -119,7 +119,7 @@ def made_anew(file: str | Path) -> Edited:
                 )
             return Edited(replace(plan, made_by=made_by()), (), plan.estimate)
     problem, pins, strategy = in_file(file, lambda: chosen_from_dict(data))
-    note = f"made anew from the inputs and the strategy in a file: {by_hand or 'its prices were of another version'}"
+    note = f"made anew from the inputs and the strategy in a file: {by_hand or 'its prices were of another cost model'}"
     made = _made(problem, pins, strategy, note)
     new = json.loads(plan_to_json(made))
     told = (name for name in SOURCES if name not in ("activations", "collectives"))

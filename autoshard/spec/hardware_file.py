@@ -11,7 +11,7 @@ from autoshard.files.codec import from_json
 from autoshard.files.fields import check_integer, check_positive, near, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
-from autoshard.plugins.found import installed
+from autoshard.plugins.found import every, load
 from autoshard.plugins.table import Table
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.evidence import Evidence
@@ -67,15 +67,16 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     found = next((name for name, others in aliases.items() if instance in others), None)
     if found is not None:
         return FOLDER / f"{found}.json"
-    own = plugin_files()
+    own, failing = plugin_files()
     if instance in own:
-        return own[instance]
+        return _only(instance, own[instance])
     close = near(str(instance), [*known, *own, *(other for others in aliases.values() for other in others)])
     meant = f"did you mean {' or '.join(close)}? " if close else ""
     listed = [f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items()]
     listed += own
     raise AutoshardError(
         f"instance={show(instance)} is not known; {meant}known: {', '.join(listed)}, or a hardware file of your own"
+        + "".join(f"; {problem}" for problem in failing)
     )
 
 
@@ -88,11 +89,66 @@ HARDWARE = Table[Path](
 """Places of the hardware files of plug-ins."""
 
 
-def plugin_files() -> dict[str, Path]:
-    """Instance -> the hardware file that a plug-in brings. Raises AutoshardError where one does not load."""
-    places = [HARDWARE[name] for name in installed(HARDWARE.group)]
-    files = [file for place in places for file in (sorted(place.glob("*.json")) if place.is_dir() else [place])]
-    return {file.name.removesuffix(".json"): file for file in files}
+def plugin_files() -> tuple[dict[str, list[tuple[Path, str]]], list[str]]:
+    """(instance -> each hardware file that describes it with the package that brings it, why other plug-ins do not
+    load)."""
+    found: dict[str, list[tuple[Path, str]]] = {}
+    failing = []
+    for plugin in every(HARDWARE.group):
+        try:
+            place = HARDWARE.check(plugin, load(plugin))
+        except AutoshardError as error:  # noqa: PERF203  it is that plug-in's alone
+            failing.append(str(error))
+        else:
+            for file in _files(place):
+                same = found.setdefault(_instance(file), [])
+                if all(file != other for other, _ in same):
+                    same.append((file, plugin.package))
+    return found, failing
+
+
+def check_files(place: Path) -> None:
+    """Raise AutoshardError, a sentence for each file of a plug-in that gives no instance."""
+    problems, own = [], plugin_files()[0]
+    taken = {name: (name, *_aliases(FOLDER / f"{name}.json")) for name in packaged_instances()}
+    for file in _files(place):
+        instance = _instance(file)
+        try:
+            if any(instance in names for names in taken.values()):
+                raise AutoshardError(
+                    f"{instance} of {file.name} is built in, and what is built in is taken; give it another name"
+                )
+            read_cluster(_only(instance, own[instance]), None, 1, None)
+        except AutoshardError as error:
+            problems.append(str(error))
+    if problems:
+        raise AutoshardError("; ".join(problems))
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted(place.glob("*.json")) if place.is_dir() else [place]
+
+
+def _instance(file: Path) -> str:
+    """The instance that a file describes; the name of a file that does not say it, so that asking for it says why."""
+    try:
+        content = read_json(file, "hardware file", MAX_FILE_BYTES)
+    except AutoshardError:
+        content = None
+    said = content.get("instance") if isinstance(content, dict) else None
+    return said if isinstance(said, str) else file.name.removesuffix(".json")
+
+
+def _only(instance: str | None, files: list[tuple[Path, str]]) -> Path:
+    """The file of an instance. Raises AutoshardError where several describe it."""
+    (file, package), *others = files
+    if others:
+        other, another = others[0]
+        raise AutoshardError(
+            f"instance {instance} comes from {file.name} of {package} and from {other.name} of {another}; "
+            "uninstall or rename one of them"
+        )
+    return file
 
 
 def _aliases(path: Path) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +267,50 @@ def test_plugins_enter_with_one_command(
     assert set(both["searchers"]["problems"][0]["regret"]) == {"first", "random"}
     assert main(["bench", "predictors", *options, "--entries", "short"]) == 2
     assert "predictor short returned 1 predictions of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("None", "None; it must return a list, an entry for each row"),
+        ("[1.0] * len(f.test)", "1.0 of row "),
+        (
+            "[P(float('nan'), 1, 1)] * len(f.test)",
+            "Prediction(step_time_s=nan, low_s=1, high_s=1, memory_bytes=None) of",
+        ),
+        ("[P(-1, -2, -1)] * len(f.test)", "Prediction(step_time_s=-1, low_s=-2, high_s=-1, memory_bytes=None) of row "),
+        ("[P(1, 2, 1)] * len(f.test)", "Prediction(step_time_s=1, low_s=2, high_s=1, memory_bytes=None) of row "),
+        ("[P(1, 1, 1, 0.0)] * len(f.test)", "Prediction(step_time_s=1, low_s=1, high_s=1, memory_bytes=0.0) of row "),
+    ],
+)
+def test_predictions_that_are_none_are_refused(
+    returned: str, said: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"from autoshard.bench.metrics import Prediction as P\ndef go(f): return {returned}\n"
+    package(tmp_path, "wrong-predictor", "predictors", "wrong = wrong_predictor:go", code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong_predictor", raising=False)
+    PREDICTORS._loaded.clear()
+    with pytest.raises(AutoshardError) as refused:
+        autoshard.planbench("predictors", data=small, out=tmp_path / "out", entries=("wrong",))
+    told = "; it wants None or a Prediction of finite numbers above 0, with low_s at most high_s"
+    assert str(refused.value).startswith(f"predictor wrong returned {said}")
+    assert str(refused.value).endswith(told) or returned == "None"
+
+
+def test_wrong_numbers_are_said(small: Path, tmp_path: Path) -> None:
+    for number, least in ({"seeds": 0}, 1), ({"seeds": 1.5}, 1), ({"problems": 0}, 1), ({"evaluations": 9}, 10):
+        ((name, value),) = number.items()
+        told = f"^{name}={value} of planbench must be a whole number from {least} to 1,000,000,000$"
+        with pytest.raises(AutoshardError, match=told):
+            autoshard.planbench("searchers", data=small, out=tmp_path / "out", **number)
+
+
+def test_an_entry_that_is_named_twice_runs_once(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    autoshard.planbench("predictors", data=small, out=out, entries=("roofline", "roofline"))
+    assert list(json.loads((out / "planbench.json").read_text())["predictors"]["splits"]["group"]) == ["roofline"]
+    assert "autoshard was left out." in (out / "planbench.md").read_text()
 
 
 @pytest.mark.parametrize(

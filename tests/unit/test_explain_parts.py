@@ -78,10 +78,12 @@ def test_words_of_a_layout() -> None:
             "zp=2",
             (
                 "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, recompute, "
-                "attention, context, order, zero"
+                "attention, context, order, zero, sp"
             ),
         ),
         ("tp=8 tp=4", "--why has tp twice"),
+        ("tp=8 sp=off", "--why has sp, which is searched with all that is not named; leave it out"),
+        ("tp=8 sp=no", "--why has sp=no; it must be one of: on, off"),
         ("recompute=by-stage", "--why has recompute=by-stage: sets by stage are searched where recompute is left out"),
         ("tp=eight", "--why has tp=eight; it must be a whole number of at least 1"),
         ("tp=0", "--why has tp=0; it must be a whole number of at least 1"),

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from autoshard.cli import main
 from autoshard.interface import watch
 from autoshard.interface.inputs import Options
 from autoshard.planner.options import OPTIONS
+from autoshard.plans.names import layout_name
 
 SIGNATURES = {
     "audit": "(plan, *, stages=None, use_cache=True)",
@@ -249,6 +251,29 @@ def test_values_show_themselves_in_a_notebook() -> None:
         (lambda: autoshard.score({"tpp": 8}, "llama3-8b"), "the layout has 'tpp'; a strategy has: attention_kernel"),
         (lambda: autoshard.search("llama3-8b", objective="cost"), "a search has one cluster and one precision"),
         (lambda: autoshard.sweep({"model": "llama3-8b", "nodes": 2}), "sweep sweep must have a grid: option names"),
+        (lambda: autoshard.plan("llama3-8b", top=-1), "top: -1 must be a whole number of at least 0"),
+        (lambda: autoshard.plan("llama3-8b", top=2.5), "top: 2.5 must be a whole number of at least 0"),  # type: ignore[arg-type]
+        (lambda: autoshard.score({"tp": "x"}, "llama3-8b"), "tp='x' of the layout must be a whole number from 1 to "),
+        (lambda: autoshard.score({"etp": "x"}, "llama3-8b"), "etp='x' of the layout must be a whole number from 1 to "),
+        (lambda: autoshard.score({"axis_order": 5}, "llama3-8b"), "axis_order=5 of the layout must be a word"),
+        (
+            lambda: autoshard.score({"stage_layers": 5}, "llama3-8b"),
+            "stage_layers=5 of the layout must be blocks of each",
+        ),
+        (lambda: autoshard.read_plan(None), "plan=None must be the path of a file"),  # type: ignore[arg-type]
+        (lambda: autoshard.validate(None), "plan=None must be the path of a file"),  # type: ignore[arg-type]
+        *(
+            (partial(getattr(autoshard, name), "plan.json", *rest), f"plan='plan.json' of {name} must be a plan; ")
+            for name, *rest in (["explain"], ["why_not", "tp=8"], ["compare", "x"], ["trace"], ["audit"], ["memory"])
+        ),
+        (
+            lambda: autoshard.compare(*[autoshard.plan("llama3-8b", **SMALL)] * 2, names=("a",)),  # type: ignore[arg-type]
+            "names=('a',) of compare must be two words, one for each plan",
+        ),
+        (
+            lambda: autoshard.why_not(autoshard.plan("llama3-8b", **SMALL), 5),  # type: ignore[arg-type]
+            "why_not 5 must be name=value with blanks between, such as 'tp=8 pp=16'",
+        ),
         (lambda: autoshard.calibrate(hardware="x.json"), "hardware needs results or collectives"),
         (
             lambda: autoshard.cluster("trn1.32xlarge").with_link("x"),
@@ -280,6 +305,23 @@ def test_a_mistake_is_one_sentence(call: Any, words: str) -> None:
     with pytest.raises(AutoshardError) as raised:
         call()
     assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    plain = autoshard.score({"tp": 8, "axis_order": "dp-pp-cp-tp"}, "llama3-8b", **SMALL)
+    numpy = {"tp": np.int64(8), "axis_order": ("dp", "pp", "cp", "tp")}
+    assert autoshard.score(numpy, "llama3-8b", **SMALL).to_dict() == plain.to_dict()
+    found = autoshard.sweep({"model": "llama3-8b", "tp": np.array([8, 32]), **SMALL}, tmp_path)
+    assert found.table()["tp"] == [8, 32]
+
+
+def test_a_layout_is_scored_in_the_words_of_a_page() -> None:
+    plan = autoshard.plan("llama3-8b", tp=8, **SMALL)
+    apart = replace(plan.strategy, sequence_parallel=not plan.strategy.sequence_parallel)
+    for strategy in (plan.strategy, apart):
+        words = layout_name(strategy)
+        assert autoshard.score(words, "llama3-8b", **SMALL).score.strategy == strategy
+    assert "sp=off" in layout_name(apart)
 
 
 def test_memory_says_that_it_needs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +375,24 @@ def test_a_value_that_contradicts_itself_is_not_valid() -> None:
     wrong = replace(plan, strategy=replace(plan.strategy, dp=plan.strategy.dp * 2))
     with pytest.raises(AutoshardError, match="strategy"):
         autoshard.validate(wrong)
+
+
+def test_prices_of_another_strategy_are_not_valid(tmp_path: Path) -> None:
+    plan = autoshard.plan("llama3-8b", tp=8, **SMALL)
+    other = next(one for one in plan.runners_up if one.strategy.tp == 8)
+    changed = replace(plan, strategy=other.strategy, pins=type(plan.pins)(), runners_up=())
+    told = (
+        rf"estimate.step_time_s is {plan.step_time_s:g}, but inputs and strategy give {other.estimate.step_time_s:g}: "
+        rf"the plan was changed after {plan.made_by} made it; `autoshard replan` makes such changes on purpose"
+    )
+    with pytest.raises(AutoshardError, match=f"^{told}$"):
+        autoshard.validate(changed)
+    file = changed.save(tmp_path / "changed.json")  # whose digest is right: it was written so
+    with pytest.raises(AutoshardError, match=f"^{file}: {told}$"):
+        autoshard.validate(file)
+    assert autoshard.read_plan(file) == changed  # it runs, with a note
+    by_another = replace(changed, made_by="autoshard 0.0.9")
+    assert autoshard.validate(by_another).plan == by_another
 
 
 def test_what_stops_a_plan_here_and_its_job(tmp_path: Path) -> None:

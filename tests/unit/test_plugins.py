@@ -26,6 +26,7 @@ from autoshard.plans.search_result import OPTIMAL
 from autoshard.plugins.found import GROUPS, _entries
 from autoshard.schedules import SCHEDULES, Schedule, actions, check_schedule
 from autoshard.spec.model import ModelSpec
+from autoshard.units import format_bytes, format_seconds
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 MOST_LINES = 60
@@ -301,6 +302,48 @@ def test_hardware_is_known_by_its_instance(installed: Path) -> None:
         autoshard.cluster("trn1.mor")
 
 
+def hardware_package(folder: Path, name: str, files: dict[str, str], code: str = "") -> None:
+    """An installed package with a folder of hardware files: name of a file -> its text."""
+    package(folder, name, "hardware", f"{name} = {name}:FOLDER", code or f"FOLDER = {str(folder / 'of' / name)!r}\n")
+    (folder / "of" / name).mkdir(parents=True)
+    for file, text in files.items():
+        (folder / "of" / name / file).write_text(text)
+
+
+def like(instance: str, **others: object) -> str:
+    return json.dumps({"format_version": 1, "like": "trn1.32xlarge", "instance": instance, **others})
+
+
+def test_one_plug_ins_hardware_is_apart_from_another_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware_package(tmp_path, "own_hw", {"a.json": like("own.fast"), "b.json": like("own.both")})
+    hardware_package(tmp_path, "other_hw", {"c.json": like("own.both")})
+    hardware_package(tmp_path, "wrong_hw", {"wrong.json": "{]", "rules.json": like("own.rules", layout_rules="own9")})
+    hardware_package(tmp_path, "proud_hw", {"mine.json": like("trn1.32xlarge"), "p5.json": like("p5.48xlarge")})
+    hardware_package(tmp_path, "absent_hw", {}, "import not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert autoshard.cluster("own.fast").instance == "own.fast"  # by its instance, not by its file's name
+    both = "instance own.both comes from c.json of other_hw 1.0 and from b.json of own_hw 1.0; "
+    both += "uninstall or rename one of them"
+    with pytest.raises(AutoshardError, match=f"^{both}$"):
+        autoshard.cluster("own.both")
+    rules = "layout_rules='own9' of cluster own.rules must be one of: trn1, trn2, trn3, none"
+    with pytest.raises(AutoshardError, match=f"^{rules}$"):
+        autoshard.cluster("own.rules")
+    absent = "plug-in absent_hw of absent_hw 1.0 does not load: ModuleNotFoundError: No module named 'not_there'"
+    with pytest.raises(AutoshardError, match=rf"^instance='a' is not known; .*own\.fast.*; {absent}$"):
+        autoshard.cluster("a")
+    problems = {one.name: one.problem for one in autoshard.installed_plugins() if one.group == "hardware"}
+    wrong = f"hardware file {tmp_path / 'of' / 'wrong_hw' / 'wrong.json'}, line 1, column 2: not JSON: "
+    assert (problems.pop("wrong_hw") or "").startswith(f"{rules}; {wrong}")
+    taken = "is built in, and what is built in is taken; give it another name"
+    assert problems == {
+        "absent_hw": absent,
+        "other_hw": both,
+        "own_hw": both,
+        "proud_hw": f"trn1.32xlarge of mine.json {taken}; p5.48xlarge of p5.json {taken}",
+    }
+
+
 def test_a_schedule_is_searched_only_where_it_is_asked_for(installed: Path) -> None:
     options = [*SMALL, "--backend", "torch", "--pp", "4", "--tp", "8"]
     assert main(["plan", *options, "--schedule", "eager", "-o", "eager.json"]) == 0
@@ -449,6 +492,9 @@ def test_a_cost_model_chooses_and_the_estimate_stays_ours(installed: Path) -> No
     assert note.endswith("it chose the layout, the estimate in this plan is autoshard's")
     scored = autoshard.score(plan)
     assert plan.step_time_s == pytest.approx(scored.step_time_s, rel=1e-5)
+    best = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, cost_model="roofline").fastest(1)
+    assert best["tp"] == plan.strategy.tp
+    assert f" {format_seconds(best['step_time_s'][0])} a step and {format_bytes(best['memory_bytes'][0])}; " in note
 
 
 def test_a_renderer_shows_a_plan(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -535,7 +581,8 @@ def test_a_cost_model_that_is_none_is_refused(
     _forget()
     with pytest.raises(AutoshardError) as refused:
         autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, cost_model="bad")
-    number = str(len(autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random").table()["tp"]))
+    other = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random")
+    number = other.optimality.split(" layouts priced")[0].split(" of ")[-1].replace(",", "")
     assert said in str(refused.value).replace(f"({number},)", "(N,)")
     assert isinstance(refused.value, NoLayoutFits) == ("smallest" in said)
 
@@ -545,6 +592,67 @@ def test_a_searcher_that_returns_no_layout_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AutoshardError, match=r"^searcher bad returned \d+, which is no layout: 0 to [\d,]+$"):
         autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, search="bad")
+
+
+def test_a_plan_of_a_plug_in_that_is_missing_says_so(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "eager.json"
+    with monkeypatch.context() as there:
+        there.syspath_prepend(packages)
+        autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, backend="torch", pp=4, schedule="eager").save(file)
+    told = "schedule='eager' is not one of: 1f1b, interleaved, gpipe, zero_bubble, or that of an installed plug-in"
+    with pytest.raises(AutoshardError, match=f"^{file}: strategy: {told}$"):
+        autoshard.read_plan(file)
+
+
+def test_a_searcher_may_return_a_number_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import numpy\ndef go(space, rng): return numpy.int64(space.fastest())\ndef yes(space, rng): return True\n"
+    package(tmp_path, "number-search", "searchers", "number = number_search:go\nyes = number_search:yes", code)
+    monkeypatch.syspath_prepend(tmp_path)
+    asked: dict[str, Any] = {"seq_len": 2048, "global_batch": 64}
+    found = autoshard.plan("llama3.2-1b", **asked, search="number")
+    assert found.search is not None and found.search.searcher == "number (number-search 1.0)"
+    with pytest.raises(AutoshardError, match=r"^searcher yes returned True, which is no layout: 0 to 439$"):
+        autoshard.plan("llama3.2-1b", **asked, search="yes")
+
+
+def test_what_a_plug_in_raises_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package(tmp_path, "raising-s", "searchers", "raising = raising_s:go", "def go(space, rng): return {}['nope']\n")
+    package(tmp_path, "outside-s", "searchers", "outside = outside_s:go", "def go(space, rng): space.price(-1)\n")
+    package(tmp_path, "own-words", "searchers", "wordy = own_words:go", OWN_WORDS)
+    package(tmp_path, "raising-c", "cost_models", "raising = raising_c:go", "def go(p, c): raise ValueError('a\\nb')\n")
+    package(tmp_path, "raising-r", "renderers", "raising = raising_r:go", "def go(d): return d.nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    small = ["--model", "llama3.2-1b", "--seq-len", "2048", "--global-batch", "64"]
+    autoshard.plan("llama3.2-1b", seq_len=2048, global_batch=64).save("plan.json")
+    nothing = "AttributeError: 'Description' object has no attribute 'nothing'"
+    for command, said in (
+        (["plan", *small, "--search", "raising"], "plug-in raising of raising-s 1.0 fails: KeyError: 'nope'"),
+        (
+            ["plan", *small, "--search", "outside"],
+            "plug-in outside of outside-s 1.0 fails: IndexError: -1 is no layout: 0 to 439",
+        ),
+        (["plan", *small, "--search", "wordy"], "my words"),
+        (["plan", *small, "--cost-model", "raising"], "plug-in raising of raising-c 1.0 fails: ValueError: a b"),
+        (["explain", "plan.json", "--format", "raising"], f"plug-in raising of raising-r 1.0 fails: {nothing}"),
+    ):
+        assert main(command) == 2
+        assert capsys.readouterr().err == f"autoshard: error: {said}\n"
+    grid = {"model": "llama3.2-1b", "seq_len": 2048, "global_batch": 64, "search": ["raising", "random"]}
+    for workers in (1, 2):
+        table = autoshard.sweep(grid, tmp_path / str(workers), workers=workers).table()
+        told = dict(zip(table["search"], zip(table["status"], table["reason"], strict=True), strict=True))
+        assert told == {
+            "raising": ("invalid", "plug-in raising of raising-s 1.0 fails: KeyError: 'nope'"),
+            "random": ("ok", ""),
+        }
+
+
+OWN_WORDS = "import autoshard\ndef go(space, rng): raise autoshard.AutoshardError('my words')\n"
 
 
 def _forget() -> None:

@@ -12,12 +12,12 @@ import autoshard
 from autoshard.backends.products import check_runs
 from autoshard.backends.registry import BACKENDS
 from autoshard.commands import audit, validate
-from autoshard.errors import AutoshardError
+from autoshard.errors import AutoshardError, NoneFound
 from autoshard.explanation.describe import describe
 from autoshard.files.option_values import WrongValueError
 from autoshard.interop.export_megatron import megatron_arguments
 from autoshard.planner.options import OPTIONS
-from autoshard.planner.planning import answer, inputs_of, plan_for, precision_names
+from autoshard.planner.planning import Answer, answer, inputs_of, plan_for, precision_names
 from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan_json import plan_to_dict, write_plan
@@ -61,6 +61,19 @@ def test_the_best_of_two_precisions_is_brute_force() -> None:
     assert both.problem == fastest.problem
     wide, fp8 = (one.result.best.estimate.step_time_s for one in each)
     assert both.notes[-1] == f"precision fp8: {format_seconds(fp8)} a step; mixed_precision {format_seconds(wide)}"
+
+
+def test_what_a_searcher_did_not_find_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow_alone(request: PlanRequest) -> Answer:
+        if request.precision == "mixed_precision":
+            raise NoneFound("search=random found no layout")
+        return answer(request)
+
+    monkeypatch.setattr("autoshard.planner.precisions.answer", narrow_alone)
+    alone = best_precision(replace(H100, precision="fp8"))
+    assert alone.notes[-1].endswith(" a step; with mixed_precision none that fits was found")
+    both = best_precision(replace(H100, precision="mixed_precision,fp8"))
+    assert both.notes[-1].endswith(" a step; mixed_precision was not found to fit")
 
 
 def test_auto_is_what_the_device_has() -> None:

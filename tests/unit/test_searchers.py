@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import autoshard
 from autoshard import AutoshardError, NoLayoutFits
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cost.estimate import estimate
+from autoshard.cost.interval import fits_probability
+from autoshard.errors import NoneFound
 from autoshard.models import load_model
 from autoshard.planner.other_search import NOT_PRICED, searched
 from autoshard.planner.searchers import SEARCHERS
@@ -126,8 +129,29 @@ def test_every_layout_is_counted_once() -> None:
     result = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random", evaluations=50)
     left = {one.reason: one.count for one in result.rejections}
     assert result.considered == result.fitting + sum(left.values())
-    assert left[NOT_PRICED] == len(result.table()["tp"]) - 50
-    assert "with 50 of " in result.optimality and result.optimality.endswith("nothing is proven")
+    total = 50 + left[NOT_PRICED]
+    assert f"with 50 of {total:,} layouts priced" in result.optimality
+    assert result.optimality.endswith("nothing is proven")
+
+
+def test_a_table_has_what_was_priced_and_by_whose_prices() -> None:
+    result = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random", evaluations=50)
+    columns = result.table()
+    assert len(columns["tp"]) == 50 and not columns["step_time_is_bound"].any()
+    assert columns["fits"].sum() == result.fitting
+    best = result.fastest(1)
+    assert best["step_time_s"][0] == pytest.approx(result.plan.step_time_s, rel=1e-5)
+    assert best["memory_bytes"][0] == pytest.approx(result.plan.memory_bytes, rel=1e-5)
+
+
+def test_the_fastest_fit_as_surely_as_the_plan() -> None:
+    result = autoshard.search("llama3.2-1b", seq_len=2048, global_batch=64)
+    columns, fastest = result.table(), result.fastest(10**6)
+    assert columns["fits"].sum() == result.fitting > len(fastest["tp"])
+    sure = result.plan.cluster, result.plan.cluster.device.memory_bytes
+    chances = [fits_probability(needed, sure[1], sure[0]) for needed in fastest["memory_bytes"].tolist()]
+    assert min(chances) >= 0.9 > fits_probability(columns["memory_bytes"][columns["fits"]].max(), sure[1], sure[0])
+    assert fastest["step_time_s"][0] == pytest.approx(result.plan.step_time_s, rel=1e-5)
 
 
 def test_what_does_not_go_with_another_search_is_refused() -> None:
@@ -137,6 +161,20 @@ def test_what_does_not_go_with_another_search_is_refused() -> None:
         autoshard.plan("llama3-8b", search="random", tp=4)
     with pytest.raises(NoLayoutFits, match=r"^no layout fits llama3.1-405b on 1 x trn1.32xlarge: "):
         autoshard.plan("llama3.1-405b", search="random")
+
+
+def test_a_searcher_that_finds_nothing_is_no_proof_that_nothing_fits() -> None:
+    asked: dict[str, Any] = {"seq_len": 2048, "global_batch": 64, "search": "random"}
+    told = (
+        r"^search=random found no layout of llama3\.2-1b on 1 x trn1\.32xlarge that fits among 1 of 440; use more "
+        r"evaluations, or search=exact$"
+    )
+    with pytest.raises(NoneFound, match=told):  # torch would have had one
+        autoshard.plan("llama3.2-1b", **asked, evaluations=1)
+    assert autoshard.plan("llama3.2-1b", **asked, evaluations=10).backend == "nxd"
+    by_both = r"^no layout .* is legal: .*; with backend torch search=random found no layout .* among 1 of "
+    with pytest.raises(NoneFound, match=by_both):
+        autoshard.plan("llama3.2-1b", **{**asked, "seq_len": 8192}, evaluations=1, pp=2, zero=0)
 
 
 def test_a_missing_optuna_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -462,7 +462,7 @@ def test_a_plan_with_the_prices_of_another_version_is_read_with_a_note(
     now = priced(other).estimate
     assert main(["validate", "plan.json"]) == 0
     assert capsys.readouterr().err == (
-        "note: plan.json, by autoshard 0.0.9: its prices are another cost model's: 180 s a step and 7.34 GB, where "
+        "note: plan.json, by autoshard 0.0.9: its prices are not this cost model's: 180 s a step and 7.34 GB, where "
         f"this version expects {now.step_time_s:.3g} s a step and {now.fullest.total_bytes / 1e9:.3g} GB; "
         "`autoshard replan plan.json -o NEW.json` writes it anew\n"
     )

@@ -403,6 +403,18 @@ def test_an_error_of_a_call_is_raised_here() -> None:
     assert str(error.value) == "a process of the audit was ended from outside; was there enough memory?"
 
 
+def test_a_script_without_a_guard_has_its_answer_once(tmp_path: Path) -> None:
+    """multiprocessing would have each process do all of the script, and end there."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from autoshard.audits.pool import Pool\n"
+        "with Pool(2) as pool:\n"
+        "    print(sorted(pool.results(divmod, [(7, 2), (9, 5)])))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[(0, (3, 1)), (1, (1, 4))]\n", "")
+
+
 def test_the_command_imports_no_torch_for_what_is_known() -> None:
     done = subprocess.run(
         [
