@@ -65,9 +65,8 @@ def validate(plan: plans.Plan | str | Path) -> Validation:
     """Checks that a plan is whole: it obeys the rules of its backend, everything in it follows from its inputs and its
     strategy, and the backend has what it takes to execute it.
 
-    plan: a plan, or the path of its file, of which it is also checked that nobody changed it. The prices of a plan that
-    another version made may differ from this version's; a note says so of a file. Raises AutoshardError with the first
-    thing that is wrong.
+    plan: a plan, or the path of its file, of which it is also checked that nobody changed it. A note says where its
+    prices are not those of its strategy, by this cost model. Raises AutoshardError with the first thing that is wrong.
 
     >>> import autoshard
     >>> autoshard.validate(autoshard.plan("llama3-8b", nodes=4)).executed[0]
@@ -76,17 +75,17 @@ def validate(plan: plans.Plan | str | Path) -> Validation:
     from autoshard.backends.backend import imported
     from autoshard.backends.products import check_runs
     from autoshard.backends.registry import BACKENDS
-    from autoshard.plans.validate import check_prices, in_file, plan_from_dict
 
     if isinstance(plan, plans.Plan):
         from autoshard.plans.plan_json import plan_to_json
+        from autoshard.plans.prices import other_prices
+        from autoshard.plans.validate import plan_from_dict
 
         found: Plan = Plan.of(plan_from_dict(json.loads(plan_to_json(plan))))
-        check_prices(found)
-        notes: tuple[str, ...] = ()
+        words = other_prices(found)
+        notes = () if words is None else (f"{words}; they are of another strategy, or of another version",)
     else:
         found, notes = read_plan_with_notes(plan)
-        in_file(plan, lambda: check_prices(found))
     backend = BACKENDS[found.backend]
     check_runs(backend, found.training.precision)
     if backend.repairs is None:

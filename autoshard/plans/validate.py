@@ -138,17 +138,9 @@ def _sections(data: Mapping[str, Any]) -> tuple[str, ...]:
     return SECTIONS if version == FORMAT_VERSION else tuple(name for name in SECTIONS if name != DIGEST)
 
 
-def check_prices(plan: Plan) -> None:
-    """Raise AutoshardError for a plan that this version made, with other prices than this version computes for it. The
-    prices of a plan that another version made may differ."""
-    if plan.made_by == made_by() and other_prices(plan) is not None:
-        _refuse_changed(plan, plan_to_dict(plan), "plan")
-
-
-def _refuse_changed(plan: Plan, said: dict[str, Any], what: str = "file") -> NoReturn:
-    """Raise for a file or a plan that says other than when it was made. Where this version made it, prices may tell
-    what."""
-    how = f"the {what} was changed after {plan.made_by} made it; `autoshard replan` makes such changes on purpose"
+def _refuse_changed(plan: Plan, said: dict[str, Any]) -> NoReturn:
+    """Raise for a file that says other than when it was made. Where this version made it, prices may tell what."""
+    how = f"the file was changed after {plan.made_by} made it; `autoshard replan` makes such changes on purpose"
     if plan.made_by == made_by() and is_cheap(plan):
         expected = plan_to_dict(priced(plan))
         try:
