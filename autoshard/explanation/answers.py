@@ -37,7 +37,8 @@ class FlipRow:
     now, looked_at, value, holds: values of the quantity, SI. The search looked from `now` to `looked_at`. The choice
     flips at `value`, None where it does not, and is known to hold up to `holds`; between `holds` and `value` nothing
     was searched. now_text and so on: the same values in people's units. layout: the layout that wins from `value` on.
-    change: what differs in it from the chosen one, in words. because: why it wins there, or why no layout does.
+    change: what differs in it from the chosen one, in words. because: why it wins there, or why no layout does. at: the
+    values of a whole number that were looked at, as text, and no other ones were; () where it is none.
     """
 
     quantity: str
@@ -53,6 +54,7 @@ class FlipRow:
     layout: str
     change: str
     because: str
+    at: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,9 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
     if not quantity.needs_all(furthest):
         asked = asked._replace(among=searches.promising(problem, plan.pins))
     first = flip(searches, asked, chosen, quantity, furthest)
-    looked_at = quantity.now * furthest
-    value = None if first is None else quantity.now * first.factor
-    holds = looked_at if first is None else quantity.now * first.holds
+    looked_at = quantity.value(furthest)
+    value = None if first is None else quantity.value(first.factor)
+    holds = looked_at if first is None else quantity.value(first.holds)
     layout = change = because = ""
     if first is not None and first.to is None:
         because = first.refusal
@@ -195,6 +197,7 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
         layout,
         change,
         because,
+        tuple(quantity.shown(quantity.value(factor)) for factor in quantity.steps(furthest)) if quantity.whole else (),
     )
 
 

@@ -274,13 +274,12 @@ def _promising(searches: Searches, pins: Pins, *problems: Problem) -> frozenset[
 def _whole_flip(
     searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float
 ) -> Flip | None:
-    """The first flip of a whole number (such as nodes), looked for by doubling or halving; None where there is none."""
-    step, factor = (2.0, 1.0) if furthest > 1 else (0.5, 1.0)
-    while factor != furthest:
-        holds, factor = factor, factor * step
-        if quantity.now * factor != int(quantity.now * factor):
-            return None
+    """The first flip of a whole number (such as the batch), looked for by doubling or halving; None where there is
+    none."""
+    holds = 1.0
+    for factor in quantity.steps(furthest):
         best, refusal = winner(searches, quantity.scaled(asked.problem, factor), *asked[1:])
         if best is None or not same_layout(best.strategy, chosen):
             return Flip(factor, holds, best, refusal)
+        holds = factor
     return None
