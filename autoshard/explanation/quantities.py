@@ -22,8 +22,8 @@ class Quantity:
 
     name: as the page shows it. now: its value, SI. shown: a value as text in people's units. scaled: (problem, factor)
     -> the problem with that many times the quantity. furthest: it is looked at from now / furthest to now * furthest.
-    whole: it is a whole number, looked at by doubling, and by halving with what is left rounded. makes_room: with more of it layouts fit that do not
-    today. takes_all: with any other value of it other layouts are promising.
+    whole: it is a whole number, looked at by doubling, and by halving and rounding. makes_room: with more of it layouts
+    fit that do not today. takes_all: with any other value of it other layouts are promising.
     """
 
     name: str

@@ -67,10 +67,10 @@ def _sentence(row: FlipRow) -> str:
     if row.at:
         start = f"at {row.value_text}"
         start += f" (at {row.holds_text} the choice still holds)" if row.holds != row.now else ""
+    elif max(row.value / row.holds, row.holds / row.value) > CLOSE:
+        start = f"somewhere from {row.holds_text} {way} to {row.value_text}"
     else:
         start = f"from {row.value_text} {way}"
-        if row.holds != row.now and max(row.value / row.holds, row.holds / row.value) > CLOSE:
-            start += f" (at {row.holds_text} the choice still holds)"
     if not row.layout:
         return f"{start}: nothing is possible: {row.because}"
     return f"{start}: {row.change or 'another cut of the stages'} ({row.because})"

@@ -21,7 +21,7 @@ from autoshard.explanation import answers, flips
 from autoshard.explanation.answers import FlipRow, Sensitivity, problem_of
 from autoshard.explanation.describe import describe
 from autoshard.explanation.flips import FINE, Question, flip, same_layout, winner
-from autoshard.explanation.quantities import Quantity, quantities
+from autoshard.explanation.quantities import CLOSE, Quantity, quantities
 from autoshard.explanation.sensitivity import _choice, answer_apart, answers_so_far, sensitivity
 from autoshard.explanation.sensitivity_text import flips_by_quantity, unanswered_line
 from autoshard.explanation.text import pieces, render
@@ -126,6 +126,22 @@ def test_a_layout_that_wins_only_in_between(monkeypatch: pytest.MonkeyPatch, pro
     assert found.factor == pytest.approx(1.5, rel=FINE - 1)
 
 
+def test_a_flip_is_found_to_a_few_percent_where_every_bit_of_room_lets_another_layout_fit(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem
+) -> None:
+    """Each search finds a layout that the ones before did not know of."""
+    others = [strategy(tp=8, dp=8, microbatch_size=size) for size in range(1, 40)]
+    laws: dict[Strategy, Law] = {A: lambda f: 40.0}
+    for place, one in enumerate(others):
+        laws[one] = lambda f, place=place: 39.0 - place / 2 if f >= 1.05 + 0.05 * place else INFINITE  # type: ignore
+    asked = with_laws(monkeypatch, problem, laws)
+    found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 4.0)
+    assert found is not None and found.to is not None
+    assert found.to.strategy == others[0]
+    assert found.holds <= 1.05 <= found.factor <= found.holds * CLOSE
+    assert len(asked) <= flips.SEARCHES + flips.MORE_SEARCHES
+
+
 def test_where_nothing_fits_any_more(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
     with_laws(monkeypatch, problem, {A: lambda f: 10.0 if f >= 0.8 else INFINITE})
     found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 0.25)
@@ -202,6 +218,21 @@ def test_a_batch_of_one_is_not_halved() -> None:
     found = sensitivity(odd_plan(1))
     assert found is not None
     assert [row.at for row in found.flips if row.quantity == "batch, sequences"] == [("2", "4")]
+
+
+def test_a_flip_that_is_known_only_roughly_is_no_threshold() -> None:
+    """Also where nothing between today's value and the flip was searched."""
+    found = answers_by_hand()
+    row = found.flips[4]
+
+    def said(**changes: Any) -> list[str]:
+        (sentences,) = flips_by_quantity(replace(found, flips=(replace(row, **changes),))).values()
+        return sentences
+
+    change = "pp=4 dp=16 (saves 2.00 s pipeline bubble)"
+    assert said() == [f"somewhere from 18.0 GB up to 20.0 GB: {change}"]
+    assert said(holds=row.now, holds_text=row.now_text) == [f"somewhere from 17.0 GB up to 20.0 GB: {change}"]
+    assert said(holds=1.95e10) == [f"from 20.0 GB up: {change}"]
 
 
 def test_whole_numbers_that_were_looked_at_are_listed() -> None:
