@@ -16,6 +16,7 @@ from autoshard.explanation.page import percent
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.choice import passed_over
 from autoshard.planner.no_answer import NothingFits
 from autoshard.plans.differences import loses, term_differences
 from autoshard.plans.names import changed_words, short_name
@@ -182,7 +183,7 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
         because = first.refusal
     elif first is not None and first.to is not None:
         layout, change = short_name(first.to.strategy), changed_words(chosen, first.to.strategy)
-        because = _because(quantity.scaled(problem, first.factor), chosen, first.to, sure)
+        because = _because(quantity.scaled(problem, first.factor), plan.pins, chosen, first.to, sure)
     return FlipRow(
         quantity.name,
         furthest > 1,
@@ -201,8 +202,9 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
     )
 
 
-def _because(problem: Problem, chosen: Strategy, to: Candidate, sure: float) -> str:
-    """Why the chosen layout is no longer the best: it lacks memory, breaks a rule, or loses time in these terms.
+def _because(problem: Problem, pins: Pins, chosen: Strategy, to: Candidate, sure: float) -> str:
+    """Why the chosen layout is no longer taken: it lacks memory, breaks a rule, loses time in these terms, or is passed
+    over though it is faster.
 
     problem: with the quantity scaled. to: the layout that wins. sure: probability with which a layout must fit.
     """
@@ -216,8 +218,21 @@ def _because(problem: Problem, chosen: Strategy, to: Candidate, sure: float) -> 
         return f"the layout above does not fit there: {format_bytes(over)} too much"
     if ours.fits_probability < min(sure, to.estimate.fits_probability):
         return f"the layout above fits there with only {percent(ours.fits_probability)} probability"
+    slower = to.estimate.step_time_s / ours.step_time_s - 1
+    if slower > 0:
+        return f"{100 * slower:.1f} % slower there than the layout above, {_merit(problem, pins, chosen, to.strategy)}"
     lost = [f"{format_seconds(seconds)} {name}" for name, seconds in term_differences(to.estimate, ours) if seconds > 0]
     return f"saves {', '.join(lost[:2])}" if lost else "a little in every term"
+
+
+def _merit(problem: Problem, pins: Pins, chosen: Strategy, to: Strategy) -> str:
+    """What is put before the shorter step of the chosen layout."""
+    path, graphs = passed_over(problem, pins)
+    if graphs is not None and graphs.refuses(chosen) and not graphs.refuses(to):
+        return "but it is expected to compile, and that one is not"
+    if path is not None and path.known(to) and (unknown := path.unknown(chosen)):
+        return f"but known to run: of that one nobody is known to have run {', '.join(unknown)}"
+    return "less than the model can tell, but simpler"
 
 
 def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | None:

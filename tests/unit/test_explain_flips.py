@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -218,6 +218,43 @@ def test_a_batch_of_one_is_not_halved() -> None:
     found = sensitivity(odd_plan(1))
     assert found is not None
     assert [row.at for row in found.flips if row.quantity == "batch, sequences"] == [("2", "4")]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A path that has all layouts but one, or a compiler that refuses this one."""
+
+    but: Strategy
+
+    def known(self, one: Strategy) -> bool:
+        return one != self.but
+
+    def unknown(self, one: Strategy) -> tuple[str, ...]:
+        return () if self.known(one) else ("tp=32", "a pipeline inside a node")
+
+    def refuses(self, one: Strategy) -> bool:
+        return not self.known(one)
+
+
+@pytest.mark.parametrize(
+    ("passed", "reason"),
+    [
+        ((Known(A), None), "but known to run: of that one nobody is known to have run tp=32, a pipeline inside a node"),
+        ((None, Known(A)), "but it is expected to compile, and that one is not"),
+        ((Known(C), Known(C)), "less than the model can tell, but simpler"),
+        ((None, None), "less than the model can tell, but simpler"),
+    ],
+)
+def test_a_slower_layout_that_is_taken_is_said_to_be_slower(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, passed: tuple[Any, Any], reason: str
+) -> None:
+    monkeypatch.setattr(answers, "passed_over", lambda problem, pins: passed)
+    ours = estimate(problem.model, problem.training, problem.cluster, A)
+    slower = Candidate(B, replace(ours, step_time_s=1.145 * ours.step_time_s))
+    assert answers._because(problem, Pins(), A, slower, 0.5) == f"14.5 % slower there than the layout above, {reason}"
+    less = tuple(replace(term, value=term.value * 0.5) for term in ours.time_terms)
+    faster = Candidate(B, replace(ours, step_time_s=0.5 * ours.step_time_s, time_terms=less))
+    assert answers._because(problem, Pins(), A, faster, 0.5).startswith("saves ")
 
 
 def test_a_flip_that_is_known_only_roughly_is_no_threshold() -> None:
