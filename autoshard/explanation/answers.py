@@ -12,6 +12,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.flips import Question, flip, winner
+from autoshard.explanation.held_against import held_against
 from autoshard.explanation.page import percent
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
@@ -64,7 +65,8 @@ class DegreeRow:
 
     step_time_s: its step time. slower: its step time over the plan's, minus 1; with 90 % probability this lies between
     slower_low and slower_high. loses: the terms in which it is slower. refusal: why there is no such layout, '' where
-    there is one. legal: True if only memory stands in the way, False if a rule does.
+    there is one. legal: True if only memory stands in the way, False if a rule does. but: what the planner holds
+    against it beside its time, '' where nothing.
     """
 
     tp: int
@@ -77,6 +79,7 @@ class DegreeRow:
     loses: str
     refusal: str
     legal: bool = True
+    but: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,20 +154,22 @@ def problem_of(plan: Plan) -> Problem:
 
 
 def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) -> DegreeRow:
-    """The fastest layout with the given tp that fits with fit_probability. The plan's other pins do not hold here."""
-    chosen = Candidate(plan.strategy, plan.estimate)
+    """The fastest layout with the given tp that fits with fit_probability. Of the plan's other pins only that it keeps
+    to the beaten path holds here."""
+    chosen, problem = Candidate(plan.strategy, plan.estimate), problem_of(plan)
     try:
-        best = searches.best(problem_of(plan), Pins(tp=tp), fit_probability)
-        searches.remember(problem_of(plan), best.strategy)
+        best = searches.fastest(problem, Pins(tp=tp, beaten_path=plan.pins.beaten_path), fit_probability)
+        searches.remember(problem, best.strategy)
     except AutoshardError as error:
         # the page says of which model and cluster; that no larger one would do is no news of this one
         text = error.without_reasons if isinstance(error, NothingFits) else str(error)
-        told = text.partition(": ")[2] or text
+        told = text.partition(": ")[2] if text.startswith("no layout ") and ": " in text else text
         return DegreeRow(tp, "", 0.0, 0.0, 0.0, 0.0, False, "", told, isinstance(error, NoLayoutFits))
     seconds, sure = best.estimate.step_time_s, doubt(plan.cluster, chosen, best)
     slower = (seconds / plan.estimate.step_time_s - 1, sure.low - 1, sure.high - 1)
     lost = loses(plan.estimate, best.estimate)
-    return DegreeRow(tp, short_name(best.strategy), seconds, *slower, sure.toss_up, lost, "")
+    but = ", ".join(one.words for one in held_against(problem, best.strategy))
+    return DegreeRow(tp, short_name(best.strategy), seconds, *slower, sure.toss_up, lost, "", but=but)
 
 
 def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:

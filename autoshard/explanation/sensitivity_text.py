@@ -110,7 +110,8 @@ def _degree(one: DegreeRow) -> str:
         return f"tp={one.tp}: does not fit: {one.refusal}"
     order = ", a toss-up" if one.toss_up else ""
     slower = f"{more(one.slower)} (90 %: {more(one.slower_low)} to {more(one.slower_high)}){order}"
-    return f"tp={one.tp}: {slower}; {one.layout}: {one.loses}"
+    but = f", {one.but}" if one.but else ""
+    return f"tp={one.tp}: {slower}; {one.layout}{but}: {one.loses}"
 
 
 def _degrees(found: Sensitivity, width: int) -> list[Line]:

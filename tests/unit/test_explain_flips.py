@@ -374,6 +374,12 @@ class OneByOne(Searches):
         model, training, cluster, backend = problem
         return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
 
+    def fastest(self, problem: Problem, pins: Pins, fit_probability: float = 0.9) -> Candidate:
+        model, training, cluster, backend = problem
+        found = search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).fastest
+        assert found is not None
+        return Candidate(found, estimate(model, training, cluster, found))
+
 
 PINS = {
     "llama3-8b": (1, 256, Pins(tp=8, cp=1), 0.9, "nxd", "trn1.32xlarge"),

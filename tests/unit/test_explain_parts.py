@@ -11,24 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import autoshard
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
-from autoshard.explanation.answers import DegreeRow
+from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
 from autoshard.explanation.describe import Description, describe
 from autoshard.explanation.doubt import doubt, pairs
-from autoshard.explanation.doubt_text import pair_lines
+from autoshard.explanation.doubt_text import pair_lines, why_page
 from autoshard.explanation.grid import grid, schedule_lines
+from autoshard.explanation.held_against import held_against
 from autoshard.explanation.operators import operator_rows
 from autoshard.explanation.page import LEAST_SHARE, more, paint
 from autoshard.explanation.sensitivity_text import degree_lines, size_rows
 from autoshard.explanation.text import render
 from autoshard.explanation.why import why
+from autoshard.planner.cached_search import Searches
 from autoshard.planner.search import search
 from autoshard.plans.layout_syntax import read_partial
-from autoshard.plans.names import changed_words, recompute_words
+from autoshard.plans.names import changed_words, recompute_words, short_name
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
@@ -102,6 +105,65 @@ def test_why_is_the_best_completion() -> None:
     values = found.to_dict(plan.cluster)
     total = sum(values["time_differences_s"].values())
     assert total == pytest.approx(best.estimate.step_time_s - plan.estimate.step_time_s, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def on_the_path() -> Plan:
+    """A plan whose layout is taken because it is known to run: faster ones are not."""
+    plan = autoshard.plan("llama3-70b", "trn1.32xlarge", nodes=16, seq_len=4096)
+    assert any(one.estimate.step_time_s < plan.estimate.step_time_s for one in plan.runners_up)
+    return plan
+
+
+def test_why_is_the_fastest_layout_also_off_the_beaten_path(on_the_path: Plan) -> None:
+    """No runner-up is faster that was asked for, and more words have no faster answer."""
+    plan = on_the_path
+    for pins in (Pins(num_virtual_stages=2), Pins(tp=8, pp=16), Pins(tp=8, pp=16, dp=4, microbatch_size=2)):
+        found = why(plan, "these", pins)
+        assert found.best is not None
+        others = [one for one in plan.runners_up if all(getattr(one.strategy, n) == v for n, v in pins.fixed.items())]
+        others += [why(plan, "one", Pins(tp=8, pp=16, dp=4, microbatch_size=2)).best] if pins.pp == 16 else []
+        assert others
+        assert found.best.estimate.step_time_s <= min(one.estimate.step_time_s for one in others if one) * 1.00001
+    (note,) = found.notes
+    assert note.startswith("nobody is known to have run microbatch=2, recompute=mlp and ")
+    assert note.endswith(" on trn1 with backend nxd: it may not compile, or not be as fast as predicted")
+    assert found.to_dict(plan.cluster)["notes"] == [note]
+    assert note in " ".join(why_page(found, plan.cluster, 100, False).split())
+    own = why(plan, "its own", Pins(tp=8, pp=8, microbatch_size=1, recompute="full", num_virtual_stages=1))
+    assert own.is_the_choice and own.notes == ()
+
+
+def test_another_tp_is_the_fastest_too_and_said_to_be_off_the_path(on_the_path: Plan) -> None:
+    row = degree_row(Searches(), on_the_path, 32, 0.9)
+    asked = why(on_the_path, "tp=32", Pins(tp=32)).best
+    assert asked is not None
+    assert (row.layout, row.step_time_s) == (short_name(asked.strategy), asked.estimate.step_time_s)
+    assert row.but == "off the beaten path"
+    (line,) = degree_lines(replace(answers_by_hand(), degrees=(row,)))
+    assert f"; {row.layout}, off the beaten path: +" in line
+
+
+def test_a_graph_that_may_be_refused_is_held_against_a_layout() -> None:
+    """The head of tp=1 with a microbatch of 8 sequences."""
+    plan = autoshard.plan("llama3-8b", "trn2.48xlarge", nodes=2, backend="torch")
+    problem = problem_of(plan)
+    assert [*held_against(problem, plan.strategy)] == []
+    large = replace(plan.strategy, tp=1, dp=plan.strategy.dp * plan.strategy.tp, microbatch_size=8)
+    (against,) = held_against(problem, large)
+    assert against.words == "expected not to compile"
+    assert against.sentence.startswith("its graph ") and against.sentence.endswith(" is expected to be refused")
+
+
+def test_of_a_plan_that_keeps_to_the_path_only_layouts_on_it_are_asked(on_the_path: Plan) -> None:
+    plan = replace(on_the_path, pins=Pins(beaten_path=True))
+    off = "is off the beaten path of trn1 with backend nxd, which has"
+    assert why(plan, "vpp=2", Pins(num_virtual_stages=2)).refusal == f"num_virtual_stages=2 {off}: 1"
+    found = why(plan, "tp=32", Pins(tp=32))
+    assert found.best is not None and found.notes == ()
+    row = degree_row(Searches(), plan, 32, 0.9)
+    assert (row.layout, row.but) == (short_name(found.best.strategy), "")
+    assert degree_row(Searches(), plan, 2, 0.9).refusal == f"tp=2 {off}: 8, 32"
 
 
 def test_why_not_what_does_not_fit() -> None:
