@@ -15,14 +15,15 @@ from autoshard.explanation.flips import same_layout
 from autoshard.explanation.held_against import held_against
 from autoshard.files.codec import to_json
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.search import Searched, search_once
 from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
 
-MORE_MEMORY = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
-"""Multiples of the device memory, tried in this order where no matching layout fits."""
+MORE_MEMORY = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
+"""Multiples of what the smallest matching layout needs, tried in this order: of some only a bound is known."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def why(plan: Plan, asked: str, pins: Pins) -> Why:
             best = found.best
         return Why(asked, chosen, best, "", tuple(one.sentence for one in held_against(problem, best.strategy)))
     except NoLayoutFits as error:
-        return Why(asked, chosen, _nearest(problem, pins), str(error))
+        needed_bytes = error.needed_bytes if isinstance(error, NothingFits) else plan.cluster.device.memory_bytes
+        return Why(asked, chosen, _nearest(problem, pins, needed_bytes), str(error))
     except AutoshardError as error:
         return Why(asked, chosen, None, str(error))
 
@@ -93,13 +95,13 @@ def _fastest(problem: Problem, found: Searched) -> Candidate:
     return Candidate(found.fastest, estimate(problem.model, problem.training, problem.cluster, found.fastest))
 
 
-def _nearest(problem: Problem, pins: Pins) -> Candidate | None:
-    """The fastest matching layout on devices with just enough memory, estimated on the real devices; None where there
-    is none."""
+def _nearest(problem: Problem, pins: Pins, needed_bytes: float) -> Candidate | None:
+    """The matching layout on devices with just enough memory, estimated on the real devices; None where there is none.
+    needed_bytes: what it needs at least."""
     model, training, cluster, _ = problem
     searches = Searches()
     for factor in MORE_MEMORY:
-        larger = replace(cluster.device, memory_bytes=cluster.device.memory_bytes * factor)
+        larger = replace(cluster.device, memory_bytes=needed_bytes * factor)
         roomier = searches.find(problem._replace(cluster=replace(cluster, device=larger)), pins)
         if roomier is not None:
             return Candidate(roomier.strategy, estimate(model, training, cluster, roomier.strategy))

@@ -37,7 +37,7 @@ from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.timeline import planned_timeline
 from autoshard.schedules import actions, simulate
-from autoshard.units import format_seconds
+from autoshard.units import format_bytes, format_seconds
 from tests.unit.explain_examples import answers_by_hand
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
 
@@ -167,13 +167,16 @@ def test_of_a_plan_that_keeps_to_the_path_only_layouts_on_it_are_asked(on_the_pa
 
 
 def test_why_not_what_does_not_fit() -> None:
-    """The nearest to fitting stands in: it needs more than there is, but no more than twice the next try below."""
+    """The nearest to fitting stands in: it needs what is said that the smallest needs, whatever its time is."""
     plan = plan_70b()
-    found = why(plan, "tp=2 pp=4", Pins(tp=2, pp=4))
-    assert found.refusal.startswith("no layout fits llama3-70b on 16 x trn1.32xlarge: the smallest needs")
-    assert found.best is not None
-    assert (found.best.strategy.tp, found.best.strategy.pp) == (2, 4)
-    assert not found.best.estimate.fits
+    for pins in (Pins(tp=2, pp=4), Pins(tp=1), Pins(pp=1)):
+        found = why(plan, "these", pins)
+        assert found.best is not None and not found.best.estimate.fits
+        assert all(getattr(found.best.strategy, name) == value for name, value in pins.fixed.items())
+        needed = format_bytes(found.best.estimate.fullest.total_bytes)
+        named = " ".join(f"{name}={value}" for name, value in pins.fixed.items())
+        said = f"no layout fits llama3-70b on 16 x trn1.32xlarge with {named}: the smallest needs {needed} a device, "
+        assert found.refusal.startswith(said)
 
 
 def test_why_not_what_is_illegal() -> None:
