@@ -12,6 +12,7 @@ from autoshard.graph.recompute import NO_RECOMPUTE, members
 from autoshard.layout.degrees import Degrees
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy, even_stage_layers
+from autoshard.plans.names import BY_STAGE
 
 DIGITS = 9
 """Step times that agree in so many digits are equal."""
@@ -74,7 +75,7 @@ def describe(strategy: Strategy) -> str:
     """'tp=32 pp=8 dp=2, microbatch 1, full recompute': the degrees above 1 and what decides about memory."""
     shown = degrees_of(strategy)
     order = f", axes {strategy.axis_order_name}" if strategy.axis_order != AXIS_ORDER else ""
-    recompute = "no" if strategy.recompute_name == NO_RECOMPUTE else strategy.recompute_name
+    recompute = "no" if strategy.uniform_recompute == NO_RECOMPUTE else strategy.uniform_recompute or BY_STAGE
     return f"{shown}, microbatch {strategy.microbatch_size}, {recompute} recompute{order}"
 
 

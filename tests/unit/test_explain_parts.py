@@ -29,6 +29,7 @@ from autoshard.explanation.sensitivity_text import degree_lines, size_rows
 from autoshard.explanation.text import render
 from autoshard.explanation.why import why
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.ranking import describe as in_a_sentence
 from autoshard.planner.search import search
 from autoshard.plans.layout_syntax import read_partial
 from autoshard.plans.names import changed_words, recompute_words, short_name
@@ -224,6 +225,12 @@ def test_what_changes_in_a_name() -> None:
     assert changed_words(mixed, mixed) == ""
     assert changed_words(ring, mixed) == "tp=32 recompute=by-stage no cp schedule=1f1b attention=flash"
     assert changed_words(mixed, strategy(pp=4, dp=4, stage_layers=(20,) * 4)) == "pp=4 dp=4 recompute=core_attention"
+
+
+def test_sets_by_stage_are_not_listed_in_a_sentence() -> None:
+    mixed = strategy(recompute=("full",) + ("mlp_norm+mlp",) * 3 + ("none",) * 4)
+    words = [in_a_sentence(one) for one in (mixed, strategy(recompute="none"), strategy(recompute="full"))]
+    assert words == [f"tp=32 pp=8 dp=2, microbatch 1, {sets} recompute" for sets in ("by-stage", "no", "full")]
 
 
 def test_recompute_in_words() -> None:
