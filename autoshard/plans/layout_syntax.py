@@ -30,24 +30,32 @@ CHOICES = {
 EXAMPLE = "such as 'tp=8 pp=16'"
 
 
-def read_partial(text: str, what: str = "--why") -> Pins:
-    """'tp=8 pp=16' -> Pins. Words as `explain` prints them; blanks or commas between. what: the text in errors.
+def read_partial(text: str, searches_sets: bool = False) -> Pins:
+    """'tp=8 pp=16' -> Pins. Words as `explain` prints them; blanks or commas between. searches_sets: whether
+    recompute=by-stage leaves the sets to a search, which tries those by stage too; else it says too little.
 
     Raises AutoshardError for a word that is none, one that comes twice, a degree that is no whole number, and nothing.
     """
     fields: dict[str, int | str] = {}
+    seen = set[str]()
     for word in re.split(r"[\s,]+", text.strip()):
         name, equals, value = word.partition("=")
         if not equals or not value:
-            raise AutoshardError(f"{what} {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
+            raise AutoshardError(f"the layout {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
         if name not in DEGREES and name not in CHOICES:
-            raise AutoshardError(f"{what} has {name[:60]!r}; a layout has: {', '.join((*DEGREES, *CHOICES))}")
-        field = {**DEGREES, **CHOICES}[name]
-        if field in fields:
-            raise AutoshardError(f"{what} has {name} twice")
+            raise AutoshardError(f"the layout has {name[:60]!r}; there are: {', '.join((*DEGREES, *CHOICES))}")
+        if name in seen:
+            raise AutoshardError(f"the layout has {name} twice")
+        seen.add(name)
         if name in DEGREES and not re.fullmatch(r"[1-9]\d{0,8}", value):
-            raise AutoshardError(f"{what} has {name}={value[:60]}; it must be a whole number of at least 1")
-        if value == BY_STAGE:
-            raise AutoshardError(f"{what} has {word}: sets by stage are searched where recompute is left out")
+            raise AutoshardError(f"the layout has {name}={value[:60]}; it must be a whole number from 1 to 999,999,999")
+        if word == f"recompute={BY_STAGE}":
+            if searches_sets:
+                continue
+            raise AutoshardError(
+                f"the layout has {word}, which does not say what each stage recomputes; give one set for all stages, "
+                "such as recompute=full, or leave it out"
+            )
+        field = {**DEGREES, **CHOICES}[name]
         fields[field] = int(value) if value.isascii() and value.isdigit() else value
     return Pins(**fields)  # type: ignore[arg-type]

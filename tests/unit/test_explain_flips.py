@@ -181,9 +181,10 @@ def test_a_whole_number_is_halved_and_rounded(problem: Problem) -> None:
     def values(batch: int, furthest: float) -> list[float]:
         of = problem._replace(training=replace(problem.training, global_batch_size=batch))
         (quantity,) = (one for one in quantities(of) if one.name == "batch, sequences")
-        scaled = [quantity.scaled(of, factor).training.global_batch_size for factor in quantity.steps(furthest)]
-        assert scaled == [quantity.value(factor) for factor in quantity.steps(furthest)]
-        return scaled
+        found = [quantity.value(factor) for factor in quantity.steps(furthest)]
+        scaled = (quantity.scaled(of, factor).training.global_batch_size for factor in quantity.steps(furthest))
+        assert [*scaled] == found
+        return found
 
     assert values(37, 4.0) == [74, 148]
     assert values(37, 0.25) == [18, 9]

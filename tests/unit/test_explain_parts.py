@@ -76,25 +76,51 @@ def test_words_of_a_layout() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tp", "--why 'tp' must be name=value with blanks between, such as 'tp=8 pp=16'"),
-        ("", "--why '' must be name=value with blanks between, such as 'tp=8 pp=16'"),
+        ("tp", "the layout 'tp' must be name=value with blanks between, such as 'tp=8 pp=16'"),
+        ("", "the layout '' must be name=value with blanks between, such as 'tp=8 pp=16'"),
         (
             "zp=2",
             (
-                "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, recompute, "
+                "the layout has 'zp'; there are: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, recompute, "
                 "attention, context, order, zero"
             ),
         ),
-        ("tp=8 tp=4", "--why has tp twice"),
-        ("recompute=by-stage", "--why has recompute=by-stage: sets by stage are searched where recompute is left out"),
-        ("tp=eight", "--why has tp=eight; it must be a whole number of at least 1"),
-        ("tp=0", "--why has tp=0; it must be a whole number of at least 1"),
+        ("tp=8 tp=4", "the layout has tp twice"),
+        (
+            "recompute=by-stage",
+            (
+                "the layout has recompute=by-stage, which does not say what each stage recomputes; give one set for "
+                "all stages, such as recompute=full, or leave it out"
+            ),
+        ),
+        ("recompute=full recompute=none", "the layout has recompute twice"),
+        (
+            "tp=9999999999",
+            "the layout has tp=9999999999; it must be a whole number from 1 to 999,999,999",
+        ),
+        ("tp=eight", "the layout has tp=eight; it must be a whole number from 1 to 999,999,999"),
+        ("tp=0", "the layout has tp=0; it must be a whole number from 1 to 999,999,999"),
     ],
 )
 def test_wrong_words(text: str, message: str) -> None:
     with pytest.raises(AutoshardError) as error:
         read_partial(text)
     assert str(error.value) == message
+
+
+def test_sets_by_stage_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of the plan's layout, as the page has it, is a question."""
+    assert read_partial("tp=8 recompute=by-stage", searches_sets=True) == Pins(tp=8)
+    with pytest.raises(AutoshardError, match=r"^the layout has recompute twice$"):
+        read_partial("recompute=by-stage recompute=full", searches_sets=True)
+    plan = autoshard.plan("llama3-70b", "trn1.32xlarge", nodes=16, backend="nxd")
+    asked = short_name(plan.strategy)
+    assert asked.endswith(" recompute=by-stage")
+    assert autoshard.why_not(plan, asked).answer.is_the_choice
+    write_plan(plan, "plan.json")
+    assert main(["explain", "plan.json", "--why", "tp=0"]) == 2
+    said = "autoshard: error: the layout has tp=0; it must be a whole number from 1 to 999,999,999\n"
+    assert capsys.readouterr().err == said
 
 
 def test_why_is_the_best_completion() -> None:
@@ -123,9 +149,10 @@ def test_why_is_the_fastest_layout_also_off_the_beaten_path(on_the_path: Plan) -
         found = why(plan, "these", pins)
         assert found.best is not None
         others = [one for one in plan.runners_up if all(getattr(one.strategy, n) == v for n, v in pins.fixed.items())]
-        others += [why(plan, "one", Pins(tp=8, pp=16, dp=4, microbatch_size=2)).best] if pins.pp == 16 else []
+        closer = why(plan, "closer", Pins(tp=8, pp=16, dp=4, microbatch_size=2)).best
+        others += [closer] if closer is not None and pins.pp == 16 else []
         assert others
-        assert found.best.estimate.step_time_s <= min(one.estimate.step_time_s for one in others if one) * 1.00001
+        assert found.best.estimate.step_time_s <= min(one.estimate.step_time_s for one in others) * 1.00001
     (note,) = found.notes
     assert note.startswith("nobody is known to have run microbatch=2, recompute=mlp and ")
     assert note.endswith(" on trn1 with backend nxd: it may not compile, or not be as fast as predicted")
