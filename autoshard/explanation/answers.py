@@ -231,7 +231,7 @@ def _because(problem: Problem, pins: Pins, chosen: Strategy, to: Candidate, sure
 
 
 def _merit(problem: Problem, pins: Pins, chosen: Strategy, to: Strategy) -> str:
-    """What is put before the shorter step of the chosen layout."""
+    """The merit of the layout that wins for which it is taken, though it is slower than the chosen one."""
     path, graphs = passed_over(problem, pins)
     if graphs is not None and graphs.refuses(chosen) and not graphs.refuses(to):
         return "but it is expected to compile, and that one is not"

@@ -1,4 +1,4 @@
-"""What the planner holds against a layout beside its time: features that nobody has run, graphs that may be refused."""
+"""Names what the planner holds against a layout beside its time: what nobody has run, what may not compile."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def wins(found: Precedent, chosen: Timed, best: Timed | None) -> bool:
 
 
 def off_path(found: Precedent, unknown: Sequence[str]) -> str:
-    """What it means that these features of a layout are unknown, in words."""
+    """A sentence without its end on what follows from unknown features of a layout. unknown: these, in words."""
     return (
         f"nobody is known to have run {', '.join(unknown)} on {found.path.name}: it may not compile, or not be as fast "
         "as predicted"

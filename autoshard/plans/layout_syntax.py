@@ -43,7 +43,7 @@ def read_partial(text: str, searches_sets: bool = False) -> Pins:
         if not equals or not value:
             raise AutoshardError(f"the layout {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
         if name not in DEGREES and name not in CHOICES:
-            raise AutoshardError(f"the layout has {name[:60]!r}; there are: {', '.join((*DEGREES, *CHOICES))}")
+            raise AutoshardError(f"the layout has {name[:60]!r}; a layout has: {', '.join((*DEGREES, *CHOICES))}")
         if name in seen:
             raise AutoshardError(f"the layout has {name} twice")
         seen.add(name)

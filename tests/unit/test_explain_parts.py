@@ -81,8 +81,8 @@ def test_words_of_a_layout() -> None:
         (
             "zp=2",
             (
-                "the layout has 'zp'; there are: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, recompute, "
-                "attention, context, order, zero"
+                "the layout has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, "
+                "recompute, attention, context, order, zero"
             ),
         ),
         ("tp=8 tp=4", "the layout has tp twice"),
