@@ -12,10 +12,12 @@ from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.flips import Question, flip, winner
+from autoshard.explanation.held_against import held_against
 from autoshard.explanation.page import percent
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.choice import passed_over
 from autoshard.planner.no_answer import NothingFits
 from autoshard.plans.differences import loses, term_differences
 from autoshard.plans.names import changed_words, short_name
@@ -37,7 +39,8 @@ class FlipRow:
     now, looked_at, value, holds: values of the quantity, SI. The search looked from `now` to `looked_at`. The choice
     flips at `value`, None where it does not, and is known to hold up to `holds`; between `holds` and `value` nothing
     was searched. now_text and so on: the same values in people's units. layout: the layout that wins from `value` on.
-    change: what differs in it from the chosen one, in words. because: why it wins there, or why no layout does.
+    change: what differs in it from the chosen one, in words. because: why it wins there, or why no layout does. at: the
+    values of a whole number that were looked at, as text, and no other ones were; () where it is none.
     """
 
     quantity: str
@@ -53,6 +56,7 @@ class FlipRow:
     layout: str
     change: str
     because: str
+    at: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class DegreeRow:
 
     step_time_s: its step time. slower: its step time over the plan's, minus 1; with 90 % probability this lies between
     slower_low and slower_high. loses: the terms in which it is slower. refusal: why there is no such layout, '' where
-    there is one. legal: True if only memory stands in the way, False if a rule does.
+    there is one. legal: True if only memory stands in the way, False if a rule does. but: what the planner holds
+    against it beside its time, '' where nothing.
     """
 
     tp: int
@@ -74,6 +79,7 @@ class DegreeRow:
     loses: str
     refusal: str
     legal: bool = True
+    but: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,20 +154,22 @@ def problem_of(plan: Plan) -> Problem:
 
 
 def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) -> DegreeRow:
-    """The fastest layout with the given tp that fits with fit_probability. The plan's other pins do not hold here."""
-    chosen = Candidate(plan.strategy, plan.estimate)
+    """The fastest layout with the given tp that fits with fit_probability. Of the plan's other pins only that it keeps
+    to the beaten path holds here."""
+    chosen, problem = Candidate(plan.strategy, plan.estimate), problem_of(plan)
     try:
-        best = searches.best(problem_of(plan), Pins(tp=tp), fit_probability)
-        searches.remember(problem_of(plan), best.strategy)
+        best = searches.fastest(problem, Pins(tp=tp, beaten_path=plan.pins.beaten_path), fit_probability)
+        searches.remember(problem, best.strategy)
     except AutoshardError as error:
         # the page says of which model and cluster; that no larger one would do is no news of this one
         text = error.without_reasons if isinstance(error, NothingFits) else str(error)
-        told = text.partition(": ")[2] or text
+        told = text.partition(": ")[2] if text.startswith("no layout ") and ": " in text else text
         return DegreeRow(tp, "", 0.0, 0.0, 0.0, 0.0, False, "", told, isinstance(error, NoLayoutFits))
     seconds, sure = best.estimate.step_time_s, doubt(plan.cluster, chosen, best)
     slower = (seconds / plan.estimate.step_time_s - 1, sure.low - 1, sure.high - 1)
     lost = loses(plan.estimate, best.estimate)
-    return DegreeRow(tp, short_name(best.strategy), seconds, *slower, sure.toss_up, lost, "")
+    but = ", ".join(one.words for one in held_against(problem, best.strategy))
+    return DegreeRow(tp, short_name(best.strategy), seconds, *slower, sure.toss_up, lost, "", but=but)
 
 
 def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
@@ -172,15 +180,15 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
     if not quantity.needs_all(furthest):
         asked = asked._replace(among=searches.promising(problem, plan.pins))
     first = flip(searches, asked, chosen, quantity, furthest)
-    looked_at = quantity.now * furthest
-    value = None if first is None else quantity.now * first.factor
-    holds = looked_at if first is None else quantity.now * first.holds
+    looked_at = quantity.value(furthest)
+    value = None if first is None else quantity.value(first.factor)
+    holds = looked_at if first is None else quantity.value(first.holds)
     layout = change = because = ""
     if first is not None and first.to is None:
         because = first.refusal
     elif first is not None and first.to is not None:
         layout, change = short_name(first.to.strategy), changed_words(chosen, first.to.strategy)
-        because = _because(quantity.scaled(problem, first.factor), chosen, first.to, sure)
+        because = _because(quantity.scaled(problem, first.factor), plan.pins, chosen, first.to, sure)
     return FlipRow(
         quantity.name,
         furthest > 1,
@@ -195,11 +203,13 @@ def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float
         layout,
         change,
         because,
+        tuple(quantity.shown(quantity.value(factor)) for factor in quantity.steps(furthest)) if quantity.whole else (),
     )
 
 
-def _because(problem: Problem, chosen: Strategy, to: Candidate, sure: float) -> str:
-    """Why the chosen layout is no longer the best: it lacks memory, breaks a rule, or loses time in these terms.
+def _because(problem: Problem, pins: Pins, chosen: Strategy, to: Candidate, sure: float) -> str:
+    """Why the chosen layout is no longer taken: it lacks memory, breaks a rule, loses time in these terms, or is passed
+    over though it is faster.
 
     problem: with the quantity scaled. to: the layout that wins. sure: probability with which a layout must fit.
     """
@@ -213,8 +223,21 @@ def _because(problem: Problem, chosen: Strategy, to: Candidate, sure: float) -> 
         return f"the layout above does not fit there: {format_bytes(over)} too much"
     if ours.fits_probability < min(sure, to.estimate.fits_probability):
         return f"the layout above fits there with only {percent(ours.fits_probability)} probability"
+    slower = to.estimate.step_time_s / ours.step_time_s - 1
+    if slower > 0:
+        return f"{100 * slower:.1f} % slower there than the layout above, {_merit(problem, pins, chosen, to.strategy)}"
     lost = [f"{format_seconds(seconds)} {name}" for name, seconds in term_differences(to.estimate, ours) if seconds > 0]
     return f"saves {', '.join(lost[:2])}" if lost else "a little in every term"
+
+
+def _merit(problem: Problem, pins: Pins, chosen: Strategy, to: Strategy) -> str:
+    """The merit of the layout that wins for which it is taken, though it is slower than the chosen one."""
+    path, graphs = passed_over(problem, pins)
+    if graphs is not None and graphs.refuses(chosen) and not graphs.refuses(to):
+        return "but it is expected to compile, and that one is not"
+    if path is not None and path.known(to) and (unknown := path.unknown(chosen)):
+        return f"but known to run: of that one nobody is known to have run {', '.join(unknown)}"
+    return "less than the model can tell, but simpler"
 
 
 def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | None:

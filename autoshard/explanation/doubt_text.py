@@ -94,6 +94,7 @@ def why_page(found: Why, cluster: Cluster, width: int, color: bool) -> str:
         .replace("the second", "the asked one")
     )
     lines += wrapped(f"{slower_text(ratio)} ({sure})", width, " " * 8)
+    lines += [line for note in found.notes for line in wrapped(note, width, " " * 8)]
     names = ("chosen", name.lower())
     lines += [
         (),

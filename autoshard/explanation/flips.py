@@ -18,7 +18,7 @@ from autoshard.cost.estimate import fullest_bytes, step_time_s
 from autoshard.cost.fit_probability import Level
 from autoshard.cost.interval import FIT_PROBABILITY, fits_probability
 from autoshard.errors import AutoshardError
-from autoshard.explanation.quantities import Quantity
+from autoshard.explanation.quantities import CLOSE, Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import at_any_memory, at_any_speed
 from autoshard.planner.cached_search import Searches
@@ -31,6 +31,8 @@ FINE = 1.01
 """The flip is bisected until its two sides are no more than this factor apart."""
 SEARCHES = 6
 """The most searches for one flip; three are enough where the layouts known so far say where it is."""
+MORE_SEARCHES = 4
+"""The most searches after these: they halve what is left until its two sides are CLOSE."""
 EQUAL = 1e-9
 """Step times that differ by a smaller share count as equal."""
 
@@ -242,11 +244,14 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
     known.add_faster(searches.remembered(problem, pins), furthest)
     holds, nearest = 1.0, Flip(furthest, 1.0, far, refusal)
     halve, count, misses = False, 1, 0
-    while count < SEARCHES and _apart(holds, nearest.factor) > FINE:
+    while count < SEARCHES + MORE_SEARCHES:
+        guess = count < SEARCHES
+        if _apart(holds, nearest.factor) <= (FINE if guess else CLOSE):
+            break
         before, after = known.bisected(holds, nearest.factor)
         so_far, kinds = known.count, known.kinds
         expected = (before, after) if before != holds else (after,)
-        for probe in (sqrt(holds * nearest.factor),) if halve else expected:
+        for probe in (sqrt(holds * nearest.factor),) if halve or not guess else expected:
             best, refusal = winner(searches, known.problem(probe), pins, sure, among)
             is_new, count = known.add(best), count + 1
             known.add_faster(searches.remembered(problem, pins), probe)
@@ -274,13 +279,12 @@ def _promising(searches: Searches, pins: Pins, *problems: Problem) -> frozenset[
 def _whole_flip(
     searches: Searches, asked: Question, chosen: Strategy, quantity: Quantity, furthest: float
 ) -> Flip | None:
-    """The first flip of a whole number (such as nodes), looked for by doubling or halving; None where there is none."""
-    step, factor = (2.0, 1.0) if furthest > 1 else (0.5, 1.0)
-    while factor != furthest:
-        holds, factor = factor, factor * step
-        if quantity.now * factor != int(quantity.now * factor):
-            return None
+    """The first flip of a whole number (such as the batch), looked for by doubling or halving; None where there is
+    none."""
+    holds = 1.0
+    for factor in quantity.steps(furthest):
         best, refusal = winner(searches, quantity.scaled(asked.problem, factor), *asked[1:])
         if best is None or not same_layout(best.strategy, chosen):
             return Flip(factor, holds, best, refusal)
+        holds = factor
     return None

@@ -84,6 +84,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, righ
     return lines
 
 
+def listed(words: Sequence[str]) -> str:
+    """'1, 2 and 4'. words: at least one."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def percent(probability: float) -> str:
     """A probability as text. It is never '100 %', because no prediction is that sure."""
     return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log2
 
 from autoshard.backends.rules import Problem
 from autoshard.spec.cluster import Cluster, Link
 from autoshard.units import TFLOPS, format_bytes
 
 FURTHEST, FURTHEST_MEMORY = 4.0, 2.0
+CLOSE = 1.03
+"""A flip whose two sides are known to this factor is shown as one number."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +22,8 @@ class Quantity:
 
     name: as the page shows it. now: its value, SI. shown: a value as text in people's units. scaled: (problem, factor)
     -> the problem with that many times the quantity. furthest: it is looked at from now / furthest to now * furthest.
-    whole: it is a whole number, looked at by doubling and halving. makes_room: with more of it layouts fit that do not
-    today. takes_all: with any other value of it other layouts are promising.
+    whole: it is a whole number, looked at by doubling, and by halving and rounding. makes_room: with more of it layouts
+    fit that do not today. takes_all: with any other value of it other layouts are promising.
     """
 
     name: str
@@ -30,6 +34,17 @@ class Quantity:
     whole: bool = False
     makes_room: bool = False
     takes_all: bool = False
+
+    def value(self, factor: float) -> float:
+        """So many times the quantity, SI; a whole number where it is one."""
+        return float(_whole(self.now * factor)) if self.whole else self.now * factor
+
+    def steps(self, furthest: float) -> tuple[float, ...]:
+        """The factors at which a whole number is looked at, up to `furthest`: those that change it."""
+        doublings = range(1, 1 + round(abs(log2(furthest))))
+        factors = [2.0**count if furthest > 1 else 0.5**count for count in doublings]
+        values = (self.now, *map(self.value, factors))
+        return tuple(factor for factor, (one, other) in zip(factors, pairwise(values), strict=True) if one != other)
 
     def needs_all(self, furthest: float) -> bool:
         """Whether layouts that are not promising today may win up to `furthest` times the quantity."""
@@ -118,11 +133,15 @@ def _with_flops(problem: Problem, factor: float) -> Problem:
     return _with_cluster(problem, device=replace(device, flops_per_s=peaks))
 
 
+def _whole(value: float) -> int:
+    return max(1, round(value))
+
+
 def _with_batch(problem: Problem, factor: float) -> Problem:
-    batch = max(1, round(problem.training.global_batch_size * factor))
+    batch = _whole(problem.training.global_batch_size * factor)
     return problem._replace(training=replace(problem.training, global_batch_size=batch))
 
 
 def _with_length(problem: Problem, factor: float) -> Problem:
-    length = max(1, round(problem.training.sequence_length * factor))
+    length = _whole(problem.training.sequence_length * factor)
     return problem._replace(training=replace(problem.training, sequence_length=length))

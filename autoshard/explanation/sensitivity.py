@@ -158,7 +158,8 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
             yield Question(OTHER_TP, degree_row, (tp, sure))
     for quantity in quantities(problem_of(plan)) if agrees else ():
         for furthest in (quantity.furthest, 1 / quantity.furthest):
-            yield Question(quantity.name, flip_row, (quantity, furthest, sure), quantity.takes_all)
+            if quantity.value(furthest) != quantity.now:  # a batch of 1 cannot be halved
+                yield Question(quantity.name, flip_row, (quantity, furthest, sure), quantity.takes_all)
     if not on_cluster:
         return
     counts = dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autoshard.explanation.page import Line, hanging, heading, more, span, table
+from autoshard.explanation.page import Line, hanging, heading, listed, more, span, table
+from autoshard.explanation.quantities import CLOSE
 from autoshard.units import format_seconds
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
 
-CLOSE = 1.03
-"""A flip whose two sides are known to this factor is shown as one number."""
 SIZE_HEADER = ("nodes", "step", "90 %", "tokens/s", "more", "a node", "USD/billion", "layout")
 NODES = "what more nodes would bring; a node: tokens/s of each node, against now; USD/billion: for a billion tokens"
 FLIPS = (
@@ -54,18 +53,24 @@ def flips_by_quantity(found: Sensitivity) -> dict[str, list[str]]:
 
 def _sentences(rows: list[FlipRow]) -> list[str]:
     if len(rows) > 1 and all(row.value is None for row in rows):
-        ends = [row.looked_at_text for row in sorted(rows, key=lambda one: one.looked_at)]
-        return [f"no flip from {ends[0]} to {ends[-1]}"]
+        low, high = sorted(rows, key=lambda one: one.looked_at)
+        if high.at:
+            return [f"no flip at {listed((*reversed(low.at), *high.at))}"]
+        return [f"no flip from {low.looked_at_text} to {high.looked_at_text}"]
     return [_sentence(row) for row in rows]
 
 
 def _sentence(row: FlipRow) -> str:
     way = "up" if row.more else "down"
     if row.value is None:
-        return f"{way} to {row.looked_at_text}: no flip"
-    start = f"from {row.value_text} {way}"
-    if row.holds != row.now and max(row.value / row.holds, row.holds / row.value) > CLOSE:
-        start += f" (at {row.holds_text} the choice still holds)"
+        return f"at {listed(row.at)}: no flip" if row.at else f"{way} to {row.looked_at_text}: no flip"
+    if row.at:
+        start = f"at {row.value_text}"
+        start += f" (at {row.holds_text} the choice still holds)" if row.holds != row.now else ""
+    elif max(row.value / row.holds, row.holds / row.value) > CLOSE:
+        start = f"somewhere from {row.holds_text} {way} to {row.value_text}"
+    else:
+        start = f"from {row.value_text} {way}"
     if not row.layout:
         return f"{start}: nothing is possible: {row.because}"
     return f"{start}: {row.change or 'another cut of the stages'} ({row.because})"
@@ -105,7 +110,8 @@ def _degree(one: DegreeRow) -> str:
         return f"tp={one.tp}: does not fit: {one.refusal}"
     order = ", a toss-up" if one.toss_up else ""
     slower = f"{more(one.slower)} (90 %: {more(one.slower_low)} to {more(one.slower_high)}){order}"
-    return f"tp={one.tp}: {slower}; {one.layout}: {one.loses}"
+    but = f", {one.but}" if one.but else ""
+    return f"tp={one.tp}: {slower}; {one.layout}{but}: {one.loses}"
 
 
 def _degrees(found: Sensitivity, width: int) -> list[Line]:

@@ -9,32 +9,38 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
+from autoshard.explanation.answers import problem_of
 from autoshard.explanation.doubt import doubt, pairs
 from autoshard.explanation.flips import same_layout
+from autoshard.explanation.held_against import held_against
 from autoshard.files.codec import to_json
 from autoshard.planner.cached_search import Searches
-from autoshard.planner.search import search_once
+from autoshard.planner.no_answer import NothingFits
+from autoshard.planner.search import Searched, search_once
+from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
 
-MORE_MEMORY = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
-"""Multiples of the device memory, tried in this order where no matching layout fits."""
+MORE_MEMORY = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
+"""Multiples of what the smallest matching layout needs, tried in this order: of some only a bound is known."""
 
 
 @dataclass(frozen=True)
 class Why:
     """The answer to "why not ...?".
 
-    asked: in the user's words. chosen: the plan's layout. best: the fastest matching layout that fits; where none fits,
-    the one that is nearest to fitting; None where none is legal, or none fits into the most memory that is tried.
-    refusal: one sentence on why none fits or is legal, with the nearest miss; '' where one fits.
+    asked: in the user's words. chosen: the plan's layout. best: the fastest matching layout that fits, the chosen one
+    where that is the simplest of equals; where none fits, the one that is nearest to fitting; None where none is legal,
+    or none fits into the most memory that is tried. refusal: one sentence on why none fits or is legal, with the
+    nearest miss; '' where one fits. notes: sentences on what the planner holds against `best` beside its time.
     """
 
     asked: str
     chosen: Candidate
     best: Candidate | None
     refusal: str
+    notes: tuple[str, ...] = ()
 
     @property
     def is_the_choice(self) -> bool:
@@ -48,6 +54,7 @@ class Why:
             "refusal": self.refusal or None,
             "chosen": _candidate_to_dict(self.chosen),
             "best": None if best is None else _candidate_to_dict(best),
+            "notes": list(self.notes),
         }
         if best is not None:
             time = pairs(self.chosen.estimate.time_terms, best.estimate.time_terms)
@@ -63,27 +70,38 @@ def _candidate_to_dict(one: Candidate) -> dict[str, Any]:
 
 
 def why(plan: Plan, asked: str, pins: Pins) -> Why:
-    """Searches all layouts that match `pins` for the fastest that fits as surely as the plan had to. The plan's own
-    pins do not hold here."""
-    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    """Searches all layouts that match `pins` for the fastest that fits as surely as the plan had to. Of the plan's own
+    pins only that it keeps to the beaten path holds here."""
+    problem, pins = problem_of(plan), replace(pins, beaten_path=plan.pins.beaten_path)
     chosen = Candidate(plan.strategy, plan.estimate)
     sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
     try:
-        best = search_once(problem, pins, top=0, fit_probability=sure).best
-        return Why(asked, chosen, best, "")
+        found = search_once(problem, pins, top=0, fit_probability=sure)
+        best = _fastest(problem, found)
+        most_s = (1 + GIVEN_AWAY) * best.estimate.step_time_s
+        if found.best.estimate.step_time_s <= most_s and same_layout(found.best.strategy, plan.strategy):
+            best = found.best
+        return Why(asked, chosen, best, "", tuple(one.sentence for one in held_against(problem, best.strategy)))
     except NoLayoutFits as error:
-        return Why(asked, chosen, _nearest(problem, pins), str(error))
+        needed_bytes = error.needed_bytes if isinstance(error, NothingFits) else plan.cluster.device.memory_bytes
+        return Why(asked, chosen, _nearest(problem, pins, needed_bytes), str(error))
     except AutoshardError as error:
         return Why(asked, chosen, None, str(error))
 
 
-def _nearest(problem: Problem, pins: Pins) -> Candidate | None:
-    """The fastest matching layout on devices with just enough memory, estimated on the real devices; None where there
-    is none."""
+def _fastest(problem: Problem, found: Searched) -> Candidate:
+    if found.fastest is None or found.fastest == found.best.strategy:
+        return found.best
+    return Candidate(found.fastest, estimate(problem.model, problem.training, problem.cluster, found.fastest))
+
+
+def _nearest(problem: Problem, pins: Pins, needed_bytes: float) -> Candidate | None:
+    """The matching layout on devices with just enough memory, estimated on the real devices; None where there is none.
+    needed_bytes: what it needs at least."""
     model, training, cluster, _ = problem
     searches = Searches()
     for factor in MORE_MEMORY:
-        larger = replace(cluster.device, memory_bytes=cluster.device.memory_bytes * factor)
+        larger = replace(cluster.device, memory_bytes=needed_bytes * factor)
         roomier = searches.find(problem._replace(cluster=replace(cluster, device=larger)), pins)
         if roomier is not None:
             return Candidate(roomier.strategy, estimate(model, training, cluster, roomier.strategy))

@@ -83,7 +83,9 @@ def validate(plan: plans.Plan | str | Path) -> Validation:
 
         found: Plan = Plan.of(plan_from_dict(json.loads(plan_to_json(plan))))
         words = other_prices(found)
-        notes = () if words is None else (f"{words}; they are of another strategy, or of another version",)
+        notes: tuple[str, ...] = (
+            () if words is None else (f"{words}; they are of another strategy, or of another version",)
+        )
     else:
         found, notes = read_plan_with_notes(plan)
     backend = BACKENDS[found.backend]

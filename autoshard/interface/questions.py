@@ -220,7 +220,8 @@ def _question(plan: plans.Plan) -> tuple[object, ...]:
 def why_not(plan: plans.Plan, layout: str) -> Why:
     """Why not this layout: the best one of its kind beside the plan's, term by term.
 
-    layout: named in part, "tp=8 pp=16". Raises AutoshardError for words that name no layout.
+    layout: named in part, "tp=8 pp=16"; with recompute=by-stage the sets of each stage are searched. Raises
+    AutoshardError for words that name no layout.
 
     >>> import autoshard
     >>> plan = autoshard.plan("llama3-8b", nodes=4)
@@ -229,7 +230,7 @@ def why_not(plan: plans.Plan, layout: str) -> Why:
     """
     check_plan("why_not", plan)
     with watched(f"why not {layout}"):
-        return Why(plan, answered(plan, layout, read_partial(layout, "why_not")))
+        return Why(plan, answered(plan, layout, read_partial(layout, searches_sets=True)))
 
 
 def compare(one: plans.Plan, other: plans.Plan, *, names: tuple[str, str] = ("first", "second")) -> Comparison:
@@ -302,7 +303,7 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
 
 def _is_words(text: str) -> bool:
     """Whether a text is words of a layout, 'tp=8 pp=4', and not a file."""
-    return re.fullmatch(r"\w+=[^\s,/]+([\s,]+\w+=[^\s,/]+)*", text) is not None and not Path(text).exists()
+    return re.fullmatch(r"\w+=[^/]*", text) is not None and not Path(text).exists()
 
 
 def _says_all(what: str, said: list[str]) -> None:
@@ -335,7 +336,7 @@ def _in_words(
     problem = Problem(spec, training, cluster, backend)
     if isinstance(layout, Strategy):
         return Written(problem, layout, "layout", request.backend, notes)
-    fields = read_fields(layout, "the layout") if isinstance(layout, str) else dict(layout)
+    fields = read_fields(layout) if isinstance(layout, str) else dict(layout)
     known = set(Strategy.__dataclass_fields__)
     if unknown := [name for name in fields if name not in known]:
         raise AutoshardError(f"the layout has {show(unknown[0])}; a strategy has: {', '.join(sorted(known))}")

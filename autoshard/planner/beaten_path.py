@@ -182,6 +182,14 @@ def wins(found: Precedent, chosen: Timed, best: Timed | None) -> bool:
     return best_s <= chosen_s or toss_up(found.problem.cluster, chosen.strategy, chosen_s, best.strategy, best_s)
 
 
+def off_path(found: Precedent, unknown: Sequence[str]) -> str:
+    """A sentence without its end on what follows from unknown features of a layout. unknown: these, in words."""
+    return (
+        f"nobody is known to have run {', '.join(unknown)} on {found.path.name}: it may not compile, or not be as fast "
+        "as predicted"
+    )
+
+
 def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed | None) -> Iterator[str]:
     """Sentences on what of a layout is off the path, the best layout on it, and what to do about a large graph.
 
@@ -213,10 +221,7 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
             f"(90 %: {100 * (low * ratio - 1):+.1f}% to {100 * (high * ratio - 1):+.1f}%){but}; "
             "--beaten-path takes it"
         )
-    yield (
-        f"beaten path: nobody is known to have run {', '.join(unknown)} on {where}: it may not compile, or not be as "
-        f"fast as predicted; {beside}"
-    )
+    yield f"beaten path: {off_path(found, unknown)}; {beside}"
     size = found.graph(taken.strategy)
     if size.beyond(found.path.largest_graph):
         yield _large_graph(found, size)

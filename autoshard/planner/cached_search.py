@@ -17,11 +17,12 @@ from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.candidates import check_pins
-from autoshard.planner.choice import choose
+from autoshard.planner.choice import Choice, choose
 from autoshard.planner.collector import uncollected
 from autoshard.planner.layouts import NO_SCHEDULE, MeshDrafts, by_way, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.promising import any_order, drafts_of, promising
+from autoshard.planner.ranking import Timed
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
 from autoshard.planner.toss_ups import GIVEN_AWAY
@@ -80,17 +81,27 @@ class Searches:
     ) -> Candidate | None:
         """The best layout, as `best` has it; None where no layout fits. Raises AutoshardError where pins contradict
         each other, and OutOfTime."""
+        choice = self._choice(problem, pins, fit_probability, among)
+        return None if choice is None else _estimated(problem, choice.taken)
+
+    @uncollected()
+    def fastest(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
+        """The fastest layout that fits, whatever `best` puts before its time. Raises what `best` raises."""
+        choice = self._choice(problem, pins, fit_probability, None)
+        return self.best(problem, pins, fit_probability) if choice is None else _estimated(problem, choice.fastest[0])
+
+    def _choice(
+        self, problem: Problem, pins: Pins, fit_probability: float, among: frozenset[Draft] | None
+    ) -> Choice | None:
         check_pins(problem, pins)
         cluster = problem.cluster
         self._check_clock()
         wanted, behind = levels(cluster, fit_probability), 1 + GIVEN_AWAY  # what `simplest_of_equals` looks at
         choice = choose(self.layouts(problem, pins, among), pins, wanted, self._clock, behind=behind)
         self._check_clock()  # what was chosen in a hurry may not be the best
-        if choice is None:
-            return None
-        strategy = choice.taken.strategy
-        self.remember(problem, choice.fastest[0].strategy)  # it may be passed over here and taken elsewhere
-        return Candidate(strategy, estimate(problem.model, problem.training, cluster, strategy))
+        if choice is not None:
+            self.remember(problem, choice.fastest[0].strategy)  # it may be passed over here and taken elsewhere
+        return choice
 
     def remember(self, problem: Problem, strategy: Strategy) -> None:
         """Keeps a layout that was found for a problem."""
@@ -137,6 +148,10 @@ class Searches:
     def _check_clock(self) -> None:
         if not self._clock.in_time():
             raise OutOfTime
+
+
+def _estimated(problem: Problem, found: Timed) -> Candidate:
+    return Candidate(found.strategy, estimate(problem.model, problem.training, problem.cluster, found.strategy))
 
 
 def _layouts_of(problem: Problem) -> tuple[object, ...]:

@@ -131,11 +131,15 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
     yield from _largest_operator(judged, taken.strategy)
     if left is not None:
         slower = 100 * (taken.step_time_s / left.step_time_s - 1)
-        why = worst(found.judged(left.strategy))
         yield (
             f"compile: {describe(left.strategy)} is predicted to be faster, the chosen layout takes {slower:.1f} % "
-            f"longer, but its graph {_said(why)} is expected to be refused; pins take it all the same"
+            f"longer, but {refused_graph(found, left.strategy)}; pins take it all the same"
         )
+
+
+def refused_graph(found: Compiling, strategy: Strategy) -> str:
+    """The graph of a layout that the compiler is expected to refuse, in words."""
+    return f"its graph {_said(worst(found.judged(strategy)))} is expected to be refused"
 
 
 def launches_at_most_s(problem: Problem, pins: Pins) -> float:

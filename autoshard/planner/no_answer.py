@@ -27,18 +27,16 @@ class NothingLegal(AutoshardError):
     def _text(self) -> str:
         from autoshard.planner.obstacles import obstacles
 
-        cluster, fixed = self._problem.cluster, self._pins.fixed
-        given = "".join((" with " if fixed else "", " ".join(f"{field}={value}" for field, value in fixed.items())))
-        where = f"{self._problem.model.name} on {cluster.nodes} x {cluster.instance}{given}"
-        return f"no layout of {where} is legal: {obstacles(self._problem, self._pins).text}"
+        return f"no layout of {_asked(self._problem, self._pins)} is legal: {obstacles(self._problem, self._pins).text}"
 
 
 class NothingFits(NoLayoutFits):
-    """No layout fits. Which larger cluster would do, or why none, is found when the text is read."""
+    """No layout fits. Which larger cluster would do, or why none, is found when the text is read. needed_bytes: what
+    the smallest layout needs of a device, or a bound below that."""
 
-    def __init__(self, what: str, problem: Problem, pins: Pins):
-        super().__init__(what, problem, pins)
-        self._what, self._problem, self._pins = what, problem, pins
+    def __init__(self, what: str, problem: Problem, pins: Pins, needed_bytes: float):
+        super().__init__(what, problem, pins, needed_bytes)
+        self._what, self._problem, self._pins, self.needed_bytes = what, problem, pins, needed_bytes
 
     def __str__(self) -> str:
         return self._text
@@ -58,6 +56,13 @@ class NothingFits(NoLayoutFits):
         return self._what if larger is None else f"{self._what}; {larger}"
 
 
+def _asked(problem: Problem, pins: Pins) -> str:
+    """'llama3-70b on 16 x trn1.32xlarge with tp=8': the model, the nodes and what is pinned."""
+    cluster, fixed = problem.cluster, pins.fixed
+    given = "".join((" with " if fixed else "", " ".join(f"{field}={value}" for field, value in fixed.items())))
+    return f"{problem.model.name} on {cluster.nodes} x {cluster.instance}{given}"
+
+
 def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) -> AutoshardError:
     """The error of a search without an answer: no layout is legal, or none fits and this is what would. bound_bytes:
     what layouts need at least that were not priced.
@@ -75,9 +80,9 @@ def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) ->
     if MEMORY not in tally.counts:
         return NothingLegal(problem, pins)
     needed = tally.nearest_miss(MEMORY)
-    at_least = "at least " if bound_bytes <= needed else ""
+    needs = f"{'at least ' if bound_bytes <= needed else ''}{format_bytes(needed)}"
     what = (
-        f"no layout fits {name} on {where}: the smallest looked at needs {at_least}{format_bytes(needed)} a device, "
+        f"no layout fits {_asked(problem, pins)}: the smallest looked at needs {needs} a device, "
         f"which has {format_bytes(cluster.device.memory_bytes)}"
     )
-    return NothingFits(what, problem, pins)
+    return NothingFits(what, problem, pins, needed)

@@ -12,6 +12,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
 from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choice import choose
 from autoshard.planner.collector import uncollected
@@ -77,7 +78,8 @@ def search(
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = optimality(problem, pins, fastest, place, gap, clock)
     path = path_summary(choice)
-    return Searched(best, others, tally.considered, tally.fitting, tally.rejections(), words, notes, path, priced)
+    counts = tally.considered, tally.fitting, tally.rejections()
+    return Searched(best, others, *counts, words, notes, path, priced, fastest[0].strategy)
 
 
 def search_once(
@@ -102,9 +104,11 @@ def search_once(
 @dataclass(frozen=True)
 class Searched(SearchResult):
     """A result with every layout that was priced on the way; layouts that a bound ruled out are not among them. priced:
-    by the exact search; table_of_other: by another one, which gives them as columns."""
+    by the exact search; table_of_other: by another one, which gives them as columns. fastest: the fastest layout that
+    fits, which `best` is too unless something was put before its time."""
 
     priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
+    fastest: Strategy | None = field(default=None, compare=False, repr=False)
     table_of_other: Callable[[], dict[str, Array]] | None = field(default=None, compare=False, repr=False)
 
     def columns(self) -> dict[str, Array]:

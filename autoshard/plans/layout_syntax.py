@@ -34,38 +34,45 @@ CHOICES = {
 EXAMPLE = "such as 'tp=8 pp=16'"
 
 
-def read_partial(text: str, what: str = "--why") -> Pins:
+def read_partial(text: str, searches_sets: bool = False) -> Pins:
     """'tp=8 pp=16' -> Pins, as `read_fields` reads them. Raises AutoshardError also for sp, which no search fixes."""
-    fields = read_fields(text, what)
+    fields = read_fields(text, searches_sets)
     if SEQUENCE_PARALLEL in fields:
-        raise AutoshardError(f"{what} has sp, which is searched with all that is not named; leave it out")
+        raise AutoshardError("the layout has sp, which is searched with all that is not named; leave it out")
     return Pins(**fields)  # type: ignore[arg-type]
 
 
-def read_fields(text: str, what: str) -> dict[str, int | str | bool]:
-    """'tp=8 sp=off' -> fields of a strategy. Words as `explain` prints them; blanks or commas between. what: the text
-    in errors.
+def read_fields(text: str, searches_sets: bool = False) -> dict[str, int | str | bool]:
+    """'tp=8 sp=off' -> fields of a strategy. Words as `explain` prints them; blanks or commas between. searches_sets:
+    whether recompute=by-stage leaves the sets to a search, which tries those by stage too; else it says too little.
 
     Raises AutoshardError for a word that is none, one that comes twice, a degree that is no whole number, and nothing.
     """
     if not isinstance(text, str):
-        raise AutoshardError(f"{what} {show(text)} must be name=value with blanks between, {EXAMPLE}")
+        raise AutoshardError(f"the layout {show(text)} must be name=value with blanks between, {EXAMPLE}")
     fields: dict[str, int | str | bool] = {}
+    seen = set[str]()
     for word in re.split(r"[\s,]+", text.strip()):
         name, equals, value = word.partition("=")
         if not equals or not value:
-            raise AutoshardError(f"{what} {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
+            raise AutoshardError(f"the layout {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
         if name not in DEGREES and name not in CHOICES:
-            raise AutoshardError(f"{what} has {name[:60]!r}; a layout has: {', '.join((*DEGREES, *CHOICES))}")
-        field = {**DEGREES, **CHOICES}[name]
-        if field in fields:
-            raise AutoshardError(f"{what} has {name} twice")
+            raise AutoshardError(f"the layout has {name[:60]!r}; a layout has: {', '.join((*DEGREES, *CHOICES))}")
+        if name in seen:
+            raise AutoshardError(f"the layout has {name} twice")
+        seen.add(name)
         if name in DEGREES and not re.fullmatch(r"[1-9]\d{0,8}", value):
-            raise AutoshardError(f"{what} has {name}={value[:60]}; it must be a whole number of at least 1")
+            raise AutoshardError(f"the layout has {name}={value[:60]}; it must be a whole number from 1 to 999,999,999")
         if name == "sp" and value not in SWITCH:
-            raise AutoshardError(f"{what} has sp={value[:60]}; it must be one of: {', '.join(SWITCH)}")
-        if value == BY_STAGE:
-            raise AutoshardError(f"{what} has {word}: sets by stage are searched where recompute is left out")
+            raise AutoshardError(f"the layout has sp={value[:60]}; it must be one of: {', '.join(SWITCH)}")
+        if word == f"recompute={BY_STAGE}":
+            if searches_sets:
+                continue
+            raise AutoshardError(
+                f"the layout has {word}, which does not say what each stage recomputes; give one set for all stages, "
+                "such as recompute=full, or leave it out"
+            )
+        field = {**DEGREES, **CHOICES}[name]
         if name == "sp":
             fields[field] = SWITCH[value]
         else:

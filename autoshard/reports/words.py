@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.explanation.describe import Description
 from autoshard.explanation.glossary import SECTIONS
-from autoshard.explanation.page import percent, span
+from autoshard.explanation.page import listed, percent, span
 from autoshard.plans.plan import Plan
 from autoshard.units import format_bytes, format_count, format_seconds
 
@@ -26,7 +26,7 @@ def in_words(plan: Plan, d: Description) -> tuple[tuple[str, ...], tuple[tuple[s
         (strategy.ep, f"the experts over {strategy.ep} devices"),
     ]
     split = [words for size, words in parts if size > 1]
-    how = f"It splits {_joined(split)}." if split else "One device holds all of it."
+    how = f"It splits {listed(split)}." if split else "One device holds all of it."
     times = span(d.step_time_low_s, d.step_time_high_s, format_seconds)
     first = (
         f"This page is a plan for training {d.model}, a model of {format_count(d.num_parameters)} parameters, on "
@@ -52,7 +52,3 @@ def _choice(d: Description) -> str:
         f"{chosen} {close} of the {len(d.runners_up)} runners-up {'is' if close == 1 else 'are'} so close that only a "
         "measurement can tell which is faster."
     )
-
-
-def _joined(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

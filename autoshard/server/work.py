@@ -27,7 +27,7 @@ from autoshard.reports.candidates import Candidates, candidates_of
 from autoshard.reports.comparison import comparison_body, comparison_report
 from autoshard.reports.html import Html, element
 from autoshard.reports.page import report_page
-from autoshard.reports.sections import body, section, term_pairs
+from autoshard.reports.sections import body, capital, section, term_pairs
 from autoshard.reports.view import view_of
 from autoshard.server.best_shown import BestShown
 from autoshard.server.isolated import Say
@@ -121,7 +121,7 @@ def _questions(plan: Plan) -> Html:
 def _why(plan: Plan, asked: str) -> Html:
     if not asked:
         return Html("")
-    found = why(plan, asked, read_partial(asked, "why"))
+    found = why(plan, asked, read_partial(asked, searches_sets=True))
     parts = []
     if found.is_the_choice:
         parts.append(element("p", f"It is the choice: its best completion is {short_name(plan.strategy)}."))
@@ -135,6 +135,7 @@ def _why(plan: Plan, asked: str) -> Html:
         said = f" would take ~{format_seconds(other.step_time_s)} a step, {slower}, and {room} of memory."
         parts += [
             element("p", "nearest to fitting: " if found.refusal else "", best, said),
+            *(element("p", f"{capital(note)}.") for note in found.notes),
             term_pairs(
                 pairs(one.time_terms, other.time_terms), format_seconds, "The plan first, what was asked second"
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -18,12 +18,12 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Estimate
 from autoshard.errors import NoLayoutFits
 from autoshard.explanation import answers, flips
-from autoshard.explanation.answers import Sensitivity, problem_of
+from autoshard.explanation.answers import FlipRow, Sensitivity, problem_of
 from autoshard.explanation.describe import describe
 from autoshard.explanation.flips import FINE, Question, flip, same_layout, winner
-from autoshard.explanation.quantities import Quantity, quantities
+from autoshard.explanation.quantities import CLOSE, Quantity, quantities
 from autoshard.explanation.sensitivity import _choice, answer_apart, answers_so_far, sensitivity
-from autoshard.explanation.sensitivity_text import unanswered_line
+from autoshard.explanation.sensitivity_text import flips_by_quantity, unanswered_line
 from autoshard.explanation.text import pieces, render
 from autoshard.interface.questions import answers_of
 from autoshard.layout.strategy import Strategy
@@ -36,7 +36,7 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.unit.explain_examples import recipe_plan
+from tests.unit.explain_examples import answers_by_hand, recipe_plan
 from tests.unit.plan_examples import plan_70b, strategy
 
 Law = Callable[[float], float]
@@ -126,6 +126,22 @@ def test_a_layout_that_wins_only_in_between(monkeypatch: pytest.MonkeyPatch, pro
     assert found.factor == pytest.approx(1.5, rel=FINE - 1)
 
 
+def test_a_flip_is_found_to_a_few_percent_where_every_bit_of_room_lets_another_layout_fit(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem
+) -> None:
+    """Each search finds a layout that the ones before did not know of."""
+    others = [strategy(tp=8, dp=8, microbatch_size=size) for size in range(1, 40)]
+    laws: dict[Strategy, Law] = {A: lambda f: 40.0}
+    for place, one in enumerate(others):
+        laws[one] = lambda f, place=place: 39.0 - place / 2 if f >= 1.05 + 0.05 * place else INFINITE  # type: ignore
+    asked = with_laws(monkeypatch, problem, laws)
+    found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 4.0)
+    assert found is not None and found.to is not None
+    assert found.to.strategy == others[0]
+    assert found.holds <= 1.05 <= found.factor <= found.holds * CLOSE
+    assert len(asked) <= flips.SEARCHES + flips.MORE_SEARCHES
+
+
 def test_where_nothing_fits_any_more(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
     with_laws(monkeypatch, problem, {A: lambda f: 10.0 if f >= 0.8 else INFINITE})
     found = flip(Searches(), Question(problem, Pins()), A, memory(problem), 0.25)
@@ -157,6 +173,116 @@ def test_whole_numbers_double(monkeypatch: pytest.MonkeyPatch, problem: Problem)
     assert found is not None and found.to is not None
     assert (found.factor, found.holds, found.to.strategy) == (4.0, 2.0, B)
     assert flip(Searches(), Question(problem, Pins()), A, batch, 0.25) is None
+
+
+def test_a_whole_number_is_halved_and_rounded(problem: Problem) -> None:
+    """An odd one too; what rounds to the same value is looked at once, and 1 has no half."""
+
+    def values(batch: int, furthest: float) -> list[float]:
+        of = problem._replace(training=replace(problem.training, global_batch_size=batch))
+        (quantity,) = (one for one in quantities(of) if one.name == "batch, sequences")
+        found = [quantity.value(factor) for factor in quantity.steps(furthest)]
+        scaled = (quantity.scaled(of, factor).training.global_batch_size for factor in quantity.steps(furthest))
+        assert [*scaled] == found
+        return found
+
+    assert values(37, 4.0) == [74, 148]
+    assert values(37, 0.25) == [18, 9]
+    assert values(3, 0.25) == [2, 1]
+    assert values(2, 0.25) == [1]
+    assert values(1, 0.25) == []
+
+
+def odd_plan(batch: int) -> Plan:
+    """llama3.2-1b on one small node."""
+    model, cluster = load_model("llama3.2-1b"), load_cluster("trn1.2xlarge", 1)
+    training = TrainingSpec(512, batch, load_precision("mixed_precision"))
+    best = search(model, training, cluster, top=0).best
+    return make_plan(model, training, cluster, "nxd", best.strategy, best.estimate, SearchSummary(1, 1))
+
+
+def test_an_odd_batch_is_looked_at_where_it_is_said_to_be() -> None:
+    """A microbatch of 3 sequences is not legal with two."""
+    plan = odd_plan(3)
+    assert plan.strategy.microbatch_size == 3
+    found = sensitivity(plan)
+    assert found is not None and found.agrees
+    up, down = flips_by_quantity(found)["batch, sequences: 3"]
+    assert up == "at 6 and 12: no flip"
+    assert down.startswith("at 2: mbs=2 ")
+    assert "the layout above is not legal there: dp=1 x microbatch_size=3 must divide global_batch_size=2" in down
+    best, _ = winner(Searches(), problem_of(odd_plan(2)), Pins())
+    assert best is not None and best.strategy.microbatch_size == 2
+
+
+def test_a_batch_of_one_is_not_halved() -> None:
+    found = sensitivity(odd_plan(1))
+    assert found is not None
+    assert [row.at for row in found.flips if row.quantity == "batch, sequences"] == [("2", "4")]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A path that has all layouts but one, or a compiler that refuses this one."""
+
+    but: Strategy
+
+    def known(self, one: Strategy) -> bool:
+        return one != self.but
+
+    def unknown(self, one: Strategy) -> tuple[str, ...]:
+        return () if self.known(one) else ("tp=32", "a pipeline inside a node")
+
+    def refuses(self, one: Strategy) -> bool:
+        return not self.known(one)
+
+
+@pytest.mark.parametrize(
+    ("passed", "reason"),
+    [
+        ((Known(A), None), "but known to run: of that one nobody is known to have run tp=32, a pipeline inside a node"),
+        ((None, Known(A)), "but it is expected to compile, and that one is not"),
+        ((Known(C), Known(C)), "less than the model can tell, but simpler"),
+        ((None, None), "less than the model can tell, but simpler"),
+    ],
+)
+def test_a_slower_layout_that_is_taken_is_said_to_be_slower(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, passed: tuple[Any, Any], reason: str
+) -> None:
+    monkeypatch.setattr(answers, "passed_over", lambda problem, pins: passed)
+    ours = estimate(problem.model, problem.training, problem.cluster, A)
+    slower = Candidate(B, replace(ours, step_time_s=1.145 * ours.step_time_s))
+    assert answers._because(problem, Pins(), A, slower, 0.5) == f"14.5 % slower there than the layout above, {reason}"
+    less = tuple(replace(term, value=term.value * 0.5) for term in ours.time_terms)
+    faster = Candidate(B, replace(ours, step_time_s=0.5 * ours.step_time_s, time_terms=less))
+    assert answers._because(problem, Pins(), A, faster, 0.5).startswith("saves ")
+
+
+def test_a_flip_that_is_known_only_roughly_is_no_threshold() -> None:
+    """Also where nothing between today's value and the flip was searched."""
+    found = answers_by_hand()
+    row = found.flips[4]
+
+    def said(**changes: Any) -> list[str]:
+        (sentences,) = flips_by_quantity(replace(found, flips=(replace(row, **changes),))).values()
+        return sentences
+
+    change = "pp=4 dp=16 (saves 2.00 s pipeline bubble)"
+    assert said() == [f"somewhere from 18.0 GB up to 20.0 GB: {change}"]
+    assert said(holds=row.now, holds_text=row.now_text) == [f"somewhere from 17.0 GB up to 20.0 GB: {change}"]
+    assert said(holds=1.95e10) == [f"from 20.0 GB up: {change}"]
+
+
+def test_whole_numbers_that_were_looked_at_are_listed() -> None:
+    """Between them nothing was looked at."""
+    row = FlipRow("batch", True, 8, 32, None, 32, "8", "32", "", "32", "", "", "", ("16", "32"))
+    less = FlipRow("batch", False, 8, 2, None, 2, "8", "2", "", "2", "", "", "", ("4", "2"))
+    flipped = replace(row, value=32.0, holds=16.0, value_text="32", holds_text="16", change="tp=8", because="saves 1 s")
+    none = replace(answers_by_hand(), flips=(row, less))
+    assert flips_by_quantity(none) == {"batch: 8": ["no flip at 2, 4, 16 and 32"]}
+    one = replace(none, flips=(replace(flipped, layout="tp=8"), less))
+    expected = ["at 32 (at 16 the choice still holds): tp=8 (saves 1 s)", "at 4 and 2: no flip"]
+    assert flips_by_quantity(one) == {"batch: 8": expected}
 
 
 def test_quantities_scale_what_they_say(problem: Problem) -> None:
@@ -248,6 +374,12 @@ class OneByOne(Searches):
     ) -> Candidate:
         model, training, cluster, backend = problem
         return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
+
+    def fastest(self, problem: Problem, pins: Pins, fit_probability: float = 0.9) -> Candidate:
+        model, training, cluster, backend = problem
+        found = search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).fastest
+        assert found is not None
+        return Candidate(found, estimate(model, training, cluster, found))
 
 
 PINS = {

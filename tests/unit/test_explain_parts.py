@@ -11,30 +11,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import autoshard
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
-from autoshard.explanation.answers import DegreeRow
+from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
 from autoshard.explanation.describe import Description, describe
 from autoshard.explanation.doubt import doubt, pairs
-from autoshard.explanation.doubt_text import pair_lines
+from autoshard.explanation.doubt_text import pair_lines, why_page
 from autoshard.explanation.grid import grid, schedule_lines
+from autoshard.explanation.held_against import held_against
 from autoshard.explanation.operators import operator_rows
 from autoshard.explanation.page import LEAST_SHARE, more, paint
 from autoshard.explanation.sensitivity_text import degree_lines, size_rows
 from autoshard.explanation.text import render
 from autoshard.explanation.why import why
+from autoshard.planner.cached_search import Searches
+from autoshard.planner.ranking import describe as in_a_sentence
 from autoshard.planner.search import search
 from autoshard.plans.layout_syntax import read_partial
-from autoshard.plans.names import changed_words, recompute_words
+from autoshard.plans.names import changed_words, recompute_words, short_name
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.timeline import planned_timeline
 from autoshard.schedules import actions, simulate
-from autoshard.units import format_seconds
+from autoshard.units import format_bytes, format_seconds
 from tests.unit.explain_examples import answers_by_hand
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
 
@@ -72,27 +76,53 @@ def test_words_of_a_layout() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tp", "--why 'tp' must be name=value with blanks between, such as 'tp=8 pp=16'"),
-        ("", "--why '' must be name=value with blanks between, such as 'tp=8 pp=16'"),
+        ("tp", "the layout 'tp' must be name=value with blanks between, such as 'tp=8 pp=16'"),
+        ("", "the layout '' must be name=value with blanks between, such as 'tp=8 pp=16'"),
         (
             "zp=2",
             (
-                "--why has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, recompute, "
-                "attention, context, order, zero, sp"
+                "the layout has 'zp'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs, dp_replicate, schedule, "
+                "recompute, attention, context, order, zero, sp"
             ),
         ),
-        ("tp=8 tp=4", "--why has tp twice"),
-        ("tp=8 sp=off", "--why has sp, which is searched with all that is not named; leave it out"),
-        ("tp=8 sp=no", "--why has sp=no; it must be one of: on, off"),
-        ("recompute=by-stage", "--why has recompute=by-stage: sets by stage are searched where recompute is left out"),
-        ("tp=eight", "--why has tp=eight; it must be a whole number of at least 1"),
-        ("tp=0", "--why has tp=0; it must be a whole number of at least 1"),
+        ("tp=8 tp=4", "the layout has tp twice"),
+        ("tp=8 sp=off", "the layout has sp, which is searched with all that is not named; leave it out"),
+        ("tp=8 sp=no", "the layout has sp=no; it must be one of: on, off"),
+        (
+            "recompute=by-stage",
+            (
+                "the layout has recompute=by-stage, which does not say what each stage recomputes; give one set for "
+                "all stages, such as recompute=full, or leave it out"
+            ),
+        ),
+        ("recompute=full recompute=none", "the layout has recompute twice"),
+        (
+            "tp=9999999999",
+            "the layout has tp=9999999999; it must be a whole number from 1 to 999,999,999",
+        ),
+        ("tp=eight", "the layout has tp=eight; it must be a whole number from 1 to 999,999,999"),
+        ("tp=0", "the layout has tp=0; it must be a whole number from 1 to 999,999,999"),
     ],
 )
 def test_wrong_words(text: str, message: str) -> None:
     with pytest.raises(AutoshardError) as error:
         read_partial(text)
     assert str(error.value) == message
+
+
+def test_sets_by_stage_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of the plan's layout, as the page has it, is a question."""
+    assert read_partial("tp=8 recompute=by-stage", searches_sets=True) == Pins(tp=8)
+    with pytest.raises(AutoshardError, match=r"^the layout has recompute twice$"):
+        read_partial("recompute=by-stage recompute=full", searches_sets=True)
+    plan = autoshard.plan("llama3-70b", "trn1.32xlarge", nodes=16, backend="nxd")
+    asked = short_name(plan.strategy)
+    assert asked.endswith(" recompute=by-stage")
+    assert autoshard.why_not(plan, asked).answer.is_the_choice
+    write_plan(plan, "plan.json")
+    assert main(["explain", "plan.json", "--why", "tp=0"]) == 2
+    said = "autoshard: error: the layout has tp=0; it must be a whole number from 1 to 999,999,999\n"
+    assert capsys.readouterr().err == said
 
 
 def test_why_is_the_best_completion() -> None:
@@ -106,14 +136,77 @@ def test_why_is_the_best_completion() -> None:
     assert total == pytest.approx(best.estimate.step_time_s - plan.estimate.step_time_s, rel=1e-4)
 
 
+@pytest.fixture(scope="module")
+def on_the_path() -> Plan:
+    """A plan whose layout is taken because it is known to run: faster ones are not."""
+    plan = autoshard.plan("llama3-70b", "trn1.32xlarge", nodes=16, seq_len=4096)
+    assert any(one.estimate.step_time_s < plan.estimate.step_time_s for one in plan.runners_up)
+    return plan
+
+
+def test_why_is_the_fastest_layout_also_off_the_beaten_path(on_the_path: Plan) -> None:
+    """No runner-up is faster that was asked for, and more words have no faster answer."""
+    plan = on_the_path
+    for pins in (Pins(num_virtual_stages=2), Pins(tp=8, pp=16), Pins(tp=8, pp=16, dp=4, microbatch_size=2)):
+        found = why(plan, "these", pins)
+        assert found.best is not None
+        others = [one for one in plan.runners_up if all(getattr(one.strategy, n) == v for n, v in pins.fixed.items())]
+        closer = why(plan, "closer", Pins(tp=8, pp=16, dp=4, microbatch_size=2)).best
+        others += [closer] if closer is not None and pins.pp == 16 else []
+        assert others
+        assert found.best.estimate.step_time_s <= min(one.estimate.step_time_s for one in others) * 1.00001
+    (note,) = found.notes
+    assert note.startswith("nobody is known to have run microbatch=2, recompute=mlp and ")
+    assert note.endswith(" on trn1 with backend nxd: it may not compile, or not be as fast as predicted")
+    assert found.to_dict(plan.cluster)["notes"] == [note]
+    assert note in " ".join(why_page(found, plan.cluster, 100, False).split())
+    own = why(plan, "its own", Pins(tp=8, pp=8, microbatch_size=1, recompute="full", num_virtual_stages=1))
+    assert own.is_the_choice and own.notes == ()
+
+
+def test_another_tp_is_the_fastest_too_and_said_to_be_off_the_path(on_the_path: Plan) -> None:
+    row = degree_row(Searches(), on_the_path, 32, 0.9)
+    asked = why(on_the_path, "tp=32", Pins(tp=32)).best
+    assert asked is not None
+    assert (row.layout, row.step_time_s) == (short_name(asked.strategy), asked.estimate.step_time_s)
+    assert row.but == "off the beaten path"
+    (line,) = degree_lines(replace(answers_by_hand(), degrees=(row,)))
+    assert f"; {row.layout}, off the beaten path: +" in line
+
+
+def test_a_graph_that_may_be_refused_is_held_against_a_layout() -> None:
+    """The head of tp=1 with a microbatch of 8 sequences."""
+    plan = autoshard.plan("llama3-8b", "trn2.48xlarge", nodes=2, backend="torch")
+    problem = problem_of(plan)
+    assert [*held_against(problem, plan.strategy)] == []
+    large = replace(plan.strategy, tp=1, dp=plan.strategy.dp * plan.strategy.tp, microbatch_size=8)
+    (against,) = held_against(problem, large)
+    assert against.words == "expected not to compile"
+    assert against.sentence.startswith("its graph ") and against.sentence.endswith(" is expected to be refused")
+
+
+def test_of_a_plan_that_keeps_to_the_path_only_layouts_on_it_are_asked(on_the_path: Plan) -> None:
+    plan = replace(on_the_path, pins=Pins(beaten_path=True))
+    off = "is off the beaten path of trn1 with backend nxd, which has"
+    assert why(plan, "vpp=2", Pins(num_virtual_stages=2)).refusal == f"num_virtual_stages=2 {off}: 1"
+    found = why(plan, "tp=32", Pins(tp=32))
+    assert found.best is not None and found.notes == ()
+    row = degree_row(Searches(), plan, 32, 0.9)
+    assert (row.layout, row.but) == (short_name(found.best.strategy), "")
+    assert degree_row(Searches(), plan, 2, 0.9).refusal == f"tp=2 {off}: 8, 32"
+
+
 def test_why_not_what_does_not_fit() -> None:
-    """The nearest to fitting stands in: it needs more than there is, but no more than twice the next try below."""
+    """The nearest to fitting stands in: it needs what is said that the smallest needs, whatever its time is."""
     plan = plan_70b()
-    found = why(plan, "tp=2 pp=4", Pins(tp=2, pp=4))
-    assert found.refusal.startswith("no layout fits llama3-70b on 16 x trn1.32xlarge: the smallest looked at needs")
-    assert found.best is not None
-    assert (found.best.strategy.tp, found.best.strategy.pp) == (2, 4)
-    assert not found.best.estimate.fits
+    for pins in (Pins(tp=2, pp=4), Pins(tp=1), Pins(pp=1)):
+        found = why(plan, "these", pins)
+        assert found.best is not None and not found.best.estimate.fits
+        assert all(getattr(found.best.strategy, name) == value for name, value in pins.fixed.items())
+        needed = format_bytes(found.best.estimate.fullest.total_bytes)
+        named = " ".join(f"{name}={value}" for name, value in pins.fixed.items())
+        where = f"llama3-70b on 16 x trn1.32xlarge with {named}"
+        assert found.refusal.startswith(f"no layout fits {where}: the smallest looked at needs {needed} a device, ")
 
 
 def test_why_not_what_is_illegal() -> None:
@@ -161,6 +254,12 @@ def test_what_changes_in_a_name() -> None:
     assert changed_words(mixed, mixed) == ""
     assert changed_words(ring, mixed) == "tp=32 recompute=by-stage no cp schedule=1f1b attention=flash"
     assert changed_words(mixed, strategy(pp=4, dp=4, stage_layers=(20,) * 4)) == "pp=4 dp=4 recompute=core_attention"
+
+
+def test_sets_by_stage_are_not_listed_in_a_sentence() -> None:
+    mixed = strategy(recompute=("full",) + ("mlp_norm+mlp",) * 3 + ("none",) * 4)
+    words = [in_a_sentence(one) for one in (mixed, strategy(recompute="none"), strategy(recompute="full"))]
+    assert words == [f"tp=32 pp=8 dp=2, microbatch 1, {sets} recompute" for sets in ("by-stage", "no", "full")]
 
 
 def test_recompute_in_words() -> None:

@@ -272,7 +272,7 @@ def test_values_show_themselves_in_a_notebook() -> None:
         ),
         (
             lambda: autoshard.why_not(autoshard.plan("llama3-8b", **SMALL), 5),  # type: ignore[arg-type]
-            "why_not 5 must be name=value with blanks between, such as 'tp=8 pp=16'",
+            "the layout 5 must be name=value with blanks between, such as 'tp=8 pp=16'",
         ),
         (lambda: autoshard.calibrate(hardware="x.json"), "hardware needs results or collectives"),
         (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import autoshard
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
@@ -144,6 +145,29 @@ def test_what_breaks_rules_and_memory_has_a_price_all_the_same(capsys: pytest.Ca
     page = capsys.readouterr().out
     assert "  breaks  tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32\n" in page
     assert " a device: does not fit, " in page and " too much\n" in page
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (
+            "tp=8 recompute=by-stage",
+            (
+                "the layout has recompute=by-stage, which does not say what each stage recomputes; give one set for "
+                "all stages, such as recompute=full, or leave it out"
+            ),
+        ),
+        (
+            "tp=8 recompute=full*1,none*7",
+            "the layout 'tp=8 recompute=full*1,none*7' must be name=value with blanks between, such as 'tp=8 pp=16'",
+        ),
+        ("no=such/file.yaml", "layout no=such/file.yaml does not exist"),
+    ],
+)
+def test_words_that_are_no_layout_are_no_file(layout: str, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        autoshard.score(layout, "llama3-8b", nodes=4)
+    assert str(error.value) == message
 
 
 def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[str]) -> None:
