@@ -209,7 +209,7 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
     unknown = found.unknown(taken.strategy)
     if not unknown:
         return
-    beside = f"{'with what is pinned ' if found.excused else ''}no layout of known features fits"
+    beside = f"{'with what is pinned ' if found.excused else ''}no layout of known features fits as surely"
     if best is not None:
         low, high = difference_factors(cluster, taken.strategy, best.strategy)
         ratio = best.step_time_s / taken.step_time_s

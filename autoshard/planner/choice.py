@@ -76,7 +76,7 @@ def choose(
         if choice and graphs and behind < inf and graphs.refuses(choice.taken.strategy):
             choice = _choice_at(priced, pins, level, clock, count, inf, graphs)
         if choice is not None:
-            return _settled(choice, path, graphs)
+            return _settled(choice, path, graphs, sets_by_stage(pins), clock.in_time)
     return None
 
 
@@ -142,11 +142,18 @@ def taken_of(problem: Problem, passed: PassedOver, level: Level, ranked: list[Ti
     return choice.taken.strategy
 
 
-def _settled(choice: Choice, path: Precedent | None, graphs: Compiling | None) -> Choice:
-    """The choice with what the compiler refuses, and what nobody has run, passed over where that pays."""
+def _settled(
+    choice: Choice,
+    path: Precedent | None,
+    graphs: Compiling | None,
+    by_stage: bool = False,
+    in_time: Callable[[], bool] = lambda: True,
+) -> Choice:
+    """The choice with what the compiler refuses, and what nobody has run, passed over where that pays. by_stage:
+    whether stages may differ in what they recompute."""
     if graphs is not None:
         choice = _by_the_compiler(choice, graphs, choice.layouts)
-    return choice if path is None else _by_the_path(choice, path, choice.layouts)
+    return choice if path is None else _by_the_path(choice, path, choice.layouts, by_stage, in_time)
 
 
 def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -> Choice:
@@ -166,15 +173,45 @@ def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -
     return choice._replace(fastest=fastest, place=fastest.index(best), not_compiling=chosen)
 
 
-def _by_the_path(choice: Choice, path: Precedent, priced: PricedLayouts) -> Choice:
+def _by_the_path(
+    choice: Choice, path: Precedent, priced: PricedLayouts, by_stage: bool, in_time: Callable[[], bool]
+) -> Choice:
     """The choice with the best layout whose features have run, which wins where the prediction cannot tell."""
-    chosen = choice.taken
-    rest = in_order(priced.fastest_first(choice.level.memory_bytes, such=path.rows))
-    best = chosen if path.known(chosen.strategy) else best_on_path(path, choice.fastest, rest)
+    chosen, limit_bytes = choice.taken, choice.level.memory_bytes
+    if path.known(chosen.strategy):
+        return choice._replace(path=path, on_path=chosen)
+    best = best_on_path(path, choice.fastest, in_order(priced.fastest_first(limit_bytes, such=path.rows)))
+    best = _refined_on_path(path, priced, limit_bytes, best, by_stage, in_time)
     if best is None or not wins(path, chosen, best):
         return choice._replace(path=path, on_path=best)
     fastest = sorted([*choice.fastest, best], key=_step_time_s) if best not in choice.fastest else choice.fastest
     return choice._replace(fastest=fastest, place=fastest.index(best), path=path, on_path=best, left=chosen)
+
+
+def _refined_on_path(
+    path: Precedent,
+    priced: PricedLayouts,
+    limit_bytes: float,
+    best: Timed | None,
+    by_stage: bool,
+    in_time: Callable[[], bool],
+) -> Timed | None:
+    """The best layout on the path, by cuts and, with by_stage, by recompute sets that differ from stage to stage, too.
+    best: the fastest of even ones; None where none fits."""
+    from autoshard.planner.grid.refine import refine
+    from autoshard.planner.grid.table import Table
+
+    wholes = priced.wholes
+    if not wholes:
+        return best
+    table = Table(priced.problem, tuple(filter(path.set_is_known, wholes[0].sets)), by_stage)
+    for draft in dict.fromkeys(draft for whole in wholes for draft in whole.drafts.drafts):
+        if draft.pp > 1 and path.draft_is_known(draft):
+            table.add(draft)
+    known_s = inf if best is None else best.step_time_s
+    refined = refine(table.wholes(), by_stage, limit_bytes, known_s, in_time, priced.at_least_s)
+    better = [one for one in refined.found if path.known(one.strategy)]
+    return min(better, key=_step_time_s, default=best)
 
 
 def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> PricedLayouts | None:

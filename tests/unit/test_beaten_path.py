@@ -260,12 +260,23 @@ def test_llama2_7b_on_one_node_shows_both_layouts() -> None:
 
 def test_beyond_a_toss_up_the_best_on_the_path_stands_beside_the_chosen_one() -> None:
     training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
-    result = search(load_model("llama3-70b"), training, load_cluster("trn1.32xlarge", 16))
+    result = search(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 4))
     path = result.beaten_path
     assert path is not None and path.unknown and path.best is not None and path.instead_of is None
     assert path.best_step_time_s > result.best.estimate.step_time_s
-    ruled = search(load_model("llama3-70b"), training, load_cluster("trn1.32xlarge", 16), Pins(beaten_path=True))
+    ruled = search(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 4), Pins(beaten_path=True))
     assert ruled.best.estimate.step_time_s <= path.best_step_time_s * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("model", "nodes", "length"), [("llama3-70b", 16, 4096), ("llama3-70b", 16, 8192)])
+def test_the_best_on_the_path_is_no_slower_than_where_the_path_is_the_rule(model: str, nodes: int, length: int) -> None:
+    """Its stages may recompute different sets, as there."""
+    training = TrainingSpec(length, 1024, load_precision("mixed_precision"))
+    problem = load_model(model), training, load_cluster("trn1.32xlarge", nodes)
+    free, rule = (search(*problem, Pins(beaten_path=one), "nxd", top=0) for one in (False, True))
+    assert free.beaten_path is not None and free.beaten_path.instead_of is not None, "the path wins"
+    assert free.best.estimate.step_time_s <= rule.best.estimate.step_time_s * (1 + 1e-9)
+    assert free.best.strategy.uniform_recompute is None
 
 
 def test_the_cached_search_finds_the_same() -> None:
