@@ -61,7 +61,9 @@ def test_the_winner_where_a_quantity_changes_is_among_the_promising() -> None:
 def test_a_flip_to_a_layout_of_the_beaten_path_is_found_by_three_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search takes the layout that has run where the other's lead is small: looked for is where that is so, not where
     both are as fast."""
-    searches, problem = Searches(), problem_70b()
+    training = TrainingSpec(4096, 1024, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 4), "nxd")
+    searches = Searches()
     chosen = searches.best(problem, Pins()).strategy
     links = quantities(problem)[0]
     asked = Question(problem, Pins(), among=searches.promising(problem, Pins()))
