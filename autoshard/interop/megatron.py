@@ -17,11 +17,12 @@ from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
 
+SPREAD = "expert-model-parallel-size"
 NUMBERS = {
     "tensor-model-parallel-size": "tp",
     "pipeline-model-parallel-size": "pp",
     "context-parallel-size": "cp",
-    "expert-model-parallel-size": "ep",
+    SPREAD: "ep",
     "micro-batch-size": "micro_batch",
     "global-batch-size": "global_batch",
     "seq-length": "seq_len",
@@ -76,8 +77,6 @@ GPT: dict[str, Any] = {
     "normalizes_heads": False,
 }
 """Values that Megatron takes if its arguments do not give them."""
-EXPERTS = frozenset({"num-experts", "expert-model-parallel-size"})
-"""Flags of which a model with experts has one."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
 OTHER_GRAPHS = (
     *("multi-latent-attention", "moe-layer-freq", "hybrid-attention-ratio"),
@@ -198,7 +197,7 @@ def _modules(flags: dict[str, str]) -> tuple[str, list[str]]:
     named = flags.get("recompute-modules", "").replace(",", " ").split() or ["core_attn"]
     warnings, sets = [], []
     for name in named:
-        if name == "mlp" and EXPERTS & flags.keys():
+        if name == "mlp" and ("num-experts" in flags or flags.get(SPREAD, "1") != "1"):
             warnings.append("--recompute-modules mlp: blocks without experts alone run theirs again; not in the price")
         elif name not in MODULES:
             warnings.append(f"--recompute-modules {name[:40]}: no recompute set here names it; not in the price")
@@ -353,7 +352,7 @@ def _flags(text: str) -> dict[str, str]:
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:
     """How many ranks cut an expert; None for a model without experts, and where it is as many as cut the rest."""
-    if EXPERT_RANKS not in flags or not flags.keys() & EXPERTS:
+    if EXPERT_RANKS not in flags or not flags.keys() & {"num-experts", SPREAD}:
         return None
     etp = whole_number(f"--{EXPERT_RANKS}", flags[EXPERT_RANKS])
     return None if etp == tp else etp

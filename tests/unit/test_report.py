@@ -270,23 +270,25 @@ def test_a_bound_does_not_beat_a_known_time(found: list[tuple[int, int, bool, bo
     columns = [np.array([one[i] for one in found], dtype) for i, dtype in enumerate(kinds)]
     places = known_front(*columns).tolist()
     fit = [one for one in found if one[2]]
-    for one in fit:
-        beaten = [o for o in fit if o[:2] != one[:2] and o[0] <= one[0] and o[1] <= one[1] and (one[3] or not o[3])]
-        front = [found[i] for i in places]
-        assert any(o[:2] == one[:2] for o in front) == (not beaten)
+
+    def is_beaten(one: tuple[int, int, bool, bool]) -> bool:
+        others = (o for o in fit if o[:2] != one[:2] and (one[3] or not o[3]))
+        return any(o[0] <= one[0] and o[1] <= one[1] for o in others)
+
+    assert {found[i][:2] for i in places} == {one[:2] for one in fit if not is_beaten(one)}
     assert [found[i][:2] for i in places] == sorted(found[i][:2] for i in places)
 
 
 def test_the_best_layout_and_the_plan_are_on_the_front() -> None:
-    best = autoshard.plan("llama3-70b", nodes=16)
+    best = autoshard.plan("gpt-neox-20b", "trn2.48xlarge", nodes=1, global_batch=256, seq_len=8192, backend="nxd")
     assert best.strategy.uniform_recompute is None
     for plan in (best, autoshard.edit_plan(best, ["strategy.recompute=full"]).plan):
         found = candidates(plan, 60)
         assert found is not None
         front = {name: column[list(found.front)] for name, column in found.columns.items()}
-        assert front["recompute"].tolist().index("by-stage") == 0  # the fastest of all
-        assert front["step_time_s"][0] == pytest.approx(best.estimate.step_time_s, rel=1e-5)
-        assert (front["memory_bytes"][1:] < front["memory_bytes"][0]).all()
+        place = front["recompute"].tolist().index("by-stage")  # faster ones fit less surely
+        assert front["step_time_s"][place] == pytest.approx(best.estimate.step_time_s, rel=1e-5)
+        assert (front["memory_bytes"][place + 1 :] < front["memory_bytes"][place]).all()
         known = front["memory_bytes"][~front["step_time_is_bound"]]
         assert np.isclose(known, plan.estimate.fullest.total_bytes, rtol=1e-5).any()
 
