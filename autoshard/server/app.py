@@ -101,7 +101,7 @@ async def _answer(request: Request) -> Response:
 
 
 async def _lines(first: Any, said: asyncio.Queue[Any], last: asyncio.Future[Any]) -> AsyncIterator[str]:
-    """What is said, then the last answer or its error, as lines. The work ends with whoever reads it."""
+    """JSON lines: all that is said, then the last answer or its error. The work ends with whoever reads them."""
     try:
         while first is not None:
             yield json.dumps(first) + "\n"

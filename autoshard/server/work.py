@@ -50,7 +50,7 @@ def work(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
 
 
 def _look(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an upload is: {kind: plan or model, name}."""
+    """The kind of an upload and its name: {kind: plan or model, name}."""
     [content] = job["uploads"].values()
     data = parse_json(content, "the upload")
     if isinstance(data, dict) and "format_version" in data:
