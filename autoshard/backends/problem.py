@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
+from autoshard.layout.strategy import Strategy
 from autoshard.schedules import usual_schedule
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
@@ -44,6 +45,11 @@ class Draft(NamedTuple):
     axis_order: tuple[str, ...] = AXIS_ORDER
     etp: int | None = None
     dp_replicate: int = 1
+
+    @staticmethod
+    def of(strategy: Strategy) -> Draft:
+        """The draft of a whole layout: all of it but what it recomputes."""
+        return Draft(**{name: getattr(strategy, name) for name in Draft._fields})
 
     def scheduled(self, schedule: str, num_virtual_stages: int, microbatch_size: int) -> Draft:
         """This layout with another schedule: what `_replace` gives, in half its time. Searches make thousands."""

@@ -250,7 +250,7 @@ def first_broken(rules: Iterable[Rule], problem: Problem, draft: Draft) -> tuple
 
 def all_broken(problem: Problem, strategy: Strategy) -> list[tuple[str, str]]:
     """(reason, what is wrong) of every rule that a whole layout breaks."""
-    draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
+    draft = Draft.of(strategy)
     checked = ((rule.reason, rule.check(problem, draft)) for rule in all_rules(problem.backend))
     return [(reason, wrong) for reason, wrong in checked if wrong is not None]
 
@@ -287,7 +287,7 @@ def check_strategy(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, backend: str, strategy: Strategy
 ) -> None:
     """Raises AutoshardError with the first rule that a whole layout breaks. Memory is the estimate's affair."""
-    draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
+    draft = Draft.of(strategy)
     problem = Problem(model, training, cluster, backend)
     broken = first_broken(all_rules(backend), problem, draft)
     if broken is not None:

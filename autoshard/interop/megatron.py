@@ -18,6 +18,7 @@ from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
 
 SPREAD = "expert-model-parallel-size"
+"""Ranks that share the experts; more than 1 has a model with experts alone."""
 NUMBERS = {
     "tensor-model-parallel-size": "tp",
     "pipeline-model-parallel-size": "pp",

@@ -49,7 +49,7 @@ def beside_fsdp(problem: Problem, pins: Pins, best: Candidate, fit_probability: 
     chosen = best.strategy
     if chosen.zero != SEARCHED_STAGE or pins.dp_replicate is not None or pins.searches_replicas:
         return ()
-    draft = Draft(**{name: getattr(chosen, name) for name in Draft._fields})
+    draft = Draft.of(chosen)
     degrees = filling_degrees(problem, draft)
     if not degrees:
         return ()

@@ -51,7 +51,7 @@ def any_order(draft: Draft) -> Draft:
 def drafts_of(strategies: Iterable[Strategy]) -> Iterator[Draft]:
     """The layouts without the order of their axes, their cuts and what they recompute."""
     for one in strategies:
-        yield Draft(**{**{name: getattr(one, name) for name in Draft._fields}, "stage_layers": (), "axis_order": ()})
+        yield Draft.of(one)._replace(stage_layers=(), axis_order=())
 
 
 def _lowest(bounded: list[Bounded]) -> Iterator[Bounded]:

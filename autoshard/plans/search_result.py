@@ -95,7 +95,7 @@ EXACT, OURS = "exact", "autoshard"
 """The searcher and the cost model that a plan is made with unless it asks for others."""
 OPTIMAL = "optimal within this model: no layout is faster, however it is cut into stages"
 """The claim of a search that ended. It covers every legal layout, with every cut where a rank has one chunk, and with
-every choice of recompute sets by virtual stage."""
+every choice by virtual stage among the recompute sets that are tried; what it leaves out is said behind it."""
 
 
 def pipelines_not_tried(backend: str, pinned: str | None = None) -> tuple[str, ...]:

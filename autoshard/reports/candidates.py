@@ -113,7 +113,7 @@ def _without(chunk: Priced, strategies: Collection[Strategy]) -> Priced:
     """The rows of a chunk that are none of these layouts."""
     drafts, sets, found = chunk.whole.drafts.drafts, chunk.whole.sets, list[int]()
     for one in strategies:
-        draft = Draft(**{**{name: getattr(one, name) for name in Draft._fields}, "stage_layers": ()})
+        draft = Draft.of(one)._replace(stage_layers=())
         if draft in drafts and one.uniform_recompute in sets:
             place = drafts.index(draft), sets.index(one.uniform_recompute)
             rows = np.flatnonzero((chunk.draft == place[0]) & (chunk.recompute == place[1]))

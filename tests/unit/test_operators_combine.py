@@ -93,7 +93,7 @@ def test_no_sharding_beats_the_bounds(seed: int) -> None:
     solver, tried = Solver(problem), 0
     for strategy in rng.sample(with_tp(problem), 4):
         strategy = replace(strategy, recompute=(rng.choice(sets),) * len(strategy.stage_layers))
-        draft = Draft(**{name: getattr(strategy, name) for name in Draft._fields})
+        draft = Draft.of(strategy)
         for place, operators in enumerate(shardings(problem, strategy, rng, 12)):
             found = cost(problem, strategy, operators)
             if found is None:
