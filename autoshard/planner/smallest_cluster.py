@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
@@ -105,15 +105,37 @@ def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
             break
     else:
         return tried[1:]
-    *fewer, fits = tried
-    step = max(1, (fits.nodes - fewer[-1].nodes) // BETWEEN)
-    between = range(fewer[-1].nodes + step, fits.nodes, step)
-    while between:
-        half = len(between) // 2
-        one = _attempt(problem, pins, between[half])
-        fits, between = (fits, between[half + 1 :]) if one.strategy is None else (one, between[:half])
+    *fewer, larger = tried
+    step = max(1, (larger.nodes - fewer[-1].nodes) // BETWEEN)
+    fits = _smallest(problem, pins, range(fewer[-1].nodes + step, larger.nodes, step)) or larger
     fastest = _fastest(_with_nodes(problem, fits.nodes), pins, fits.ways)
     return [*fewer[1:], fits._replace(strategy=fastest or fits.strategy)]
+
+
+def _smallest(problem: Problem, pins: Pins, sizes: range) -> Attempt | None:
+    """The smallest of these numbers of nodes that does, by halving; None where none does.
+
+    A search takes long where nothing fits: first, only layouts that mostly hold least are looked at. All layouts are
+    searched for on fewer nodes then, of which the most is tried first: where that does not do, none does.
+    """
+    found, fewer = _halved(sizes, partial(_frugal_attempt, problem, pins))
+    if fewer and (one := _attempt(problem, pins, fewer[-1])).strategy is not None:
+        found = _halved(fewer[:-1], partial(_attempt, problem, pins))[0] or one
+    return found
+
+
+def _halved(sizes: range, attempt: Callable[[int], Attempt]) -> tuple[Attempt | None, range]:
+    """The attempt with the smallest of these numbers of nodes that does, None where none does; and all below it."""
+    found, fewer, between = None, sizes, sizes
+    while between:
+        half = len(between) // 2
+        one = attempt(between[half])
+        if one.strategy is None:
+            between = between[half + 1 :]
+        else:
+            found, between = one, between[:half]
+            fewer = sizes[: sizes.index(one.nodes)]
+    return found, fewer
 
 
 def _sizes(nodes: int) -> list[int]:
@@ -124,19 +146,32 @@ def _sizes(nodes: int) -> list[int]:
 
 def _refusal(problem: Problem, pins: Pins, nodes: int) -> Obstacles:
     larger = _with_nodes(problem, nodes)
+    not_filled = _not_filled(larger, pins)
+    return Obstacles(1, not_filled) if not_filled is not None else obstacles(larger, pins, (ROOM,))
+
+
+def _not_filled(problem: Problem, pins: Pins) -> str | None:
+    """Why the pinned degrees do not fill the cluster; None where they do."""
     try:
-        check_pins(larger, pins)
+        check_pins(problem, pins)
     except AutoshardError as error:
-        return Obstacles(1, str(error))
-    return obstacles(larger, pins, (ROOM,))
+        return str(error)
+    return None
 
 
 def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
+    """One with the layout that a search finds, where none of those that mostly hold least fits."""
+    one, larger = _frugal_attempt(problem, pins, nodes), _with_nodes(problem, nodes)
+    if one.strategy is not None or _not_filled(larger, pins) is not None:
+        return one
+    return one._replace(strategy=_searched(larger, pins))
+
+
+def _frugal_attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
+    """One with a layout that fits of those that mostly hold least, as far as one does."""
     larger = _with_nodes(problem, nodes)
-    try:
-        check_pins(larger, pins)
-    except AutoshardError:
-        return Attempt(nodes)  # the pinned degrees do not fill so many nodes
+    if _not_filled(larger, pins) is not None:
+        return Attempt(nodes)
     ways = sorted(_frugal(larger, pins), key=partial(_about_bytes, larger))
     frugal: list[Bounded] = []
     for some in _more_and_more(ways, FEW):  # where any fits, one of the first mostly does
@@ -145,7 +180,7 @@ def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
         if fits is not None:
             return Attempt(nodes, ways, fits)
         frugal += bounded
-    return Attempt(nodes, ways, _searched(larger, pins), frugal)
+    return Attempt(nodes, ways, None, frugal)
 
 
 def _searched(problem: Problem, pins: Pins) -> Strategy | None:
