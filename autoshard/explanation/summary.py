@@ -35,7 +35,10 @@ def _part(name: str, text: str, width: int) -> list[Line]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MOST_FACT else text[: MOST_FACT - 4].rpartition(" ")[0].rstrip(",;") + " ..."
+    if len(text) <= MOST_FACT:
+        return text
+    begin = text[: MOST_FACT - 4].rpartition(" ")[0].rstrip(",;")
+    return begin + " ..." + ")" * (begin.count("(") - begin.count(")"))
 
 
 def _fast(d: Description) -> str:
