@@ -41,10 +41,10 @@ def torchtitan_toml(plan: Plan) -> Exported:
     sections: dict[str, dict[str, Any]] = {
         "model": dict(zip(("name", "flavor"), FLAVORS.get(plan.model.name, ()), strict=False)),
         "training": {**_batch(plan), **_training(plan)},
-        "parallelism": _parallelism(plan, "output"),
+        "parallelism": _parallelism(plan, is_released=True),
         "activation_checkpoint": {"mode": RECOMPUTE.get(strategy.uniform_recompute or "", "full")},
     }
-    return Exported(title(plan, "#") + "".join(map(_section, sections.items())), _left_out(plan))
+    return Exported(title(plan, "#") + "".join(map(_section, sections.items())), _left_out(plan, is_released=True))
 
 
 def torchtitan_registry(plan: Plan) -> Exported:
@@ -87,7 +87,7 @@ def torchtitan_registry(plan: Plan) -> Exported:
         *(f"    config.{key} = {value}" for key, value in values.items()),
         "    return config",
     ]
-    left_out = _left_out(plan)
+    left_out = _left_out(plan, is_released=is_neuron)
     if is_neuron:
         unread = "its sources could not be read: change names where they differ"
         left_out += (f"TorchTitan Neuron: {package} and {base} are torchtitan's names in its package; {unread}",)
@@ -108,7 +108,7 @@ def _registry_values(plan: Plan, is_neuron: bool) -> dict[str, str]:
     """Fields of the configuration and their values as Python."""
     training, strategy = plan.training, plan.strategy
     values = {f"training.{key}": repr(value) for key, value in _training(plan).items()}
-    parallelism = _parallelism(plan, "output" if is_neuron else "lm_head")
+    parallelism = _parallelism(plan, is_released=is_neuron)
     if is_neuron:
         values |= {f"training.{key}": repr(value) for key, value in _batch(plan).items()}
     else:
@@ -136,18 +136,18 @@ def _training(plan: Plan) -> dict[str, Any]:
     return {"mixed_precision_param": plan.training.precision.parameter_dtype, "mixed_precision_reduce": "float32"}
 
 
-def _parallelism(plan: Plan, head: str) -> dict[str, Any]:
-    """Fields of ParallelismConfig. head: the name of the output projection."""
-    strategy = plan.strategy
+def _parallelism(plan: Plan, is_released: bool) -> dict[str, Any]:
+    """Fields of ParallelismConfig. is_released: whether for releases until 0.2.2; the main branch has others."""
+    strategy, head = plan.strategy, "output" if is_released else "lm_head"
     shards = _shards(strategy)
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": strategy.dp_replicate if shards else strategy.dp,
         "data_parallel_shard_degree": strategy.dp_shard if shards and strategy.dp > 1 else (1, -1)[shards],
         "fsdp_reshard_after_forward": "always" if strategy.zero == 3 else "never",
         "tensor_parallel_degree": strategy.tp,
-        "enable_sequence_parallel": strategy.sequence_parallel,
+        **({} if is_released else {"enable_sequence_parallel": strategy.sequence_parallel}),
         "context_parallel_degree": strategy.cp,
-        **_experts(strategy),
+        **(_experts(strategy) if is_released else {"expert_parallel_degree": strategy.ep}),
         "pipeline_parallel_degree": strategy.pp,
     }
     if strategy.cp > 1:
@@ -172,7 +172,7 @@ def _shards(strategy: Strategy) -> bool:
 
 
 def _experts(strategy: Strategy) -> dict[str, int]:
-    """Fields on experts: torchtitan cuts them over all ranks of tensor parallelism or over none."""
+    """Fields on experts of releases, which cut them over all ranks of tensor parallelism or over none."""
     if strategy.ep == 1 or strategy.tp == 1:
         return {"expert_parallel_degree": strategy.ep}
     if strategy.etp == 1:
@@ -187,7 +187,7 @@ def _section(section: tuple[str, dict[str, Any]]) -> str:
     return f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
-def _left_out(plan: Plan) -> tuple[str, ...]:
+def _left_out(plan: Plan, is_released: bool) -> tuple[str, ...]:
     strategy, left_out = plan.strategy, list(common_left_out(plan))
     if plan.model.name not in FLAVORS:
         left_out.append(
@@ -209,8 +209,13 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         left_out.append("attention_kernel=plain: torchtitan takes the kernel that torch chooses")
     if strategy.schedule not in SCHEDULES:
         left_out.append(f"schedule={strategy.schedule}: written as 1F1B")
-    if strategy.etp not in (None, 1):
+    if is_released and strategy.tp > 1 and not strategy.sequence_parallel:
+        left_out.append(f"sequence_parallel=false: torchtitan until 0.2.2 has it wherever tp={strategy.tp} is above 1")
+    if is_released and strategy.etp not in (None, 1):
         left_out.append(f"etp={strategy.etp}: torchtitan has 1 and tp={strategy.tp}, which is written")
+    elif not is_released and strategy.etp != 1 and strategy.tp > 1 and strategy.ep > 1:
+        etp = strategy.etp or strategy.tp
+        left_out.append(f"etp={etp}: torchtitan's main branch keeps experts whole where ep={strategy.ep} spreads them")
     if strategy.cp > 1 and strategy.context_parallel not in ROTATE:
         left_out.append(f"context_parallel={strategy.context_parallel}: written as alltoall, torch's zigzag ring")
     if strategy.axis_order != AXIS_ORDER:

@@ -163,13 +163,28 @@ def test_other_frameworks_read_and_write_the_same_layout(
     written = export(plan, form)
     Path(file).write_text(written.text)
     read = read_written(file, {"instance": plan.cluster.instance, "nodes": 2, "backend": "torch"}).strategy
-    if form != "megatron" and plan.strategy.etp == 2:
+    if form == "torchtitan-toml" and plan.strategy.etp == 2:
         assert "etp=2: torchtitan has 1 and tp=4, which is written" in written.left_out
         assert (read.etp, read.ep) == (None, 2)
+    elif form == "torchtitan" and plan.strategy.etp == 2:
+        assert "etp=2: torchtitan's main branch keeps experts whole where ep=4 spreads them" in written.left_out
+        assert (read.etp, read.ep) == (1, 4)
     else:
         assert (read.tp, read.ep, read.etp, read.dp) == tuple(
             getattr(plan.strategy, field) for field in ("tp", "ep", "etp", "dp")
         )
+
+
+def test_torchtitans_main_branch_has_no_ranks_that_cut_experts() -> None:
+    """Releases until 0.2.2 have the field; a slots dataclass without it takes no such attribute."""
+    for name in SPREADS:
+        assert "expert_tensor_parallel_degree" not in export(spread_plan(name), "torchtitan").text
+        assert "expert_tensor_parallel_degree = " in export(spread_plan(name), "torchtitan-toml").text
+    found = export(spread_plan("as the rest"), "torchtitan")
+    assert "    config.parallelism.expert_parallel_degree = 2\n" in found.text
+    assert "etp=4: torchtitan's main branch keeps experts whole where ep=2 spreads them" in found.left_out
+    for name, form in (("as the rest", "torchtitan-toml"), ("over tp", "torchtitan")):
+        assert not any(one.startswith("etp=") for one in export(spread_plan(name), form).left_out)
 
 
 @pytest.mark.parametrize(

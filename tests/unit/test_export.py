@@ -115,3 +115,16 @@ def test_blocks_that_no_framework_is_told_of_are_named() -> None:
         "model_type=granite: the sizes are written, what its blocks have beside Llama's is not"
         in export(plan, "megatron").left_out
     )
+
+
+def test_releases_of_torchtitan_say_nothing_of_sequence_parallelism() -> None:
+    """Their readers refuse a field that is none of theirs, as enable_sequence_parallel is; the main branch has it."""
+    plan = plan_70b()
+    assert "enable_sequence_parallel" not in export(plan, "torchtitan-toml").text
+    assert "    config.parallelism.enable_sequence_parallel = True\n" in export(plan, "torchtitan").text
+    whole = replace(plan, strategy=replace(plan.strategy, sequence_parallel=False))
+    sentence = "sequence_parallel=false: torchtitan until 0.2.2 has it wherever tp=32 is above 1"
+    assert sentence in export(whole, "torchtitan-toml").left_out
+    assert "    config.parallelism.enable_sequence_parallel = False\n" in export(whole, "torchtitan").text
+    for other, form in ((plan, "torchtitan-toml"), (whole, "torchtitan")):
+        assert not any(one.startswith("sequence_parallel=") for one in export(other, form).left_out)
