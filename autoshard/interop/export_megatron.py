@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil, gcd
 
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.interop.export import Exported, common_left_out, title
@@ -13,12 +14,22 @@ from autoshard.plans.plan import Plan
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 LOW_PRECISION = {
-    "fp8": "--fp8-format hybrid --fp8-recipe delayed --fp8-param-gather",
-    "fp8_block": "--fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
-    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag",
+    "fp8": "--fp8-format hybrid --fp8-recipe delayed",
+    "fp8_block": "--fp8-format e4m3 --fp8-recipe blockwise",
+    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8",
     "nvfp4": "--fp4-format e2m1 --fp4-recipe nvfp4",
 }
 """What Megatron calls the formats of linear layers' products."""
+SCALED_NOW = "--fp8-format hybrid --fp8-recipe tensorwise"
+"""What fp8 is with blocks in bf16, which Megatron's delayed scaling does not have: scales of the step itself."""
+GATHERED_LOW = {
+    "fp8": "--fp8-param-gather",
+    "fp8_block": "--fp8-param-gather",
+    "mxfp8": "--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag",
+}
+"""Flags of parameters held in the format, which Megatron's distributed optimizer alone has."""
+VOCABULARY_MULTIPLE = 128
+"""--make-vocab-size-divisible-by without the flag: of a rank's rows of the vocabulary."""
 COMMUNICATION = {"zigzag_ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
 
 
@@ -35,8 +46,13 @@ def _model(plan: Plan) -> Iterator[str]:
     model = plan.model
     yield f"--num-layers {model.num_hidden_layers} --hidden-size {model.hidden_size}"
     yield f"--ffn-hidden-size {model.intermediate_size} --num-attention-heads {model.num_attention_heads}"
-    yield f"--kv-channels {model.head_dim} --max-position-embeddings {model.max_position_embeddings}"
-    yield f"--vocab-size {model.vocab_size}"
+    positions = model.max_position_embeddings
+    if model.rope_theta is not None:
+        positions = max(positions, plan.training.sequence_length)
+    yield f"--kv-channels {model.head_dim} --max-position-embeddings {positions}"
+    multiple = gcd(VOCABULARY_MULTIPLE, ceil(model.vocab_size / plan.strategy.tp))
+    divisible = f" --make-vocab-size-divisible-by {multiple}" if multiple != VOCABULARY_MULTIPLE else ""
+    yield f"--vocab-size {model.vocab_size}{divisible}"
     if model.num_key_value_heads != model.num_attention_heads:
         yield f"--group-query-attention --num-query-groups {model.num_key_value_heads}"
     if model.rope_theta is None:
@@ -75,6 +91,8 @@ def _layout(plan: Plan) -> Iterator[str]:
     yield f"--context-parallel-size {strategy.cp} --expert-model-parallel-size {strategy.ep}"
     if strategy.etp is not None:
         yield f"--expert-tensor-parallel-size {strategy.etp}"
+    if strategy.ep > 1:
+        yield "--moe-token-dispatcher-type alltoall"
     if strategy.axis_order_name == TP_PP_DP:
         yield "--use-tp-pp-dp-mapping"
     if strategy.cp > 1:
@@ -93,6 +111,7 @@ def _layout(plan: Plan) -> Iterator[str]:
         yield "--use-distributed-optimizer"
     if strategy.zero > 1:
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {SHARDING[strategy.zero]}"
+        yield "--ckpt-format fsdp_dtensor"
     if strategy.dp_replicate > 1:
         yield f"--num-distributed-optimizer-instances {strategy.dp_replicate}"
     yield f"--attention-backend {'flash' if strategy.attention_kernel == 'flash' else 'unfused'}"
@@ -116,11 +135,23 @@ def _batch(plan: Plan) -> Iterator[str]:
         yield "--bf16"
     products = training.precision.products
     if products is not None and products.name in LOW_PRECISION:
-        yield LOW_PRECISION[products.name]
-        if training.unquantized_first or training.unquantized_last:
-            first, last = training.unquantized_first, training.unquantized_last
-            at_ends = f"--num-layers-at-start-in-bf16 {first} --num-layers-at-end-in-bf16 {last}"
+        ends = _blocks_in_bf16(plan)
+        low = SCALED_NOW if products.name == "fp8" and any(ends) else LOW_PRECISION[products.name]
+        gathered = GATHERED_LOW.get(products.name) if plan.strategy.zero else None
+        yield f"{low} {gathered}" if gathered else low
+        if any(ends):
+            at_ends = f"--num-layers-at-start-in-bf16 {ends[0]} --num-layers-at-end-in-bf16 {ends[1]}"
             yield f"--first-last-layers-bf16 {at_ends}"
+
+
+def _blocks_in_bf16(plan: Plan) -> tuple[int, int]:
+    """Blocks at either end that Megatron keeps in bf16: with FP8 at most as many as a pipeline rank has."""
+    training, products = plan.training, plan.training.precision.products
+    wanted = training.unquantized_first, training.unquantized_last
+    if products is None or products.name not in GATHERED_LOW:
+        return wanted
+    most = plan.model.num_hidden_layers // plan.strategy.pp
+    return min(wanted[0], most), min(wanted[1], most)
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
@@ -140,6 +171,16 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     products = plan.training.precision.products
     if products is not None and products.name not in LOW_PRECISION:
         left_out.append(f"precision={plan.training.precision.name}: Megatron has no such recipe; written as --bf16")
+    elif products is not None:
+        first, last = _blocks_in_bf16(plan)
+        if (first, last) != (plan.training.unquantized_first, plan.training.unquantized_last):
+            most = f"Megatron keeps at most layers / pp={model.num_hidden_layers // strategy.pp} at either end in bf16"
+            left_out.append(f"keep_bf16={plan.training.kept_wide}: {most}, which is written")
+        if products.name == "fp8" and (first or last):
+            left_out.append("precision=fp8: Megatron's delayed scaling keeps no blocks in bf16; written as tensorwise")
+        if products.name in GATHERED_LOW and not strategy.zero:
+            held = "Megatron holds parameters in FP8 with zero above 0 alone; they stay in bf16"
+            left_out.append(f"precision={plan.training.precision.name} with zero=0: {held}")
     if plan.training.unquantized:
         left_out.append(f"keep_bf16={'+'.join(plan.training.unquantized)}: Megatron keeps whole blocks in bf16 alone")
     if model.sliding_window is not None:
@@ -147,6 +188,11 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     if model.rope_scaling is not None and model.rope_scaling != llama3_scaling(model.rope_scaling.factor):
         left_out.append(
             f"rope_scaling {model.rope_scaling.rope_type}: Megatron's --use-rope-scaling is Llama 3.1's alone"
+        )
+    if model.rope_theta is None and plan.training.sequence_length > model.max_position_embeddings:
+        learned = f"{model.name} has {model.max_position_embeddings:,} learned positions"
+        left_out.append(
+            f"sequence_length={plan.training.sequence_length}: {learned}; Megatron refuses longer sequences"
         )
     if model.use_parallel_residual:
         left_out.append("use_parallel_residual: Megatron runs the MLP after attention")

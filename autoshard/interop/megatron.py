@@ -275,6 +275,8 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
     if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags:
         yield "--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"
+    if flags.get("moe-token-dispatcher-type") == "allgather" and options["ep"] > 1:
+        yield "--moe-token-dispatcher-type allgather is priced as alltoall, which moves fewer tokens"
     etp = _expert_ranks(flags, options["tp"])
     if etp is not None and not _is_spread(options, etp):
         yield f"--{EXPERT_RANKS} {etp}: experts are priced with tp={options['tp']}, as the rest"
@@ -306,7 +308,7 @@ READ = (
     *FRACTIONS,
     *SWITCHES,
     *("normalization", "position-embedding-type", "use-rope-scaling", "rope-scaling-factor", "add-qkv-bias"),
-    *("moe-ffn-hidden-size", "moe-shared-expert-gate", "moe-expert-capacity-factor"),
+    *("moe-ffn-hidden-size", "moe-shared-expert-gate", "moe-expert-capacity-factor", "moe-token-dispatcher-type"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),

@@ -12,6 +12,9 @@ import yaml
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
+from autoshard.models.registry import load_model
+from autoshard.plans.plan import Plan
+from autoshard.spec.training import PRECISIONS
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral
 from tests.unit.published_plans import published_plans
 from tests.unit.test_nxd_configuration import changed
@@ -128,3 +131,91 @@ def test_releases_of_torchtitan_say_nothing_of_sequence_parallelism() -> None:
     assert "    config.parallelism.enable_sequence_parallel = False\n" in export(whole, "torchtitan").text
     for other, form in ((plan, "torchtitan-toml"), (whole, "torchtitan")):
         assert not any(one.startswith("sequence_parallel=") for one in export(other, form).left_out)
+
+
+def low_precision_plan(precision: str, zero: int, first: int = 0, last: int = 0) -> Plan:
+    """llama3-70b in eight stages of ten blocks with products in fewer bits; nothing prices it."""
+    plan = plan_70b()
+    training = replace(plan.training, precision=PRECISIONS[precision], unquantized_first=first, unquantized_last=last)
+    return replace(plan, training=training, strategy=replace(plan.strategy, zero=zero))
+
+
+def at_ends(first: int, last: int) -> str:
+    return f"--num-layers-at-start-in-bf16 {first} --num-layers-at-end-in-bf16 {last}\n"
+
+
+@pytest.mark.parametrize(
+    ("plan", "lines", "left_out"),
+    [
+        (
+            low_precision_plan("fp8", 1, 1, 1),
+            "tensorwise --fp8-param-gather\n    --first-last-layers-bf16 " + at_ends(1, 1),
+            "precision=fp8: Megatron's delayed scaling keeps no blocks in bf16; written as tensorwise",
+        ),
+        (
+            low_precision_plan("mxfp8", 1, 12, 2),
+            "--reuse-grad-buf-for-mxfp8-param-ag\n    --first-last-layers-bf16 " + at_ends(10, 2),
+            "keep_bf16=first=12+last=2: Megatron keeps at most layers / pp=10 at either end in bf16, which is written",
+        ),
+        (
+            low_precision_plan("nvfp4", 0, 12),
+            "--fp4-recipe nvfp4\n    --first-last-layers-bf16 " + at_ends(12, 0),
+            None,
+        ),
+        (
+            low_precision_plan("mxfp8", 0),
+            "    --fp8-format e4m3 --fp8-recipe mxfp8\n",
+            "precision=mxfp8 with zero=0: Megatron holds parameters in FP8 with zero above 0 alone; they stay in bf16",
+        ),
+        (low_precision_plan("fp8", 1), "    --fp8-format hybrid --fp8-recipe delayed --fp8-param-gather\n", None),
+    ],
+)
+def test_megatrons_own_checks_of_fp8(plan: Plan, lines: str, left_out: str | None) -> None:
+    """Delayed scaling has no blocks in bf16, a rank's blocks are the most at either end, and parameters in FP8 are the
+    distributed optimizer's."""
+    found = export(plan, "megatron")
+    assert lines in found.text
+    told = [one for one in found.left_out if one.startswith(("precision=", "keep_bf16="))]
+    assert told == ([] if left_out is None else [left_out])
+
+
+def test_megatrons_own_checks_of_layouts() -> None:
+    """Megatron-FSDP has a form of checkpoints of its own, positions reach as far as sequences, and experts are gathered
+    where nothing asks for all-to-all."""
+    plan, mixture = plan_70b(), plan_mixtral()
+    sharded = "    --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads\n    --ckpt-format fsdp_dtensor\n"
+    assert sharded in export(replace(plan, strategy=replace(plan.strategy, zero=2)), "megatron").text
+    assert "--ckpt-format" not in export(plan, "megatron").text
+    longer = export(replace(plan, training=replace(plan.training, sequence_length=16384)), "megatron").text
+    assert "--max-position-embeddings 16384\n" in longer and "--seq-length 16384\n" in longer
+    assert "--max-position-embeddings 8192\n" in export(plan, "megatron").text
+    learned = load_model("gpt3-175b")
+    beyond = export(replace(plan, model=learned, strategy=replace(plan.strategy, tp=1), operators={}), "megatron")
+    assert "--max-position-embeddings 2048\n" in beyond.text
+    told = "sequence_length=8192: gpt3-175b has 2,048 learned positions; Megatron refuses longer sequences"
+    assert told in beyond.left_out
+    given = {"instance": "trn1.32xlarge", "nodes": 16, "backend": "torch"}
+    assert imported(longer, "train.sh", **given).model == plan.model
+    text = export(mixture, "megatron").text
+    assert "    --moe-token-dispatcher-type alltoall\n" in text
+    alone = replace(mixture, strategy=replace(mixture.strategy, ep=1))
+    assert "dispatcher" not in export(alone, "megatron").text
+    read = imported(text, "train.sh", **{**given, "nodes": 8}).notes
+    assert not any("dispatcher" in note for note in read)
+    gathered = text.replace("alltoall", "allgather")
+    warning = "warning: --moe-token-dispatcher-type allgather is priced as alltoall, which moves fewer tokens"
+    assert warning in imported(gathered, "train.sh", **{**given, "nodes": 8}).notes
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "tp", "written"),
+    [(128256, 32, 8), (128256, 8, 32), (128256, 1, None), (50257, 8, 1), (50264, 8, 1), (50272, 8, 4)],
+)
+def test_megatron_pads_a_vocabulary_as_the_plan_does(vocab_size: int, tp: int, written: int | None) -> None:
+    plan = plan_70b()
+    model = replace(plan.model, vocab_size=vocab_size)
+    text = export(replace(plan, model=model, strategy=replace(plan.strategy, tp=tp)), "megatron").text
+    rest = "" if written is None else f" --make-vocab-size-divisible-by {written}"
+    assert f"    --vocab-size {vocab_size}{rest}\n" in text
+    rows = (written or 128) * tp
+    assert -(-vocab_size // rows) * rows == -(-vocab_size // tp) * tp
