@@ -11,6 +11,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MOST_REPEATED
 from autoshard.spec.rope import ROPE_TYPES, RopeScaling
 
+ORIGINAL = "original_max_position_embeddings"
+_NO_ROPE: Mapping[str, Any] = {}
 _NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
 """What a key says of something that is not there, or scales nothing; True and False are 1 and 0."""
 
@@ -57,9 +59,14 @@ class Config:
         check_integer(self.name, key, value, at_least=at_least, at_most=at_most)
         return int(value)
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there, with null, where that says another thing than no key."""
+        self._config.read.add(key)
+        return key in self._config and self._config[key] is None
+
     def nullable_integer(self, key: str, default: int) -> int | None:
         """An integer where null means none, and only an absent key the default."""
-        return None if key in self._config and self._config[key] is None else self.integer(key, default)
+        return None if self.is_null(key) else self.integer(key, default)
 
     def words(self, key: str, count: int, known: tuple[str, ...]) -> tuple[str, ...]:
         """A list of `count` words, one for each block."""
@@ -76,7 +83,7 @@ class Config:
 
     def optional(self, key: str, default: float | None) -> float | None:
         """A number above 0, or null, which means none; only an absent key the default."""
-        if key in self._config and self._config[key] is None:
+        if self.is_null(key):
             return None
         return None if default is None and not self.gives(key) else self.positive(key, default or 1.0)
 
@@ -85,29 +92,38 @@ class Config:
         check_positive(self.name, key, value)
         return float(value)
 
-    def rope(self) -> Mapping[str, Any]:
-        """The mapping rope_parameters (transformers 5) or rope_scaling (before); empty if there is neither."""
+    def rope(self, default: Mapping[str, Any] = _NO_ROPE) -> Mapping[str, Any]:
+        """The mapping rope_scaling, or where it is absent or empty rope_parameters, as transformers 5 writes it; the
+        default if there is neither. An original_max_position_embeddings beside it goes before the one in it."""
+        found = default
         for key in ("rope_parameters", "rope_scaling"):
             rope = self._config.get(key)
-            if rope is not None:
+            if rope is not None and not (key == "rope_scaling" and rope == {}):
                 if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
                     raise AutoshardError(f"{key}={show(rope)} of {self.name} must be null or one object for all layers")
-                return rope
-        return {}
+                found = rope
+        original = self._config.get(ORIGINAL)
+        return found if original is None else {**found, ORIGINAL: original}
 
 
 def head_dim(config: Config, size_key: str, heads_key: str, default: int | None = None) -> int:
     """The head_dim that the config gives, else the family's default, else the hidden size shared out over the heads."""
-    size, heads = config.integer(size_key), config.integer(heads_key, at_most=MOST_REPEATED)
     if config.gives("head_dim"):
         return config.integer("head_dim")
-    if default is not None:
-        return default
+    return shared_out(config, size_key, heads_key) if default is None else default
+
+
+def shared_out(config: Config, size_key: str, heads_key: str) -> int:
+    """The hidden size shared out over the heads: the head_dim of families without the key, which may say the same."""
+    size, heads = config.integer(size_key), config.integer(heads_key, at_most=MOST_REPEATED)
     if size % heads:
         fitting = ", ".join([str(count) for count in range(1, 2 * heads) if size % count == 0][-4:])
         raise AutoshardError(
             f"{heads_key}={heads} must divide {size_key}={size} of {config.name}; near it fit: {fitting}"
         )
+    if config.value("head_dim", size // heads) != size // heads:
+        even = f"{size_key} / {heads_key}={size // heads} is"
+        raise AutoshardError(f"head_dim={show(config.value('head_dim'))} of {config.name} is not supported; {even}")
     return size // heads
 
 

@@ -21,6 +21,8 @@ from autoshard.spec.model_types import MODEL_TYPES, TRACED
 
 MAX_CONFIG_BYTES = 1_000_000
 """Published configs have 1 to 50 KB."""
+NOT_CAUSAL = (("is_causal", False),)
+"""What no family here has: attention that looks ahead."""
 ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
 """Dropout -> (key of the config that has its rate, the rate that transformers takes without the key), of a family that
 does not say its own."""
@@ -61,7 +63,7 @@ def from_config(config: object, name: str) -> ModelSpec:
             f"supported: {', '.join(MODEL_TYPES)}"
         )
     family = FAMILIES[model_type].config
-    for key, value in getattr(family, "UNSUPPORTED", ()):
+    for key, value in (*NOT_CAUSAL, *getattr(family, "UNSUPPORTED", ())):
         if config.get(key) is value:
             raise AutoshardError(f"{key}={show(value)} of {name} is not supported; {show(not value)} is")
     quantized = config.get("quantization_config")

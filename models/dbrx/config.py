@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.models.config_fields import Config, head_dim, rope, rope_keys
+from autoshard.models.config_fields import Config, rope, rope_keys, shared_out
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MOST_REPEATED
@@ -38,7 +38,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         num_hidden_layers=config.value("n_layers"),
         num_attention_heads=heads,
         num_key_value_heads=attention.integer("kv_n_heads", 1),
-        head_dim=head_dim(config, "d_model", "n_heads"),
+        head_dim=shared_out(config, "d_model", "n_heads"),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_seq_len"),
         hidden_act=act["name"],

@@ -66,14 +66,17 @@ def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
 
 def _ropes(config: Config) -> tuple[float, RopeScaling | None, float]:
     """(rope_theta, how it is stretched, base of blocks with a window); transformers 5 writes an object for each of
-    ATTENTION_TYPES."""
+    ATTENTION_TYPES, and rope_scaling goes before that of FULL_ATTENTION."""
     ropes = config.value("rope_parameters", {})
     if not isinstance(ropes, Mapping) or not all(isinstance(one, Mapping) for one in ropes.values()):
         raise AutoshardError(
             f"rope_parameters={show(ropes)} of {config.name} must be an object with an object for each of: "
             f"{', '.join(ATTENTION_TYPES)}"
         )
-    wide, narrow = ropes.get(FULL_ATTENTION, {}), ropes.get(SLIDING_ATTENTION, {})
+    scaling = config.value("rope_scaling", {})
+    if not isinstance(scaling, Mapping):
+        raise AutoshardError(f"rope_scaling={show(scaling)} of {config.name} must be null or an object")
+    wide, narrow = {**ropes.get(FULL_ATTENTION, {}), **scaling}, ropes.get(SLIDING_ATTENTION, {})
     if narrow.get("rope_type", "default") != "default":
         raise AutoshardError(
             f"rope_type={show(narrow['rope_type'])} of {SLIDING_ATTENTION} of {config.name} is not supported; "
@@ -83,10 +86,7 @@ def _ropes(config: Config) -> tuple[float, RopeScaling | None, float]:
     local = narrow.get("rope_theta", config.value("rope_local_base_freq", LOCAL_THETA))
     for field, value in (("rope_theta", theta), ("rope_local_base_freq", local)):
         check_positive(config.name, field, value)
-    scaling = wide if "rope_type" in wide else config.value("rope_scaling", {})
-    if not isinstance(scaling, Mapping):
-        raise AutoshardError(f"rope_scaling={show(scaling)} of {config.name} must be null or an object")
-    return float(theta), stretched(config, scaling), float(local)
+    return float(theta), stretched(config, wide), float(local)
 
 
 def write(model: ModelSpec) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.models.config_fields import Config, head_dim
+from autoshard.models.config_fields import Config, shared_out
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MOST_REPEATED
 
@@ -29,7 +29,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         num_hidden_layers=config.integer("n_layer", at_most=MOST_REPEATED),
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        head_dim=head_dim(config, "n_embd", "n_head"),
+        head_dim=shared_out(config, "n_embd", "n_head"),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.integer("n_positions"),
         hidden_act=config.value("activation_function", "gelu_new"),

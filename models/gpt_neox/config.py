@@ -6,7 +6,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_positive, show
-from autoshard.models.config_fields import Config, head_dim, rope, rope_keys, sizes
+from autoshard.models.config_fields import Config, rope, rope_keys, shared_out, sizes
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MOST_REPEATED
 
@@ -35,7 +35,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        head_dim=head_dim(config, "hidden_size", "num_attention_heads"),
+        head_dim=shared_out(config, "hidden_size", "num_attention_heads"),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),
         hidden_act=config.value("hidden_act", "gelu"),

@@ -29,7 +29,7 @@ QUANTIZATIONS = ("mxfp4",)
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    theta, scaling = rope(config, DEFAULTS.rope_theta)
+    theta, _ = rope(config, DEFAULTS.rope_theta)
     layers, window = config.integer("num_hidden_layers", at_most=MOST_REPEATED), config.window(WINDOW)
     if config.gives("layer_types"):
         types = config.words("layer_types", layers, ATTENTION_TYPES)
@@ -41,7 +41,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         model_type,
         DEFAULTS,
         rope_theta=theta,
-        rope_scaling=scaling if config.rope() else stretched(config, YARN),
+        rope_scaling=stretched(config, config.rope(YARN)),
         sliding_window=window if sliding else None,
         layer_types=types if sliding and FULL_ATTENTION in types else (),
         attention_bias=config.value("attention_bias", True),

@@ -74,6 +74,7 @@ def read_as_llama(
     """The model of a config of the Llama form. width: the key of the MLP's inner width. more: further fields of
     ModelSpec."""
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
+    shared = heads if config.is_null("num_key_value_heads") else defaults.num_key_value_heads
     if "rope_theta" not in more:
         more["rope_theta"], more["rope_scaling"] = rope(config, defaults.rope_theta)
     fields: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "sliding_window": None, **more}
@@ -86,7 +87,7 @@ def read_as_llama(
         intermediate_size=config.value(width),
         num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=config.value("num_key_value_heads", defaults.num_key_value_heads or heads),
+        num_key_value_heads=config.value("num_key_value_heads", shared or heads),
         head_dim=head_dim(config, "hidden_size", "num_attention_heads", defaults.head_dim),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),

@@ -72,6 +72,16 @@ def test_what_a_gemma_3_config_leaves_out() -> None:
     assert from_config({**GEMMA3, "attn_logit_softcapping": 0.4}, "bare") == from_config(GEMMA3, "bare")
 
 
+def test_rope_scaling_of_gemma_3_goes_before_what_blocks_without_a_window_have() -> None:
+    wide = {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5}}}
+    model = from_config({**GEMMA3, **wide}, "bare")
+    assert model.rope_of(5) == (1e5, RopeScaling("linear", 4.0))
+    model = from_config({**GEMMA3, **wide, "rope_scaling": {"factor": 8.0}}, "bare")
+    assert model.rope_of(5) == (1e5, RopeScaling("linear", 8.0))
+    model = from_config({**GEMMA3, "rope_scaling": {"rope_type": "linear", "factor": 8.0, "rope_theta": 55}}, "bare")
+    assert model.rope_of(5) == (55.0, RopeScaling("linear", 8.0))
+
+
 def test_only_blocks_without_a_window_have_stretched_positions() -> None:
     model = load_model("gemma3-4b")
     assert model.rope_of(0) == (10_000.0, None)

@@ -54,6 +54,15 @@ def test_models_have_the_published_number_of_parameters(name: str, count: int) -
     assert model.rope_scaling.rotation_factor == pytest.approx(1.3465735902799727, rel=1e-15)  # 0.1 ln 32 + 1
 
 
+def test_an_empty_object_of_positions_stretches_nothing() -> None:
+    """No object is YaRN, in which other positions of the pre-training go before its own."""
+    assert from_config({**BARE, "rope_parameters": {}}, "bare").rope_scaling is None
+    for nothing in ({}, {"rope_scaling": {}}, {"rope_parameters": None}):
+        assert from_config({**BARE, **nothing}, "bare").rope_scaling == YARN
+    beside = from_config({**BARE, "original_max_position_embeddings": 64}, "bare").rope_scaling
+    assert beside == replace(YARN, original_max_position_embeddings=64)
+
+
 def test_what_a_config_leaves_out() -> None:
     model = from_config(BARE, "bare")
     assert model.layer_types == ("sliding_attention", "full_attention") * 2

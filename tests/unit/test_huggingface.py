@@ -324,6 +324,35 @@ def test_every_way_to_write_llama3_rope_scaling(fields: dict[str, Any]) -> None:
     assert json.dumps(to_json(model)["rope_scaling"]["factor"]) == "8.0"
 
 
+def test_rope_scaling_goes_before_rope_parameters() -> None:
+    """As transformers has it, and positions of the pre-training beside the mapping before those in it."""
+    newer = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}}
+    model = from_config({**LLAMA, **newer, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "both")
+    assert (model.rope_theta, model.rope_scaling) == (10_000.0, RopeScaling("linear", 2.0))
+    for nothing in (None, {}):
+        model = from_config({**LLAMA, **newer, "rope_scaling": nothing}, "newer")
+        assert (model.rope_theta, model.rope_scaling) == (1e6, RopeScaling("linear", 4.0))
+    beside = {"rope_scaling": {**LLAMA3_ROPE, "rope_type": "llama3"}, "original_max_position_embeddings": 2048}
+    assert from_config({**LLAMA, **beside}, "beside").rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 2048)
+    yarn = {"rope_parameters": {"rope_type": "yarn"}, "original_max_position_embeddings": 2048}
+    stretched = from_config({**LLAMA, **yarn, "max_position_embeddings": 8192}, "beside").rope_scaling
+    assert stretched == RopeScaling("yarn", 4.0, None, None, 2048, 32.0, 1.0)
+
+
+def test_heads_of_their_own_width_and_number() -> None:
+    """null is as many key-value heads as heads where no key is fewer, and GPT-2, GPT-NeoX and DBRX share out the hidden
+    size."""
+    for model_type, few in (("smollm3", 4), ("qwen3", 32), ("mistral", 8)):
+        config = {**LLAMA, "model_type": model_type, "num_attention_heads": 64}
+        assert from_config(config, "m").num_key_value_heads == few
+        assert from_config({**config, "num_key_value_heads": None}, "m").num_key_value_heads == 64
+    for config, heads, even in ((GPT2, "n_embd / n_head", 64), (GPT_NEOX, "hidden_size / num_attention_heads", 128)):
+        assert from_config({**config, "head_dim": even}, "m") == from_config(config, "m")
+        with pytest.raises(AutoshardError) as raised:
+            from_config({**config, "head_dim": 24}, "m")
+        assert str(raised.value) == f"head_dim=24 of m is not supported; {heads}={even} is"
+
+
 def test_other_rope() -> None:
     linear = from_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}, "long")
     assert linear.rope_scaling == RopeScaling("linear", 2.0)
@@ -415,6 +444,7 @@ def test_other_rope() -> None:
             "quantization_config of m is not supported: give the config of the unquantised model",
         ),
         ({"model_type": "mixtral"}, "num_local_experts is missing from the config of m"),
+        ({"is_causal": False}, "is_causal=False of m is not supported; True is"),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], text: str) -> None:
