@@ -40,11 +40,15 @@ def read_config(path: str | Path) -> ModelSpec:
         name = file.resolve().parent.name if file.name == "config.json" else file.stem
     except (OSError, ValueError) as error:
         raise AutoshardError(f"model config {show(str(path))} cannot be read: {error}") from None
-    config = read_json(file, "model config", MAX_CONFIG_BYTES)
+    config = _parsed(file)
     try:
         return from_config(config, name or "model")
     except AutoshardError as error:
         raise AutoshardError(f"model config {file}: {error}") from None
+
+
+def _parsed(file: Path) -> object:
+    return read_json(file, "model config", MAX_CONFIG_BYTES, has_infinity=True)
 
 
 def from_config(config: object, name: str) -> ModelSpec:
@@ -69,9 +73,8 @@ def from_config(config: object, name: str) -> ModelSpec:
     quantized = config.get("quantization_config")
     known = getattr(family, "QUANTIZATIONS", ())
     if quantized is not None and not (isinstance(quantized, Mapping) and quantized.get("quant_method") in known):
-        raise AutoshardError(
-            f"quantization_config of {name} is not supported: give the config of the unquantised model"
-        )
+        instead = "delete the key for the unquantised model, or give the name of a built-in one"
+        raise AutoshardError(f"quantization_config of {name} is not supported: {instead}")
     fields = Config(config, name)
     model: ModelSpec = family.read(fields, model_type)
     for key in sorted(STRUCTURE & fields.unread()):
@@ -118,7 +121,7 @@ def read_dropout(path: str | Path) -> Dropout:
     """
     name = read_config(path).name
     path = Path(path)
-    config = read_json(path / "config.json" if path.is_dir() else path, "model config", MAX_CONFIG_BYTES)
+    config = _parsed(path / "config.json" if path.is_dir() else path)
     assert isinstance(config, Mapping)
     fields = Config(config, name)
     rates = getattr(FAMILIES[config["model_type"]].config, "DROPOUT", ATTENTION_DROPOUT)

@@ -138,7 +138,11 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
     if CONFIG not in files and not FAMILIES[model.model_type].is_published:
         return list(files.values())
-    config = parse_json(files[CONFIG].known[0][1], "model config") if CONFIG in files else to_config(model)
+    config: object
+    if CONFIG in files:
+        config = parse_json(files[CONFIG].known[0][1], "model config", has_infinity=True)
+    else:
+        config = to_config(model)
     assert isinstance(config, dict), "read as the model before"
     was_quantized = config.pop("quantization_config", None) is not None  # what is written is not
     key = "dtype" if "dtype" in config else "torch_dtype"

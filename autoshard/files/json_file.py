@@ -13,6 +13,8 @@ from autoshard.files.text_file import MAX_DEPTH, MAX_DIGITS, decode, given_twice
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape of half a character beyond U+FFFF, with its other half or alone."""
+INFINITY = "Infinity"
+_WORDS = ("true", "false", "null")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
 
@@ -20,29 +22,30 @@ class _RejectedError(ValueError):
     """Raised inside json.loads, which knows no places; `_first_offence` then finds the place."""
 
 
-def read_json(path: str | Path, what: str, max_bytes: int) -> object:
+def read_json(path: str | Path, what: str, max_bytes: int, has_infinity: bool = False) -> object:
     """The value in a UTF-8 JSON file (RFC 8259; a byte order mark is allowed).
 
     what: names the file's role in errors, such as "plan" or "model config".
     max_bytes: a larger file is refused before it is read.
+    has_infinity: whether the word Infinity is a number, as Python writes it and RFC 8259 does not have it.
     Raises AutoshardError, one line with the file, and line and column where there are some, for: no such file, a
     directory, too large, not UTF-8, cut off, not JSON, NaN or a number out of range, a key twice in one object, half
     of a surrogate pair, nesting deeper than 100.
     """
     where = f"{what} {printable(path)}"
-    return parse_json(read_bytes(path, where, max_bytes, "JSON"), where)
+    return parse_json(read_bytes(path, where, max_bytes, "JSON"), where, has_infinity)
 
 
-def parse_json(data: bytes, where: str) -> object:
+def parse_json(data: bytes, where: str, has_infinity: bool = False) -> object:
     """The value in the UTF-8 bytes of a JSON text.
 
-    where: what errors call the text. Raises AutoshardError as `read_json`.
+    where: what errors call the text. has_infinity: as `read_json`, which raises AutoshardError for the same.
     """
-    text = decode(data, where)
+    text, words = decode(data, where), (*_WORDS, INFINITY) if has_infinity else _WORDS
     try:
         value = json.loads(
             text,
-            parse_constant=_reject,
+            parse_constant=_infinite if has_infinity else _reject,
             parse_float=_finite,
             parse_int=_bounded_integer,
             object_pairs_hook=_without_duplicates,
@@ -50,9 +53,9 @@ def parse_json(data: bytes, where: str) -> object:
     except json.JSONDecodeError as error:
         _fail_to_parse(where, text, error)
     except (_RejectedError, RecursionError):
-        _fail_at_offence(where, text)
+        _fail_at_offence(where, text, words)
     if is_deeper_than(value, MAX_DEPTH) or lone_surrogate(text, value):
-        _fail_at_offence(where, text)
+        _fail_at_offence(where, text, words)
     return value
 
 
@@ -74,6 +77,10 @@ def lone_surrogate(text: str, value: object) -> str:
 
 def _reject(_: str) -> NoReturn:
     raise _RejectedError
+
+
+def _infinite(text: str) -> float:
+    return math.inf if text == INFINITY else _reject(text)
 
 
 def _finite(text: str) -> float:
@@ -99,16 +106,16 @@ def _fail_to_parse(where: str, text: str, error: json.JSONDecodeError) -> NoRetu
     raise AutoshardError(f"{place}: not JSON: {error.msg[0].lower()}{error.msg[1:]}") from None
 
 
-def _fail_at_offence(where: str, text: str) -> NoReturn:
-    offset, offence = next(_offences(text))
+def _fail_at_offence(where: str, text: str, words: tuple[str, ...]) -> NoReturn:
+    offset, offence = next(_offences(text, words))
     line = text.count("\n", 0, offset) + 1
     column = offset - text.rfind("\n", 0, offset)
     raise AutoshardError(f"{where}, line {line}, column {column}: {offence}") from None
 
 
-def _offences(text: str) -> Iterator[tuple[int, str]]:
+def _offences(text: str, words: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """(offset in the text, objection) of everything that `read_json` refuses beyond wrong syntax, in the order of the
-    text.
+    text. words: those that are values.
     """
     open_keys: list[set[str] | None] = []  # one for each open bracket: the keys so far, or None in a list
     previous = ""
@@ -129,7 +136,7 @@ def _offences(text: str) -> Iterator[tuple[int, str]]:
                 if key in keys:
                     yield match.start(), given_twice(show(key))
                 keys.add(key)
-        elif token not in (",", ":", "true", "false", "null") and not _is_number_in_range(token):
+        elif token not in (",", ":", *words) and not _is_number_in_range(token):
             yield match.start(), f"{_shortened(token)} is not a finite number of a usable size"
         previous = token
 

@@ -40,7 +40,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         more |= {
             "num_local_experts": experts,
             "num_experts_per_tok": config.value("num_experts_per_tok", 2),
-            "shared_expert_intermediate_size": config.value("shared_intermediate_size", 1024),
+            "shared_expert_intermediate_size": config.integer("shared_intermediate_size", 1024),
             **routers_loss(config),
         }
     if config.value("position_embedding_type", NOPE) != "rope":

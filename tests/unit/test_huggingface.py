@@ -409,6 +409,10 @@ def test_other_rope() -> None:
             "mamba_n_groups=3 of m must divide mamba_n_heads=128",
         ),
         (
+            {"model_type": "granitemoehybrid", "shared_intermediate_size": 0},
+            "shared_intermediate_size=0 of m must be a whole number from 1 to 1,000,000,000",
+        ),
+        (
             {"model_type": "granitemoehybrid", "mamba_n_heads": 100},
             "mamba_n_heads=100 x mamba_d_head=81 of m must be mamba_expand x hidden_size=8192",
         ),
@@ -441,7 +445,10 @@ def test_other_rope() -> None:
         ({"hidden_act": ["silu"]}, "hidden_act=a list of 1 of m must be one of: silu"),
         (
             {"quantization_config": {"bits": 4}},
-            "quantization_config of m is not supported: give the config of the unquantised model",
+            (
+                "quantization_config of m is not supported: delete the key for the unquantised model, or give the name "
+                "of a built-in one"
+            ),
         ),
         ({"model_type": "mixtral"}, "num_local_experts is missing from the config of m"),
         ({"is_causal": False}, "is_causal=False of m is not supported; True is"),
@@ -528,6 +535,26 @@ def test_a_wrong_field_in_a_file_is_named_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as raised:
         read_config(file)
     assert str(raised.value) == f"model config {file}: vocab_size is missing from the config of bad"
+
+
+def test_infinity_is_a_number_in_a_config_alone(tmp_path: Path) -> None:
+    """Published configs have it as time_step_limit: another model_type is what is wrong with one, not that word."""
+    file = tmp_path / "hybrid.json"
+    mamba = {**LLAMA, "model_type": "granitemoehybrid", "mamba_n_heads": 128}
+    file.write_text(json.dumps({**mamba, "time_step_limit": [0.0, float("inf")]}))
+    assert "Infinity" in file.read_text()
+    assert read_config(file) == from_config(mamba, "hybrid")
+    file.write_text(json.dumps({**LLAMA, "rope_theta": float("inf")}))
+    with pytest.raises(AutoshardError) as raised:
+        read_config(file)
+    assert str(raised.value) == f"model config {file}: rope_theta=inf of hybrid must be a finite number above 0"
+    file.write_text('{"a": Infinity,\n "b": -Infinity}')
+    with pytest.raises(AutoshardError) as raised:
+        read_config(file)
+    assert str(raised.value).endswith("line 2, column 7: -Infinity is not a finite number of a usable size")
+    file.write_text(json.dumps({**LLAMA, "model_type": "nemotron_h", "time_step_limit": [0.0, float("inf")]}))
+    with pytest.raises(AutoshardError, match=r": model_type='nemotron_h' of hybrid is not supported; the nearest "):
+        read_config(file)
 
 
 def value_or_error(make: Callable[[], Any]) -> tuple[Any, str | None]:
