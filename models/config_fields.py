@@ -42,6 +42,11 @@ class Config:
             key for key, value in self._config.items() if key not in self._config.read and value not in _NOTHING
         )
 
+    def fill(self, defaults: Mapping[str, Any]) -> None:
+        """Give every absent key its default; null stays."""
+        for key, value in defaults.items():
+            self._config.setdefault(key, value)
+
     def gives(self, key: str) -> bool:
         return self._config.get(key) is not None
 

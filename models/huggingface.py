@@ -1,6 +1,7 @@
 """Read Hugging Face's config.json as a ModelSpec, and write it back: what every family's config has in common.
 
-An absent key gets the value that transformers gives it. The rest is in `<family>/config.py`.
+An absent key gets the value that transformers gives it; an absent size is an error, but for Gemma 3, whose published
+configs leave sizes out. The rest is in `<family>/config.py`.
 """
 
 from __future__ import annotations

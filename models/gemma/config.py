@@ -23,9 +23,20 @@ SCORES_CAP, LOGITS_CAP = 50.0, 30.0
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 PATTERN = {"gemma2": 2, "gemma3_text": 6}
 """Every so many blocks there is one without a window; Gemma 3 has a key for it."""
+SIZES = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+}
+"""Sizes of Gemma 3 in transformers: the text_config of a published one leaves out those that are its own too."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
+    if model_type == "gemma3_text":
+        config.fill(SIZES)
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     pattern, is_gemma3 = PATTERN[model_type], model_type == "gemma3_text"
     pattern = config.integer("sliding_window_pattern", pattern) if is_gemma3 else pattern

@@ -72,6 +72,23 @@ def test_what_a_gemma_3_config_leaves_out() -> None:
     assert from_config({**GEMMA3, "attn_logit_softcapping": 0.4}, "bare") == from_config(GEMMA3, "bare")
 
 
+def test_the_text_config_of_a_published_gemma_3_leaves_sizes_out() -> None:
+    """It has those alone that are not transformers' own."""
+    published = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    assert from_config(published, "gemma3-4b") == load_model("gemma3-4b")
+    with pytest.raises(AutoshardError, match=r"^hidden_size is missing from the config of bare$"):
+        from_config({**published, "hidden_size": None}, "bare")
+    with pytest.raises(AutoshardError, match=r"^num_attention_heads is missing from the config of bare$"):
+        from_config({**published, "model_type": "gemma2"}, "bare")
+
+
 def test_rope_scaling_of_gemma_3_goes_before_what_blocks_without_a_window_have() -> None:
     wide = {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5}}}
     model = from_config({**GEMMA3, **wide}, "bare")
