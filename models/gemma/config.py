@@ -103,12 +103,13 @@ def _ropes(config: Config) -> tuple[float, RopeScaling | None, float]:
 def write(model: ModelSpec) -> dict[str, Any]:
     written = written_as_llama(model)
     written["hidden_activation"] = written.pop("hidden_act")
-    scores = model.attention_scores
+    scores, scalar = model.attention_scores, model.attention_scores.query_pre_attn_scalar
     written |= {
         "sliding_window": model.sliding_window,
         "layer_types": list(model.layer_types or _one_kind(model)),
         "attention_bias": model.attention_bias,
-        "query_pre_attn_scalar": scores.query_pre_attn_scalar,
+        # transformers takes no 256.0
+        "query_pre_attn_scalar": int(scalar) if scalar is not None and scalar % 1 == 0 else scalar,
         "attn_logit_softcapping": scores.attn_logit_softcapping,
         "final_logit_softcapping": model.final_logit_softcapping,
     }

@@ -124,6 +124,7 @@ def test_the_graph_has_windows_caps_and_a_norm_behind_each_branch() -> None:
 def test_a_config_and_a_plans_model_say_the_same_again(name: str) -> None:
     model = load_model(name)
     assert from_config(to_config(model), name) == model
+    assert isinstance(to_config(model)["query_pre_attn_scalar"], int), "transformers refuses 256.0"
     assert from_json(ModelSpec, to_json(model), "model") == model
 
 
