@@ -57,7 +57,8 @@ def test_models_have_the_published_number_of_parameters(name: str, count: int) -
 def test_an_empty_object_of_positions_stretches_nothing() -> None:
     """No object is YaRN, in which other positions of the pre-training go before its own."""
     assert from_config({**BARE, "rope_parameters": {}}, "bare").rope_scaling is None
-    for nothing in ({}, {"rope_scaling": {}}, {"rope_parameters": None}):
+    nothings: tuple[dict[str, Any], ...] = ({}, {"rope_scaling": {}}, {"rope_parameters": None})
+    for nothing in nothings:
         assert from_config({**BARE, **nothing}, "bare").rope_scaling == YARN
     beside = from_config({**BARE, "original_max_position_embeddings": 64}, "bare").rope_scaling
     assert beside == replace(YARN, original_max_position_embeddings=64)

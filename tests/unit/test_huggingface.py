@@ -329,7 +329,8 @@ def test_rope_scaling_goes_before_rope_parameters() -> None:
     newer = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}}
     model = from_config({**LLAMA, **newer, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "both")
     assert (model.rope_theta, model.rope_scaling) == (10_000.0, RopeScaling("linear", 2.0))
-    for nothing in (None, {}):
+    nothings: tuple[object, ...] = (None, {})
+    for nothing in nothings:
         model = from_config({**LLAMA, **newer, "rope_scaling": nothing}, "newer")
         assert (model.rope_theta, model.rope_scaling) == (1e6, RopeScaling("linear", 4.0))
     beside = {"rope_scaling": {**LLAMA3_ROPE, "rope_type": "llama3"}, "original_max_position_embeddings": 2048}
