@@ -92,6 +92,18 @@ def test_a_resumed_run_repeats_the_losses_exactly(tmp_path: Path, undisturbed: d
     assert before + after == undisturbed[TWO[0]][:STEPS]
 
 
+def test_of_a_resumed_run_neither_its_first_step_nor_those_that_were_watched_are_timed(tmp_path: Path) -> None:
+    assert run(tmp_path, ONE, steps=2).returncode == 0
+    assert run(tmp_path, ONE, "--profile", "--output", "resumed", steps=8).returncode == 0
+    (directory,) = tmp_path.glob("resumed/tiny*")
+    steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    took = {one["step"]: one["step_time_s"] for one in steps}
+    assert list(took) == [3, 4, 5, 6, 7, 8]  # of which 5 to 7 are watched
+    times = json.loads((directory / "run.json").read_text())["step_time_s"]
+    left = sorted([took[4], took[8]])
+    assert times == {"median": left[0], "p10": left[0], "p90": left[1]}
+
+
 def test_eight_processes_lose_four_and_the_loss_goes_on(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
     """Two nodes of four processes lose one: replanned, the run goes on from the checkpoint of the old layout."""
     before = plan_of(MODEL, EIGHT[1], EIGHT[2], EIGHT[3])
