@@ -214,6 +214,13 @@ def test_what_cannot_be_resumed_is_one_line(saved_once: Path, tmp_path: Path) ->
     never = run(folder, ONE, "--resume", "never")
     assert never.returncode == 2
     assert "holds checkpoints of another run up to step 4: name another folder" in never.stderr
+    shutil.copytree(folder / "saved" / "step-00000002", folder / "elsewhere" / "step-00000002")
+    mixed = run(folder, ONE, "--resume", "elsewhere")
+    assert mixed.returncode == 2
+    assert mixed.stderr == (
+        f"autoshard: error: resume={folder}/elsewhere: checkpoint_dir={folder}/saved holds checkpoints of another run "
+        "up to step 4: name another folder\n"
+    )
     spoil_bit(folder / "saved" / "step-00000004" / "rank-00000.safetensors")
     named = run(folder, ONE, "--resume", "saved/step-00000004")
     assert named.returncode == 2
