@@ -78,7 +78,8 @@ def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
     assert [one["step"] for one in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert list((directory / "tensorboard").iterdir())
-    assert list((directory / "wandb").glob("offline-run-*"))
+    (kept,) = directory.glob("wandb/offline-run-*")
+    assert f", wandb sync {kept.relative_to(tmp_path)}, " in ran.stdout
     result = json.loads((directory / "result.json").read_text())
     assert result["ok"] is True
     assert len(result["peak_memory_bytes"]) == 8
