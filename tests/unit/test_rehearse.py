@@ -187,6 +187,14 @@ def test_a_shrunk_tied_model_stays_tied() -> None:
     assert rehearse(tied, 8, 256).plan.model.tie_word_embeddings
 
 
+@pytest.mark.parametrize(
+    ("factor", "turned"), [(0.1, 2), (0.2, 2), (0.25, 4), (0.35, 4), (0.4, 6), (0.75, 12), (0.95, 14), (1.0, 16)]
+)
+def test_part_of_a_shrunk_head_is_turned_by_pairs(factor: float, turned: int) -> None:
+    wide = replace(load_model("llama3-70b"), head_dim=80, hidden_size=5120, partial_rotary_factor=factor)
+    assert rehearse(replace(plan(), model=wide), 8, 256).plan.model.rotary_dim == turned
+
+
 def ulysses_plan() -> Plan:
     """llama3-8b, whose 8 key-value heads 2 x 4 ranks share: two of them, as a rehearsal has, would not do for 2 x 2."""
     spec, cluster = load_model("llama3-8b"), load_cluster("h100-80gb", 4)
