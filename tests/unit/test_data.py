@@ -196,6 +196,14 @@ def test_a_hugging_face_tokenizer(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "words" / "tokenizer.json").vocab_size == 11
 
 
+def test_a_padding_token_may_have_the_id_0(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "words", {"<pad>": 0, "</s>": 1, "?": 2})
+    special = {"pad_token": "<pad>", "eos_token": "</s>"}
+    (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps(special))
+    tokenizer = load_tokenizer(tmp_path / "words")
+    assert (tokenizer.padding, tokenizer.end_of_text) == (0, 1)
+
+
 @pytest.mark.parametrize("given", [".", "tokenizer.json", "../words", "../words/inner/.."])
 def test_a_tokenizer_has_the_name_of_its_folder(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tokenizer(tmp_path / "words", {"?": 0, "one": 1})
