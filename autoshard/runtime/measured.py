@@ -31,8 +31,7 @@ def measured(plan: Plan, results: Sequence[Result | None]) -> MeasuredRun:
     """The values of run.json. results: what each rank's worker returned, None where a rank's is not known here."""
     known = [(rank, result) for rank, result in enumerate(results) if result is not None]
     trained = known[0][1]["trained"]
-    times = _undisturbed(trained["step_times_s"], trained["profiled_steps"])
-    median_s = percentile(times, 0.5)
+    times = step_times(trained)
     compiled = [Compiled(**one) for _, result in known if (one := result["trained"]["compiled"]) is not None]
     return MeasuredRun(
         FORMAT_VERSION,
@@ -43,12 +42,22 @@ def measured(plan: Plan, results: Sequence[Result | None]) -> MeasuredRun:
         plan.training.sequence_length,
         trained["losses"][0],
         trained["losses"][-1],
-        StepTimes(median_s, percentile(times, 0.1), percentile(times, 0.9)),
-        plan.training.tokens_per_step / median_s,
+        times,
+        plan.training.tokens_per_step / times.median,
         max(compiled, key=attrgetter("compile_time_s"), default=None),
         tuple(RankMemory(rank, tuple(result["stages"]), result["peak_memory_bytes"]) for rank, result in known),
         _profile(plan, known) if trained["profile"] is not None else None,
     )
+
+
+def step_times(trained: Result) -> StepTimes:
+    """Seconds of a step, without the first, which warms up, and those watched; of all, where none else is left.
+
+    trained: what train_steps returns.
+    """
+    times, profiled = trained["step_times_s"], trained["profiled_steps"]
+    left = [one for step, one in enumerate(times) if step > 0 and step not in profiled] or times
+    return StepTimes(*(percentile(left, share) for share in (0.5, 0.1, 0.9)))
 
 
 def trace(plan: Plan, results: Sequence[Result | None]) -> dict[str, Any]:
@@ -80,11 +89,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of all do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, ceil(share * len(ordered)) - 1)]
-
-
-def _undisturbed(times: Sequence[float], profiled: Sequence[int]) -> list[float]:
-    """Without the first step, which warms up, and those that were watched; all, where nothing else is left."""
-    return [one for step, one in enumerate(times) if step > 0 and step not in profiled] or list(times)
 
 
 def _profile(plan: Plan, known: list[tuple[int, Result]]) -> Profile:

@@ -30,6 +30,7 @@ class MetricsWriter:
     directory: made when missing. project, name, group, config: what W&B shows; the name defaults to the directory's,
     the group to WANDB_RUN_GROUP, which wandb reads.
     wandb: without an account (or with WANDB_MODE=offline) the run is kept in directory/wandb, for `wandb sync`.
+    locations: one line for each place that the numbers go to, for people.
     Raises AutoshardError when a file cannot be written, and when wandb is asked for and missing or unreachable.
     """
 
@@ -58,16 +59,8 @@ class MetricsWriter:
         except BaseException:
             self.close(exit_code=1)
             raise
-
-    @property
-    def locations(self) -> tuple[str, ...]:
-        """One line for each place that the numbers go to, for people."""
-        lines = [str(self.path)]
-        if self._events is not None:
-            lines.append(f"tensorboard --logdir {self._events.path.parent}")
-        if self._wandb is not None:
-            lines.append(self._wandb.location)
-        return tuple(lines)
+        found = (str(self.path), f"tensorboard --logdir {self._events.path.parent}")
+        self.locations = found if self._wandb is None else (*found, self._wandb.location)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one step's numbers; they are on disk when this returns. step: its number, from 1 on. NaN, which JSON

@@ -243,6 +243,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)
     experts, window = min(model.num_experts_per_tok, 2), SEQUENCE_LENGTH // 2
     held = multiple_of(min(model.num_local_experts, 4), strategy.ep)
+    turned = max(2, int(HEAD_DIM * model.partial_rotary_factor) // 2 * 2)  # numbers of a head that positions turn
     graph = None if model.graph is None else shrunk(model.graph, hidden / model.hidden_size, window, experts)
     return replace(
         model.some_blocks(telling_blocks(model, sum(strategy.stage_layers))),
@@ -252,6 +253,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=HEAD_DIM if graph is None else model.head_dim,
+        partial_rotary_factor=turned / HEAD_DIM,
         vocab_size=vocab_size,
         max_position_embeddings=max(SEQUENCE_LENGTH, min(model.max_position_embeddings, 4 * SEQUENCE_LENGTH)),
         sliding_window=None if model.sliding_window is None else window,

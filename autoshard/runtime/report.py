@@ -10,6 +10,7 @@ from typing import Any
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.plans.plan import Plan
+from autoshard.runtime.measured import step_times
 from autoshard.runtime.rehearse import Rehearsal
 from autoshard.units import format_bytes, format_count, format_seconds
 
@@ -111,8 +112,8 @@ def verdict(plan: Plan, ranks: Sequence[Result | None], alone: Result | None) ->
         tuple(losses_alone),
         tuple(result["peak_memory_bytes"] for result in results),
         tuple(tuple(result["stages"]) for result in results),
-        _median(first["trained"]["step_times_s"]),
-        _median(alone["trained"]["step_times_s"]),
+        step_times(first["trained"]).median,
+        step_times(alone["trained"]).median,
     )
 
 
@@ -198,8 +199,7 @@ def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
     """The summary of a run that executed the plan as it is: first and last loss; step time, predicted and measured."""
     result = next(result for result in results if result is not None)
     trained = result["trained"]
-    times = trained["step_times_s"]
-    step_time_s = _median(times[1:] or times)  # the first warms up, or compiles
+    step_time_s = step_times(trained).median
     tokens_per_s = plan.training.tokens_per_step / step_time_s
     held_out = trained["held_out_losses"]
     compiled = trained["compiled"]
@@ -274,7 +274,3 @@ def _allowed(one: Difference) -> str:
 
 def _off(value: float, reference: float) -> float:
     return abs(value - reference) / abs(reference)
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

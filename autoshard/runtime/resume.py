@@ -25,11 +25,13 @@ def candidates(store: Store, resume: str) -> Sequence[Folder]:
 
 
 def check_not_mixed(store: Store, resume: str) -> None:
-    """Raises AutoshardError where a run that starts anew would save beside another one's checkpoints."""
-    there = store.folders() if resume == "never" else []
-    if there:
+    """Raises AutoshardError where a run that starts anew, or goes on from another place, would save beside another
+    one's checkpoints."""
+    there = [] if resume == "auto" else store.folders()
+    asked = {str(folder) for folder in candidates(store, resume)} if there else set()
+    if there and (asked or resume == "never") and asked.isdisjoint(map(str, there)):
         raise AutoshardError(
-            f"resume=never: checkpoint_dir={store} holds checkpoints of another run up to step "
+            f"resume={resume}: checkpoint_dir={store} holds checkpoints of another run up to step "
             f"{step_of(there[0])}: name another folder"
         )
 

@@ -187,6 +187,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
                     _progress(plan, options, "training") as progress,
                 ):
                     outcome = run(on_message=_recorder(metrics, progress))
+                    metrics.close(exit_code=outcome.exit_code)
             if outcome.exit_code == 0 and outcome.results[0] is not None:
                 ranks = outcome.results[0]["ranks"]
                 print(run_summary(plan, ranks), flush=True)
@@ -206,7 +207,7 @@ def _train(
     description: str,
 ) -> RunOutcome:
     with _progress(plan, options, description) as progress:
-        return run_processes(
+        outcome = run_processes(
             _TRAIN,
             to_json(arguments),
             plan.mesh.world_size,
@@ -215,6 +216,8 @@ def _train(
             hang_timeout_s=options.timeout_s,
             start=start,
         )
+    metrics.close(exit_code=outcome.exit_code)
+    return outcome
 
 
 def _compare(plan: Plan, arguments: TrainArguments, options: RunOptions, start: Start, directory: Path) -> RunOutcome:

@@ -107,7 +107,8 @@ class HuggingFaceTokenizer:
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.special_tokens, self.chat_template = special_tokens, chat_template
         self.end_of_text = self._id("eos_token")
-        self.padding = self._id("pad_token") or self.end_of_text or 0
+        known = (one for one in (self._id("pad_token"), self.end_of_text) if one is not None)
+        self.padding = next(known, 0)
         content = [tokenizer.to_str(), sorted(special_tokens.items()), chat_template]
         self.digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

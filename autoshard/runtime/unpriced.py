@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.layout.context_parallel import RINGS
-from autoshard.plans.plan import Plan
+from autoshard.plans.plan import Plan, Stage
 from autoshard.spec.training import DTYPE_BYTES
 from autoshard.units import format_bytes
 
@@ -11,17 +11,24 @@ from autoshard.units import format_bytes
 def document_masks(plan: Plan) -> str:
     """A sentence on what document_mask changes: the plan is priced for attention that is causal over whole rows."""
     size = document_mask_bytes(plan)
-    kept = f"; a microbatch's mask takes {format_bytes(size)} of each device, for as long as its attention is kept"
+    kept = f"; a microbatch's masks take {format_bytes(size)} of a device, for as long as its attention is kept"
     return "not in the plan's prices: attention inside documents only" + (kept if size else "")
 
 
 def document_mask_bytes(plan: Plan) -> int:
-    """Bytes of the masks that attention keeps of a microbatch, on one device; the blocks of a stage share them. Rings
-    and plain attention keep none."""
+    """Bytes of the masks that attention keeps of a microbatch, on the device that keeps most; the blocks of a stage
+    that see alike share one. Rings, plain attention, and scores with a cap or sinks keep none."""
     strategy, training = plan.strategy, plan.training
-    ring = strategy.cp > 1 and strategy.context_parallel in RINGS
-    if ring or strategy.attention_kernel == "plain":
-        return 0
     keys = training.sequence_length
     queries = keys if strategy.context_parallel == "ulysses" else keys // strategy.cp
-    return strategy.microbatch_size * queries * keys * DTYPE_BYTES[training.precision.compute_dtype]
+    mask_bytes = strategy.microbatch_size * queries * keys * DTYPE_BYTES[training.precision.compute_dtype]
+    return mask_bytes * max(_masks_kept(plan, stage) for stage in plan.stages)
+
+
+def _masks_kept(plan: Plan, stage: Stage) -> int:
+    """Of a microbatch: one for each window and chunk."""
+    kinds = [kind for kind, _ in plan.model.kind_counts(stage.first_layer, stage.stop_layer)]
+    found = [op.attributes for op in plan.graph(kinds, False, False).operators if op.kind == "attention"]
+    kept = [one for one in found if one["kernel"] != "plain" and one.get("context_parallel") not in RINGS]
+    whole = [one for one in kept if one.get("softcap") is None and not one.get("sinks")]
+    return len({(one["sliding_window"], one.get("chunk")) for one in whole})

@@ -92,6 +92,18 @@ def test_a_resumed_run_repeats_the_losses_exactly(tmp_path: Path, undisturbed: d
     assert before + after == undisturbed[TWO[0]][:STEPS]
 
 
+def test_of_a_resumed_run_neither_its_first_step_nor_those_that_were_watched_are_timed(tmp_path: Path) -> None:
+    assert run(tmp_path, ONE, steps=2).returncode == 0
+    assert run(tmp_path, ONE, "--profile", "--output", "resumed", steps=8).returncode == 0
+    (directory,) = tmp_path.glob("resumed/tiny*")
+    steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    took = {one["step"]: one["step_time_s"] for one in steps}
+    assert list(took) == [3, 4, 5, 6, 7, 8]  # of which 5 to 7 are watched
+    times = json.loads((directory / "run.json").read_text())["step_time_s"]
+    left = sorted([took[4], took[8]])
+    assert times == {"median": left[0], "p10": left[0], "p90": left[1]}
+
+
 def test_eight_processes_lose_four_and_the_loss_goes_on(tmp_path: Path, undisturbed: dict[str, list[float]]) -> None:
     """Two nodes of four processes lose one: replanned, the run goes on from the checkpoint of the old layout."""
     before = plan_of(MODEL, EIGHT[1], EIGHT[2], EIGHT[3])
@@ -202,6 +214,13 @@ def test_what_cannot_be_resumed_is_one_line(saved_once: Path, tmp_path: Path) ->
     never = run(folder, ONE, "--resume", "never")
     assert never.returncode == 2
     assert "holds checkpoints of another run up to step 4: name another folder" in never.stderr
+    shutil.copytree(folder / "saved" / "step-00000002", folder / "elsewhere" / "step-00000002")
+    mixed = run(folder, ONE, "--resume", "elsewhere")
+    assert mixed.returncode == 2
+    assert mixed.stderr == (
+        f"autoshard: error: resume={folder}/elsewhere: checkpoint_dir={folder}/saved holds checkpoints of another run "
+        "up to step 4: name another folder\n"
+    )
     spoil_bit(folder / "saved" / "step-00000004" / "rank-00000.safetensors")
     named = run(folder, ONE, "--resume", "saved/step-00000004")
     assert named.returncode == 2

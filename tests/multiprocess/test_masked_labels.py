@@ -1,12 +1,16 @@
 """Loss on some tokens only: the mean over the step's learned tokens, wherever ranks and microbatches have them."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from autoshard.errors import AutoshardError
+from autoshard.runtime.data import TokenStream
 from autoshard.runtime.torch_backend.kernels import _CrossEntropy
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.session import Session
+from autoshard.runtime.trainer.evaluation import evaluate
 from tests.multiprocess.masked_workers import LAYOUTS, batch
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
@@ -22,6 +26,20 @@ def test_an_evaluation_learns_nothing_and_sees_what_a_step_sees() -> None:
     assert session.evaluate(inputs, labels) == before
     assert session.step(inputs, labels, 1e-2).loss == pytest.approx(before, rel=1e-14)
     assert session.evaluate(inputs, labels) < before
+
+
+def test_an_evaluation_passes_over_a_batch_without_a_label() -> None:
+    plan = plan_of(MODELS["llama"], strategy(), 1)
+    session = Session(plan, 0, torch.device("cpu"), OptimizerSettings(1e-2), seed=0)
+    learned = np.zeros((2, plan.training.sequence_length + 1), dtype=np.uint8)
+    learned[1] = 1
+    size = plan.training.global_batch_size
+    marks = np.repeat(learned, size, axis=0).ravel()
+    stream = TokenStream(np.arange(len(marks), dtype=np.int32) % 90, size, plan.training.sequence_length, learned=marks)
+    assert evaluate(session, stream, 2) == session.evaluate(*stream.in_order(1))
+    with pytest.raises(AutoshardError) as error:
+        evaluate(session, stream, 1)
+    assert str(error.value) == ("eval_batches=1: so many have no label: evaluate more, or on other data")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -4,15 +4,18 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made as it is imported
 
 from autoshard.files.codec import to_json
 from autoshard.plans.plan_json import write_plan
@@ -40,15 +43,20 @@ TINY = {
 }
 
 
-def autoshard(folder: Path, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def offline(folder: Path) -> dict[str, str]:
+    """The environment, in which W&B stays in the folder."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    return {**environment, "HOME": str(folder), "WANDB_MODE": "offline"}
+
+
+def autoshard(folder: Path, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "autoshard", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=seconds,
-        env={**environment, "HOME": str(folder), "WANDB_MODE": "offline"},
+        env=offline(folder),
     )
 
 
@@ -70,7 +78,8 @@ def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
     assert [one["step"] for one in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert list((directory / "tensorboard").iterdir())
-    assert list((directory / "wandb").glob("offline-run-*"))
+    (kept,) = directory.glob("wandb/offline-run-*")
+    assert f", wandb sync {kept.relative_to(tmp_path)}, " in ran.stdout
     result = json.loads((directory / "result.json").read_text())
     assert result["ok"] is True
     assert len(result["peak_memory_bytes"]) == 8
@@ -179,9 +188,12 @@ def torchrun(folder: Path, processes: int, *job: str) -> subprocess.CompletedPro
 @pytest.mark.parametrize(("blow", "expected"), [("kill a rank", 1), ("Ctrl-C", 130)])
 def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, expected: int) -> None:
     plan_of_four(tmp_path)
-    command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000"]
+    command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "100000", "--wandb"]
+    environment = offline(tmp_path)
     with by_default(signal.SIGINT):
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
     workers = wait_for_workers(tmp_path, process)
     start = time.monotonic()
     if blow == "Ctrl-C":
@@ -198,6 +210,23 @@ def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, e
         assert "SIGKILL" in lines[0]
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert not alive
+    (log,) = tmp_path.glob("runs/tiny*/wandb/offline-run-*/*.wandb")
+    assert [one.exit.exit_code for one in wandb_records(log) if one.HasField("exit")] == [expected]
+
+
+def wandb_records(log: Path) -> Iterator[Record]:
+    """The records of W&B's log: in LevelDB's format, after 7 bytes of its own."""
+    content, record, start = log.read_bytes(), b"", 7
+    while start + 7 <= len(content):
+        left = 32_768 - start % 32_768
+        if left < 7:  # no part begins so late in a block
+            start += left
+            continue
+        size, part = struct.unpack("<HB", content[start + 4 : start + 7])
+        record, start = record + content[start + 7 : start + 7 + size], start + 7 + size
+        if part in (1, 4):  # a whole record, or the last part of one
+            yield Record.FromString(record)
+            record = b""
 
 
 def test_a_rank_that_hangs_is_named_with_its_stage_and_action(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -194,6 +194,14 @@ def test_a_hugging_face_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.encode("two ten four two").tolist() == [2, 10, 0, 2]  # the file's limit of two tokens is not ours
     assert tokenizer.decode([1, 10]) == "one ten"
     assert load_tokenizer(tmp_path / "words" / "tokenizer.json").vocab_size == 11
+
+
+def test_a_padding_token_may_have_the_id_0(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "words", {"<pad>": 0, "</s>": 1, "?": 2})
+    special = {"pad_token": "<pad>", "eos_token": "</s>"}
+    (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps(special))
+    tokenizer = load_tokenizer(tmp_path / "words")
+    assert (tokenizer.padding, tokenizer.end_of_text) == (0, 1)
 
 
 @pytest.mark.parametrize("given", [".", "tokenizer.json", "../words", "../words/inner/.."])
@@ -417,6 +425,37 @@ def test_documents_are_kept_apart(tmp_path: Path) -> None:
     stream = replace(stream, tokens=stream.tokens[2:], begins=begins[2:])
     assert stream.documents_in_order(0).tolist() == [[0, 0, 0, 3, 3]]  # type: ignore[union-attr]
     assert stream.in_order(0)[1].tolist() == [[*b"\n\n", NOT_LEARNED, *b"ef"]]
+
+
+ANSWERS, FOLLOWERS = "be part of an answer", "follow another token of its document"
+
+
+@pytest.mark.parametrize(
+    ("marks", "rules"),
+    [
+        ({"learned": [0] * 12}, ANSWERS),
+        ({"begins": [1] * 12}, FOLLOWERS),
+        ({"learned": [0, 1] * 6, "begins": [0, 1] * 6}, f"{ANSWERS} and {FOLLOWERS}"),
+    ],
+)
+def test_data_without_a_label_are_refused(marks: dict[str, list[int]], rules: str) -> None:
+    given: dict[str, Any] = {name: np.array(values, dtype=np.uint8) for name, values in marks.items()}
+    with pytest.raises(AutoshardError) as error:
+        TokenStream(np.arange(12, dtype=np.int32), 2, 2, **given)
+    assert str(error.value) == f"the text has no label, which must {rules}: give other text"
+
+
+def test_a_batch_without_a_label_is_refused() -> None:
+    begins = np.array([1, 1, 1, 1, 1, 0], dtype=np.uint8)
+    stream = TokenStream(np.arange(6, dtype=np.int32), 1, 2, begins=begins)
+    empty, full = sorted(range(2), key=lambda step: int(stream.starts(step)[0]))
+    assert stream.batch(full)[1].tolist() == [[NOT_LEARNED, 5]]
+    with pytest.raises(AutoshardError) as error:
+        stream.batch(empty)
+    assert str(error.value) == (
+        f"batch {empty + 1} of the text has no label, which must follow another token of its document: give other text "
+        "or a larger batch"
+    )
 
 
 def test_windows_of_one_file_are_one_document(tmp_path: Path) -> None:

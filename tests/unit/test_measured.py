@@ -11,6 +11,7 @@ from autoshard.plans.measured_run import Compiled, RankMemory, StepTimes, read_m
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.timeline import planned_timeline
 from autoshard.runtime.measured import measured, percentile, trace
+from autoshard.runtime.report import run_summary
 from autoshard.schedules import actions
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
@@ -29,6 +30,7 @@ def result(rank: int, profile: dict[str, Any] | None, compiled: bool = False) ->
             "profiled_steps": [2] if profile else [],
             "profile": profile,
             "compiled": {**COMPILED, "compile_time_s": 20.0 + rank} if compiled else None,
+            "held_out_losses": [],
         },
     }
 
@@ -97,6 +99,14 @@ def test_what_a_profiled_step_took() -> None:
     )
     assert found.profile.bubble_fraction == pytest.approx(2 / 7)
     assert found.profile.planned_bubble_fraction == planned_timeline(PLAN)[1].bubble_fraction
+
+
+def test_what_is_printed_is_what_is_written() -> None:
+    of_rank = result(0, profile(100.0))
+    run = measured(PLAN, [of_rank])
+    assert (run.step_time_s.median, run.tokens_per_s) == (1.0, 32.0)
+    assert "\nstep time 1.00 s (planned ~" in (printed := run_summary(PLAN, [of_rank]))
+    assert "), 32 tokens/s\n" in printed
 
 
 def test_the_trace_has_planned_and_executed_actions_side_by_side() -> None:

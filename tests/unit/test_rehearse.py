@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -124,16 +125,16 @@ def test_one_process_sees_the_same_microbatches() -> None:
     assert alone.training == small.training
 
 
-def rank_result(losses: list[float], check: float = 5.5) -> dict[str, object]:
+def rank_result(losses: list[float], check: float = 5.5) -> dict[str, Any]:
     return {
         "check": {"loss": check, "gradient_norm": 2.0},
-        "trained": {"losses": losses, "step_times_s": [0.5] * len(losses)},
+        "trained": {"losses": losses, "step_times_s": [0.5] * len(losses), "profiled_steps": []},
         "peak_memory_bytes": 300_000_000,
         "stages": [0],
     }
 
 
-def alone_result(losses: list[float], gradient: float = 1e-7, rounding: float = 0.01) -> dict[str, object]:
+def alone_result(losses: list[float], gradient: float = 1e-7, rounding: float = 0.01) -> dict[str, Any]:
     def found(value: float) -> dict[str, object]:
         return {name: {"relative_difference": value, "tensor": "w"} for name in ("gradient", "parameter")}
 
@@ -150,6 +151,13 @@ def judge(sharded: list[float], alone: dict[str, object]) -> Verdict:
 
 def test_a_run_that_agrees_is_ok() -> None:
     assert judge([5.5, 4.0], alone_result([5.5, 4.0])).line == "OK: the sharded run equals one process"
+
+
+def test_a_rehearsals_step_times_leave_out_the_first_as_those_of_a_run() -> None:
+    sharded, alone = rank_result([5.5, 4.0, 4.0]), alone_result([5.5, 4.0, 4.0])
+    sharded["trained"]["step_times_s"], alone["trained"]["step_times_s"] = [9.0, 2.0, 1.0], [8.0, 4.0, 3.0]
+    found = verdict(rehearse(plan(), 8, 256).plan, [sharded], alone)
+    assert (found.step_time_s, found.step_time_alone_s) == (1.0, 3.0)
 
 
 def test_a_gradient_that_differs_fails() -> None:
@@ -177,6 +185,14 @@ def test_what_rounding_alone_changes_as_much_is_not_judged() -> None:
 def test_a_shrunk_tied_model_stays_tied() -> None:
     tied = replace(plan(), model=replace(load_model("llama3-70b"), tie_word_embeddings=True))
     assert rehearse(tied, 8, 256).plan.model.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("factor", "turned"), [(0.1, 2), (0.2, 2), (0.25, 4), (0.35, 4), (0.4, 6), (0.75, 12), (0.95, 14), (1.0, 16)]
+)
+def test_part_of_a_shrunk_head_is_turned_by_pairs(factor: float, turned: int) -> None:
+    wide = replace(load_model("llama3-70b"), head_dim=80, hidden_size=5120, partial_rotary_factor=factor)
+    assert rehearse(replace(plan(), model=wide), 8, 256).plan.model.rotary_dim == turned
 
 
 def ulysses_plan() -> Plan:

@@ -24,6 +24,8 @@ NOT_LEARNED = -100
 Tokens = NDArray[np.int64]
 _WITHOUT = " without the last "
 """Separates, in a digest, the data's own digest from the number of rows held out of them."""
+_LOOK = 1 << 20
+"""Tokens that are looked at together for a label; nearly always there is one among the first."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class TokenStream:
                 f"the text has {len(self.tokens):,} tokens; one batch of {self.global_batch_size} sequences x "
                 f"({self.sequence_length} + 1) tokens needs {needed:,}: give more text or a smaller batch"
             )
+        if not any(self._are_labels(slice(first, first + _LOOK)).any() for first in range(0, len(self.tokens), _LOOK)):
+            raise self._without_label("the text", "other text")
 
     @property
     def rows_per_epoch(self) -> int:
@@ -131,8 +135,14 @@ class TokenStream:
         return found
 
     def batch(self, step: int) -> tuple[Tokens, Tokens]:
-        """Inputs and labels of one step, each [global_batch_size, sequence_length]; labels are one token later."""
-        return self._cut(self.starts(step))
+        """Inputs and labels of one step, each [global_batch_size, sequence_length]; labels are one token later.
+
+        Raises AutoshardError where there is no label among them.
+        """
+        inputs, labels = self._cut(self.starts(step))
+        if (labels == NOT_LEARNED).all():
+            raise self._without_label(f"batch {step + 1} of the text", "other text or a larger batch")
+        return inputs, labels
 
     def documents(self, step: int) -> Tokens | None:
         """For each input of the step's batch, the place in its row where its document begins: [global_batch_size,
@@ -163,12 +173,21 @@ class TokenStream:
     def _cut(self, starts: NDArray[np.int64]) -> tuple[Tokens, Tokens]:
         indices = starts[:, None] + np.arange(self.sequence_length + 1, dtype=np.int64)
         rows = self.tokens[indices].astype(np.int64)
-        labels = rows[:, 1:].copy()
+        return rows[:, :-1].copy(), np.where(self._are_labels(indices[:, 1:]), rows[:, 1:], NOT_LEARNED)
+
+    def _are_labels(self, places: slice | NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the tokens at these places may be labels."""
+        found = np.ones(self.tokens[places].shape, dtype=np.bool_)
         if self.learned is not None:
-            labels[self.learned[indices[:, 1:]] == 0] = NOT_LEARNED
+            found &= self.learned[places] != 0
         if self.begins is not None:
-            labels[self.begins[indices[:, 1:]] != 0] = NOT_LEARNED
-        return rows[:, :-1].copy(), labels
+            found &= self.begins[places] == 0
+        return found
+
+    def _without_label(self, what: str, cure: str) -> AutoshardError:
+        rules = [] if self.learned is None else ["be part of an answer"]
+        rules += [] if self.begins is None else ["follow another token of its document"]
+        return AutoshardError(f"{what} has no label, which must {' and '.join(rules)}: give {cure}")
 
 
 def open_stream(file: TokenFile, *, global_batch_size: int, sequence_length: int, seed: int = 0) -> TokenStream:

@@ -106,7 +106,7 @@ def train_steps(
         "step_times_s": times,
         "held_out_losses": list(held_out_losses.values()),
         "unsaved": progress.unsaved,
-        "profiled_steps": list(profiled),
+        "profiled_steps": [step - progress.first_step for step in profiled],  # places in step_times_s
         "compiled": None if compiler is None else compiler.to_dict(),
         "profile": {"steps": profiler.steps, "spans": profiler.spans} if profiler else None,
     }
