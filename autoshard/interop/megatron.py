@@ -11,6 +11,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
+from autoshard.interop.megatron_stages import STAGE_FLAGS, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
@@ -115,7 +116,7 @@ def megatron_layout(text: str) -> WrittenLayout:
             options[name] = whole_number(f"--{flag}", flags[flag])
     model = _model(flags)
     layers = model.wanted.get("num_hidden_layers")
-    options["vpp"] = _virtual_stages(flags, layers, options["pp"])
+    options["vpp"] = virtual_stages(flags, layers, options["pp"])
     options["schedule"] = usual_schedule(options["vpp"])
     if flags.get("mtp-num-layers", "0") != "0":
         options["mtp_num_layers"] = whole_number("--mtp-num-layers", flags["mtp-num-layers"])
@@ -140,10 +141,8 @@ def megatron_layout(text: str) -> WrittenLayout:
     instances = whole_number(f"--{INSTANCES}", flags.get(INSTANCES, "1"))
     if fields["zero"] and instances > 1:
         fields["dp_replicate"] = instances
-    if "pipeline-model-parallel-layout" in flags:
-        fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
-        options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
-        options["schedule"] = usual_schedule(options["vpp"])
+    if (stages := uneven_stages(flags, layers, options["pp"], options["vpp"])) is not None:
+        fields["stage_layers"] = stages
     options["recompute"], approximations = _recompute(flags, _most_blocks(fields, layers, options))
     capacity = number("--moe-expert-capacity-factor", flags.get("moe-expert-capacity-factor") or None)
     left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
@@ -289,9 +288,9 @@ NO_EFFECT = re.compile(
     r"""--(train|eval|log|save|load|lr|min-lr|max-lr|weight-decay|adam|clip-grad|seed|data|tokenizer|vocab|merge|split
     |tensorboard|wandb|exit|distributed-(backend|timeout)|init-method|num-workers|no-(load|save)|master|node|rdzv|tee
     |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
-    |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|optimizer|hidden-dropout
+    |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|hidden-dropout
     |attention-dropout|moe-(aux|z)-loss|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora
-    |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*"""
+    |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*|--optimizer"""
     + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),
     re.VERBOSE,
 )
@@ -310,26 +309,11 @@ READ = (
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
-    *(
-        EXPERT_RANKS,
-        INSTANCES,
-        "use-distributed-optimizer",
-        "pipeline-model-parallel-layout",
-        "num-virtual-stages-per-pipeline-rank",
-    ),
-    *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
+    *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
+    *("nproc-per-node", "group-query-attention"),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
-
-
-def layout_layers(layout: str) -> tuple[int, ...]:
-    """Blocks of each stage in Megatron's notation: 'Et*3|(t|)*2t*4L' is 3, 1, 1, 4."""
-    text = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), layout[:500].replace(",", ""))
-    text = re.sub(r"([EtmL])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text[:5000])
-    if len(layout) > 500 or not re.fullmatch(r"[EtmL|]+", text):
-        raise AutoshardError(f"--pipeline-model-parallel-layout is {layout[:60]!r}; one reads Et*3|t*4|t*4|t*3L")
-    return tuple(stage.count("t") for stage in text.split("|"))
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -373,18 +357,3 @@ def _zero(flags: dict[str, str]) -> int:
     if strategy not in SHARDING:
         raise AutoshardError(f"--data-parallel-sharding-strategy is {strategy[:40]!r}; known: {', '.join(SHARDING)}")
     return SHARDING[strategy]
-
-
-def _virtual_stages(flags: dict[str, str], layers: int | None, pp: int) -> int:
-    if "num-virtual-stages-per-pipeline-rank" in flags:
-        return whole_number("--num-virtual-stages-per-pipeline-rank", flags["num-virtual-stages-per-pipeline-rank"])
-    name = "num-layers-per-virtual-pipeline-stage"
-    if name not in flags:
-        return 1
-    each = whole_number(f"--{name}", flags[name])
-    if layers is None:
-        instead = "--num-virtual-stages-per-pipeline-rank says as much without it"
-        raise AutoshardError(f"--{name}={each} needs --num-layers, which is not there; {instead}")
-    if layers % (pp * each):
-        raise AutoshardError(f"--{name}={each} x pp={pp} must divide --num-layers={layers}")
-    return layers // (pp * each)

@@ -53,6 +53,11 @@ class Written:
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
 
+    @property
+    def unpriced(self) -> str:
+        """`not_priced` in a note; empty where there is none."""
+        return f"not in the price: {', '.join(self.not_priced)}" if self.not_priced else ""
+
 
 def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> Written:
     """The problem and layout of a recipe or another framework's configuration.
