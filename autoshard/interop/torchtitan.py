@@ -9,6 +9,7 @@ from typing import Any
 from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
+from autoshard.interop.torchtitan_stages import EACH, STAGE_KEYS, stages_of
 from autoshard.interop.written_layout import WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
@@ -62,6 +63,7 @@ READ = {
         "pipeline_parallel_schedule",
         "pipeline_parallel_microbatch_size",
         "module_fqns_per_model_part",
+        *STAGE_KEYS,
         "context_parallel_rotate_method",
     ),
 }
@@ -115,14 +117,15 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if batch == -1 or options["pp"] > 1:
         fields["sequences_per_replica"] = local
     schedule, stand_in = _schedule(parallelism) if options["pp"] > 1 else (None, None)
-    options["vpp"] = 2 if schedule == "interleaved" else 1
+    if options["pp"] == 1 or EACH not in parallelism:
+        options["vpp"] = 2 if schedule == "interleaved" else 1
     if parts := parallelism.get("module_fqns_per_model_part"):
         fields["stage_layers"] = stage_layers(parts)
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
     rotate = str(parallelism.get("context_parallel_rotate_method", "allgather"))
     if options["cp"] > 1:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
-    options["schedule"] = schedule or usual_schedule(options["vpp"])
+    options["schedule"] = schedule or usual_schedule(options.get("vpp", 1))
     mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
     if mode not in RECOMPUTE:
         raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
@@ -147,6 +150,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         "torchtitan configuration",
         options,
         fields,
+        stages=stages_of(parallelism),
         model=WrittenModel() if known is None else _flavor(known, show(model.get("flavor"))),
         notes=tuple(notes),
         warnings=(*_warnings(data), *([] if stand_in is None else [stand_in])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     """
     from autoshard.interop.written_layout import read_written_layout
     from autoshard.planner.score import completed
+    from autoshard.plans.validate import in_file
 
     written = read_written_layout(file)
     if not (written.complete or recipes):
@@ -93,6 +95,11 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         if searched is not None:
             return found(problem, searched)
     pinned = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
+    if written.stages is not None and "stage_layers" not in fields:
+        pp, vpp = request.pins.get("pp", 1), request.pins.get("vpp")
+        cut = partial(written.stages, problem.model.num_hidden_layers, pp, vpp)
+        fields["stage_layers"] = in_file(file, cut)
+        pinned["num_virtual_stages"] = len(fields["stage_layers"]) // pp
     strategy = completed(problem, {**pinned, **fields})
     if per_replica is not None and "global_batch" not in options:
         training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
