@@ -319,12 +319,13 @@ READ = (
 def _flags(text: str) -> dict[str, str]:
     """The flags by name, without leading dashes -> what follows them, '' for nothing.
 
-    Underscores are dashes, as in torchrun.
+    Underscores are dashes, as in torchrun. Quotes around several words, of an array or a variable, are no matter.
     """
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        quoted = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise AutoshardError(f"it is no command line: {error}") from None
+    words = [word for one in quoted for word in _unquoted(one)]
     flags: dict[str, str] = {}
     for index, word in enumerate(words):
         if word.startswith("--"):
@@ -333,6 +334,16 @@ def _flags(text: str) -> dict[str, str]:
             several = name.replace("_", "-") in SEVERAL
             flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
     return flags
+
+
+def _unquoted(word: str) -> list[str]:
+    """The words in one that a shell takes as a whole: '--fp8-format hybrid', or 'ARGS=--bf16 --swiglu'."""
+    words = re.sub(r"^\w+\+?=(?=\s*--)", "", word).split()
+    begins = [one for one in words if one.startswith("--")]
+    if not begins or words[0] != begins[0]:
+        return [word]
+    is_one_value = "=" in words[0] and len(begins) == 1  # '--name=some words'
+    return [word] if is_one_value else words
 
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:
