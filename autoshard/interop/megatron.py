@@ -110,6 +110,10 @@ def megatron_layout(text: str) -> WrittenLayout:
     Degrees default to 1, as in Megatron. Raises AutoshardError for values that make no layout.
     """
     flags = _flags(text)
+    if not flags.keys() & set(READ).difference(ANYBODYS):
+        raise AutoshardError(
+            "none of its arguments is Megatron's, such as --tensor-model-parallel-size or --num-layers"
+        )
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
         if flag in flags:
@@ -170,6 +174,8 @@ def _most_blocks(fields: dict[str, Any], layers: int | None, options: dict[str, 
 def _recompute(flags: dict[str, str], most_blocks: int | None) -> tuple[str, list[str]]:
     """(the recompute set, sentences on what it stands in for). most_blocks: of a stage, as far as it is known."""
     granularity = SELECTIVE if "recompute-activations" in flags else flags.get("recompute-granularity")
+    if DEEPSPEED_RECOMPUTE in flags and granularity is None:
+        granularity = FULL_RECOMPUTE
     if granularity is None:
         return NO_RECOMPUTE, []
     if granularity not in (FULL_RECOMPUTE, SELECTIVE):
@@ -299,6 +305,8 @@ EXPERT_RANKS = "expert-tensor-parallel-size"
 """Ranks that cut an expert; those of tensor parallelism where it is left out."""
 INSTANCES = "num-distributed-optimizer-instances"
 """Groups of data-parallel ranks that each hold all shards."""
+DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE = "zero-stage", "checkpoint-activations"
+"""Of Megatron-DeepSpeed: the stage of ZeRO, and that all blocks run again."""
 READ = (
     *NUMBERS,
     *SIZES,
@@ -310,10 +318,13 @@ READ = (
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
+    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE),
     *("nproc-per-node", "group-query-attention"),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
+ANYBODYS = ("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend")
+"""Those that scripts of other frameworks have too."""
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -362,6 +373,11 @@ def _is_spread(options: dict[str, Any], etp: int) -> bool:
 
 
 def _zero(flags: dict[str, str]) -> int:
+    if DEEPSPEED_ZERO in flags:
+        stage = whole_number(f"--{DEEPSPEED_ZERO}", flags[DEEPSPEED_ZERO], least=0)
+        if stage > 3:
+            raise AutoshardError(f"--{DEEPSPEED_ZERO} is {stage}; it must be 0, 1, 2 or 3")
+        return stage
     if "use-megatron-fsdp" not in flags:
         return int("use-distributed-optimizer" in flags)
     strategy = flags.get("data-parallel-sharding-strategy", "no_shard")

@@ -334,15 +334,15 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
     [
         (
             "a.sh",
-            "--fp8-format hybrid",
+            "--micro-batch-size 1 --fp8-format hybrid",
             [f"--fp8-format hybrid: {FLOAT8} fp8"],
         ),
         (
             "e.sh",
-            "--hidden-dropout 0.1 --attention-dropout 0.0",
+            "--micro-batch-size 1 --hidden-dropout 0.1 --attention-dropout 0.0",
             ["--hidden-dropout 0.1: dropout is not in the price; --dropout puts it there, with backend torch"],
         ),
-        ("b.sh", "--optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
+        ("b.sh", "--micro-batch-size 1 --optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
         (
             "f.sh",
             "--moe-shared-expert-intermediate-size 20480 --moe-expert-capacity-factor 1",
@@ -377,7 +377,7 @@ def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> No
 
 
 def test_dropout_that_is_asked_for_is_not_warned_of() -> None:
-    file = written("a.sh", "--hidden-dropout 0.1")
+    file = written("a.sh", "--micro-batch-size 1 --hidden-dropout 0.1")
     assert read_written(file, {"model": "llama3-8b", "dropout": "residual=0.1"}).warnings == ()
 
 
@@ -392,8 +392,7 @@ def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.Capture
     assert "note    not in the price: model.use_emha\n" in page
     assert "sequences of 4,096 tokens, as data.seq_length says, not model.encoder_seq_length" in page
     given = {"model": "llama3-8b"}
-    assert read_written(written("a.sh", "--lr 1 --train-iters 9 --overlap-grad-reduce"), given).not_priced == (
-        "--overlap-grad-reduce",
-    )
+    flags = "--micro-batch-size 1 --lr 1 --train-iters 9 --overlap-grad-reduce"
+    assert read_written(written("a.sh", flags), given).not_priced == ("--overlap-grad-reduce",)
     text = "[training]\nsteps = 9\n[parallelism]\nenable_async_tensor_parallel = true\n"
     assert read_written(written("a.toml", text), given).not_priced == ("parallelism.enable_async_tensor_parallel",)
