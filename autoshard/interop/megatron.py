@@ -96,6 +96,8 @@ MODULES = {
 """--recompute-modules and what a block here calls them. Core attention would keep what latent attention is brought up
 to, so it runs again with it."""
 CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
+TWO_LEVELS = "a2a+p2p"
+"""All-to-all within groups of ranks and a ring between these; here one or the other goes over all ranks."""
 SEVERAL = ("recompute-modules",)
 """Flags that take more than one word."""
 TP_PP_DP = "dp-pp-cp-tp"
@@ -128,8 +130,8 @@ def megatron_layout(text: str) -> WrittenLayout:
             options["mtp_loss_scaling_factor"] = weight
     if flags.get("attention-backend") in KERNELS:
         options["attention_kernel"] = KERNELS[flags["attention-backend"]]
-    if options["cp"] > 1 and flags.get("cp-comm-type", "p2p") in CONTEXT_PARALLEL:
-        options["context_parallel"] = CONTEXT_PARALLEL[flags.get("cp-comm-type", "p2p")]
+    if options["cp"] > 1:
+        options["context_parallel"] = _context_parallel(flags)
     if "use-tp-pp-dp-mapping" in flags:
         options["axis_order"] = TP_PP_DP
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
@@ -275,6 +277,8 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     for flag in flags:
         if "lora" in flag or flag == "peft-scheme":
             yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"
+    if options["cp"] > 1 and flags.get("cp-comm-type") == TWO_LEVELS:
+        yield f"--cp-comm-type {TWO_LEVELS} is priced as p2p, a ring over all ranks of cp"
     balancing = flags.get("moe-router-load-balancing-type", "aux_loss")
     if balancing == "sinkhorn":
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
@@ -370,6 +374,16 @@ def _is_spread(options: dict[str, Any], etp: int) -> bool:
     other experts or other parts of them: what plans have."""
     tp, cp, ep = (int(options[name]) for name in ("tp", "cp", "ep"))
     return tp % etp == 0 and ep % (cp * tensor_ranks_apart(tp, etp)) == 0
+
+
+def _context_parallel(flags: dict[str, str]) -> str:
+    kind = flags.get("cp-comm-type", "p2p")
+    if kind == TWO_LEVELS:
+        return CONTEXT_PARALLEL["p2p"]
+    if kind not in CONTEXT_PARALLEL:
+        known = ", ".join(("p2p", "a2a", "allgather"))
+        raise AutoshardError(f"--cp-comm-type is {kind[:40]!r}; it must be {known} or {TWO_LEVELS}")
+    return CONTEXT_PARALLEL[kind]
 
 
 def _zero(flags: dict[str, str]) -> int:

@@ -195,3 +195,22 @@ def test_the_prediction_module_of_megatrons_arguments() -> None:
     assert not any("mtp" in one for one in (*found.warnings, *found.left_out))
     without = megatron("--expert-model-parallel-size 2 --mtp-num-layers 0", model="deepseek-v3", nodes=2)
     assert without.problem.model.multi_token_prediction is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("p2p", "zigzag_ring"), ("a2a", "ulysses"), ("allgather", "all_gather"), ("", "zigzag_ring")]
+)
+def test_megatrons_context_parallelism(kind: str, found: str) -> None:
+    flags = f"--cp-comm-type {kind}" if kind else ""
+    written = megatron(f"{flags} --context-parallel-size 2")
+    assert (written.strategy.context_parallel, written.warnings) == (found, ())
+
+
+def test_context_parallelism_in_two_levels() -> None:
+    written = megatron("--context-parallel-size 2 --cp-comm-type a2a+p2p")
+    assert written.strategy.context_parallel == "zigzag_ring"
+    assert written.warnings == ("--cp-comm-type a2a+p2p is priced as p2p, a ring over all ranks of cp",)
+    assert megatron("--cp-comm-type a2a+p2p").warnings == ()
+    message = r"^train.sh: --cp-comm-type is 'ring'; it must be p2p, a2a, allgather or a2a\+p2p$"
+    with pytest.raises(AutoshardError, match=message):
+        megatron("--context-parallel-size 2 --cp-comm-type ring")
