@@ -18,6 +18,8 @@ from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
 
+KEYS, GROUPED = "num-query-groups", "group-query-attention"
+"""Key-value heads, and the switch without which Megatron gives each query head one of its own."""
 SPREAD = "expert-model-parallel-size"
 """Ranks that share the experts; more than 1 has a model with experts alone."""
 NUMBERS = {
@@ -35,7 +37,7 @@ SIZES = {
     "hidden-size": "hidden_size",
     "ffn-hidden-size": "intermediate_size",
     "num-attention-heads": "num_attention_heads",
-    "num-query-groups": "num_key_value_heads",
+    KEYS: "num_key_value_heads",
     "kv-channels": "head_dim",
     "max-position-embeddings": "max_position_embeddings",
     "vocab-size": "vocab_size",
@@ -219,7 +221,7 @@ def _modules(flags: dict[str, str]) -> tuple[str, list[str]]:
 def _model(flags: dict[str, str]) -> WrittenModel:
     said: dict[str, tuple[str, Any]] = {}
     for flag, name in SIZES.items():
-        if flag in flags:
+        if flag in flags and (flag != KEYS or GROUPED in flags):
             said[name] = (f"--{flag}", whole_number(f"--{flag}", flags[flag]))
     if "num-experts" in flags and "moe-ffn-hidden-size" in flags:
         flag = "--moe-ffn-hidden-size"
@@ -279,6 +281,8 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
             yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"
     if options["cp"] > 1 and flags.get("cp-comm-type") == TWO_LEVELS:
         yield f"--cp-comm-type {TWO_LEVELS} is priced as p2p, a ring over all ranks of cp"
+    if KEYS in flags and GROUPED not in flags:
+        yield f"--{KEYS} {flags[KEYS]} without --{GROUPED}: Megatron gives each query head a key of its own"
     balancing = flags.get("moe-router-load-balancing-type", "aux_loss")
     if balancing == "sinkhorn":
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
@@ -323,7 +327,7 @@ READ = (
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
     *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE),
-    *("nproc-per-node", "group-query-attention"),
+    *("nproc-per-node", GROUPED),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""

@@ -164,7 +164,10 @@ def test_a_size_that_the_named_model_has_otherwise_is_refused(key: str, value: o
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ("--num-query-groups 8", "train.sh has --num-query-groups=8, but llama2-7b has 32: another model"),
+        (
+            "--group-query-attention --num-query-groups 8",
+            "train.sh has --num-query-groups=8, but llama2-7b has 32: another model",
+        ),
         ("--ffn-hidden-size 14336", "train.sh has --ffn-hidden-size=14336, but llama2-7b has 11008: another model"),
         ("--vocab-size 32001", "train.sh has --vocab-size=32001, but llama2-7b has 32000: another model"),
         ("--num-experts 8", "train.sh has --num-experts=8, but llama2-7b has 0: another model"),
@@ -177,6 +180,18 @@ def test_megatrons_sizes_are_compared_too(flags: str, text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         imported(f"--hidden-size 4096 {flags}", "train.sh", model="llama2-7b")
     assert str(error.value) == text
+
+
+def test_megatron_groups_no_queries_unless_it_is_told_to() -> None:
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --vocab-size 99 --max-position-embeddings 64"
+    alone = imported(f"{sizes} --num-query-groups 2", "train.sh")
+    assert alone.model.num_key_value_heads == 8
+    told = "--num-query-groups 2 without --group-query-attention: Megatron gives each query head a key of its own"
+    assert f"warning: {told}" in alone.notes
+    llama = "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear"
+    grouped = imported(f"{sizes} {llama} --group-query-attention --num-query-groups 2", "train.sh")
+    assert grouped.model.num_key_value_heads == 2
+    assert told not in str(grouped.notes)
 
 
 def test_torchtitans_flavor_is_compared_too() -> None:
