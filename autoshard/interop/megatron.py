@@ -44,6 +44,11 @@ SIZES = {
     "num-experts": "num_local_experts",
     "moe-router-topk": "num_experts_per_tok",
     "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
+    "q-lora-rank": "q_lora_rank",
+    "kv-lora-rank": "kv_lora_rank",
+    "qk-head-dim": "qk_nope_head_dim",
+    "qk-pos-emb-head-dim": "qk_rope_head_dim",
+    "v-head-dim": "v_head_dim",
 }
 FRACTIONS = {
     "norm-epsilon": "norm_eps",
@@ -54,7 +59,7 @@ FRACTIONS = {
 SWITCHES: dict[str, tuple[str, Any]] = {
     "swiglu": ("activation", "swiglu"),
     "squared-relu": ("activation", "squared_relu"),
-    "quick-geglu": ("activation", "quick_geglu"),
+    "quick-geglu": ("activation", "clamped_swiglu"),
     "use-rotary-position-embeddings": ("positions", "rope"),
     "untie-embeddings-and-output-weights": ("tie_word_embeddings", False),
     "disable-bias-linear": ("bias", "none"),
@@ -82,9 +87,10 @@ GPT: dict[str, Any] = {
 }
 """Values that Megatron takes if its arguments do not give them."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
+LATENT, FREQUENCY, WINDOW = "multi-latent-attention", "moe-layer-freq", "window-size"
+"""Flags of graphs that no model is made of here, and some built-in models have."""
 OTHER_GRAPHS = (
-    *("multi-latent-attention", "moe-layer-freq", "hybrid-attention-ratio"),
-    *("hybrid-override-pattern", "is-hybrid-model", "window-size", "apply-layernorm-1p"),
+    *("hybrid-attention-ratio", "hybrid-override-pattern", "is-hybrid-model", "apply-layernorm-1p"),
     "apply-residual-connection-post-layernorm",
 )
 """Flags of models that no family here has."""
@@ -232,6 +238,11 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     said |= {name: (f"--{flag}", value) for flag, (name, value) in SWITCHES.items() if flag in flags}
     if "add-qkv-bias" in flags and "disable-bias-linear" in flags:
         said["bias"] = ("--add-qkv-bias", "qkv")
+    said |= _built_in_graphs(flags)
+    if LATENT in flags:  # which leaves --kv-channels alone, and means norms of the compressed vectors by --qk-layernorm
+        said = {name: one for name, one in said.items() if name not in ("head_dim", "normalizes_heads")}
+    if _scores_by_sigmoid(flags):  # whose weights are made to add up to 1 all the same
+        said.pop("norm_topk_prob", None)
     if "normalization" in flags:
         said["normalization"] = ("--normalization", flags["normalization"].lower())
     if "position-embedding-type" in flags:
@@ -244,16 +255,31 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     key = next((key for key in ("tokenizer-model", "tokenizer-type") if guessed_vocabulary(key, flags.get(key))[0]), "")
     vocabulary, notes = guessed_vocabulary(f"--{key}", flags.get(key))
     assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
-    if others := _other_graphs(flags):
+    if others := [flag for flag in OTHER_GRAPHS if flag in flags] + [
+        key.removeprefix("--") for key, has_it in _built_in_graphs(flags).values() if has_it
+    ]:
         assumed["block"] = f"--{others[0]}"
     if vocabulary is not None:
         assumed["vocab_size"] = vocabulary
     return WrittenModel(said, assumed, whole=True, notes=() if "vocab_size" in said else notes)
 
 
-def _other_graphs(flags: dict[str, str]) -> list[str]:
-    """The flags of OTHER_GRAPHS that are given; --moe-layer-freq 1 is none, since it means experts in all layers."""
-    return [flag for flag in OTHER_GRAPHS if flag in flags and (flag, flags[flag]) != ("moe-layer-freq", "1")]
+def _built_in_graphs(flags: dict[str, str]) -> dict[str, tuple[str, Any]]:
+    """Properties of graphs that some built-in models have, as far as the flags say them: name -> (flag, value)."""
+    said: dict[str, tuple[str, Any]] = {}
+    if LATENT in flags:
+        said["has_latent_attention"] = (f"--{LATENT}", True)
+    frequency = flags.get(FREQUENCY, "")
+    if frequency.isdigit() or frequency.startswith(("[", "(")):
+        has_zeros = re.search(r"(?<!\d)0(?!\d)", frequency) is not None
+        said["has_dense_blocks"] = (f"--{FREQUENCY}", frequency != "1" if frequency.isdigit() else has_zeros)
+    if WINDOW in flags and not flags[WINDOW].strip("(").startswith("-1"):
+        said["has_windows"] = (f"--{WINDOW}", True)
+    return said
+
+
+def _scores_by_sigmoid(flags: dict[str, str]) -> bool:
+    return flags.get("moe-router-score-function") == "sigmoid"
 
 
 def _inner_size(said: dict[str, tuple[str, Any]]) -> int:
@@ -277,7 +303,7 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         if flag in flags:
             yield f"--{flag} {flags[flag]}: priced in bf16; products of matrices take less time in {flag[:3]}"
     for flag in flags:
-        if "lora" in flag or flag == "peft-scheme":
+        if ("lora" in flag and flag not in SIZES) or flag == "peft-scheme":
             yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"
     if options["cp"] > 1 and flags.get("cp-comm-type") == TWO_LEVELS:
         yield f"--cp-comm-type {TWO_LEVELS} is priced as p2p, a ring over all ranks of cp"
@@ -286,15 +312,17 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     balancing = flags.get("moe-router-load-balancing-type", "aux_loss")
     if balancing == "sinkhorn":
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
-    if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags:
+    has_no_gate = LATENT in flags or _scores_by_sigmoid(flags)  # here either
+    if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags and not has_no_gate:
         yield "--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"
     etp = _expert_ranks(flags, options["tp"])
     if etp is not None and not _is_spread(options, etp):
         yield f"--{EXPERT_RANKS} {etp}: experts are priced with tp={options['tp']}, as the rest"
     if flags.get("optimizer", "adam") != "adam":
         yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
-    for flag in _other_graphs(flags):
-        yield f"--{flag}: no family of models here has it, and it is not in the price"
+    for flag in OTHER_GRAPHS:
+        if flag in flags:
+            yield f"--{flag}: no family of models here has it, and it is not in the price"
 
 
 DROPOUT = ("hidden-dropout", "attention-dropout")
@@ -326,7 +354,7 @@ READ = (
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
-    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE),
+    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW),
     *("nproc-per-node", GROUPED),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )

@@ -54,9 +54,9 @@ MEGATRON = r"""
 #!/bin/bash
 torchrun --nnodes 16 --nproc_per_node=32 pretrain_gpt.py \
     --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 \
-    --group-query-attention --num-query-groups 8 --tensor-model-parallel-size 32 --pipeline-model-parallel-size 8 --sequence-parallel --use-distributed-optimizer \
-    --num-layers-per-virtual-pipeline-stage 5 --micro-batch-size 1 --global-batch-size=1024 --seq-length 8192 \
-    --recompute-granularity full --recompute-method uniform --bf16  # the usual
+    --group-query-attention --num-query-groups 8 --tensor-model-parallel-size 32 --pipeline-model-parallel-size 8 \
+    --sequence-parallel --use-distributed-optimizer --num-layers-per-virtual-pipeline-stage 5 --micro-batch-size 1 \
+    --global-batch-size=1024 --seq-length 8192 --recompute-granularity full --recompute-method uniform --bf16 # usual
 """
 TITAN = """\
 [model]
