@@ -110,6 +110,8 @@ SEVERAL = ("recompute-modules",)
 """Flags that take more than one word."""
 TP_PP_DP = "dp-pp-cp-tp"
 """--use-tp-pp-dp-mapping: data parallelism outside of the pipeline. Without it the order is the default one."""
+FP8_RECIPES = {"blockwise": "fp8_block", "mxfp8": "mxfp8"}
+"""--fp8-recipe and the precision here, where it is not fp8."""
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
@@ -168,10 +170,17 @@ def megatron_layout(text: str) -> WrittenLayout:
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=notes,
         warnings=(*approximations, *_warnings(flags, options)),
+        products=_products(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
+
+
+def _products(flags: dict[str, str]) -> dict[str, str]:
+    """What the flags say of products in fewer bits than 16 -> the precision here."""
+    names = {"fp8-format": FP8_RECIPES.get(flags.get("fp8-recipe", ""), "fp8"), "fp4-format": "nvfp4"}
+    return {f"--{flag} {flags[flag]}": name for flag, name in names.items() if flag in flags}
 
 
 def _most_blocks(fields: dict[str, Any], layers: int | None, options: dict[str, Any]) -> int | None:
@@ -299,9 +308,6 @@ def llama3_scaling(factor: float) -> RopeScaling:
 
 def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     """Sentences about arguments that change a step and are not in the price."""
-    for flag in ("fp8-format", "fp4-format"):
-        if flag in flags:
-            yield f"--{flag} {flags[flag]}: priced in bf16; products of matrices take less time in {flag[:3]}"
     for flag in flags:
         if ("lora" in flag and flag not in SIZES) or flag == "peft-scheme":
             yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"

@@ -153,6 +153,9 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         stages=stages_of(parallelism),
         model=WrittenModel() if known is None else _flavor(known, show(model.get("flavor"))),
         notes=tuple(notes),
+        products={
+            f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
+        },
         warnings=(*_warnings(data), *([] if stand_in is None else [stand_in])),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
@@ -196,14 +199,10 @@ def _flavor(name: str, flavor: str) -> WrittenModel:
 
 def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
     """Sentences about fields that change a step and are not in the price."""
-    converters = _section(data, "model").get("converters", [])
-    for converter in converters if isinstance(converters, list) else [converters]:
-        name = str(converter)
+    for name in _converters(data):
         if "lora" in name.lower():
             yield f"model.converters has {name}: priced as training of all weights; LoRA freezes most of them"
-        elif "float8" in name or "mx" in name.split("."):
-            yield f"model.converters has {name}: priced in bf16; products of matrices take less time in float8"
-        else:
+        elif not _products(name):
             yield f"model.converters has {name}: it is not in the price"
     for section in ("lora", "peft"):
         if section in data:
@@ -216,6 +215,18 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
         yield "training.enable_cpu_offload: copies to and from the host are not in the price"
     if not optimizer.startswith("Adam"):
         yield f"optimizer.name={optimizer} is priced as AdamW, with two moments"
+
+
+def _converters(data: Mapping[str, Any]) -> list[str]:
+    converters = _section(data, "model").get("converters", [])
+    return [str(converter) for converter in (converters if isinstance(converters, list) else [converters])]
+
+
+def _products(converter: str) -> str | None:
+    """The precision here that a converter stands for; None for another kind of converter."""
+    if "lora" in converter.lower():
+        return None
+    return "mxfp8" if "mx" in converter.split(".") else "fp8" if "float8" in converter else None
 
 
 def _zero(parallelism: Mapping[str, Any], pp: int, cp: int) -> int:

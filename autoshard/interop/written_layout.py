@@ -25,9 +25,10 @@ class WrittenLayout:
     (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be
-    taken over unchanged. warnings: what the file says that changes the step and is not in the price. drops: what it
-    says of dropout, empty for nothing. left_out: what the file says and a layout does not, by the file's names.
-    not_priced: those of left_out that may matter to the price.
+    taken over unchanged. warnings: what the file says that changes the step and is not in the price. products: what it
+    says of products of matrices in fewer bits -> the precision here. drops: what it says of dropout, empty for nothing.
+    left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
+    matter to the price.
     """
 
     form: str
@@ -39,6 +40,7 @@ class WrittenLayout:
     training_fields: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    products: Mapping[str, str] = field(default_factory=dict)
     drops: str = ""
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()

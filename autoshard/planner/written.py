@@ -27,6 +27,9 @@ OF_THE_COMMAND = ("out", "top", "format")
 """Options of a recipe that say nothing of what is trained."""
 
 NO_LIMIT = "experts without a capacity factor (dropless): priced as if {priced}; a plan drops what is over it"
+IN_FEWER_BITS = (
+    "{said}: priced in bf16; products of matrices take less time in {precision}, which --precision {precision} prices"
+)
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
 ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
@@ -78,6 +81,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     request = request_from(options)
     problem, notes = _problem(file, request, written, model)
     warnings = written.warnings
+    if problem.training.precision.products is None:
+        in_bits = (IN_FEWER_BITS.format(said=said, precision=name) for said, name in written.products.items())
+        warnings = (*in_bits, *warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
     if written.drops and request.dropout is None:

@@ -335,12 +335,27 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
         (
             "a.sh",
             "--micro-batch-size 1 --fp8-format hybrid",
-            [f"--fp8-format hybrid: {FLOAT8} fp8"],
+            [f"--fp8-format hybrid: {FLOAT8} fp8, which --precision fp8 prices"],
         ),
         (
             "e.sh",
             "--micro-batch-size 1 --hidden-dropout 0.1 --attention-dropout 0.0",
             ["--hidden-dropout 0.1: dropout is not in the price; --dropout puts it there, with backend torch"],
+        ),
+        (
+            "g.sh",
+            "--micro-batch-size 1 --fp8-format e4m3 --fp8-recipe mxfp8",
+            [f"--fp8-format e4m3: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
+        ),
+        (
+            "h.sh",
+            "--micro-batch-size 1 --fp4-format e2m1",
+            [f"--fp4-format e2m1: {FLOAT8} nvfp4, which --precision nvfp4 prices"],
+        ),
+        (
+            "c.toml",
+            '[model]\nconverters = ["quantize.linear.mx"]\n',
+            [f"model.converters has quantize.linear.mx: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
         ),
         ("b.sh", "--micro-batch-size 1 --optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
         (
@@ -358,7 +373,7 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
             "a.toml",
             '[model]\nconverters = ["quantize.linear.float8", "other"]\n',
             [
-                f"model.converters has quantize.linear.float8: {FLOAT8} float8",
+                f"model.converters has quantize.linear.float8: {FLOAT8} fp8, which --precision fp8 prices",
                 "model.converters has other: it is not in the price",
             ],
         ),
@@ -374,6 +389,19 @@ def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> No
     model = next((model for flag, model in models.items() if text.startswith(flag)), "llama3-8b")
     found = read_written(written(name, text), {"model": model, "nodes": 2})
     assert list(found.warnings) == warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "--micro-batch-size 1 --fp8-format hybrid"),
+        ("a.toml", '[model]\nconverters = ["quantize.linear.float8"]\n'),
+    ],
+)
+def test_products_that_are_priced_are_not_warned_of(name: str, text: str) -> None:
+    given = {"model": "llama3-8b", "instance": "h100-80gb", "precision": "fp8"}
+    found = read_written(written(name, text), given)
+    assert found.problem.training.precision.products is not None and found.warnings == ()
 
 
 def test_dropout_that_is_asked_for_is_not_warned_of() -> None:
