@@ -48,11 +48,13 @@ NOTES = {
 """By stage of ZeRO."""
 EXPERT_RANKS = "expert_tensor_parallel_degree"
 """Ranks that cut an expert: those of tensor parallelism or 1, the default."""
+SELECTIVE_OPTION = "selective_ac_option"
+"""op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
 READ = {
     "model": ("name", "flavor"),
     "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size"),
     "experimental": tuple(DEGREES.values()),
-    "activation_checkpoint": ("mode",),
+    "activation_checkpoint": ("mode", SELECTIVE_OPTION),
     "parallelism": (
         *DEGREES.values(),
         EXPERT_RANKS,
@@ -126,10 +128,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if options["cp"] > 1:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
     options["schedule"] = schedule or usual_schedule(options.get("vpp", 1))
-    mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
-    if mode not in RECOMPUTE:
-        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
-    options["recompute"] = RECOMPUTE[mode]
+    options["recompute"], kept, approximation = _recompute(_section(data, "activation_checkpoint"))
     options["precision"] = PRECISIONS.get(str(training.get(PARAMETERS)), "mixed_precision")
     options["backend"] = TORCH.name
     model = _section(data, "model")
@@ -137,8 +136,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if known:
         options["model"] = known
     notes = [NOTES[fields["zero"]]] if fields["zero"] else []
-    if mode == "selective":
-        notes.append("activation_checkpoint.mode=selective is priced as core_attention+mlp")
+    notes += kept
     left_out = tuple(
         f"{section}.{name}"
         for section, values in data.items()
@@ -156,10 +154,29 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         products={
             f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
         },
-        warnings=(*_warnings(data), *([] if stand_in is None else [stand_in])),
+        warnings=(*_warnings(data), *([] if stand_in is None else [stand_in]), *approximation),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
+
+
+def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
+    """(the recompute set, notes, warnings). Raises AutoshardError for words that torchtitan has not."""
+    mode, option = str(section.get("mode", "selective")), str(section.get(SELECTIVE_OPTION, "2"))
+    if mode not in RECOMPUTE:
+        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
+    recompute, key = RECOMPUTE[mode], f"activation_checkpoint.{SELECTIVE_OPTION}"
+    if mode != "selective":
+        return recompute, [], []
+    if option == "op":
+        kept = "torchtitan keeps attention and every second product of matrices"
+        return recompute, [f"{key}=op is priced as {recompute}; {kept}"], []
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", option):
+        raise AutoshardError(f"{key} is {option[:40]!r}; it must be op or a whole number of at least 1")
+    if option == "1":
+        return RECOMPUTE["full"], [], []
+    told = f"one block of {option} runs again, whole; priced as {recompute} of each"
+    return recompute, [], [f"{key}={option}: {told}"]
 
 
 def _schedule(parallelism: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -300,6 +300,7 @@ LORA = (
 PLAIN = "priced as plain training on global_batch_size sequences"
 DPO = f"{PLAIN}; DPO runs a chosen and a rejected one for each, and before that the reference model"
 ORPO = f"{PLAIN}; ORPO runs a chosen and a rejected one for each"
+KEEPS_ALL = '[activation_checkpoint]\nmode = "none"\n'
 FLOAT8 = "priced in bf16; products of matrices take less time in"
 
 
@@ -354,7 +355,7 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
         ),
         (
             "c.toml",
-            '[model]\nconverters = ["quantize.linear.mx"]\n',
+            '[model]\nconverters = ["quantize.linear.mx"]\n' + KEEPS_ALL,
             [f"model.converters has quantize.linear.mx: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
         ),
         ("b.sh", "--micro-batch-size 1 --optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
@@ -371,7 +372,7 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
         ),
         (
             "a.toml",
-            '[model]\nconverters = ["quantize.linear.float8", "other"]\n',
+            '[model]\nconverters = ["quantize.linear.float8", "other"]\n' + KEEPS_ALL,
             [
                 f"model.converters has quantize.linear.float8: {FLOAT8} fp8, which --precision fp8 prices",
                 "model.converters has other: it is not in the price",
@@ -379,7 +380,7 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
         ),
         (
             "b.toml",
-            '[training]\nmixed_precision_param = "float16"\n',
+            '[training]\nmixed_precision_param = "float16"\n' + KEEPS_ALL,
             ["training.mixed_precision_param='float16' is priced as bfloat16"],
         ),
     ],
@@ -395,7 +396,7 @@ def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> No
     ("name", "text"),
     [
         ("a.sh", "--micro-batch-size 1 --fp8-format hybrid"),
-        ("a.toml", '[model]\nconverters = ["quantize.linear.float8"]\n'),
+        ("a.toml", '[model]\nconverters = ["quantize.linear.float8"]\n' + KEEPS_ALL),
     ],
 )
 def test_products_that_are_priced_are_not_warned_of(name: str, text: str) -> None:

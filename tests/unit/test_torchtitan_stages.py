@@ -19,7 +19,8 @@ INTERLEAVED = 'pipeline_parallel_schedule = "Interleaved1F1B"'
 
 
 def titan(degree: int, lines: str = "", model: str = "llama3-8b", **given: Any) -> Written:
-    Path("train.toml").write_text(f"[parallelism]\npipeline_parallel_degree = {degree}\n{lines}\n")
+    keeps_all = '[activation_checkpoint]\nmode = "none"'
+    Path("train.toml").write_text(f"{keeps_all}\n[parallelism]\npipeline_parallel_degree = {degree}\n{lines}\n")
     return read_written("train.toml", {"model": model, "instance": "h100-80gb", "nodes": 1, **given})
 
 
