@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from autoshard.planner.written import Written, read_written
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
-GIVEN = {"model": "llama3-70b", "instance": "h100-80gb", "nodes": 4}
+GIVEN: dict[str, Any] = {"model": "llama3-70b", "instance": "h100-80gb", "nodes": 4}
 DEGREES = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --global-batch-size 64 --bf16"
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 BOTH = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
