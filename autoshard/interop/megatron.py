@@ -32,6 +32,8 @@ NUMBERS = {
     "seq-length": "seq_len",
     "nnodes": "nodes",
 }
+SAID_BY_OPTIONS = ("nodes", "seq_len", "micro_batch", "global_batch")
+"""Numbers that a script may have of its shell: an option that says one of them overrules the variable."""
 SIZES = {
     "num-layers": "num_hidden_layers",
     "hidden-size": "hidden_size",
@@ -129,7 +131,8 @@ def megatron_layout(text: str) -> WrittenLayout:
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
         if flag in flags:
-            options[name] = whole_number(f"--{flag}", flags[flag])
+            is_later = name in SAID_BY_OPTIONS and flags[flag].startswith("$")
+            options[name] = flags[flag] if is_later else whole_number(f"--{flag}", flags[flag])
     model = _model(flags)
     layers = model.wanted.get("num_hidden_layers")
     options["vpp"] = virtual_stages(flags, layers, options["pp"])

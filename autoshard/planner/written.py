@@ -74,9 +74,10 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     from autoshard.plans.validate import in_file
 
     written = read_written_layout(file)
+    said = {name: value for name, value in written.options.items() if name not in given}
+    options = {**_checked(file, said), **given}
     if not (written.complete or recipes):
         raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
-    options = {**_checked(file, written.options), **given}
     model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
     request = request_from(options)
     problem, notes = _problem(file, request, written, model)
@@ -123,7 +124,8 @@ def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name in OF_THE_COMMAND:
             continue
         if name not in OPTIONS:
-            raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan")
+            known = "a recipe has nothing else, and NxD Training's YAML a distributed_strategy"
+            raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan; {known}")
         try:
             checked[name] = value if value is None else OPTIONS[name].parse(value)
         except ValueError as error:

@@ -425,3 +425,32 @@ def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.Capture
     assert read_written(written("a.sh", flags), given).not_priced == ("--overlap-grad-reduce",)
     text = "[training]\nsteps = 9\n[parallelism]\nenable_async_tensor_parallel = true\n"
     assert read_written(written("a.toml", text), given).not_priced == ("parallelism.enable_async_tensor_parallel",)
+
+
+@pytest.mark.parametrize("command", [["score"], ["import"], ["score", "--model", "llama3-8b"]])
+def test_another_programs_yaml_is_no_recipe(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = written("other.yaml", "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\n")
+    assert main([command[0], file, *command[1:]]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: other.yaml has model_name_or_path, which is not an option of autoshard plan; a recipe has "
+        "nothing else, and NxD Training's YAML a distributed_strategy\n"
+    )
+
+
+def test_another_programs_json_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    file = written("zero.json", '{"zero_optimization": {"stage": 3}}')
+    assert main(["score", file, "--model", "llama3-8b"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: zero.json: this is not a plan: it lacks strategy\n"
+    Path("own.json").write_text(plan_to_json(plan_70b()))
+    assert main(["score", "own.json", "--model", "llama3-8b"]) == 2
+    assert capsys.readouterr().err == ("autoshard: error: own.json is a plan, which says all that --model could\n")
+
+
+def test_options_overrule_variables_of_the_shell() -> None:
+    file = written("vars.sh", '--nnodes $NNODES --seq-length "${LENGTH}" --micro-batch-size 1')
+    given = {"model": "llama3-8b", "instance": "h100-80gb", "nodes": 2, "seq_len": 1024}
+    problem = read_written(file, given).problem
+    assert (problem.cluster.nodes, problem.training.sequence_length) == (2, 1024)
+    with pytest.raises(AutoshardError) as error:
+        read_written(file, {name: value for name, value in given.items() if name != "nodes"})
+    assert str(error.value) == "vars.sh: nodes: $NNODES must be a whole number of at least 1"
