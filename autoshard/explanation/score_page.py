@@ -41,8 +41,8 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
         lines += hanging("warning ", warning, width, "yellow")
     for note in written.notes:
         lines += hanging("note    ", note, width)
-    if written.not_priced:
-        lines += hanging("note    ", f"not in the price: {', '.join(written.not_priced)}", width)
+    if written.unpriced:
+        lines += hanging("note    ", written.unpriced, width)
     return paint(lines, width, color)
 
 

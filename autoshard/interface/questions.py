@@ -291,8 +291,9 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
         return _in_words(layout, model, instance, given)
     file = str(layout)
     if file.endswith(".json"):
+        found = _in_plan(file)
         _says_all(file, said)
-        return _in_plan(file)
+        return found
     from autoshard.planner.written import read_written
 
     if model is not None and not isinstance(model, (str, Path)):

@@ -42,9 +42,14 @@ def torchtitan_toml(plan: Plan) -> Exported:
         "model": dict(zip(("name", "flavor"), FLAVORS.get(plan.model.name, ()), strict=False)),
         "training": {**_batch(plan), **_training(plan)},
         "parallelism": _parallelism(plan, is_released=True),
-        "activation_checkpoint": {"mode": RECOMPUTE.get(strategy.uniform_recompute or "", "full")},
+        "activation_checkpoint": _activation_checkpoint(strategy),
     }
     return Exported(title(plan, "#") + "".join(map(_section, sections.items())), _left_out(plan, is_released=True))
+
+
+def _activation_checkpoint(strategy: Strategy) -> dict[str, str]:
+    mode = RECOMPUTE.get(strategy.uniform_recompute or "", "full")
+    return {"mode": mode, torchtitan.SELECTIVE_OPTION: "op"} if mode == "selective" else {"mode": mode}
 
 
 def torchtitan_registry(plan: Plan) -> Exported:

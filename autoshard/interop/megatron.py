@@ -11,12 +11,15 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
+from autoshard.interop.megatron_stages import STAGE_FLAGS, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
 from autoshard.layout.mesh import tensor_ranks_apart
 from autoshard.schedules import usual_schedule
 from autoshard.spec.rope import RopeScaling
 
+KEYS, GROUPED = "num-query-groups", "group-query-attention"
+"""Key-value heads, and the switch without which Megatron gives each query head one of its own."""
 SPREAD = "expert-model-parallel-size"
 """Ranks that share the experts; more than 1 has a model with experts alone."""
 NUMBERS = {
@@ -29,18 +32,25 @@ NUMBERS = {
     "seq-length": "seq_len",
     "nnodes": "nodes",
 }
+SAID_BY_OPTIONS = ("nodes", "seq_len", "micro_batch", "global_batch")
+"""Numbers that a script may have of its shell: an option that says one of them overrules the variable."""
 SIZES = {
     "num-layers": "num_hidden_layers",
     "hidden-size": "hidden_size",
     "ffn-hidden-size": "intermediate_size",
     "num-attention-heads": "num_attention_heads",
-    "num-query-groups": "num_key_value_heads",
+    KEYS: "num_key_value_heads",
     "kv-channels": "head_dim",
     "max-position-embeddings": "max_position_embeddings",
     "vocab-size": "vocab_size",
     "num-experts": "num_local_experts",
     "moe-router-topk": "num_experts_per_tok",
     "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
+    "q-lora-rank": "q_lora_rank",
+    "kv-lora-rank": "kv_lora_rank",
+    "qk-head-dim": "qk_nope_head_dim",
+    "qk-pos-emb-head-dim": "qk_rope_head_dim",
+    "v-head-dim": "v_head_dim",
 }
 FRACTIONS = {
     "norm-epsilon": "norm_eps",
@@ -51,7 +61,7 @@ FRACTIONS = {
 SWITCHES: dict[str, tuple[str, Any]] = {
     "swiglu": ("activation", "swiglu"),
     "squared-relu": ("activation", "squared_relu"),
-    "quick-geglu": ("activation", "quick_geglu"),
+    "quick-geglu": ("activation", "clamped_swiglu"),
     "use-rotary-position-embeddings": ("positions", "rope"),
     "untie-embeddings-and-output-weights": ("tie_word_embeddings", False),
     "disable-bias-linear": ("bias", "none"),
@@ -79,9 +89,10 @@ GPT: dict[str, Any] = {
 }
 """Values that Megatron takes if its arguments do not give them."""
 WITHOUT_EXPERTS = {"num_local_experts": 0, "shared_expert_intermediate_size": 0}
+LATENT, FREQUENCY, WINDOW = "multi-latent-attention", "moe-layer-freq", "window-size"
+"""Flags of graphs that no model is made of here, and some built-in models have."""
 OTHER_GRAPHS = (
-    *("multi-latent-attention", "moe-layer-freq", "hybrid-attention-ratio"),
-    *("hybrid-override-pattern", "is-hybrid-model", "window-size", "apply-layernorm-1p"),
+    *("hybrid-attention-ratio", "hybrid-override-pattern", "is-hybrid-model", "apply-layernorm-1p"),
     "apply-residual-connection-post-layernorm",
 )
 """Flags of models that no family here has."""
@@ -95,10 +106,14 @@ MODULES = {
 """--recompute-modules and what a block here calls them. Core attention would keep what latent attention is brought up
 to, so it runs again with it."""
 CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
+TWO_LEVELS = "a2a+p2p"
+"""All-to-all within groups of ranks and a ring between these; here one or the other goes over all ranks."""
 SEVERAL = ("recompute-modules",)
 """Flags that take more than one word."""
 TP_PP_DP = "dp-pp-cp-tp"
 """--use-tp-pp-dp-mapping: data parallelism outside of the pipeline. Without it the order is the default one."""
+FP8_RECIPES = {"blockwise": "fp8_block", "mxfp8": "mxfp8"}
+"""--fp8-recipe and the precision here, where it is not fp8."""
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
@@ -109,13 +124,18 @@ def megatron_layout(text: str) -> WrittenLayout:
     Degrees default to 1, as in Megatron. Raises AutoshardError for values that make no layout.
     """
     flags = _flags(text)
+    if not flags.keys() & set(READ).difference(ANYBODYS):
+        raise AutoshardError(
+            "none of its arguments is Megatron's, such as --tensor-model-parallel-size or --num-layers"
+        )
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
         if flag in flags:
-            options[name] = whole_number(f"--{flag}", flags[flag])
+            is_later = name in SAID_BY_OPTIONS and flags[flag].startswith("$")
+            options[name] = flags[flag] if is_later else whole_number(f"--{flag}", flags[flag])
     model = _model(flags)
     layers = model.wanted.get("num_hidden_layers")
-    options["vpp"] = _virtual_stages(flags, layers, options["pp"])
+    options["vpp"] = virtual_stages(flags, layers, options["pp"])
     options["schedule"] = usual_schedule(options["vpp"])
     if flags.get("mtp-num-layers", "0") != "0":
         options["mtp_num_layers"] = whole_number("--mtp-num-layers", flags["mtp-num-layers"])
@@ -123,8 +143,8 @@ def megatron_layout(text: str) -> WrittenLayout:
             options["mtp_loss_scaling_factor"] = weight
     if flags.get("attention-backend") in KERNELS:
         options["attention_kernel"] = KERNELS[flags["attention-backend"]]
-    if options["cp"] > 1 and flags.get("cp-comm-type", "p2p") in CONTEXT_PARALLEL:
-        options["context_parallel"] = CONTEXT_PARALLEL[flags.get("cp-comm-type", "p2p")]
+    if options["cp"] > 1:
+        options["context_parallel"] = _context_parallel(flags)
     if "use-tp-pp-dp-mapping" in flags:
         options["axis_order"] = TP_PP_DP
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
@@ -140,10 +160,8 @@ def megatron_layout(text: str) -> WrittenLayout:
     instances = whole_number(f"--{INSTANCES}", flags.get(INSTANCES, "1"))
     if fields["zero"] and instances > 1:
         fields["dp_replicate"] = instances
-    if "pipeline-model-parallel-layout" in flags:
-        fields["stage_layers"] = layout_layers(flags["pipeline-model-parallel-layout"])
-        options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
-        options["schedule"] = usual_schedule(options["vpp"])
+    if (stages := uneven_stages(flags, layers, options["pp"], options["vpp"])) is not None:
+        fields["stage_layers"] = stages
     options["recompute"], approximations = _recompute(flags, _most_blocks(fields, layers, options))
     capacity = number("--moe-expert-capacity-factor", flags.get("moe-expert-capacity-factor") or None)
     left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
@@ -155,10 +173,17 @@ def megatron_layout(text: str) -> WrittenLayout:
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=notes,
         warnings=(*approximations, *_warnings(flags, options)),
+        products=_products(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
+
+
+def _products(flags: dict[str, str]) -> dict[str, str]:
+    """What the flags say of products in fewer bits than 16 -> the precision here."""
+    names = {"fp8-format": FP8_RECIPES.get(flags.get("fp8-recipe", ""), "fp8"), "fp4-format": "nvfp4"}
+    return {f"--{flag} {flags[flag]}": name for flag, name in names.items() if flag in flags}
 
 
 def _most_blocks(fields: dict[str, Any], layers: int | None, options: dict[str, Any]) -> int | None:
@@ -171,6 +196,8 @@ def _most_blocks(fields: dict[str, Any], layers: int | None, options: dict[str, 
 def _recompute(flags: dict[str, str], most_blocks: int | None) -> tuple[str, list[str]]:
     """(the recompute set, sentences on what it stands in for). most_blocks: of a stage, as far as it is known."""
     granularity = SELECTIVE if "recompute-activations" in flags else flags.get("recompute-granularity")
+    if DEEPSPEED_RECOMPUTE in flags and granularity is None:
+        granularity = FULL_RECOMPUTE
     if granularity is None:
         return NO_RECOMPUTE, []
     if granularity not in (FULL_RECOMPUTE, SELECTIVE):
@@ -212,7 +239,7 @@ def _modules(flags: dict[str, str]) -> tuple[str, list[str]]:
 def _model(flags: dict[str, str]) -> WrittenModel:
     said: dict[str, tuple[str, Any]] = {}
     for flag, name in SIZES.items():
-        if flag in flags:
+        if flag in flags and (flag != KEYS or GROUPED in flags):
             said[name] = (f"--{flag}", whole_number(f"--{flag}", flags[flag]))
     if "num-experts" in flags and "moe-ffn-hidden-size" in flags:
         flag = "--moe-ffn-hidden-size"
@@ -223,6 +250,11 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     said |= {name: (f"--{flag}", value) for flag, (name, value) in SWITCHES.items() if flag in flags}
     if "add-qkv-bias" in flags and "disable-bias-linear" in flags:
         said["bias"] = ("--add-qkv-bias", "qkv")
+    said |= _built_in_graphs(flags)
+    if LATENT in flags:  # which leaves --kv-channels alone, and means norms of the compressed vectors by --qk-layernorm
+        said = {name: one for name, one in said.items() if name not in ("head_dim", "normalizes_heads")}
+    if _scores_by_sigmoid(flags):  # whose weights are made to add up to 1 all the same
+        said.pop("norm_topk_prob", None)
     if "normalization" in flags:
         said["normalization"] = ("--normalization", flags["normalization"].lower())
     if "position-embedding-type" in flags:
@@ -235,16 +267,31 @@ def _model(flags: dict[str, str]) -> WrittenModel:
     key = next((key for key in ("tokenizer-model", "tokenizer-type") if guessed_vocabulary(key, flags.get(key))[0]), "")
     vocabulary, notes = guessed_vocabulary(f"--{key}", flags.get(key))
     assumed = {**GPT, **WITHOUT_EXPERTS, "intermediate_size": _inner_size(said)}
-    if others := _other_graphs(flags):
+    if others := [flag for flag in OTHER_GRAPHS if flag in flags] + [
+        key.removeprefix("--") for key, has_it in _built_in_graphs(flags).values() if has_it
+    ]:
         assumed["block"] = f"--{others[0]}"
     if vocabulary is not None:
         assumed["vocab_size"] = vocabulary
     return WrittenModel(said, assumed, whole=True, notes=() if "vocab_size" in said else notes)
 
 
-def _other_graphs(flags: dict[str, str]) -> list[str]:
-    """The flags of OTHER_GRAPHS that are given; --moe-layer-freq 1 is none, since it means experts in all layers."""
-    return [flag for flag in OTHER_GRAPHS if flag in flags and (flag, flags[flag]) != ("moe-layer-freq", "1")]
+def _built_in_graphs(flags: dict[str, str]) -> dict[str, tuple[str, Any]]:
+    """Properties of graphs that some built-in models have, as far as the flags say them: name -> (flag, value)."""
+    said: dict[str, tuple[str, Any]] = {}
+    if LATENT in flags:
+        said["has_latent_attention"] = (f"--{LATENT}", True)
+    frequency = flags.get(FREQUENCY, "")
+    if frequency.isdigit() or frequency.startswith(("[", "(")):
+        has_zeros = re.search(r"(?<!\d)0(?!\d)", frequency) is not None
+        said["has_dense_blocks"] = (f"--{FREQUENCY}", frequency != "1" if frequency.isdigit() else has_zeros)
+    if WINDOW in flags and not flags[WINDOW].strip("(").startswith("-1"):
+        said["has_windows"] = (f"--{WINDOW}", True)
+    return said
+
+
+def _scores_by_sigmoid(flags: dict[str, str]) -> bool:
+    return flags.get("moe-router-score-function") == "sigmoid"
 
 
 def _inner_size(said: dict[str, tuple[str, Any]]) -> int:
@@ -264,16 +311,18 @@ def llama3_scaling(factor: float) -> RopeScaling:
 
 def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     """Sentences about arguments that change a step and are not in the price."""
-    for flag in ("fp8-format", "fp4-format"):
-        if flag in flags:
-            yield f"--{flag} {flags[flag]}: priced in bf16; products of matrices take less time in {flag[:3]}"
     for flag in flags:
-        if "lora" in flag or flag == "peft-scheme":
+        if ("lora" in flag and flag not in SIZES) or flag == "peft-scheme":
             yield f"--{flag}: priced as training of all weights; LoRA freezes most of them"
+    if options["cp"] > 1 and flags.get("cp-comm-type") == TWO_LEVELS:
+        yield f"--cp-comm-type {TWO_LEVELS} is priced as p2p, a ring over all ranks of cp"
+    if KEYS in flags and GROUPED not in flags:
+        yield f"--{KEYS} {flags[KEYS]} without --{GROUPED}: Megatron gives each query head a key of its own"
     balancing = flags.get("moe-router-load-balancing-type", "aux_loss")
     if balancing == "sinkhorn":
         yield "--moe-router-load-balancing-type sinkhorn is priced as a top-k router"
-    if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags:
+    has_no_gate = LATENT in flags or _scores_by_sigmoid(flags)  # here either
+    if "moe-shared-expert-intermediate-size" in flags and "moe-shared-expert-gate" not in flags and not has_no_gate:
         yield "--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"
     if flags.get("moe-token-dispatcher-type") == "allgather" and options["ep"] > 1:
         yield "--moe-token-dispatcher-type allgather is priced as alltoall, which moves fewer tokens"
@@ -282,8 +331,9 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
         yield f"--{EXPERT_RANKS} {etp}: experts are priced with tp={options['tp']}, as the rest"
     if flags.get("optimizer", "adam") != "adam":
         yield f"--optimizer {flags['optimizer']} is priced as AdamW, with two moments"
-    for flag in _other_graphs(flags):
-        yield f"--{flag}: no family of models here has it, and it is not in the price"
+    for flag in OTHER_GRAPHS:
+        if flag in flags:
+            yield f"--{flag}: no family of models here has it, and it is not in the price"
 
 
 DROPOUT = ("hidden-dropout", "attention-dropout")
@@ -291,9 +341,9 @@ NO_EFFECT = re.compile(
     r"""--(train|eval|log|save|load|lr|min-lr|max-lr|weight-decay|adam|clip-grad|seed|data|tokenizer|vocab|merge|split
     |tensorboard|wandb|exit|distributed-(backend|timeout)|init-method|num-workers|no-(load|save)|master|node|rdzv|tee
     |start-weight|end-weight|use-(mcore|flash|checkpoint)|mock-data|dataloader|legacy|ckpt|dist-ckpt|async-save
-    |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|optimizer|hidden-dropout
+    |make-vocab|timing|no-create|override|use-cpu-init|standalone|manual-gc|max-restarts|hidden-dropout
     |attention-dropout|moe-(aux|z)-loss|moe-router-load|moe-token-drop|fp8-format|fp4-format|lora
-    |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*"""
+    |attention-softmax-in-fp32|accumulate-allreduce-grads-in-fp32|no-masked|no-position|ddp)[\w-]*|--optimizer"""
     + "".join(f"|--{flag}" for flag in OTHER_GRAPHS),
     re.VERBOSE,
 )
@@ -302,6 +352,8 @@ EXPERT_RANKS = "expert-tensor-parallel-size"
 """Ranks that cut an expert; those of tensor parallelism where it is left out."""
 INSTANCES = "num-distributed-optimizer-instances"
 """Groups of data-parallel ranks that each hold all shards."""
+DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE = "zero-stage", "checkpoint-activations"
+"""Of Megatron-DeepSpeed: the stage of ZeRO, and that all blocks run again."""
 READ = (
     *NUMBERS,
     *SIZES,
@@ -312,37 +364,26 @@ READ = (
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
     *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
-    *(
-        EXPERT_RANKS,
-        INSTANCES,
-        "use-distributed-optimizer",
-        "pipeline-model-parallel-layout",
-        "num-virtual-stages-per-pipeline-rank",
-    ),
-    *("num-layers-per-virtual-pipeline-stage", "nproc-per-node", "group-query-attention"),
+    *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
+    *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW),
+    *("nproc-per-node", GROUPED),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
-
-
-def layout_layers(layout: str) -> tuple[int, ...]:
-    """Blocks of each stage in Megatron's notation: 'Et*3|(t|)*2t*4L' is 3, 1, 1, 4."""
-    text = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), layout[:500].replace(",", ""))
-    text = re.sub(r"([EtmL])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text[:5000])
-    if len(layout) > 500 or not re.fullmatch(r"[EtmL|]+", text):
-        raise AutoshardError(f"--pipeline-model-parallel-layout is {layout[:60]!r}; one reads Et*3|t*4|t*4|t*3L")
-    return tuple(stage.count("t") for stage in text.split("|"))
+ANYBODYS = ("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend")
+"""Those that scripts of other frameworks have too."""
 
 
 def _flags(text: str) -> dict[str, str]:
     """The flags by name, without leading dashes -> what follows them, '' for nothing.
 
-    Underscores are dashes, as in torchrun.
+    Underscores are dashes, as in torchrun. Quotes around several words, of an array or a variable, are no matter.
     """
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        quoted = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise AutoshardError(f"it is no command line: {error}") from None
+    words = [word for one in quoted for word in _unquoted(one)]
     flags: dict[str, str] = {}
     for index, word in enumerate(words):
         if word.startswith("--"):
@@ -351,6 +392,16 @@ def _flags(text: str) -> dict[str, str]:
             several = name.replace("_", "-") in SEVERAL
             flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
     return flags
+
+
+def _unquoted(word: str) -> list[str]:
+    """The words in one that a shell takes as a whole: '--fp8-format hybrid', or 'ARGS=--bf16 --swiglu'."""
+    words = re.sub(r"^\w+\+?=(?=\s*--)", "", word).split()
+    begins = [one for one in words if one.startswith("--")]
+    if not begins or words[0] != begins[0]:
+        return [word]
+    is_one_value = "=" in words[0] and len(begins) == 1  # '--name=some words'
+    return [word] if is_one_value else words
 
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:
@@ -368,25 +419,25 @@ def _is_spread(options: dict[str, Any], etp: int) -> bool:
     return tp % etp == 0 and ep % (cp * tensor_ranks_apart(tp, etp)) == 0
 
 
+def _context_parallel(flags: dict[str, str]) -> str:
+    kind = flags.get("cp-comm-type", "p2p")
+    if kind == TWO_LEVELS:
+        return CONTEXT_PARALLEL["p2p"]
+    if kind not in CONTEXT_PARALLEL:
+        known = ", ".join(("p2p", "a2a", "allgather"))
+        raise AutoshardError(f"--cp-comm-type is {kind[:40]!r}; it must be {known} or {TWO_LEVELS}")
+    return CONTEXT_PARALLEL[kind]
+
+
 def _zero(flags: dict[str, str]) -> int:
+    if DEEPSPEED_ZERO in flags:
+        stage = whole_number(f"--{DEEPSPEED_ZERO}", flags[DEEPSPEED_ZERO], least=0)
+        if stage > 3:
+            raise AutoshardError(f"--{DEEPSPEED_ZERO} is {stage}; it must be 0, 1, 2 or 3")
+        return stage
     if "use-megatron-fsdp" not in flags:
         return int("use-distributed-optimizer" in flags)
     strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
     if strategy not in SHARDING:
         raise AutoshardError(f"--data-parallel-sharding-strategy is {strategy[:40]!r}; known: {', '.join(SHARDING)}")
     return SHARDING[strategy]
-
-
-def _virtual_stages(flags: dict[str, str], layers: int | None, pp: int) -> int:
-    if "num-virtual-stages-per-pipeline-rank" in flags:
-        return whole_number("--num-virtual-stages-per-pipeline-rank", flags["num-virtual-stages-per-pipeline-rank"])
-    name = "num-layers-per-virtual-pipeline-stage"
-    if name not in flags:
-        return 1
-    each = whole_number(f"--{name}", flags[name])
-    if layers is None:
-        instead = "--num-virtual-stages-per-pipeline-rank says as much without it"
-        raise AutoshardError(f"--{name}={each} needs --num-layers, which is not there; {instead}")
-    if layers % (pp * each):
-        raise AutoshardError(f"--{name}={each} x pp={pp} must divide --num-layers={layers}")
-    return layers // (pp * each)

@@ -9,6 +9,7 @@ from typing import Any
 from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
+from autoshard.interop.torchtitan_stages import EACH, STAGE_KEYS, stages_of
 from autoshard.interop.written_layout import WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
@@ -47,11 +48,13 @@ NOTES = {
 """By stage of ZeRO."""
 EXPERT_RANKS = "expert_tensor_parallel_degree"
 """Ranks that cut an expert: those of tensor parallelism or 1, the default."""
+SELECTIVE_OPTION = "selective_ac_option"
+"""op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
 READ = {
     "model": ("name", "flavor"),
     "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size"),
     "experimental": tuple(DEGREES.values()),
-    "activation_checkpoint": ("mode",),
+    "activation_checkpoint": ("mode", SELECTIVE_OPTION),
     "parallelism": (
         *DEGREES.values(),
         EXPERT_RANKS,
@@ -62,6 +65,7 @@ READ = {
         "pipeline_parallel_schedule",
         "pipeline_parallel_microbatch_size",
         "module_fqns_per_model_part",
+        *STAGE_KEYS,
         "context_parallel_rotate_method",
     ),
 }
@@ -115,18 +119,16 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if batch == -1 or options["pp"] > 1:
         fields["sequences_per_replica"] = local
     schedule, stand_in = _schedule(parallelism) if options["pp"] > 1 else (None, None)
-    options["vpp"] = 2 if schedule == "interleaved" else 1
+    if options["pp"] == 1 or EACH not in parallelism:
+        options["vpp"] = 2 if schedule == "interleaved" else 1
     if parts := parallelism.get("module_fqns_per_model_part"):
         fields["stage_layers"] = stage_layers(parts)
         options["vpp"] = max(1, len(fields["stage_layers"]) // options["pp"])
     rotate = str(parallelism.get("context_parallel_rotate_method", "allgather"))
     if options["cp"] > 1:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
-    options["schedule"] = schedule or usual_schedule(options["vpp"])
-    mode = str(_section(data, "activation_checkpoint").get("mode", "selective"))
-    if mode not in RECOMPUTE:
-        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
-    options["recompute"] = RECOMPUTE[mode]
+    options["schedule"] = schedule or usual_schedule(options.get("vpp", 1))
+    options["recompute"], kept, approximation = _recompute(_section(data, "activation_checkpoint"))
     options["precision"] = PRECISIONS.get(str(training.get(PARAMETERS)), "mixed_precision")
     options["backend"] = TORCH.name
     model = _section(data, "model")
@@ -134,8 +136,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if known:
         options["model"] = known
     notes = [NOTES[fields["zero"]]] if fields["zero"] else []
-    if mode == "selective":
-        notes.append("activation_checkpoint.mode=selective is priced as core_attention+mlp")
+    notes += kept
     left_out = tuple(
         f"{section}.{name}"
         for section, values in data.items()
@@ -147,12 +148,35 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         "torchtitan configuration",
         options,
         fields,
+        stages=stages_of(parallelism),
         model=WrittenModel() if known is None else _flavor(known, show(model.get("flavor"))),
         notes=tuple(notes),
-        warnings=(*_warnings(data), *([] if stand_in is None else [stand_in])),
+        products={
+            f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
+        },
+        warnings=(*_warnings(data), *([] if stand_in is None else [stand_in]), *approximation),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
+
+
+def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
+    """(the recompute set, notes, warnings). Raises AutoshardError for words that torchtitan has not."""
+    mode, option = str(section.get("mode", "selective")), str(section.get(SELECTIVE_OPTION, "2"))
+    if mode not in RECOMPUTE:
+        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
+    recompute, key = RECOMPUTE[mode], f"activation_checkpoint.{SELECTIVE_OPTION}"
+    if mode != "selective":
+        return recompute, [], []
+    if option == "op":
+        kept = "torchtitan keeps attention and every second product of matrices"
+        return recompute, [f"{key}=op is priced as {recompute}; {kept}"], []
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", option):
+        raise AutoshardError(f"{key} is {option[:40]!r}; it must be op or a whole number of at least 1")
+    if option == "1":
+        return RECOMPUTE["full"], [], []
+    told = f"one block of {option} runs again, whole; priced as {recompute} of each"
+    return recompute, [], [f"{key}={option}: {told}"]
 
 
 def _schedule(parallelism: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -192,14 +216,10 @@ def _flavor(name: str, flavor: str) -> WrittenModel:
 
 def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
     """Sentences about fields that change a step and are not in the price."""
-    converters = _section(data, "model").get("converters", [])
-    for converter in converters if isinstance(converters, list) else [converters]:
-        name = str(converter)
+    for name in _converters(data):
         if "lora" in name.lower():
             yield f"model.converters has {name}: priced as training of all weights; LoRA freezes most of them"
-        elif "float8" in name or "mx" in name.split("."):
-            yield f"model.converters has {name}: priced in bf16; products of matrices take less time in float8"
-        else:
+        elif not _products(name):
             yield f"model.converters has {name}: it is not in the price"
     for section in ("lora", "peft"):
         if section in data:
@@ -212,6 +232,18 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
         yield "training.enable_cpu_offload: copies to and from the host are not in the price"
     if not optimizer.startswith("Adam"):
         yield f"optimizer.name={optimizer} is priced as AdamW, with two moments"
+
+
+def _converters(data: Mapping[str, Any]) -> list[str]:
+    converters = _section(data, "model").get("converters", [])
+    return [str(converter) for converter in (converters if isinstance(converters, list) else [converters])]
+
+
+def _products(converter: str) -> str | None:
+    """The precision here that a converter stands for; None for another kind of converter."""
+    if "lora" in converter.lower():
+        return None
+    return "mxfp8" if "mx" in converter.split(".") else "fp8" if "float8" in converter else None
 
 
 def _zero(parallelism: Mapping[str, Any], pp: int, cp: int) -> int:

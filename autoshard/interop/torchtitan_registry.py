@@ -133,6 +133,8 @@ def _literal(value: ast.expr) -> Any:
 def _with_old_names(found: Sections) -> Sections:
     """The sections in the names of the TOML, which counted sequences where today's names count tokens."""
     training, parallelism = found.get("training", {}), found.get("parallelism", {})
+    if found.get("activation_checkpoint", {}).get("mode") == "selective":  # by operators, in all of its registries
+        found["activation_checkpoint"].setdefault("selective_ac_option", "op")
     length = training.pop("max_context_length", None)
     if length is not None:
         training["seq_len"] = length

@@ -21,10 +21,12 @@ class WrittenLayout:
     """A layout that a file describes.
 
     options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
-    fields: of Strategy, for choices that no option pins. complete: whether absent options have the format's defaults,
-    rather than being left to the search. model: what the file says of its model. training_fields: of TrainingSpec,
-    where the file overrules what `autoshard plan` takes. notes: what could not be taken over unchanged. warnings: what
-    the file says that changes the step and is not in the price. drops: what it says of dropout, empty for nothing.
+    fields: of Strategy, for choices that no option pins. stages: where the format's own cut of a model is not even:
+    (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
+    options have the format's defaults, rather than being left to the search. model: what the file says of its model.
+    training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be
+    taken over unchanged. warnings: what the file says that changes the step and is not in the price. products: what it
+    says of products of matrices in fewer bits -> the precision here. drops: what it says of dropout, empty for nothing.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
     matter to the price.
     """
@@ -32,11 +34,13 @@ class WrittenLayout:
     form: str
     options: Mapping[str, Any]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    stages: Callable[[int, int, int | None], tuple[int, ...]] | None = None
     complete: bool = True
     model: WrittenModel = field(default_factory=WrittenModel)
     training_fields: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    products: Mapping[str, str] = field(default_factory=dict)
     drops: str = ""
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
@@ -94,13 +98,13 @@ def _yaml_layout(data: object) -> WrittenLayout:
     return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)
 
 
-def whole_number(name: str, value: object) -> int:
-    """The value as a whole number of at least 1, from a file or command line. Raises AutoshardError naming the
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """The value as a whole number of at least `least`, from a file or command line. Raises AutoshardError naming the
     field.
     """
     text = str(value).replace("_", "")
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < 1 or len(text) > 12:
-        raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least 1")
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < least or len(text) > 12:
+        raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least {least}")
     return int(text)
 
 

@@ -60,7 +60,8 @@ def property_of(model: ModelSpec, name: str) -> Any:
 
     A property is a field of ModelSpec, or a word for what several fields say together:
     normalization: rmsnorm | layernorm. activation: swiglu | gelu, of any precision. positions: rope | learned_absolute.
-    bias: all | none | qkv | attention, of linear layers. block: pre_ln | parallel.
+    bias: all | none | qkv | attention, of linear layers. block: pre_ln | parallel. has_latent_attention,
+    has_dense_blocks (in a mixture), has_windows: true | false. The widths of latent attention have their names.
     """
     if model.model_type == TRACED and name not in SIZES_OF_TRACED:
         return UNKNOWN
@@ -79,6 +80,19 @@ def property_of(model: ModelSpec, name: str) -> Any:
             return UNKNOWN
         case "num_experts_per_tok" | "norm_topk_prob" if not model.is_moe:
             return UNKNOWN
+        case "q_lora_rank" | "kv_lora_rank" | "qk_rope_head_dim" | "v_head_dim":
+            return UNKNOWN if model.latent_attention is None else getattr(model.latent_attention, name)
+        case "qk_nope_head_dim":
+            latent = model.latent_attention
+            return UNKNOWN if latent is None else model.head_dim - latent.qk_rope_head_dim
+        case "has_latent_attention":
+            return model.latent_attention is not None
+        case "has_dense_blocks":
+            return model.dense_intermediate_size > 0
+        case "has_windows":
+            return model.sliding_window is not None or model.chunked_attention is not None
+        case "normalizes_heads" if model.chunked_attention is not None:
+            return model.chunked_attention.use_qk_norm
         case "bias":
             if model.mlp_bias or not model.attention_bias:
                 return "all" if model.mlp_bias else "none"

@@ -21,6 +21,8 @@ def plan_of(file: str, written: Written) -> Plan:
     problem, backend_notes = _with_backend(problem, written.asked, strategy)
     cost = estimate(problem.model, problem.training, problem.cluster, strategy)
     notes = (f"imported: {written.form}", *written.notes, *warned(written), *backend_notes)
+    if written.unpriced:
+        notes += (written.unpriced,)
     if not cost.fits:
         notes += ("by the estimate it does not fit into memory",)
     return make_plan(problem.model, problem.training, problem.cluster, problem.backend, strategy, cost, notes=notes)

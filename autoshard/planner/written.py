@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ OF_THE_COMMAND = ("out", "top", "format")
 """Options of a recipe that say nothing of what is trained."""
 
 NO_LIMIT = "experts without a capacity factor (dropless): priced as if {priced}; a plan drops what is over it"
+IN_FEWER_BITS = (
+    "{said}: priced in bf16; products of matrices take less time in {precision}, which --precision {precision} prices"
+)
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
 ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
@@ -53,6 +57,11 @@ class Written:
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
 
+    @property
+    def unpriced(self) -> str:
+        """`not_priced` in a note; empty where there is none."""
+        return f"not in the price: {', '.join(self.not_priced)}" if self.not_priced else ""
+
 
 def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> Written:
     """The problem and layout of a recipe or another framework's configuration.
@@ -62,15 +71,20 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     """
     from autoshard.interop.written_layout import read_written_layout
     from autoshard.planner.score import completed
+    from autoshard.plans.validate import in_file
 
     written = read_written_layout(file)
+    said = {name: value for name, value in written.options.items() if name not in given}
+    options = {**_checked(file, said), **given}
     if not (written.complete or recipes):
         raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
-    options = {**_checked(file, written.options), **given}
     model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
     request = request_from(options)
     problem, notes = _problem(file, request, written, model)
     warnings = written.warnings
+    if problem.training.precision.products is None:
+        in_bits = (IN_FEWER_BITS.format(said=said, precision=name) for said, name in written.products.items())
+        warnings = (*in_bits, *warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
     if written.drops and request.dropout is None:
@@ -88,6 +102,11 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         if searched is not None:
             return found(problem, searched)
     pinned = {PIN_FIELDS.get(name, name): value for name, value in request.pins.items()}
+    if written.stages is not None and "stage_layers" not in fields:
+        pp, vpp = request.pins.get("pp", 1), request.pins.get("vpp")
+        cut = partial(written.stages, problem.model.num_hidden_layers, pp, vpp)
+        fields["stage_layers"] = in_file(file, cut)
+        pinned["num_virtual_stages"] = len(fields["stage_layers"]) // pp
     strategy = completed(problem, {**pinned, **fields})
     if per_replica is not None and "global_batch" not in options:
         training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
@@ -105,7 +124,8 @@ def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name in OF_THE_COMMAND:
             continue
         if name not in OPTIONS:
-            raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan")
+            known = "a recipe has nothing else, and NxD Training's YAML a distributed_strategy"
+            raise AutoshardError(f"{file} has {name[:60]}, which is not an option of autoshard plan; {known}")
         try:
             checked[name] = value if value is None else OPTIONS[name].parse(value)
         except ValueError as error:

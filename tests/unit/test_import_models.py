@@ -16,6 +16,7 @@ from autoshard.interop.written_model import models_with
 from autoshard.models.huggingface import to_config
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.models.stage import parameter_count
+from autoshard.planner.written import read_written
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.validate import read_plan
 from tests.unit.plan_examples import plan_70b
@@ -164,7 +165,10 @@ def test_a_size_that_the_named_model_has_otherwise_is_refused(key: str, value: o
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ("--num-query-groups 8", "train.sh has --num-query-groups=8, but llama2-7b has 32: another model"),
+        (
+            "--group-query-attention --num-query-groups 8",
+            "train.sh has --num-query-groups=8, but llama2-7b has 32: another model",
+        ),
         ("--ffn-hidden-size 14336", "train.sh has --ffn-hidden-size=14336, but llama2-7b has 11008: another model"),
         ("--vocab-size 32001", "train.sh has --vocab-size=32001, but llama2-7b has 32000: another model"),
         ("--num-experts 8", "train.sh has --num-experts=8, but llama2-7b has 0: another model"),
@@ -177,6 +181,66 @@ def test_megatrons_sizes_are_compared_too(flags: str, text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         imported(f"--hidden-size 4096 {flags}", "train.sh", model="llama2-7b")
     assert str(error.value) == text
+
+
+def test_megatron_groups_no_queries_unless_it_is_told_to() -> None:
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --vocab-size 99 --max-position-embeddings 64"
+    alone = imported(f"{sizes} --num-query-groups 2", "train.sh")
+    assert alone.model.num_key_value_heads == 8
+    told = "--num-query-groups 2 without --group-query-attention: Megatron gives each query head a key of its own"
+    assert f"warning: {told}" in alone.notes
+    llama = "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear"
+    grouped = imported(f"{sizes} {llama} --group-query-attention --num-query-groups 2", "train.sh")
+    assert grouped.model.num_key_value_heads == 2
+    assert told not in str(grouped.notes)
+
+
+MIXTURE = "--moe-expert-capacity-factor 1"
+LATENT = (
+    "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+    "--v-head-dim 128 --qk-layernorm"
+)
+SIGMOID = f"{MIXTURE} --moe-router-pre-softmax --moe-router-score-function sigmoid"
+PUBLISHED = {
+    "deepseek-v3": f"{LATENT} --kv-channels 128 {SIGMOID} --moe-layer-freq ([0]*3+[1]*58) "
+    "--moe-shared-expert-intermediate-size 2048",
+    "kimi-k2": f"{LATENT} --kv-channels 64 {SIGMOID} --moe-layer-freq [0]*1+[1]*60",
+    "deepseek-v2-lite": f"--multi-latent-attention --kv-lora-rank 512 --kv-channels 16 {MIXTURE}",
+    "glm-4.5": f"{SIGMOID} --moe-layer-freq [0]*3+[1]*89 --qk-layernorm",
+    "glm-4.5-air": f"{SIGMOID} --moe-layer-freq [0]*1+[1]*45",
+    "gpt-oss-20b": f"{MIXTURE} --quick-geglu --window-size 128,0",
+    "llama4-scout": f"{MIXTURE} --qk-layernorm --moe-layer-freq 1",
+    "mistral-7b": "--window-size (4095,0)",
+    "llama2-7b": "--window-size -1,-1",
+}
+"""Built-in model -> what Megatron's arguments for it say in words of their own."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_arguments_are_their_models(name: str) -> None:
+    Path("train.sh").write_text(f"--hidden-size {load_model(name).hidden_size} '{PUBLISHED[name]}'")
+    found = read_written("train.sh", {"model": name})
+    assert (found.problem.model.name, found.warnings) == (name, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "text"),
+    [
+        ("llama2-7b", "--multi-latent-attention", "--multi-latent-attention=True, but llama2-7b has False"),
+        ("mixtral-8x7b", "--moe-layer-freq 2", "--moe-layer-freq=True, but mixtral-8x7b has False"),
+        ("glm-4.5", "--moe-layer-freq ([1]*92)", "--moe-layer-freq=False, but glm-4.5 has True"),
+        ("llama2-7b", "--window-size (127,0)", "--window-size=True, but llama2-7b has False"),
+        ("deepseek-v3", "--kv-lora-rank 256", "--kv-lora-rank=256, but deepseek-v3 has 512"),
+        ("deepseek-v3", "--qk-head-dim 192", "--qk-head-dim=192, but deepseek-v3 has 128"),
+        ("deepseek-v2", "--qk-layernorm", "--qk-layernorm=True, but deepseek-v2 has False"),
+        ("llama4-maverick", "--qk-layernorm", "--qk-layernorm=True, but llama4-maverick has False"),
+    ],
+)
+def test_other_models_graphs_are_refused(name: str, flags: str, text: str) -> None:
+    Path("train.sh").write_text(f"--micro-batch-size 1 '{flags}'")
+    with pytest.raises(AutoshardError) as error:
+        read_written("train.sh", {"model": name})
+    assert str(error.value) == f"train.sh has {text}: another model"
 
 
 def test_torchtitans_flavor_is_compared_too() -> None:

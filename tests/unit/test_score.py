@@ -53,10 +53,10 @@ precision: {type: mixed_precision}
 MEGATRON = r"""
 #!/bin/bash
 torchrun --nnodes 16 --nproc_per_node=32 pretrain_gpt.py \
-    --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --num-query-groups 8 \
-    --tensor-model-parallel-size 32 --pipeline-model-parallel-size 8 --sequence-parallel --use-distributed-optimizer \
-    --num-layers-per-virtual-pipeline-stage 5 --micro-batch-size 1 --global-batch-size=1024 --seq-length 8192 \
-    --recompute-granularity full --recompute-method uniform --bf16  # the usual
+    --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 \
+    --group-query-attention --num-query-groups 8 --tensor-model-parallel-size 32 --pipeline-model-parallel-size 8 \
+    --sequence-parallel --use-distributed-optimizer --num-layers-per-virtual-pipeline-stage 5 --micro-batch-size 1 \
+    --global-batch-size=1024 --seq-length 8192 --recompute-granularity full --recompute-method uniform --bf16 # usual
 """
 TITAN = """\
 [model]
@@ -300,6 +300,7 @@ LORA = (
 PLAIN = "priced as plain training on global_batch_size sequences"
 DPO = f"{PLAIN}; DPO runs a chosen and a rejected one for each, and before that the reference model"
 ORPO = f"{PLAIN}; ORPO runs a chosen and a rejected one for each"
+KEEPS_ALL = '[activation_checkpoint]\nmode = "none"\n'
 FLOAT8 = "priced in bf16; products of matrices take less time in"
 
 
@@ -334,15 +335,30 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
     [
         (
             "a.sh",
-            "--fp8-format hybrid",
-            [f"--fp8-format hybrid: {FLOAT8} fp8"],
+            "--micro-batch-size 1 --fp8-format hybrid",
+            [f"--fp8-format hybrid: {FLOAT8} fp8, which --precision fp8 prices"],
         ),
         (
             "e.sh",
-            "--hidden-dropout 0.1 --attention-dropout 0.0",
+            "--micro-batch-size 1 --hidden-dropout 0.1 --attention-dropout 0.0",
             ["--hidden-dropout 0.1: dropout is not in the price; --dropout puts it there, with backend torch"],
         ),
-        ("b.sh", "--optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
+        (
+            "g.sh",
+            "--micro-batch-size 1 --fp8-format e4m3 --fp8-recipe mxfp8",
+            [f"--fp8-format e4m3: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
+        ),
+        (
+            "h.sh",
+            "--micro-batch-size 1 --fp4-format e2m1",
+            [f"--fp4-format e2m1: {FLOAT8} nvfp4, which --precision nvfp4 prices"],
+        ),
+        (
+            "c.toml",
+            '[model]\nconverters = ["quantize.linear.mx"]\n' + KEEPS_ALL,
+            [f"model.converters has quantize.linear.mx: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
+        ),
+        ("b.sh", "--micro-batch-size 1 --optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
         (
             "f.sh",
             "--moe-shared-expert-intermediate-size 20480 --moe-expert-capacity-factor 1",
@@ -356,15 +372,15 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
         ),
         (
             "a.toml",
-            '[model]\nconverters = ["quantize.linear.float8", "other"]\n',
+            '[model]\nconverters = ["quantize.linear.float8", "other"]\n' + KEEPS_ALL,
             [
-                f"model.converters has quantize.linear.float8: {FLOAT8} float8",
+                f"model.converters has quantize.linear.float8: {FLOAT8} fp8, which --precision fp8 prices",
                 "model.converters has other: it is not in the price",
             ],
         ),
         (
             "b.toml",
-            '[training]\nmixed_precision_param = "float16"\n',
+            '[training]\nmixed_precision_param = "float16"\n' + KEEPS_ALL,
             ["training.mixed_precision_param='float16' is priced as bfloat16"],
         ),
     ],
@@ -376,8 +392,21 @@ def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> No
     assert list(found.warnings) == warnings
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "--micro-batch-size 1 --fp8-format hybrid"),
+        ("a.toml", '[model]\nconverters = ["quantize.linear.float8"]\n' + KEEPS_ALL),
+    ],
+)
+def test_products_that_are_priced_are_not_warned_of(name: str, text: str) -> None:
+    given = {"model": "llama3-8b", "instance": "h100-80gb", "precision": "fp8"}
+    found = read_written(written(name, text), given)
+    assert found.problem.training.precision.products is not None and found.warnings == ()
+
+
 def test_dropout_that_is_asked_for_is_not_warned_of() -> None:
-    file = written("a.sh", "--hidden-dropout 0.1")
+    file = written("a.sh", "--micro-batch-size 1 --hidden-dropout 0.1")
     assert read_written(file, {"model": "llama3-8b", "dropout": "residual=0.1"}).warnings == ()
 
 
@@ -392,8 +421,36 @@ def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.Capture
     assert "note    not in the price: model.use_emha\n" in page
     assert "sequences of 4,096 tokens, as data.seq_length says, not model.encoder_seq_length" in page
     given = {"model": "llama3-8b"}
-    assert read_written(written("a.sh", "--lr 1 --train-iters 9 --overlap-grad-reduce"), given).not_priced == (
-        "--overlap-grad-reduce",
-    )
+    flags = "--micro-batch-size 1 --lr 1 --train-iters 9 --overlap-grad-reduce"
+    assert read_written(written("a.sh", flags), given).not_priced == ("--overlap-grad-reduce",)
     text = "[training]\nsteps = 9\n[parallelism]\nenable_async_tensor_parallel = true\n"
     assert read_written(written("a.toml", text), given).not_priced == ("parallelism.enable_async_tensor_parallel",)
+
+
+@pytest.mark.parametrize("command", [["score"], ["import"], ["score", "--model", "llama3-8b"]])
+def test_another_programs_yaml_is_no_recipe(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = written("other.yaml", "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\n")
+    assert main([command[0], file, *command[1:]]) == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: other.yaml has model_name_or_path, which is not an option of autoshard plan; a recipe has "
+        "nothing else, and NxD Training's YAML a distributed_strategy\n"
+    )
+
+
+def test_another_programs_json_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    file = written("zero.json", '{"zero_optimization": {"stage": 3}}')
+    assert main(["score", file, "--model", "llama3-8b"]) == 2
+    assert capsys.readouterr().err == "autoshard: error: zero.json: this is not a plan: it lacks strategy\n"
+    Path("own.json").write_text(plan_to_json(plan_70b()))
+    assert main(["score", "own.json", "--model", "llama3-8b"]) == 2
+    assert capsys.readouterr().err == ("autoshard: error: own.json is a plan, which says all that --model could\n")
+
+
+def test_options_overrule_variables_of_the_shell() -> None:
+    file = written("vars.sh", '--nnodes $NNODES --seq-length "${LENGTH}" --micro-batch-size 1')
+    given = {"model": "llama3-8b", "instance": "h100-80gb", "nodes": 2, "seq_len": 1024}
+    problem = read_written(file, given).problem
+    assert (problem.cluster.nodes, problem.training.sequence_length) == (2, 1024)
+    with pytest.raises(AutoshardError) as error:
+        read_written(file, {name: value for name, value in given.items() if name != "nodes"})
+    assert str(error.value) == "vars.sh: nodes: $NNODES must be a whole number of at least 1"

@@ -195,3 +195,64 @@ def test_the_prediction_module_of_megatrons_arguments() -> None:
     assert not any("mtp" in one for one in (*found.warnings, *found.left_out))
     without = megatron("--expert-model-parallel-size 2 --mtp-num-layers 0", model="deepseek-v3", nodes=2)
     assert without.problem.model.multi_token_prediction is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("p2p", "zigzag_ring"), ("a2a", "ulysses"), ("allgather", "all_gather"), ("", "zigzag_ring")]
+)
+def test_megatrons_context_parallelism(kind: str, found: str) -> None:
+    flags = f"--cp-comm-type {kind}" if kind else ""
+    written = megatron(f"{flags} --context-parallel-size 2")
+    assert (written.strategy.context_parallel, written.warnings) == (found, ())
+
+
+def test_context_parallelism_in_two_levels() -> None:
+    written = megatron("--context-parallel-size 2 --cp-comm-type a2a+p2p")
+    assert written.strategy.context_parallel == "zigzag_ring"
+    assert written.warnings == ("--cp-comm-type a2a+p2p is priced as p2p, a ring over all ranks of cp",)
+    assert megatron("--cp-comm-type a2a+p2p").warnings == ()
+    message = r"^train.sh: --cp-comm-type is 'ring'; it must be p2p, a2a, allgather or a2a\+p2p$"
+    with pytest.raises(AutoshardError, match=message):
+        megatron("--context-parallel-size 2 --cp-comm-type ring")
+
+
+def torchtitans_recompute(lines: str) -> Written:
+    Path("train.toml").write_text(f"[activation_checkpoint]\n{lines}\n")
+    return read_written("train.toml", LLAMA)
+
+
+OPTION = "activation_checkpoint.selective_ac_option"
+PRICED = "priced as core_attention+mlp of each"
+
+
+@pytest.mark.parametrize(
+    ("lines", "recompute", "warnings"),
+    [
+        ('selective_ac_option = "op"', "core_attention+mlp", ()),
+        ('mode = "selective"\nselective_ac_option = "1"', "full", ()),
+        ('mode = "full"\nselective_ac_option = "2"', "full", ()),
+        *(
+            (line, "core_attention+mlp", (f"{OPTION}={n}: one block of {n} runs again, whole; {PRICED}",))
+            for line, n in {"": 2, "selective_ac_option = 3": 3, 'selective_ac_option = "4"': 4}.items()
+        ),
+    ],
+)
+def test_torchtitans_selective_recompute(lines: str, recompute: str, warnings: tuple[str, ...]) -> None:
+    found = torchtitans_recompute(lines)
+    assert (found.strategy.recompute, found.warnings, found.left_out) == ((recompute,), warnings, ())
+    kept = "torchtitan keeps attention and every second product of matrices"
+    assert (f"{OPTION}=op is priced as {recompute}; {kept}" in found.notes) == ("op" in lines.split('"'))
+
+
+@pytest.mark.parametrize("option", ["0", "-1", "ops", "2.5"])
+def test_options_that_torchtitans_selective_recompute_has_not(option: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        torchtitans_recompute(f'selective_ac_option = "{option}"')
+    assert str(error.value) == f"train.toml: {OPTION} is '{option}'; it must be op or a whole number of at least 1"
+
+
+def test_selective_recompute_there_and_back() -> None:
+    plan = mixture_plan("mixtral-8x7b")
+    strategy = replace(plan.strategy, recompute=("core_attention+mlp",) * 4)
+    text = export(replace(plan, strategy=strategy), "torchtitan-toml").text
+    assert 'mode = "selective"\nselective_ac_option = "op"\n' in text

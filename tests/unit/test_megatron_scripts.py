@@ -1,0 +1,51 @@
+"""Scripts with Megatron-LM's arguments, as their authors write them: quotes, arrays, variables, other frameworks'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.interop.written_layout import WrittenLayout, read_written_layout
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
+def script(text: str) -> WrittenLayout:
+    Path("train.sh").write_text(text)
+    return read_written_layout("train.sh")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '(\n  "--num-layers 32"\n  "--hidden-size 4096" --swiglu\n  "--recompute-modules=core_attn mlp"\n)',
+        'ARGS="--num-layers 32 --hidden-size=4096"\nMORE="\n  --swiglu --recompute-modules core_attn mlp\n"',
+        'ARGS+=" --hidden-size=4096 --num-layers=32 --swiglu"\necho "a --bf16"; --recompute-modules core_attn mlp',
+    ],
+)
+def test_quotes_around_several_words(text: str) -> None:
+    found = script(f"{text}\n--recompute-granularity selective")
+    said = {name: value for name, (_, value) in found.model.said.items()}
+    assert said == {"num_hidden_layers": 32, "hidden_size": 4096, "activation": "swiglu"}
+    assert found.options["recompute"] == "core_attention+mlp"
+    assert found.left_out == ()
+
+
+@pytest.mark.parametrize("text", ["--tensor_parallel_size 8 --pipeline_parallel_size 2 --zero_1 --bf16", "--x"])
+def test_other_frameworks_scripts(text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        script(f"torchrun --nproc_per_node 32 finetune.py {text}")
+    told = "none of its arguments is Megatron's, such as --tensor-model-parallel-size or --num-layers"
+    assert str(error.value) == f"train.sh: {told}"
+
+
+def test_megatron_deepspeed() -> None:
+    degrees = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2"
+    found = script(f"{degrees} --deepspeed --deepspeed_config ds.json --zero-stage 3 --checkpoint-activations")
+    assert (found.fields["zero"], found.options["recompute"]) == (3, "full")
+    assert found.not_priced == ("--deepspeed", "--deepspeed-config")
+    assert script("--zero-stage 0 --use-distributed-optimizer").fields["zero"] == 0
+    with pytest.raises(AutoshardError, match=r"^train.sh: --zero-stage is 4; it must be 0, 1, 2 or 3$"):
+        script("--zero-stage 4")

@@ -1,0 +1,66 @@
+"""How torchtitan cuts a model into pipeline stages by itself: its embedding and head count as blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.planner.written import Written, read_written
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+EACH, FIRST, LAST = (
+    f"pipeline_parallel_{name}" for name in ("layers_per_stage", "first_stage_less_layers", "last_stage_less_layers")
+)
+INTERLEAVED = 'pipeline_parallel_schedule = "Interleaved1F1B"'
+
+
+def titan(degree: int, lines: str = "", model: str = "llama3-8b", **given: Any) -> Written:
+    keeps_all = '[activation_checkpoint]\nmode = "none"'
+    Path("train.toml").write_text(f"{keeps_all}\n[parallelism]\npipeline_parallel_degree = {degree}\n{lines}\n")
+    return read_written("train.toml", {"model": model, "instance": "h100-80gb", "nodes": 1, **given})
+
+
+@pytest.mark.parametrize(
+    ("pp", "lines", "model", "stages"),
+    [
+        (8, "", "llama3-8b", (4, 5, 4, 4, 4, 4, 4, 3)),
+        (4, "", "llama3-8b", (8, 9, 8, 7)),
+        (8, "", "llama3-70b", (10, 11, 10, 10, 10, 10, 10, 9)),
+        (4, f"{FIRST} = 0\n{LAST} = 0", "llama3-8b", (8, 8, 8, 8)),
+        (4, f"{LAST} = 3", "llama3-8b", (8, 9, 9, 6)),
+        (2, INTERLEAVED, "llama3-8b", (8, 9, 8, 7)),
+        (2, f"{INTERLEAVED}\n{EACH} = 9", "llama3-8b", (8, 9, 8, 7)),
+        (2, f"{INTERLEAVED}\n{EACH} = 6", "llama3-8b", (5, 6, 6, 6, 5, 4)),
+        (1, f"{EACH} = 6", "llama3-8b", (32,)),
+    ],
+)
+def test_the_cut(pp: int, lines: str, model: str, stages: tuple[int, ...]) -> None:
+    found = titan(pp, lines, model)
+    assert found.strategy.stage_layers == stages
+    assert found.strategy.num_virtual_stages == len(stages) // pp
+    assert (found.left_out, found.warnings) == ((), ())
+
+
+def test_options_overrule_the_files_stages() -> None:
+    assert titan(8, pp=4).strategy.stage_layers == (8, 9, 8, 7)
+    assert titan(8, pp=1).strategy.stage_layers == (32,)
+    assert titan(2, f"{INTERLEAVED}\n{EACH} = 6", vpp=2).strategy.stage_layers == (8, 9, 8, 7)
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (f"{EACH} = 12", f"parallelism.{EACH}=12 makes 3 stages of 32 blocks, which pp=2 must divide"),
+        (f"{FIRST} = 40", f"32 blocks are too few for 2 stages with parallelism.{FIRST}=40 and {LAST}=1"),
+        (f"{LAST} = -1", f"parallelism.{LAST} is '-1'; it must be a whole number of at least 0"),
+        (f"{EACH} = 0", f"parallelism.{EACH} is '0'; it must be a whole number of at least 1"),
+    ],
+)
+def test_cuts_that_torchtitan_has_not(lines: str, text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        titan(2, lines)
+    assert str(error.value) == f"train.toml: {text}"
