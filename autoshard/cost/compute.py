@@ -19,6 +19,8 @@ from autoshard.rows import Number, ceil, largest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
+UNKNOWN_EFFICIENCY = 0.95
+"""QuantizedProducts.efficiency on a device of which nothing is known: a guess, where fits begin."""
 ALIGNMENT = 8
 """Elements: matrix units read 16 bytes at a time; a head dim that is no multiple takes slower kernels."""
 
@@ -84,10 +86,12 @@ class OperatorNeeds(NamedTuple):
 
 class QuantizedProducts(NamedTuple):
     """The products of linear layers on a device. peak_flops_per_s: in their format. cast_bytes: moved to cast one
-    element of an activation or a gradient."""
+    element of an activation or a gradient. efficiency: share of the peak that they reach, against that of products in
+    the compute dtype."""
 
     peak_flops_per_s: float
     cast_bytes: float
+    efficiency: float = 1.0
 
 
 def quantized_products(device: Device, precision: Precision) -> QuantizedProducts | None:
@@ -101,7 +105,8 @@ def quantized_products(device: Device, precision: Precision) -> QuantizedProduct
             f"precision {precision.name}: {device.name} has no products in {products.peak}; it has {', '.join(known)}"
         )
     cast_bytes = products.cast_bytes(DTYPE_BYTES[precision.compute_dtype])
-    return QuantizedProducts(device.peak_flops_per_s(products.peak), cast_bytes)
+    efficiency = dict(device.quantized_efficiency).get(products.peak, UNKNOWN_EFFICIENCY)
+    return QuantizedProducts(device.peak_flops_per_s(products.peak), cast_bytes, efficiency)
 
 
 def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
@@ -176,7 +181,8 @@ def seconds_of(
     casting: Number = 0.0
     casting_back: Number = 0.0
     if products is not None:
-        quantized_peak = products.peak_flops_per_s * software.quantized_efficiency
+        share = products.efficiency if software.quantized_efficiency is None else software.quantized_efficiency
+        quantized_peak = products.peak_flops_per_s * share
         peak = where(needs.quantized > 0, quantized_peak, peak)
         cast_s = memory_s(products.cast_bytes, device) * slow
         casting, casting_back = needs.casts * m * k * cast_s, needs.quantized * m * n * cast_s

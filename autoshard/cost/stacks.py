@@ -19,7 +19,7 @@ class Software:
       cpu_s_per_operator: the host needs that long to launch one; a pass lasts at least as long as its launches.
       group_launch_s: the host needs that long besides for each expert's product, where each is a launch of its own.
     Fitted to a family of devices:
-      attention_efficiency: share of the peak that a flash kernel reaches; None: its products run like any others.
+      attention_efficiency: share of the peak that a flash kernel reaches; None: the device's.
       wave_elements: of its output that a product computes besides: the last wave of tiles is partly empty.
       tensor_overlap: share of the backward products of a layer whose input is gathered (sequence parallelism) behind
       which its collectives hide.
@@ -32,7 +32,8 @@ class Software:
       activation_passes: times that an expert's activation moves its inputs and output; more than 1 as for norms.
       transfer_share: of a transfer between stages, what each pass waits for; None: transfers run beside the work and
       delay only what needs them.
-      quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak.
+      quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak;
+      None: the device's.
       overlap: share of the work behind which data-parallel transfers hide.
       contention: of transfers of sharded parameters that hide, the share by which the work takes longer.
       step_overhead_s: once a step. copy_launch_s: under ZeRO-1, for each tensor and replica, where its share is copied
@@ -101,7 +102,7 @@ class Software:
     reads_back: bool = False
     graphs: str = "none"
     transfer_share: float | None = None
-    quantized_efficiency: float = 0.95
+    quantized_efficiency: float | None = None
     overlap: float = 0.0
     contention: float = 0.0
     activation_scale: float = 1.0

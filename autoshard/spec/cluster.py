@@ -53,9 +53,9 @@ class Link:
         _check_not_negative(f"link {self.name}", "latency_s", self.latency_s)
 
 
-def _read_peaks(data: object, where: str) -> tuple[tuple[str, float], ...]:
+def _read_by_dtype(data: object, where: str) -> tuple[tuple[str, float], ...]:
     if not isinstance(data, dict):
-        raise AutoshardError(f"{where} is {show(data)}; it must be an object: FLOP/s by dtype")
+        raise AutoshardError(f"{where} is {show(data)}; it must be an object: a number by dtype")
     return tuple(sorted(data.items()))
 
 
@@ -75,8 +75,8 @@ def _write_intra_node(steps: tuple[tuple[int, Link], ...]) -> list[dict[str, Any
     return [{"devices": devices, "link": to_json(link)} for devices, link in steps]
 
 
-PEAKS_FORM = Form(
-    dict, _read_peaks, {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}}
+BY_DTYPE_FORM = Form(
+    dict, _read_by_dtype, {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}}
 )
 INTRA_NODE_FORM = Form(
     _write_intra_node,
@@ -118,10 +118,12 @@ class Device:
         started.
     attention_efficiency: Share of the peak that a flash kernel reaches, 0 to 1; null or missing: its products run like
         any others.
+    quantized_efficiency: By the name of a format in flops_per_s: share of that peak that products in it reach, against
+        that of products in 16 bits; above 0.
     """
 
     name: str
-    flops_per_s: Annotated[tuple[tuple[str, float], ...], PEAKS_FORM]
+    flops_per_s: Annotated[tuple[tuple[str, float], ...], BY_DTYPE_FORM]
     memory_bytes: Positive
     reserved_memory_bytes: NotNegative
     memory_bandwidth_bytes_per_s: Positive
@@ -133,12 +135,15 @@ class Device:
     operator_overhead_s: NotNegative
     pass_launch_s: NotNegative
     attention_efficiency: Annotated[Positive | None, Absence.WRITTEN] = None
+    quantized_efficiency: Annotated[tuple[tuple[str, float], ...], BY_DTYPE_FORM, Absence.WRITTEN] = ()
 
     def __post_init__(self) -> None:
         _check_text("a device", "name", self.name)
         of = f"device {self.name}"
         for dtype, peak in self.flops_per_s:
             check_positive(of, f"flops_per_s.{dtype}", peak)
+        for dtype, share in self.quantized_efficiency:
+            check_positive(of, f"quantized_efficiency.{dtype}", share)
         for field in ("memory_bytes", "memory_bandwidth_bytes_per_s"):
             check_positive(of, field, getattr(self, field))
         for field in ("reserved_memory_bytes", "matmul_k0", "operator_overhead_s", "pass_launch_s"):

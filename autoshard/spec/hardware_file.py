@@ -323,9 +323,8 @@ def _reserved_bytes(reserve: Section, physical_cores: int) -> float:
 
 
 def _device_values(logical: Section, calibration: Section) -> dict[str, Any]:
-    peaks = logical.child("flops_per_s")
     return {
-        "flops_per_s": {dtype: peaks.number(dtype) for dtype in peaks.names},
+        "flops_per_s": _numbers(logical.child("flops_per_s")),
         **{name: logical.number(name) for name in ("memory_bytes", "memory_bandwidth_bytes_per_s")},
         **{name: logical.integer(name) for name in ("tile_rows", "tile_columns")},
         **{
@@ -333,7 +332,12 @@ def _device_values(logical: Section, calibration: Section) -> dict[str, Any]:
             for name in ("matmul_efficiency", "matmul_k0", "memory_efficiency", "operator_overhead_s", "pass_launch_s")
         },
         **{name: calibration.number(name) for name in ("attention_efficiency",) if name in calibration.names},
+        **{name: _numbers(calibration.child(name)) for name in ("quantized_efficiency",) if name in calibration.names},
     }
+
+
+def _numbers(section: Section) -> dict[str, float]:
+    return {name: section.number(name) for name in section.names}
 
 
 def _intra_node_values(

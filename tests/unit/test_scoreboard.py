@@ -290,6 +290,28 @@ def test_products_bound_by_power_are_as_the_watts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "kernel", "share"),
+    [
+        ("a100-80gb", "flash_attention_2", 1.0),
+        ("h200-141gb", "cudnn", 1.0),
+        ("h800-80gb", "cudnn", 1.0),
+        ("gb200-186gb", "cudnn", 1.0),
+        ("b200-180gb", "cudnn", 1000 / 2.25 / (1200 / 2.5)),
+    ],
+)
+def test_plans_are_priced_with_the_constants_that_results_are(file: str, kernel: str, share: float) -> None:
+    device, values = load_cluster(file, 1).device, load().values
+    family = hardware(gpu_case({**ROW, "gpu": file.upper(), "gpu_mem_gb": ""}))[1]
+    assert device.matmul_efficiency == pytest.approx(values[family, "matmul_efficiency"] * share, rel=2e-3)
+    assert device.attention_efficiency == pytest.approx(values[family, kernel] * share, rel=2e-3)
+    formats = {"float8": "fp8_efficiency", "mxfp8": "mxfp8_efficiency"}
+    known = {dtype: values[family, name] for dtype, name in formats.items() if dtype in dict(device.flops_per_s)}
+    if family == "blackwell":
+        known["nvfp4"] = FIXED["nvfp4_efficiency"]
+    assert dict(device.quantized_efficiency) == pytest.approx(known, rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("change", "field", "value"),
     [
         ({"precision": "mxfp8"}, "low_precision", "mxfp8"),

@@ -36,6 +36,13 @@ NAMES = {
     "all_to_all_efficiency": "all_to_all_efficiency",
 }
 """Key of the hardware file's calibration -> constant."""
+ATTENTION = {"a100": "flash_attention_2", "h100": "cudnn", "blackwell": "cudnn"}
+"""Family -> the flash kernel that torch's scaled_dot_product_attention takes there: cuDNN's where a device has compute
+capability 9.0 or 10.0 [pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention]."""
+QUANTIZED = {"float8": "fp8_efficiency", "mxfp8": "mxfp8_efficiency", "nvfp4": "nvfp4_efficiency"}
+"""Format of products in a hardware file -> constant."""
+POWERED = ("matmul_efficiency", "attention_efficiency")
+"""Keys whose constant is a share of the peak, of which a device reaches as much as its power allows: see power_share."""
 GUESS = "guess: FIXED of autoshard/calibration/results/constants.py, which says why it is not fitted"
 
 
@@ -43,13 +50,11 @@ def set_family(content: dict[str, Any], family: str, fit: StackFit, data: Usable
     """Writes the fitted constants into a hardware file's content, and constants that are not fitted as guesses; returns
     the evidence."""
     calibration = content["calibration"]
-    chips = str(content["chips_per_node"]["value"])
-    calibration["link_efficiency_by_chips"] = {chips: {}}
     fitted: dict[Leaf, tuple[float, str]] = {}
-    for target, name in NAMES.items():
-        leaf: Leaf = (target, chips) if target == "link_efficiency_by_chips" else (target,)
+    for leaf, name in _constants(content, family).items():
+        _add(calibration, leaf)
         value = FIXED[name] if name in FIXED else fit.values[family, name]
-        if name == "matmul_efficiency":
+        if leaf[0] in POWERED:
             value *= power_share(content["instance"], family)
         value = float(f"{value:.4g}")
         if name in FIXED:
@@ -64,3 +69,19 @@ def set_family(content: dict[str, Any], family: str, fit: StackFit, data: Usable
     if "domain_hop_latency_s" in calibration:  # a guess: as in a node
         calibration["domain_hop_latency_s"]["value"] = calibration["hop_latency_s"]["value"]
     return found
+
+
+def _constants(content: dict[str, Any], family: str) -> dict[Leaf, str]:
+    """The constant of each leaf of a hardware file's calibration that a fit writes."""
+    of_a_node = {"link_efficiency_by_chips": str(content["chips_per_node"]["value"])}
+    peaks = content["lnc"]["1"]["flops_per_s"]
+    return {
+        **{(key, of_a_node[key]) if key in of_a_node else (key,): name for key, name in NAMES.items()},
+        ("attention_efficiency",): ATTENTION[family],
+        **{("quantized_efficiency", dtype): name for dtype, name in QUANTIZED.items() if dtype in peaks},
+    }
+
+
+def _add(calibration: dict[str, Any], leaf: Leaf) -> None:
+    for name in leaf:
+        calibration = calibration.setdefault(name, {})

@@ -68,6 +68,7 @@ class UnitColumns(NamedTuple):
         rows[..., 1] *= of_each
         rows[..., 4] = self.fixed_bytes + of_each * (rows[..., 4] - self.fixed_bytes)
         rows[..., 5] *= of_each
+        rows[..., 6] *= of_each
         return rows
 
 
