@@ -30,9 +30,10 @@ def check_not_mixed(store: Store, resume: str) -> None:
     there = [] if resume == "auto" else store.folders()
     asked = {str(folder) for folder in candidates(store, resume)} if there else set()
     if there and (asked or resume == "never") and asked.isdisjoint(map(str, there)):
+        cure = "name another folder" + ("" if resume == "never" else ", or resume=auto to go on there")
         raise AutoshardError(
             f"resume={resume}: checkpoint_dir={store} holds checkpoints of another run up to step "
-            f"{step_of(there[0])}: name another folder"
+            f"{step_of(there[0])}: {cure}"
         )
 
 

@@ -219,7 +219,7 @@ def test_what_cannot_be_resumed_is_one_line(saved_once: Path, tmp_path: Path) ->
     assert mixed.returncode == 2
     assert mixed.stderr == (
         f"autoshard: error: resume={folder}/elsewhere: checkpoint_dir={folder}/saved holds checkpoints of another run "
-        "up to step 4: name another folder\n"
+        "up to step 4: name another folder, or resume=auto to go on there\n"
     )
     spoil_bit(folder / "saved" / "step-00000004" / "rank-00000.safetensors")
     named = run(folder, ONE, "--resume", "saved/step-00000004")

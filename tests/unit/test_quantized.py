@@ -84,8 +84,8 @@ PEAKS = {"fp8": 4500e12, "fp8_block": 4500e12, "mxfp8": 4500e12, "nvfp4": 9000e1
 
 @pytest.mark.parametrize("name", PRODUCT_FORMATS)
 def test_the_price_of_one_layer_by_hand(name: str) -> None:
-    """4096 tokens through 8192 -> 28672: three products at a share of what bf16 reaches of the format's peak, 0.95 where
-    nothing is known, the input cast before the first, the gradient of the output before the others."""
+    """4096 tokens through 8192 -> 28672: three products at a share of what bf16 reaches of the format's peak, 0.95
+    where nothing is known, the input cast before the first, the gradient of the output before the others."""
     shares = {"float8": 0.9, "mxfp8": 0.8, "nvfp4": 0.6}
     device, (operand, cast) = replace(device_of(name), quantized_efficiency=tuple(shares.items())), BY_HAND[name]
     products = PRODUCT_FORMATS[name]

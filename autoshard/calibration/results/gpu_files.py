@@ -42,7 +42,7 @@ capability 9.0 or 10.0 [pytorch aten/src/ATen/native/transformers/cuda/sdp_utils
 QUANTIZED = {"float8": "fp8_efficiency", "mxfp8": "mxfp8_efficiency", "nvfp4": "nvfp4_efficiency"}
 """Format of products in a hardware file -> constant."""
 POWERED = ("matmul_efficiency", "attention_efficiency")
-"""Keys whose constant is a share of the peak, of which a device reaches as much as its power allows: see power_share."""
+"""Keys whose constant is a share of the peak, of which a device reaches what its power allows: see power_share."""
 GUESS = "guess: FIXED of autoshard/calibration/results/constants.py, which says why it is not fitted"
 
 
