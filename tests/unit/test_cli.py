@@ -372,9 +372,10 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.stderr == ""
 
 
-def test_a_full_disk_is_one_line() -> None:
+@pytest.mark.parametrize("command", ["explain plan.json --quick", "--help", "plan --help", "--version"])
+def test_a_full_disk_is_one_line(command: str) -> None:
     write_plan(priced(plan_70b()), "plan.json")
-    done = shell("autoshard explain plan.json --quick > /dev/full")
+    done = shell(f"autoshard {command} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "autoshard: error: the output cannot be written: the disk is full\n"
 
