@@ -105,6 +105,18 @@ def test_a_folder_has_the_files_that_its_page_names(page: Path) -> None:
     assert named <= {path.name for folder in (page.parent, ROOT / "tests") for path in folder.rglob("*.py")}
 
 
+def test_the_readme_has_the_errors_of_the_results() -> None:
+    results = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8")
+    row = r"^\| {} \| step time[^|]*\|[^|]*\| ([\d.]+) %"
+    trn1, unmeasured = (
+        float(re.findall(row.format(source), results, flags=re.MULTILINE)[0])
+        for source in ("trainium/trn1", "stacks never measured")
+    )
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"Its mean is {trn1:.0f} % on trn1" in page
+    assert f"{unmeasured:.0f} % for a software stack that nobody measured" in page
+
+
 def test_options_in_the_code_exist() -> None:
     """Those of a command in backticks, as `plan --pareto`, in docstrings and comments."""
     for path in (ROOT / "autoshard").rglob("*.py"):
