@@ -181,7 +181,7 @@ def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
 
 
 def cut_is_alike(problem: Problem, draft: Draft) -> str | None:
-    """Where as many blocks in each chunk are possible; else `virtual_stages_are_alike` says that they are not."""
+    """Speaks where as many blocks in each chunk are possible; where not, `virtual_stages_are_alike` says it."""
     model, stages = problem.model, draft.stage_layers
     possible = model.num_hidden_layers % len(stages) == 0
     if draft.num_virtual_stages > 1 and len(set(stages)) > 1 and possible and chunks_are_alike(problem):

@@ -83,7 +83,7 @@ class _Groups:
         self._schedules: dict[tuple[int, int], list[tuple[str, Broken]]] = {}
 
     def kernels(self, mesh: Draft) -> Broken:
-        """Of the kernel and the kind of context parallelism that break fewest."""
+        """The rules that the kernel and the kind of context parallelism break which break fewest."""
         key = (mesh.tp, mesh.cp)
         if key not in self._kernels:
             drafts = (draft for drafts in kernel_choices(self.problem, self.pins, mesh) for draft in drafts)
