@@ -147,10 +147,7 @@ def other_families_run_on_torch(problem: Problem, draft: Draft) -> str | None:
     """[NxD 0.18.0 has layers and kernels for these families; none for sinks, capped scores or norms behind a block]"""
     model = problem.model
     if model.graph is None and model.latent_attention is None and model.model_type not in MODEL_TYPES:
-        return (
-            f"backend=nxd has no layers for model_type={model.model_type} of {model.name}; use backend torch, "
-            f"or a model of: {', '.join(MODEL_TYPES)}"
-        )
+        return f"backend=nxd has no layers for model_type={model.model_type} of {model.name}; use backend torch"
     return None
 
 

@@ -177,7 +177,14 @@ def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
     model, stages = problem.model, draft.stage_layers
     if sum(stages) != model.num_hidden_layers:
         return f"stage_layers={list(stages)} is {sum(stages)} blocks; {model.name} has {model.num_hidden_layers}"
-    if draft.num_virtual_stages > 1 and len(set(stages)) > 1 and chunks_are_alike(problem):
+    return None
+
+
+def cut_is_alike(problem: Problem, draft: Draft) -> str | None:
+    """Speaks where as many blocks in each chunk are possible; where not, `virtual_stages_are_alike` says it."""
+    model, stages = problem.model, draft.stage_layers
+    possible = model.num_hidden_layers % len(stages) == 0
+    if draft.num_virtual_stages > 1 and len(set(stages)) > 1 and possible and chunks_are_alike(problem):
         return f"stage_layers={list(stages)} must be alike with vpp={draft.num_virtual_stages}"
     return None
 
@@ -190,10 +197,12 @@ def no_stage_is_empty(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+UNLIKE = "virtual stages are not alike"
+"""The reason of a rule that a layout can break and still have a price."""
 BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", batch_splits),)
 SCHEDULE_RULES = (
     Rule("more stages than blocks", every_stage_has_blocks),
-    Rule("virtual stages are not alike", virtual_stages_are_alike),
+    Rule(UNLIKE, virtual_stages_are_alike),
     Rule("the schedule does not take the microbatches", schedule_accepts_microbatches),
     Rule("backward apart in one graph a stage", backward_is_one_graph),
 )
@@ -204,6 +213,7 @@ SENDING_RULES = (Rule("ZeRO-2 and -3 with gradients that are put off", gradients
 SENDING_FIELDS = ("schedule", "zero")
 WRITTEN_RULES = (
     Rule("stages do not hold the model", stages_hold_the_model),
+    Rule(UNLIKE, cut_is_alike),
     Rule("a stage has no blocks", no_stage_is_empty),
     Rule("sequence parallelism without tensor parallelism", sequence_parallel_goes_with_tp),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
@@ -34,6 +35,12 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise AutoshardError(_one_line(message, self)) from None
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Without argparse's silence where help or version cannot be written."""
+        stream = file or sys.stderr
+        stream.write(message)
+        stream.flush()
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """The options in a config file. Raises AutoshardError that names the file."""

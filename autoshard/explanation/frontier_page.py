@@ -1,4 +1,4 @@
-"""The page and JSON of `plan --frontier`: the fastest step for each number of nodes."""
+"""The page and JSON of `plan --pareto`: the fastest step for each number of nodes."""
 
 from __future__ import annotations
 

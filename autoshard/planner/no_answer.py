@@ -13,30 +13,33 @@ from autoshard.units import format_bytes
 
 
 class NothingLegal(AutoshardError):
-    """Every layout breaks a rule. Which rules stand in the way is found when the text is read: nobody reads it where
-    another backend has an answer."""
+    """Every layout breaks a rule. Which rules stand in the way is found when the text is read: many callers never
+    read it."""
 
     def __init__(self, problem: Problem, pins: Pins):
         super().__init__(problem, pins)
         self._problem, self._pins = problem, pins
 
     def __str__(self) -> str:
-        return self._text
+        return f"no layout of {_asked(self._problem, self._pins)} is legal: {self.reason}"
 
     @cached_property
-    def _text(self) -> str:
+    def reason(self) -> str:
+        """The text without what was asked."""
         from autoshard.planner.obstacles import obstacles
 
-        return f"no layout of {_asked(self._problem, self._pins)} is legal: {obstacles(self._problem, self._pins).text}"
+        return obstacles(self._problem, self._pins).text
 
 
 class NothingFits(NoLayoutFits):
-    """No layout fits. Which larger cluster would do, or why none, is found when the text is read. needed_bytes: what
-    the smallest layout needs of a device, or a bound below that."""
+    """No layout fits. Which larger cluster would do, or why none, is found when the text is read. reason: the text
+    without what was asked and what would do. needed_bytes: what the smallest layout needs of a device, or a bound below
+    that."""
 
-    def __init__(self, what: str, problem: Problem, pins: Pins, needed_bytes: float):
-        super().__init__(what, problem, pins, needed_bytes)
-        self._what, self._problem, self._pins, self.needed_bytes = what, problem, pins, needed_bytes
+    def __init__(self, reason: str, problem: Problem, pins: Pins, needed_bytes: float):
+        super().__init__(reason, problem, pins, needed_bytes)
+        self.reason, self._problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
+        self._what = f"no layout fits {_asked(problem, pins)}: {reason}"
 
     def __str__(self) -> str:
         return self._text
@@ -81,8 +84,5 @@ def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) ->
         return NothingLegal(problem, pins)
     needed = tally.nearest_miss(MEMORY)
     needs = f"{'at least ' if bound_bytes <= needed else ''}{format_bytes(needed)}"
-    what = (
-        f"no layout fits {_asked(problem, pins)}: the smallest looked at needs {needs} a device, "
-        f"which has {format_bytes(cluster.device.memory_bytes)}"
-    )
-    return NothingFits(what, problem, pins, needed)
+    reason = f"the smallest looked at needs {needs} a device, which has {format_bytes(cluster.device.memory_bytes)}"
+    return NothingFits(reason, problem, pins, needed)

@@ -60,7 +60,8 @@ def obstacles(problem: Problem, pins: Pins, rules: tuple[Rule, ...] = ()) -> Obs
     rules: others that hold beside those on layouts; they read degrees and zero. pins: those that `check_pins` lets
     through.
     """
-    nearest = [(mesh, _fewest_broken(problem, pins, mesh, rules)) for mesh in meshes(problem, pins)]
+    groups = _Groups(problem, pins)
+    nearest = [(mesh, _fewest_broken(groups, mesh, rules)) for mesh in meshes(problem, pins)]
     fewest = min(len(broken) for _, broken in nearest)
     by_reasons: dict[tuple[str, ...], list[tuple[Draft, Broken]]] = {}
     for mesh, broken in nearest:
@@ -72,35 +73,61 @@ def obstacles(problem: Problem, pins: Pins, rules: tuple[Rule, ...] = ()) -> Obs
     return Obstacles(fewest, "; other degrees: ".join(map(_words, examples)))
 
 
-def _fewest_broken(problem: Problem, pins: Pins, mesh: Draft, rules: tuple[Rule, ...]) -> Broken:
+class _Groups:
+    """The rules that drafts break, of groups which read few fields of one: found once for each of their values, as many
+    meshes share these."""
+
+    def __init__(self, problem: Problem, pins: Pins):
+        self.problem, self.pins = problem, pins
+        self._kernels: dict[tuple[int, int], Broken] = {}
+        self._schedules: dict[tuple[int, int], list[tuple[str, Broken]]] = {}
+
+    def kernels(self, mesh: Draft) -> Broken:
+        """The rules that the kernel and the kind of context parallelism break which break fewest."""
+        key = (mesh.tp, mesh.cp)
+        if key not in self._kernels:
+            drafts = (draft for drafts in kernel_choices(self.problem, self.pins, mesh) for draft in drafts)
+            rules = kernel_rules(self.problem.backend)
+            self._kernels[key] = _least(_broken(self.problem, rules, draft) for draft in drafts)
+        return self._kernels[key]
+
+    def schedules(self, mesh: Draft) -> list[tuple[str, Broken]]:
+        """(name, broken) of each schedule with each microbatch."""
+        key = (mesh.pp, mesh.dp)
+        if key not in self._schedules:
+            drafts = [
+                mesh._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
+                for schedule, vpp in virtual_stages(self.problem, self.pins, mesh)
+                for size in microbatch_sizes(self.problem, self.pins, mesh)
+            ]
+            self._schedules[key] = [(draft.schedule, _broken(self.problem, LAYOUT_RULES, draft)) for draft in drafts]
+        return self._schedules[key]
+
+
+def _fewest_broken(groups: _Groups, mesh: Draft, rules: tuple[Rule, ...]) -> Broken:
     """The fewest rules that any way to use a mesh breaks. Groups of rules read different choices, so the least of each
     group together are the least of all."""
+    problem, pins = groups.problem, groups.pins
     sequence_parallel = (mesh._replace(sequence_parallel=on) for on in ((False, True) if mesh.tp > 1 else (False,)))
-    kernels = (draft for drafts in kernel_choices(problem, pins, mesh) for draft in drafts)
-    schedules = [
-        mesh._replace(schedule=schedule, num_virtual_stages=vpp, microbatch_size=size)
-        for schedule, vpp in virtual_stages(problem, pins, mesh)
-        for size in microbatch_sizes(problem, pins, mesh)
-    ]
     zeros = sorted(zero_stages(problem, pins, mesh), reverse=True)  # what holds least first
+    states = [mesh._replace(zero=zero) for zero in zeros]
     return {
         **_least(_broken(problem, mesh_rules(problem.backend), draft) for draft in sequence_parallel),
-        **_least(_broken(problem, kernel_rules(problem.backend), draft) for draft in kernels),
-        **_least(_of_layouts(problem, [mesh._replace(zero=zero) for zero in zeros], schedules, rules)),
+        **groups.kernels(mesh),
+        **_least(_of_layouts(problem, states, groups.schedules(mesh), rules)),
     }
 
 
 def _of_layouts(
-    problem: Problem, states: Sequence[Draft], schedules: Sequence[Draft], rules: tuple[Rule, ...]
+    problem: Problem, states: Sequence[Draft], schedules: Sequence[tuple[str, Broken]], rules: tuple[Rule, ...]
 ) -> Iterator[Broken]:
     """The rules that each schedule breaks with each stage of ZeRO. Only those on what is sent read both, and of the
     schedule its name alone."""
-    of_schedules = [_broken(problem, LAYOUT_RULES, draft) for draft in schedules]
-    names = [draft.schedule for draft in schedules]
     for state in states:
         of_state = _broken(problem, (*state_rules(problem.backend), *rules), state)
-        sending = {name: _broken(problem, SENDING_RULES, state._replace(schedule=name)) for name in set(names)}
-        yield from ({**of_state, **broken, **sending[name]} for name, broken in zip(names, of_schedules, strict=True))
+        names = {name for name, _ in schedules}
+        sending = {name: _broken(problem, SENDING_RULES, state._replace(schedule=name)) for name in names}
+        yield from ({**of_state, **broken, **sending[name]} for name, broken in schedules)
 
 
 def _broken(problem: Problem, rules: tuple[Rule, ...], draft: Draft) -> Broken:

@@ -10,7 +10,7 @@ from math import inf
 
 from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
-from autoshard.backends.rules import Problem, check_strategy, warnings
+from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.compute import quantized_products
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
@@ -26,6 +26,7 @@ from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
+from autoshard.planner.no_answer import NothingFits, NothingLegal
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search_once
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
@@ -376,7 +377,7 @@ def search_backends(
             kind = NoneFound if isinstance(error, NoneFound) else NoLayoutFits
             raise kind(f"{refused}; with backend {ANYWHERE.name} {error}") from None
         raise refused from None
-    return other, result, (_why_not(usual, result, refused),)
+    return other, result, (_why_not(backend, refused),)
 
 
 def _searched(problem: Problem, pins: Pins, request: PlanRequest) -> SearchResult:
@@ -389,12 +390,8 @@ def _searched(problem: Problem, pins: Pins, request: PlanRequest) -> SearchResul
     return search_once(problem, pins, request.top, request.exhaustive, request.fit_probability, limit_s)
 
 
-def _why_not(problem: Problem, result: SearchResult, refused: AutoshardError) -> str:
-    """The rule of the problem's backend that stands against the chosen layout, or what search said."""
-    instead = f"backend {ANYWHERE.name}, because"
-    left = "does not fit" if isinstance(refused, NoLayoutFits) else "is nothing"
-    try:
-        check_strategy(*problem, result.best.strategy)
-    except AutoshardError as rule:
-        return f"{instead} what the rules of {problem.backend} leave {left}; the chosen layout breaks one: {rule}"
-    return f"{instead} {problem.backend} has no layout: {refused}"
+def _why_not(backend: str, refused: AutoshardError) -> str:
+    """A note on the error of a backend's search where another one steps in."""
+    found = "none that fits" if isinstance(refused, NoLayoutFits) else "no layout"
+    reason = refused.reason if isinstance(refused, NothingLegal | NothingFits) else str(refused)
+    return f"backend {ANYWHERE.name}, because {backend} has {found}: {reason}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.backends.rules import SCHEDULE_RULES, Draft, Problem, all_broken
+from autoshard.backends.rules import SCHEDULE_RULES, UNLIKE, Draft, Problem, all_broken
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
@@ -17,7 +17,7 @@ from autoshard.plans.search_result import Pins
 from autoshard.schedules import usual_schedule
 
 _UNPRICEABLE_REASONS = ("stages do not hold the model", "experts with context parallelism", "etp is no part of tp")
-UNPRICEABLE = (*(rule.reason for rule in SCHEDULE_RULES), *_UNPRICEABLE_REASONS)
+UNPRICEABLE = (*(rule.reason for rule in SCHEDULE_RULES if rule.reason != UNLIKE), *_UNPRICEABLE_REASONS)
 """Reasons: a layout that breaks one of these has no order of work, or no operators, to put a price on."""
 
 

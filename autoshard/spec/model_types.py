@@ -2,69 +2,73 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from autoshard.plugins.table import Table
 
 TRACED = "traced"
 """model_type, and hidden_act, of a user's own module."""
-_ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    "llama": ("silu",),
-    "mistral": ("silu",),
-    "mixtral": ("silu",),
-    "gpt2": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
-    "gpt_neox": ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
-    "qwen2": ("silu",),
-    "qwen2_moe": ("silu",),
-    "qwen3": ("silu",),
-    "qwen3_moe": ("silu",),
-    "deepseek_v2": ("silu",),
-    "deepseek_v3": ("silu",),
-    "kimi_k2": ("silu",),
-    "gemma2": ("gelu_pytorch_tanh",),
-    "gemma3_text": ("gelu_pytorch_tanh",),
-    "glm4_moe": ("silu",),
-    "gpt_oss": ("silu",),
-    "llama4_text": ("silu",),
-    "dbrx": ("silu",),
-    "smollm3": ("silu",),
-    "phi3": ("silu",),
-    "olmo2": ("silu",),
-    "granite": ("silu",),
-    "qwen3_next": ("silu",),
-    "granitemoehybrid": ("silu",),
-    TRACED: (TRACED,),
+ROUTED, SHARED = "routed", "shared"
+
+
+class _Family(NamedTuple):
+    """activations: the values of hidden_act. experts: those that an MLP may have."""
+
+    activations: tuple[str, ...]
+    experts: tuple[str, ...] = ()
+
+
+_SILU, _GELU_GATE = ("silu",), ("gelu_pytorch_tanh",)
+_BUILT_IN = {
+    "llama": _Family(_SILU),
+    "mistral": _Family(_SILU),
+    "mixtral": _Family(_SILU, (ROUTED,)),
+    "gpt2": _Family(("gelu_new", "gelu_pytorch_tanh", "gelu")),
+    "gpt_neox": _Family(("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")),
+    "qwen2": _Family(_SILU),
+    "qwen2_moe": _Family(_SILU, (ROUTED, SHARED)),
+    "qwen3": _Family(_SILU),
+    "qwen3_moe": _Family(_SILU, (ROUTED,)),
+    "deepseek_v2": _Family(_SILU, (ROUTED, SHARED)),
+    "deepseek_v3": _Family(_SILU, (ROUTED, SHARED)),
+    "kimi_k2": _Family(_SILU, (ROUTED, SHARED)),
+    "gemma2": _Family(_GELU_GATE),
+    "gemma3_text": _Family(_GELU_GATE),
+    "glm4_moe": _Family(_SILU, (ROUTED, SHARED)),
+    "gpt_oss": _Family(_SILU, (ROUTED,)),
+    "llama4_text": _Family(_SILU, (ROUTED, SHARED)),
+    "dbrx": _Family(_SILU, (ROUTED,)),
+    "smollm3": _Family(_SILU),
+    "phi3": _Family(_SILU),
+    "olmo2": _Family(_SILU),
+    "granite": _Family(_SILU),
+    "qwen3_next": _Family(_SILU, (ROUTED, SHARED)),
+    "granitemoehybrid": _Family(_SILU, (ROUTED, SHARED)),
+    TRACED: _Family((TRACED,)),
 }
-"""Per model_type, the values of hidden_act: silu stands in a gated MLP (three matrices), gelu in a plain one (two),
-but for Gemma, whose gate is a gelu."""
+"""Per model_type. silu stands in a gated MLP (three matrices), gelu in a plain one (two), but for Gemma, whose gate is
+a gelu."""
 ACTIVATIONS = Table[tuple[str, ...]](
     "models",
     lambda family: isinstance(getattr(family, "activations", None), tuple),
     "a Family with its activations",
-    _ACTIVATIONS,
+    {name: family.activations for name, family in _BUILT_IN.items()},
     of=lambda family: family.activations,
 )
-"""As above, with the families of plug-ins."""
-GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
-MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
-LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-MOE_MODEL_TYPES = (
-    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text", "glm4_moe", "dbrx"),
-    *("qwen3_next", "granitemoehybrid", *LATENT_MODEL_TYPES),
-)
-SHARED_EXPERT_MODEL_TYPES = (
-    *("qwen2_moe", "llama4_text", *LATENT_MODEL_TYPES, "glm4_moe", "qwen3_next", "granitemoehybrid"),
-)
-ROUTED, SHARED = "routed", "shared"
+"""Per model_type, with the families of plug-ins."""
 EXPERTS = Table[tuple[str, ...]](
     "models",
     lambda family: set(getattr(family, "experts", (None,))) in ({ROUTED, SHARED}, {ROUTED}, set()),
     'a Family whose experts are ("routed", "shared"), ("routed",) or ()',
-    {
-        name: (ROUTED,) * (name in MOE_MODEL_TYPES) + (SHARED,) * (name in SHARED_EXPERT_MODEL_TYPES)
-        for name in _ACTIVATIONS
-    },
+    {name: family.experts for name, family in _BUILT_IN.items()},
     of=lambda family: family.experts,
 )
-"""Per model_type, the experts that an MLP has, with the families of plug-ins."""
+"""Per model_type, with the families of plug-ins."""
+MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
+MOE_MODEL_TYPES = tuple(name for name in EXPERTS if ROUTED in EXPERTS[name])
+SHARED_EXPERT_MODEL_TYPES = tuple(name for name in EXPERTS if SHARED in EXPERTS[name])
+GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
+LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe")
 """Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the
 same form."""

@@ -16,7 +16,7 @@ import pytest
 
 import autoshard
 from autoshard.cli import COMMANDS, build_parser, command_module, main
-from autoshard.errors import NoLayoutFits
+from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.interface.planned import Plan
 from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.planning import plan_for
@@ -198,13 +198,52 @@ def test_a_shorter_model_gets_its_own_length_and_a_note() -> None:
     assert plan.notes[0] == "seq-len 4,096, not 8,192: llama2-7b has 4,096 positions"
 
 
-def test_torch_steps_in_where_nxd_has_no_layout() -> None:
-    plan = plan_for(request_from({"model": "gpt3-175b", "nodes": 32, "tp": 8, "cp": 1, "vpp": 1, "zero": 1}))
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"model": "gpt3-175b", "nodes": 32, "tp": 8, "cp": 1, "vpp": 1, "zero": 1},
+            "none that fits: the smallest looked at needs 180 GB a device, which has 17.2 GB",
+        ),
+        (
+            {"model": "gpt-oss-20b", "nodes": 2, "tp": 8, "cp": 2, "seq_len": 2048, "global_batch": 64},
+            (
+                "no layout: cp=2 with the experts of gpt-oss-20b is not supported on nxd; use cp=1 or backend torch; "
+                "backend=nxd has no layers for model_type=gpt_oss of gpt-oss-20b; use backend torch"
+            ),
+        ),
+        (
+            {"model": "gpt-oss-20b", "nodes": 2, "tp": 8, "seq_len": 2048, "global_batch": 64},
+            "no layout: backend=nxd has no layers for model_type=gpt_oss of gpt-oss-20b; use backend torch",
+        ),
+        (
+            {"model": "llama3.2-1b", "tp": 2, "zero": 0},
+            "no layout: precision mixed_precision keeps master weights, which NxD does with zero=1 only",
+        ),
+        (
+            {"model": "llama3.2-1b", "tp": 2, "zero": 2},
+            "no layout: zero=2: NxD shards the optimizer state alone; use zero=1 or backend torch",
+        ),
+        (
+            {"model": "llama3.2-1b", "tp": 2, "schedule": "zero_bubble"},
+            "no layout: schedule=zero_bubble is not one of NxD's: 1f1b, interleaved",
+        ),
+        (
+            {"model": "llama3.2-1b", "tp": 2, "axis_order": "dp-pp-cp-tp"},
+            (
+                "no layout: axis_order=dp-pp-cp-tp: NxD builds its groups in the order pp-dp-cp-tp alone; use that or "
+                "backend torch"
+            ),
+        ),
+    ],
+)
+def test_where_torch_steps_in_a_note_has_the_error_of_nxd(options: dict[str, object], why: str) -> None:
+    plan = plan_for(request_from(options))
     assert plan.backend == "torch"
-    assert plan.notes[1] == (
-        "backend torch, because what the rules of nxd leave does not fit; the chosen layout breaks one: "
-        f"pp={plan.strategy.pp} with tied embeddings is not supported by NxD; gpt3-175b needs pp=1"
-    )
+    assert f"backend torch, because nxd has {why}" in plan.notes
+    with pytest.raises(AutoshardError) as error:
+        plan_for(request_from(options | {"backend": "nxd"}))
+    assert why.partition(": ")[2] in str(error.value)
 
 
 def test_where_no_backend_has_a_layout_both_say_why() -> None:
@@ -333,9 +372,10 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.stderr == ""
 
 
-def test_a_full_disk_is_one_line() -> None:
+@pytest.mark.parametrize("command", ["explain plan.json --quick", "--help", "plan --help", "--version"])
+def test_a_full_disk_is_one_line(command: str) -> None:
     write_plan(priced(plan_70b()), "plan.json")
-    done = shell("autoshard explain plan.json --quick > /dev/full")
+    done = shell(f"autoshard {command} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "autoshard: error: the output cannot be written: the disk is full\n"
 

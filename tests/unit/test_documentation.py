@@ -19,6 +19,7 @@ import yaml
 
 import autoshard
 from autoshard.cli import COMMANDS, build_parser, command_module, main
+from autoshard.commands.parser import Parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -96,6 +97,34 @@ def test_every_command_of_a_page_is_parsed(page: Path, monkeypatch: pytest.Monke
     for line in found:
         parse(shlex.split(line)[1:])
     assert found or page.name not in ("README.md", "tutorial.md")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "autoshard").rglob("README.md")), ids=lambda page: page.parent.name)
+def test_a_folder_has_the_files_that_its_page_names(page: Path) -> None:
+    named = set(re.findall(r"`(\w+\.py)`", page.read_text(encoding="utf-8")))
+    assert named <= {path.name for folder in (page.parent, ROOT / "tests") for path in folder.rglob("*.py")}
+
+
+def test_the_readme_has_the_errors_of_the_results() -> None:
+    results = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8")
+    row = r"^\| {} \| step time[^|]*\|[^|]*\| ([\d.]+) %"
+    trn1, unmeasured = (
+        float(re.findall(row.format(source), results, flags=re.MULTILINE)[0])
+        for source in ("trainium/trn1", "stacks never measured")
+    )
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"Its mean is {trn1:.0f} % on trn1" in page
+    assert f"{unmeasured:.0f} % for a software stack that nobody measured" in page
+
+
+def test_options_in_the_code_exist() -> None:
+    """Those of a command in backticks, as `plan --pareto`, in docstrings and comments."""
+    for path in (ROOT / "autoshard").rglob("*.py"):
+        for command, option in re.findall(r"`(?:autoshard )?([a-z]+) (--[a-z-]+)", path.read_text(encoding="utf-8")):
+            if command in COMMANDS:
+                parser = Parser()
+                command_module(command).add_arguments(parser)
+                assert f"{option} " in parser.format_help(), f"{path.name}: {command} {option}"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

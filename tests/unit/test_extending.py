@@ -1,8 +1,12 @@
 """The worked examples of CONTRIBUTING.md, followed to the letter."""
 
 import json
+import os
 import random
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +57,34 @@ def test_a_model_of_a_known_family_is_a_config_file(tmp_path: Path) -> None:
 
 def test_every_model_type_has_a_family() -> None:
     assert set(FAMILIES) == {*MODEL_TYPES, TRACED}
+
+
+def test_a_family_is_a_folder_and_three_lines(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "autoshard", tmp_path / "autoshard", ignore=shutil.ignore_patterns("__pycache__"))
+    models = tmp_path / "autoshard/models"
+    shutil.copytree(models / "mixtral", models / "newmix")
+    config = models / "newmix/config.py"
+    config.write_text(config.read_text().replace('"mixtral"', '"newmix"'))
+    (models / "newmix/configs/mixtral-8x22b.json").unlink()
+    published = (models / "newmix/configs/mixtral-8x7b.json").rename(models / "newmix/configs/newmix-8x7b.json")
+    published.write_text(published.read_text().replace('"mixtral"', '"newmix"'))
+    for path, beside, line in (
+        (models / "families.py", "_BUILT_IN = {\n", '    "newmix": Family("newmix"),\n'),
+        (models / "repositories.json", "{\n", '  "newmix-8x7b": ["new/NewMix-8x7B"],\n'),
+        (
+            tmp_path / "autoshard/spec/model_types.py",
+            "_BUILT_IN = {\n",
+            '    "newmix": _Family(_SILU, (ROUTED,)),\n',
+        ),
+    ):
+        path.write_text(path.read_text().replace(beside, beside + line, 1))
+    pins = ("--tp", "8", "--pp", "1", "--dp", "32", "--zero", "3", "--recompute", "full")
+    asked = ("plan", "--model", "newmix-8x7b", "--nodes", "8", "--backend", "torch", *pins)
+    command = [sys.executable, "-m", "autoshard", *asked]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("newmix-8x7b on 8 x trn1.32xlarge")
 
 
 @pytest.mark.parametrize("family", dict.fromkeys(FAMILIES.values()), ids=lambda family: family.folder)

@@ -182,6 +182,15 @@ def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[st
     )
 
 
+def test_chunks_with_fewer_blocks_beside_embedding_and_loss_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    """126 blocks, the embedding and the loss are 128 parts, 2 of each chunk, as NeMo's recipes for Llama-3.1-405B."""
+    sizes = "instance: h100-80gb\nnodes: 8\ntp: 8\npp: 8\nvpp: 8\nglobal_batch: 32\nrecompute: none\n"
+    found = scored(capsys, written("r.yaml", f"model: llama3.1-405b\n{sizes}"))
+    assert found["strategy"]["stage_layers"] == [1, *[2] * 62, 1]
+    assert found["broken"] == ["pp=8 x vpp=8 must divide the 126 blocks of llama3.1-405b"]
+    assert found["estimate"]["step_time_s"] > 0
+
+
 def test_experts_with_context_parallelism_have_no_price(capsys: pytest.CaptureFixture[str]) -> None:
     found = scored(capsys, written("r.yaml", "model: mixtral-8x7b\nnodes: 4\ntp: 8\ncp: 2\nep: 1\nbackend: torch\n"))
     assert found["estimate"] is None

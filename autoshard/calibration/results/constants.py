@@ -81,10 +81,9 @@ FIXED = {
 """Constants that are not fitted. First those that could be fitted but do not lower the error of left-out groups: the
 share of NVLink that collectives reach (a guess, as all here); seconds once a pass of a microbatch through a stage;
 output elements of a product that are computed in vain in its last wave (half of one of 128 x 128 tiles on the 108
-multiprocessors of an A100); times that the loss moves the logits;
-the cost of recomputed work against the first one; seconds once a collective. Then: a hop between doublings of nodes;
-share of the links that an all-to-all reaches; products in NVFP4 against those in bfloat16, of which no result is
-public; share of
+multiprocessors of an A100); times that the loss moves the logits; the cost of recomputed work against the first one;
+seconds once a collective. Then: a hop between doublings of nodes; share of the links that an all-to-all reaches;
+products in NVFP4 against those in bfloat16, which no row here has (Megatron-Bridge publishes such results); share of
 the work behind which sharded parameters, fetched ahead, hide, and of what hides the share by which that work takes
 longer (0.2 to 0.5 do as well; without it llm-foundry's large models are too fast, the more the more nodes and the
 fewer tokens in a microbatch); seconds once a step; a launch that copies one replica's share of a tensor; see STALLS.
