@@ -16,10 +16,11 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
+from autoshard.models.registry import is_user_module
 from autoshard.planner.options import OPTIONS
+from autoshard.plugins.version import version_with_plugins
 from autoshard.sweeps.grid import Point
 from autoshard.sweeps.outcome import OK, RESULTS, RUNS, STATUSES, TEXTS, Outcome
-from autoshard.version import program_version
 
 FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 """Options that may name a file; a row is reused only while the contents of those files stay the same."""
@@ -44,7 +45,7 @@ class Row:
 
 def row_of(point: Point, outcome: Outcome) -> Row:
     values = {name: str(value) for name, value in point.items()}
-    return Row(values, files_digest(point), program_version(), outcome)
+    return Row(values, files_digest(point), version_with_plugins(), outcome)
 
 
 def key_of(point: Point) -> Key:
@@ -56,13 +57,19 @@ def files_digest(point: Point) -> str:
     """The first twelve hex digits of SHA-256 over the files that the point names; '' where it names none."""
     digest = hashlib.sha256()
     found = False
-    for name in FILE_OPTIONS:
-        path = Path(str(point.get(name, "")))
+    for path, _ in files_of(point).values():
         path = path / "config.json" if path.is_dir() else path
-        if name in point and path.is_file():
+        if path.is_file():
             digest.update(path.read_bytes())
             found = True
     return digest.hexdigest()[:12] if found else ""
+
+
+def files_of(point: Point) -> dict[str, tuple[Path, str]]:
+    """Option -> (what may be a file, what follows its path: ':MyModel' of 'my_file.py:MyModel', else '')."""
+    texts = {name: str(point[name]) for name in FILE_OPTIONS if name in point}
+    parts = {name: text.rpartition(":") if is_user_module(text) else (text, "", "") for name, text in texts.items()}
+    return {name: (Path(file), colon + made) for name, (file, colon, made) in parts.items()}
 
 
 def option_columns(rows: Sequence[Row]) -> tuple[str, ...]:

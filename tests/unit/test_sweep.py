@@ -93,9 +93,19 @@ def test_another_version_and_another_file_plan_anew(tmp_path: Path, monkeypatch:
     keys = {key_of(point)}
     config.write_text('{"hidden_size": 1}')
     keys.add(key_of(point))
-    monkeypatch.setattr("autoshard.sweeps.table.program_version", lambda: "9.9.9")
+    monkeypatch.setattr("autoshard.sweeps.table.version_with_plugins", lambda: "9.9.9")
     keys.add(key_of(point))
     assert len(keys) == 3
+
+
+def test_another_module_in_a_file_plans_anew(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("HIDDEN = 512\n")
+    point = {"model": f"{file}:MyModel", "nodes": 1}
+    before = key_of(point)
+    assert key_of(point) == before
+    file.write_text("HIDDEN = 2048\n")
+    assert key_of(point) != before
 
 
 def test_the_table_reads_back(tmp_path: Path) -> None:
