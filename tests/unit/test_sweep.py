@@ -18,10 +18,10 @@ from autoshard.planner.options import OPTIONS
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.sweeps.grid import Sweep, read_sweep
-from autoshard.sweeps.outcome import DOES_NOT_FIT, EXECUTED, INVALID, OK, REHEARSED, Outcome, outcome_of
+from autoshard.sweeps.outcome import DOES_NOT_FIT, EXECUTED, FAILED, INVALID, LOST, OK, REHEARSED, Outcome, outcome_of
 from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
 from autoshard.sweeps.run import run_sweep
-from autoshard.sweeps.table import key_of, read_table, write_table
+from autoshard.sweeps.table import key_of, read_table, row_of, write_table
 from tests.unit.plan_examples import plan_70b, strategy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -137,6 +137,29 @@ def test_the_time_of_a_row_does_not_grow_with_the_table(tmp_path: Path, monkeypa
     )
     run(tmp_path, Planner())
     assert written == [0, 4]
+
+
+def test_of_a_shard_s_row_and_the_folder_s_own_the_one_that_is_done_holds(tmp_path: Path) -> None:
+    """A point that was only planned, lost or failed here may have been executed by a shard, and the other way round."""
+    sweep = replace(SWEEP, grid={"nodes": (8,), "global_batch": (1024,)})
+    shard, table = tmp_path / "shards/1-of-1/results.csv", tmp_path / "results.csv"
+    shard.parent.mkdir(parents=True)
+    options = {"steps": 1}
+    ran = replace(outcome(256, 100.0), run=EXECUTED, run_options=json.dumps(options), measured_step_time_s=2.0)
+    failed = replace(ran, run=FAILED, measured_step_time_s=None)
+    otherwise = replace(ran, run_options=json.dumps({"steps": 2}))
+    for worse in (outcome(256, 100.0), Outcome(LOST, "killed"), failed):
+        for of_shard, own in ((ran, worse), (worse, ran)):
+            write_table(shard, [row_of(sweep.points[0], of_shard)])
+            for asked in (None, options):
+                write_table(table, [row_of(sweep.points[0], own)])
+                outcomes, done = run_sweep(sweep, tmp_path, Planner(), lambda word: None, run=asked)
+                assert (outcomes[0][1], done) == (ran, 0)
+                assert [row.outcome for row in read_table(table)] == [ran]
+    for asked, expected in ((options, ran), ({"steps": 2}, otherwise), (None, otherwise)):
+        write_table(shard, [row_of(sweep.points[0], ran)])
+        write_table(table, [row_of(sweep.points[0], otherwise)])
+        assert run_sweep(sweep, tmp_path, Planner(), lambda word: None, run=asked)[0][0][1] == expected
 
 
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "status\nfine\n", "\x00\n", '"open'])
