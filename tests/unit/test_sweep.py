@@ -248,6 +248,9 @@ def test_lines_of_the_plot() -> None:
         "global_batch 1,024": [8.0, 16.0],
         "global_batch 512": [16.0],
     }
+    words = replace(SWEEP, grid={"expert_imbalance": (1.2, "tokens.json"), "tp": (1, 2)})
+    assert x_option(words) == "tp"
+    assert x_option(replace(SWEEP, grid={"lnc": (1, "auto", 2)})) is None
     # 100 tokens/s on 256 devices, 190 on 512: 95 % of linear scaling
     assert efficiencies(found["global_batch 1,024"]) == pytest.approx([1.0, 0.95])
 
