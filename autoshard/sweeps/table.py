@@ -16,6 +16,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
+from autoshard.files.fields import show
 from autoshard.models.registry import is_user_module
 from autoshard.planner.options import OPTIONS
 from autoshard.plugins.version import version_with_plugins
@@ -24,6 +25,9 @@ from autoshard.sweeps.outcome import OK, RESULTS, RUNS, STATUSES, TEXTS, Outcome
 
 FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 """Options that may name a file; a row is reused only while the contents of those files stay the same."""
+
+LAST = ("files", "autoshard_version")
+"""The last columns, which say of what a row follows besides its options."""
 
 Key = tuple[str, ...]
 
@@ -81,7 +85,7 @@ def write_table(path: Path, rows: Sequence[Row], columns: Sequence[str] | None =
     """Writes the rows as CSV: the options, then the outcome. columns: the options; None: those that any row names.
     Raises AutoshardError where it cannot."""
     used = option_columns(rows) if columns is None else columns
-    header = _line([*used, *RESULTS, "files", "autoshard_version"])
+    header = _line([*used, *RESULTS, *LAST])
     write_text(path, header + "".join(_row_line(row, used) for row in rows), "table")
 
 
@@ -122,11 +126,17 @@ def read_table(path: Path) -> tuple[Row, ...]:
     if not path.exists():
         return ()
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
         whole = text[: text.rfind("\n") + 1]  # a machine that lost power may have torn the last line
         reader = csv.DictReader(io.StringIO(whole, newline=""), strict=True)
-        if not {"status", "layout", "files", "autoshard_version"} <= set(reader.fieldnames or ()):
+        if not {"status", "layout", *LAST} <= set(reader.fieldnames or ()):
             raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
+        unknown = [name for name in reader.fieldnames or () if name not in (*OPTIONS, *RESULTS, *LAST)]
+        if unknown:
+            raise AutoshardError(
+                f"table {path} has the column {show(unknown[0])}, which is not that of a sweep; choose another --out "
+                "or remove it"
+            )
         return tuple(_row(path, reader.line_num, cells) for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise AutoshardError(f"table {path} cannot be read: {error}; choose another --out or remove it") from None

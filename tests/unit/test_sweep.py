@@ -162,6 +162,24 @@ def test_of_a_shard_s_row_and_the_folder_s_own_the_one_that_is_done_holds(tmp_pa
         assert run_sweep(sweep, tmp_path, Planner(), lambda word: None, run=asked)[0][0][1] == expected
 
 
+def test_a_table_that_a_spreadsheet_saved_keeps_its_first_column(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, Planner())
+    table = tmp_path / "results.csv"
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes())
+    assert run(tmp_path, Planner()) == (first, 0)
+
+
+def test_a_column_of_no_sweep_is_not_dropped(tmp_path: Path) -> None:
+    run(tmp_path, Planner())
+    table = tmp_path / "results.csv"
+    table.write_text(table.read_text().replace("model,", "modle,", 1))
+    with pytest.raises(AutoshardError) as caught:
+        run(tmp_path, Planner())
+    assert str(caught.value) == (
+        f"table {table} has the column 'modle', which is not that of a sweep; choose another --out or remove it"
+    )
+
+
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "status\nfine\n", "\x00\n", '"open'])
 def test_a_foreign_table_is_not_overwritten(content: str, tmp_path: Path) -> None:
     table = tmp_path / "results.csv"
