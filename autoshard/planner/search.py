@@ -23,7 +23,7 @@ from autoshard.planner.no_answer import no_answer
 from autoshard.planner.priced import Clock, PricedLayouts, count_priced, count_rest, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.runners_up import runners_up
-from autoshard.planner.search_words import choice_notes, optimality, path_summary, room_notes
+from autoshard.planner.search_words import PROVEN, choice_notes, optimality, path_summary, room_notes
 from autoshard.planner.toss_ups import COMPARED, GIVEN_AWAY
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster
@@ -73,7 +73,7 @@ def search(
     others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
     for chunk in priced.others.chunks if priced.others else ():
         count_priced(tally, cluster.device.memory_bytes, chunk)
-    count_rest(priced, pins, tally, clock)
+    count_rest(priced, pins, tally, clock, (1 - PROVEN) * fastest[0].step_time_s)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = optimality(problem, pins, fastest, place, gap, clock)
