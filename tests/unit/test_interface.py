@@ -292,6 +292,10 @@ def test_values_show_themselves_in_a_notebook() -> None:
             lambda: autoshard.launch(autoshard.plan("llama3-8b", **SMALL)),  # type: ignore[arg-type]
             " of launch must be the path of a file that all nodes see; save of a plan writes one",
         ),
+        (
+            lambda: autoshard.plan("llama3-8b", tokens=1e308, price_per_node_hour=1e10),
+            "tokens: 1e+308 must be at most 1e+100",
+        ),
         (lambda: autoshard.convert_checkpoint("none", "new"), "none is not a folder with weights"),
         (lambda: autoshard.convert_checkpoint("s3://a", "new"), "source=s3://a: convert reads and writes folders; "),
         (lambda: autoshard.migrate("none.yaml", "new"), "none.yaml"),
