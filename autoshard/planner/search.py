@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import Problem
@@ -110,6 +111,10 @@ class Searched(SearchResult):
     priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
     fastest: Strategy | None = field(default=None, compare=False, repr=False)
     table_of_other: Callable[[], dict[str, Array]] | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for pickle and copy: the columns in place of the prices, which can go on to be searched."""
+        return {**self.__dict__, "priced": None, "table_of_other": partial(dict, self.columns())}
 
     def columns(self) -> dict[str, Array]:
         """The layouts that were priced, as `priced_columns` has them, with the prices that chose among them."""

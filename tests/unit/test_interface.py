@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -160,6 +161,15 @@ def test_a_table_has_every_priced_layout_and_the_best() -> None:
     for row in np.flatnonzero(columns["pp"] > 1)[:20]:
         assert sum(map(int, columns["stage_layers"][row].split("-"))) == 32
     assert len(result.fastest(3)["tp"]) == 3
+
+
+def test_a_result_is_pickled_with_its_table() -> None:
+    result = autoshard.search("llama3-8b", tp=8, cp=1, **SMALL)
+    again = pickle.loads(pickle.dumps(result))
+    assert again == result and again.page() == result.page()
+    assert list(again.table()) == list(result.table())
+    assert all(np.array_equal(again.table()[name], column) for name, column in result.table().items())
+    assert pickle.loads(pickle.dumps(again)) == result
 
 
 def test_a_priced_row_is_what_a_score_says() -> None:
