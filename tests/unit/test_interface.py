@@ -172,6 +172,12 @@ def test_a_result_is_pickled_with_its_table() -> None:
     assert pickle.loads(pickle.dumps(again)) == result
 
 
+def test_equal_plans_have_one_hash() -> None:
+    one, other = (autoshard.plan("llama3-8b", tp=tp, **SMALL) for tp in (8, 32))
+    again = autoshard.read_plan(one.save("plan.json"))
+    assert len({one, again, other}) == 2
+
+
 def test_a_priced_row_is_what_a_score_says() -> None:
     result = autoshard.search("llama3-8b", pp=1, cp=1, **SMALL)
     columns = result.fastest(1)
