@@ -14,7 +14,7 @@ from autoshard.files.codec import read_value, to_json
 from autoshard.files.json_file import read_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import text_digest
-from autoshard.version import program_version
+from autoshard.plugins.version import version_with_plugins
 
 _MAX_BYTES = 256_000_000
 
@@ -23,7 +23,7 @@ def cache_file(plan: Plan, environment: Mapping[str, str] | None = None) -> Path
     """In the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
     variables = os.environ if environment is None else environment
     folder = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "autoshard" / "audit" / f"{text_digest(plan)[:32]}-{program_version()}.json"
+    return folder / "autoshard" / "audit" / f"{text_digest(plan)[:32]}-{version_with_plugins()}.json"
 
 
 def load(path: Path) -> dict[int, RoleAudit]:

@@ -15,6 +15,7 @@ from autoshard.cost.interval import (
     release_note,
 )
 from autoshard.explanation.doubt import doubt
+from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import percent, span
 from autoshard.planner.beaten_path import new_choices
 from autoshard.plans.names import short_name
@@ -56,7 +57,16 @@ def advice(plan: Plan) -> tuple[str, ...]:
     expected = f"expected step time: {format_seconds(expected_s)}, {than}{': ' if why else ''}{why}"
     release = release_note(plan.cluster)
     notes = (interval_note(plan.cluster, plan.strategy, plan.model, plan.training), *([release] if release else []))
-    return (first, expected, *notes, *others, *_on_operators(plan))
+    return (first, expected, *notes, *_on_constants(plan), *others, *_on_operators(plan))
+
+
+def _on_constants(plan: Plan) -> Iterator[str]:
+    if has_own_constants(plan):
+        yield (
+            "constants: this cluster's are not autoshard's own. The interval says how far those missed published "
+            "results, not how far these miss; other instance types are not compared, because none has constants like "
+            "these"
+        )
 
 
 def _on_operators(plan: Plan) -> Iterator[str]:

@@ -12,6 +12,7 @@ from autoshard.cost.values import Term
 from autoshard.explanation.advice import advice, expected_step_time_s
 from autoshard.explanation.doubt import doubt, memory_interval
 from autoshard.explanation.links import axis_links, reach
+from autoshard.explanation.own_constants import has_own_constants
 from autoshard.jobs.native import first_start, graphs_by_rank
 from autoshard.layout.mesh import AXIS_ORDER, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES, Mesh
 from autoshard.layout.strategy import Strategy
@@ -31,6 +32,10 @@ __all__ = ["Description", "RunnerUp", "Share", "describe", "layout_name"]
 CAVEAT = (
     "~ marks predictions of a cost model. Some of its constants are datasheet or measured values, others are guesses; "
     "nothing here was measured on this cluster."
+)
+OWN_CAVEAT = (
+    "~ marks predictions of a cost model. The constants of this cluster are not autoshard's own; where a hardware file "
+    "brought them, it says which were measured."
 )
 
 
@@ -173,7 +178,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None, facts: Collecti
         advice=advice(plan),
         sensitivity=sensitivity,
         notes=plan.notes,
-        caveat=CAVEAT,
+        caveat=OWN_CAVEAT if has_own_constants(plan) else CAVEAT,
     )
 
 

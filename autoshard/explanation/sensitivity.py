@@ -22,6 +22,7 @@ from autoshard.explanation.answers import (
     usd_per_billion_tokens,
 )
 from autoshard.explanation.flips import same_layout, winner
+from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.quantities import quantities
 from autoshard.planner.cached_search import OutOfTime, Searches
 from autoshard.planner.priced import Clock
@@ -165,7 +166,8 @@ def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
     counts = dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes))
     for nodes in filter(plan.cluster.can_have, counts):
         yield Question(MORE_NODES, size_row, (nodes, sure), apart=True)
-    if plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium:
+    is_priced = plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium
+    if is_priced and not has_own_constants(plan):  # the others' constants are the packaged ones
         # a wide node's promising layouts serve the narrow ones of the same devices
         for name in sorted(instances(), key=lambda name: -load_cluster(name, 1).devices_per_node):
             if name != plan.cluster.instance:

@@ -46,14 +46,20 @@ def whole_or(word: str) -> Callable[[Any], int | str]:
     return parse_either
 
 
+MOST = 1e100
+"""No number that is given may be larger: products of a few of them stay finite."""
+
+
 def number(value: Any) -> float:
-    """The value as a finite number above zero. Raises WrongValueError."""
+    """The value as a number above zero, at most MOST. Raises WrongValueError."""
     try:
         found = float(value)
     except (TypeError, ValueError):
         found = math.nan
     if isinstance(value, bool) or not found > 0 or math.isinf(found):
         raise WrongValueError(f"{shortened(str(value))} must be a number above 0")
+    if found > MOST:
+        raise WrongValueError(f"{shortened(str(value))} must be at most {MOST:g}")
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
-from autoshard.files.fields import check_choice
+from autoshard.files.fields import check_choice, show
 from autoshard.interface.reading import read_plan_with_notes
 
 if TYPE_CHECKING:
@@ -82,6 +82,10 @@ def launch(
     '#!/usr/bin/env bash'
     """
     check_choice("launch", "on", on, tuple(COMMANDS))
+    if not isinstance(plan, (str, Path)):
+        raise AutoshardError(
+            f"plan={show(plan)} of launch must be the path of a file that all nodes see; save of a plan writes one"
+        )
     from autoshard.jobs.options import LaunchOptions
 
     file = str(plan)

@@ -235,9 +235,10 @@ def price_layouts(
     return PricedLayouts(problem, [], waiting)
 
 
-def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) -> float:
+def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock, known_s: float = inf) -> float:
     """Count the layouts that were not priced, by the reason why. Where nothing fits, those that hold too much whatever
-    else is chosen are priced as far as they may be the nearest miss, if these are few.
+    else is chosen are priced as far as they may be the nearest miss, if these are few. known_s: seconds of a step of
+    the fastest that is known; what takes no less is ruled out, also where the clock has run out.
 
     Returns the bytes that each of those needs at least which hold too much and were not priced; infinite without any.
     """
@@ -247,7 +248,7 @@ def count_rest(priced: PricedLayouts, pins: Pins, tally: Tally, clock: Clock) ->
         count, fastest, at_least_s = waiting.rest(sets_of)
         if fastest is None:
             continue
-        if clock.in_time():
+        if at_least_s >= known_s or clock.in_time():
             words = f"{degrees_of(fastest)} takes at least {format_seconds(at_least_s)}"
             tally.drop(SLOWER, words, at_least_s, count)
         else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import Problem
@@ -23,7 +24,7 @@ from autoshard.planner.no_answer import no_answer
 from autoshard.planner.priced import Clock, PricedLayouts, count_priced, count_rest, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.runners_up import runners_up
-from autoshard.planner.search_words import choice_notes, optimality, path_summary, room_notes
+from autoshard.planner.search_words import PROVEN, choice_notes, optimality, path_summary, room_notes
 from autoshard.planner.toss_ups import COMPARED, GIVEN_AWAY
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster
@@ -73,7 +74,7 @@ def search(
     others = runners_up(problem, best, fastest, priced.fastest_first(level.memory_bytes), top)
     for chunk in priced.others.chunks if priced.others else ():
         count_priced(tally, cluster.device.memory_bytes, chunk)
-    count_rest(priced, pins, tally, clock)
+    count_rest(priced, pins, tally, clock, (1 - PROVEN) * fastest[0].step_time_s)
     if not tally.fitting:
         tally.keep(1)  # it fits only by uneven cuts or by a recompute set of each stage: one more layout
     words = optimality(problem, pins, fastest, place, gap, clock)
@@ -110,6 +111,10 @@ class Searched(SearchResult):
     priced: PricedLayouts | None = field(default=None, compare=False, repr=False)
     fastest: Strategy | None = field(default=None, compare=False, repr=False)
     table_of_other: Callable[[], dict[str, Array]] | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for pickle and copy: the columns in place of the prices, which can go on to be searched."""
+        return {**self.__dict__, "priced": None, "table_of_other": partial(dict, self.columns())}
 
     def columns(self) -> dict[str, Array]:
         """The layouts that were priced, as `priced_columns` has them, with the prices that chose among them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
@@ -104,7 +104,7 @@ class Plan:
     backend: str
     pins: Pins
     strategy: Strategy
-    operators: Mapping[str, Choice]
+    operators: Mapping[str, Choice] = field(hash=False)  # a dict has no hash
     estimate: Estimate
     search: SearchSummary | None
     runners_up: tuple[Candidate, ...]

@@ -62,13 +62,16 @@ class State:
 
 def commands(states: Sequence[State]) -> list[str]:
     """The commands that make the plans of one or two states, in PLAN_FILES. Comments before them say under which names
-    uploads must be saved."""
+    uploads must be saved.
+
+    Raises AutoshardError for a state that has no plan."""
     saved, made, configs = list[str](), list[str](), dict[str, str]()
     for side, one, file in zip(SIDES, states, PLAN_FILES, strict=False):
         where = f" ({side})" if len(states) > 1 else ""
         if one.plan:
             saved.append(f"# save the plan that was uploaded{where} as {file}")
             continue
+        check_answerable(one.values)
         values = dict(one.values)
         for upload in one.uploads:
             if upload not in configs:
@@ -78,6 +81,12 @@ def commands(states: Sequence[State]) -> list[str]:
         words = [word for name, value in values.items() for word in (OPTIONS[name].flag, str(value))]
         made.append(shlex.join(["autoshard", "plan", *words, "-o", file]))
     return saved + made
+
+
+def check_answerable(values: Mapping[str, Any]) -> None:
+    """Raise AutoshardError where the options of a state lack what no plan is made without."""
+    if "model" not in values:
+        raise AutoshardError("model is missing")
 
 
 def read_states(pairs: Sequence[tuple[str, str]]) -> tuple[State, ...]:

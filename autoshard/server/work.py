@@ -31,7 +31,7 @@ from autoshard.reports.sections import body, capital, section, term_pairs
 from autoshard.reports.view import view_of
 from autoshard.server.best_shown import BestShown
 from autoshard.server.isolated import Say
-from autoshard.server.state import SIDES
+from autoshard.server.state import SIDES, check_answerable
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
 
@@ -76,8 +76,7 @@ def _find(
     if state["plan"]:
         return Found(plan_from_dict(parse_json(uploads[state["plan"]], "the uploaded plan")))
     values = state["values"]
-    if "model" not in values:
-        raise AutoshardError("model is missing")
+    check_answerable(values)
     request = replace(request_from(values), time_limit=SEARCH_LIMIT_S)
     if values["model"] in uploads:
         request = replace(request, model=_model(uploads[values["model"]]))

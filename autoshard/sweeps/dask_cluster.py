@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.plugins.version import version_with_plugins
 from autoshard.sweeps.outcome import LOST, Outcome
 from autoshard.sweeps.point import Spread, Task, done_json, outcome_from, task_json
-from autoshard.sweeps.table import FILE_OPTIONS
-from autoshard.version import program_version
+from autoshard.sweeps.table import files_of
 
 INSTALL = "--scheduler needs Dask: pip install 'autoshard[cluster]'"
 PATIENCE_S = 30.0
@@ -51,7 +50,7 @@ def on_dask(address: str) -> Spread:
                 raise AutoshardError(
                     f"scheduler={address} has no worker: start some with `dask worker {address}`"
                 ) from None
-            version = program_version()
+            version = version_with_plugins()
             texts = [task_json(_anywhere(task)) for task in tasks]
             asked = [client.submit(done_on_worker, text, version, pure=False) for text in texts]
             futures = dict(zip(asked, tasks, strict=True))
@@ -70,13 +69,16 @@ def on_dask(address: str) -> Spread:
 
 def _anywhere(task: Task) -> Task:
     """The task with whole paths of the files that its options name: workers stand in other folders."""
-    paths = {name: Path(str(task.point[name])) for name in FILE_OPTIONS if name in task.point}
-    found = {name: str(path.resolve()) for name, path in paths.items() if len(path.parts) > 1 or path.suffix}
-    return replace(task, point={**task.point, **{name: path for name, path in found.items() if Path(path).exists()}})
+    found = {
+        name: f"{path.resolve()}{made}"
+        for name, (path, made) in files_of(task.point).items()
+        if (len(path.parts) > 1 or path.suffix) and path.exists()
+    }
+    return replace(task, point={**task.point, **found})
 
 
 def done_on_worker(text: str, version: str) -> str:
     """`done_json` on a worker. Raises AutoshardError where its autoshard is not of this version: prices may differ."""
-    if program_version() != version:
-        raise AutoshardError(f"it has autoshard {program_version()}, the sweep {version}; install the same on all")
+    if version_with_plugins() != version:
+        raise AutoshardError(f"it has autoshard {version_with_plugins()}, the sweep {version}; install the same on all")
     return done_json(text)

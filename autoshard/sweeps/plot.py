@@ -19,9 +19,13 @@ INSTALL = "the plot needs matplotlib: pip install 'autoshard[plot]'"
 
 
 def x_option(sweep: Sweep) -> str | None:
-    """The option on the x axis: 'nodes' if it is in the grid, else the first option with several numbers; None without
-    one."""
-    numeric = [name for name, values in sweep.grid.items() if len(values) > 1 and isinstance(values[0], (int, float))]
+    """The option on the x axis: 'nodes' if it is in the grid, else the first option of several values that are all
+    numbers; None without one."""
+    numeric = [
+        name
+        for name, values in sweep.grid.items()
+        if len(values) > 1 and all(isinstance(value, (int, float)) for value in values)
+    ]
     return "nodes" if "nodes" in numeric else next(iter(numeric), None)
 
 

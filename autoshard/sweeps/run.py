@@ -15,7 +15,7 @@ from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
 from autoshard.sweeps.outcome import FAILED, INVALID, LOST, OK, Outcome
 from autoshard.sweeps.point import PlanFor, Spread, Task, in_turn
-from autoshard.sweeps.table import Key, append_row, key_of, option_columns, read_table, row_of, write_table
+from autoshard.sweeps.table import Key, Row, append_row, key_of, option_columns, read_table, row_of, write_table
 
 TABLE, PLOT, SHARDS = "results.csv", "plot.png", "shards"
 
@@ -43,8 +43,7 @@ def run_sweep(
     """
     table = folder / TABLE
     with directory_lock(folder, "out"):
-        tables = (*sorted(folder.glob(f"{SHARDS}/*/{TABLE}")), table)
-        rows = {row.key: row for path in tables for row in read_table(path)}
+        rows = _known_rows((*sorted(folder.glob(f"{SHARDS}/*/{TABLE}")), table), run)
         keys = [key_of(point) for point in sweep.points]
         wanted = set(keys)
         order = [*(key for key in rows if key not in wanted), *keys]
@@ -72,6 +71,21 @@ def run_sweep(
 def group_of(sweep: Sweep) -> str:
     """The group of the sweep's runs on Weights & Biases."""
     return f"sweep {sweep.name}"
+
+
+def _known_rows(tables: Sequence[Path], run: Mapping[str, Any] | None) -> dict[Key, Row]:
+    """The rows of several tables by key: of equal keys the one that is worth most, of equal worth the last."""
+
+    def worth(row: Row) -> tuple[bool, ...]:
+        outcome = row.outcome
+        return _is_done(outcome, run), outcome.run not in ("", FAILED), outcome.status != LOST
+
+    rows: dict[Key, Row] = {}
+    for table in tables:
+        for key, row in {row.key: row for row in read_table(table)}.items():
+            if key not in rows or worth(row) >= worth(rows[key]):
+                rows[key] = row
+    return rows
 
 
 def _is_done(outcome: Outcome, run: Mapping[str, Any] | None) -> bool:

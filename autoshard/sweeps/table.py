@@ -16,13 +16,18 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
+from autoshard.files.fields import show
+from autoshard.models.registry import is_user_module
 from autoshard.planner.options import OPTIONS
+from autoshard.plugins.version import version_with_plugins
 from autoshard.sweeps.grid import Point
 from autoshard.sweeps.outcome import OK, RESULTS, RUNS, STATUSES, TEXTS, Outcome
-from autoshard.version import program_version
 
 FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 """Options that may name a file; a row is reused only while the contents of those files stay the same."""
+
+LAST = ("files", "autoshard_version")
+"""The last columns, which say of what a row follows besides its options."""
 
 Key = tuple[str, ...]
 
@@ -44,7 +49,7 @@ class Row:
 
 def row_of(point: Point, outcome: Outcome) -> Row:
     values = {name: str(value) for name, value in point.items()}
-    return Row(values, files_digest(point), program_version(), outcome)
+    return Row(values, files_digest(point), version_with_plugins(), outcome)
 
 
 def key_of(point: Point) -> Key:
@@ -56,13 +61,19 @@ def files_digest(point: Point) -> str:
     """The first twelve hex digits of SHA-256 over the files that the point names; '' where it names none."""
     digest = hashlib.sha256()
     found = False
-    for name in FILE_OPTIONS:
-        path = Path(str(point.get(name, "")))
+    for path, _ in files_of(point).values():
         path = path / "config.json" if path.is_dir() else path
-        if name in point and path.is_file():
+        if path.is_file():
             digest.update(path.read_bytes())
             found = True
     return digest.hexdigest()[:12] if found else ""
+
+
+def files_of(point: Point) -> dict[str, tuple[Path, str]]:
+    """Option -> (what may be a file, what follows its path: ':MyModel' of 'my_file.py:MyModel', else '')."""
+    texts = {name: str(point[name]) for name in FILE_OPTIONS if name in point}
+    parts = {name: text.rpartition(":") if is_user_module(text) else (text, "", "") for name, text in texts.items()}
+    return {name: (Path(file), colon + made) for name, (file, colon, made) in parts.items()}
 
 
 def option_columns(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -74,7 +85,7 @@ def write_table(path: Path, rows: Sequence[Row], columns: Sequence[str] | None =
     """Writes the rows as CSV: the options, then the outcome. columns: the options; None: those that any row names.
     Raises AutoshardError where it cannot."""
     used = option_columns(rows) if columns is None else columns
-    header = _line([*used, *RESULTS, "files", "autoshard_version"])
+    header = _line([*used, *RESULTS, *LAST])
     write_text(path, header + "".join(_row_line(row, used) for row in rows), "table")
 
 
@@ -115,11 +126,17 @@ def read_table(path: Path) -> tuple[Row, ...]:
     if not path.exists():
         return ()
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
         whole = text[: text.rfind("\n") + 1]  # a machine that lost power may have torn the last line
         reader = csv.DictReader(io.StringIO(whole, newline=""), strict=True)
-        if not {"status", "layout", "files", "autoshard_version"} <= set(reader.fieldnames or ()):
+        if not {"status", "layout", *LAST} <= set(reader.fieldnames or ()):
             raise AutoshardError(f"table {path} is not that of a sweep; choose another --out or remove it")
+        unknown = [name for name in reader.fieldnames or () if name not in (*OPTIONS, *RESULTS, *LAST)]
+        if unknown:
+            raise AutoshardError(
+                f"table {path} has the column {show(unknown[0])}, which is not that of a sweep; choose another --out "
+                "or remove it"
+            )
         return tuple(_row(path, reader.line_num, cells) for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise AutoshardError(f"table {path} cannot be read: {error}; choose another --out or remove it") from None

@@ -20,7 +20,7 @@ from autoshard.planner.choice import passed_over, taken_of
 from autoshard.planner.grid.refine import _promises, fastest_of
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed
-from autoshard.planner.rejections import Tally
+from autoshard.planner.rejections import SLOWER, UNPRICED, Tally
 from autoshard.planner.search import search
 from autoshard.planner.sets import EVERY_SET, recompute_sets
 from autoshard.planner.toss_ups import simplest_of_equals
@@ -140,6 +140,26 @@ def test_a_search_that_is_stopped_says_what_is_proven() -> None:
     assert at_least_s <= done.best.estimate.step_time_s * 1.01 <= stopped.best.estimate.step_time_s * 1.01
     assert stopped.considered == done.considered
     assert {"not looked at in time"} == {r.reason for r in stopped.rejections} - {r.reason for r in done.rejections}
+
+
+def test_what_a_bound_rules_out_is_not_said_to_lack_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock runs out behind the proof, while runners-up are looked for."""
+
+    class Looks(Clock):
+        """A clock that runs out after so many looks at it."""
+
+        left = 20
+
+        def in_time(self) -> bool:
+            self.left -= 1
+            return self.left >= 0
+
+    monkeypatch.setattr("autoshard.planner.search.Clock", Looks)
+    training = TrainingSpec(4096, 64, load_precision("mixed_precision"))
+    found = search(load_model("llama3-8b"), training, load_cluster("h100-80gb", 2), backend="torch")
+    assert found.optimality.startswith(OPTIMAL)
+    (slower,) = (one for one in found.rejections if one.reason in (SLOWER, UNPRICED))
+    assert slower.reason == SLOWER and " takes at least " in slower.example
 
 
 def test_runners_up_are_points_that_a_reader_can_tell_apart() -> None:

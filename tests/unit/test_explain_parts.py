@@ -12,19 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autoshard
+from autoshard.backends.registry import BACKENDS, as_run_by
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
 from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
-from autoshard.explanation.describe import Description, describe
+from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, describe
 from autoshard.explanation.doubt import doubt, pairs
 from autoshard.explanation.doubt_text import pair_lines, why_page
 from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
 from autoshard.explanation.operators import operator_rows
+from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint
+from autoshard.explanation.sensitivity import INSTANCES, _questions
 from autoshard.explanation.sensitivity_text import degree_lines, size_rows
 from autoshard.explanation.text import render
 from autoshard.explanation.why import why
@@ -33,11 +36,13 @@ from autoshard.planner.ranking import describe as in_a_sentence
 from autoshard.planner.search import search
 from autoshard.plans.layout_syntax import read_partial
 from autoshard.plans.names import changed_words, recompute_words, short_name
-from autoshard.plans.plan import Plan, make_plan
+from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.timeline import planned_timeline
 from autoshard.schedules import actions, simulate
+from autoshard.spec.cluster import instances, load_cluster
+from autoshard.spec.hardware_file import FOLDER, read_content
 from autoshard.units import format_bytes, format_seconds
 from tests.unit.explain_examples import answers_by_hand
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
@@ -46,6 +51,33 @@ from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, p
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_autoshards_own_is_not_said_of_calibrated_constants(tmp_path: Path) -> None:
+    """A price alone is none of the constants."""
+    plan = replace(plan_70b(), search=SearchSummary(400, 67))
+    content = read_content(FOLDER / "trn1.32xlarge.json")
+    content["calibration"]["pass_launch_s"]["value"] *= 2
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    calibrated = load_cluster(None, plan.cluster.nodes, hardware_file=tmp_path / "mine.json")
+    ours = replace(plan, cluster=replace(plan.cluster, price_per_node_hour_usd=1.0))
+    theirs = replace(plan, cluster=calibrated)
+    sentence = (
+        "constants: this cluster's are not autoshard's own. The interval says how far those missed published results, "
+        "not how far these miss; other instance types are not compared, because none has constants like these"
+    )
+    assert describe(ours).caveat == CAVEAT and sentence not in describe(ours).advice
+    assert describe(theirs).caveat == OWN_CAVEAT and sentence in describe(theirs).advice
+    assert has_own_constants(replace(plan, cluster=replace(plan.cluster, instance="their-own")))
+    compared = [any(one.subject == INSTANCES for one in _questions(of, False, 0.9)) for of in (ours, theirs)]
+    assert compared == [True, False]
+
+
+@pytest.mark.parametrize("instance", instances())
+def test_the_constants_of_a_packaged_instance_are_autoshards_own(instance: str) -> None:
+    for backend in BACKENDS:
+        plan = replace(plan_70b(), cluster=as_run_by(load_cluster(instance, 1), backend), backend=backend)
+        assert not has_own_constants(plan)
 
 
 def test_a_renderer_is_a_function_of_a_description() -> None:

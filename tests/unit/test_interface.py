@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -162,6 +163,21 @@ def test_a_table_has_every_priced_layout_and_the_best() -> None:
     assert len(result.fastest(3)["tp"]) == 3
 
 
+def test_a_result_is_pickled_with_its_table() -> None:
+    result = autoshard.search("llama3-8b", tp=8, cp=1, **SMALL)
+    again = pickle.loads(pickle.dumps(result))
+    assert again == result and again.page() == result.page()
+    assert list(again.table()) == list(result.table())
+    assert all(np.array_equal(again.table()[name], column) for name, column in result.table().items())
+    assert pickle.loads(pickle.dumps(again)) == result
+
+
+def test_equal_plans_have_one_hash() -> None:
+    one, other = (autoshard.plan("llama3-8b", tp=tp, **SMALL) for tp in (8, 32))
+    again = autoshard.read_plan(one.save("plan.json"))
+    assert len({one, again, other}) == 2
+
+
 def test_a_priced_row_is_what_a_score_says() -> None:
     result = autoshard.search("llama3-8b", pp=1, cp=1, **SMALL)
     columns = result.fastest(1)
@@ -288,6 +304,14 @@ def test_values_show_themselves_in_a_notebook() -> None:
         (lambda: autoshard.validate("none.json"), "none.json"),
         (lambda: autoshard.launch("none.json", "pbs"), "on='pbs' of launch must be one of: slurm, kubernetes"),
         (lambda: autoshard.launch("none.json"), "none.json"),
+        (
+            lambda: autoshard.launch(autoshard.plan("llama3-8b", **SMALL)),  # type: ignore[arg-type]
+            " of launch must be the path of a file that all nodes see; save of a plan writes one",
+        ),
+        (
+            lambda: autoshard.plan("llama3-8b", tokens=1e308, price_per_node_hour=1e10),
+            "tokens: 1e+308 must be at most 1e+100",
+        ),
         (lambda: autoshard.convert_checkpoint("none", "new"), "none is not a folder with weights"),
         (lambda: autoshard.convert_checkpoint("s3://a", "new"), "source=s3://a: convert reads and writes folders; "),
         (lambda: autoshard.migrate("none.yaml", "new"), "none.yaml"),

@@ -24,9 +24,11 @@ from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count, published_sizes
 from autoshard.plans.search_result import OPTIMAL
 from autoshard.plugins.found import GROUPS, _entries
+from autoshard.plugins.version import version_with_plugins
 from autoshard.schedules import SCHEDULES, Schedule, actions, check_schedule
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
+from autoshard.version import program_version
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 MOST_LINES = 60
@@ -517,6 +519,29 @@ def test_a_plan_looks_at_no_entry_points(packages: Path, tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     command = [sys.executable, "-c", code, "plan", *SMALL]
     assert subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False).returncode == 0
+
+
+def test_the_version_holds_the_sources_of_plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps and audits keep what was computed under a version; nothing is imported to say it."""
+    versions = [version_with_plugins()]
+    for number, code in enumerate(["", "HIDDEN = 1\n", "HIDDEN = 2\n"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        package(folder, "kept-apart", "cost_models", "kept = kept_apart.prices:price", "")
+        (folder / "kept_apart.py").unlink()
+        (folder / "kept_apart").mkdir()
+        (folder / "kept_apart/__init__.py").write_text("raise RuntimeError\n")
+        (folder / "kept_apart/sizes.py").write_text(code)
+        with monkeypatch.context() as only_here:
+            only_here.syspath_prepend(folder)
+            versions.append(version_with_plugins())
+    assert len(set(versions)) == 4
+    assert versions[0] == program_version() and all(one.startswith(f"{versions[0]}.") for one in versions[1:])
+    assert version_with_plugins() == versions[0]
+    package(tmp_path, "gone-away", "cost_models", "gone = gone_away:price", "")
+    (tmp_path / "gone_away.py").unlink()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert version_with_plugins().startswith(f"{versions[0]}.")
 
 
 def test_what_fails_to_load_is_said(

@@ -148,6 +148,9 @@ def test_downloads(client: httpx.Client) -> None:
     assert client.get("/commands.txt", params=SMALL).text == (
         "autoshard plan --model llama3-8b --nodes 1 --tp 8 -o plan.json\nautoshard report plan.json -o report.html\n"
     )
+    for query in ({}, {**SMALL, "b.tp": "32"}):
+        nothing = client.get("/commands.txt", params=query)
+        assert (nothing.status_code, nothing.json()) == (400, {"error": "model is missing"})
 
 
 def test_uploads_of_configs_and_plans(client: httpx.Client, tmp_path: Path) -> None:

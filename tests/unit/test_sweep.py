@@ -18,10 +18,10 @@ from autoshard.planner.options import OPTIONS
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.sweeps.grid import Sweep, read_sweep
-from autoshard.sweeps.outcome import DOES_NOT_FIT, EXECUTED, INVALID, OK, REHEARSED, Outcome, outcome_of
+from autoshard.sweeps.outcome import DOES_NOT_FIT, EXECUTED, FAILED, INVALID, LOST, OK, REHEARSED, Outcome, outcome_of
 from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
 from autoshard.sweeps.run import run_sweep
-from autoshard.sweeps.table import key_of, read_table, write_table
+from autoshard.sweeps.table import key_of, read_table, row_of, write_table
 from tests.unit.plan_examples import plan_70b, strategy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -93,9 +93,19 @@ def test_another_version_and_another_file_plan_anew(tmp_path: Path, monkeypatch:
     keys = {key_of(point)}
     config.write_text('{"hidden_size": 1}')
     keys.add(key_of(point))
-    monkeypatch.setattr("autoshard.sweeps.table.program_version", lambda: "9.9.9")
+    monkeypatch.setattr("autoshard.sweeps.table.version_with_plugins", lambda: "9.9.9")
     keys.add(key_of(point))
     assert len(keys) == 3
+
+
+def test_another_module_in_a_file_plans_anew(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("HIDDEN = 512\n")
+    point = {"model": f"{file}:MyModel", "nodes": 1}
+    before = key_of(point)
+    assert key_of(point) == before
+    file.write_text("HIDDEN = 2048\n")
+    assert key_of(point) != before
 
 
 def test_the_table_reads_back(tmp_path: Path) -> None:
@@ -127,6 +137,47 @@ def test_the_time_of_a_row_does_not_grow_with_the_table(tmp_path: Path, monkeypa
     )
     run(tmp_path, Planner())
     assert written == [0, 4]
+
+
+def test_of_a_shard_s_row_and_the_folder_s_own_the_one_that_is_done_holds(tmp_path: Path) -> None:
+    """A point that was only planned, lost or failed here may have been executed by a shard, and the other way round."""
+    sweep = replace(SWEEP, grid={"nodes": (8,), "global_batch": (1024,)})
+    shard, table = tmp_path / "shards/1-of-1/results.csv", tmp_path / "results.csv"
+    shard.parent.mkdir(parents=True)
+    options = {"steps": 1}
+    ran = replace(outcome(256, 100.0), run=EXECUTED, run_options=json.dumps(options), measured_step_time_s=2.0)
+    failed = replace(ran, run=FAILED, measured_step_time_s=None)
+    otherwise = replace(ran, run_options=json.dumps({"steps": 2}))
+    for worse in (outcome(256, 100.0), Outcome(LOST, "killed"), failed):
+        for of_shard, own in ((ran, worse), (worse, ran)):
+            write_table(shard, [row_of(sweep.points[0], of_shard)])
+            for asked in (None, options):
+                write_table(table, [row_of(sweep.points[0], own)])
+                outcomes, done = run_sweep(sweep, tmp_path, Planner(), lambda word: None, run=asked)
+                assert (outcomes[0][1], done) == (ran, 0)
+                assert [row.outcome for row in read_table(table)] == [ran]
+    for asked, expected in ((options, ran), ({"steps": 2}, otherwise), (None, otherwise)):
+        write_table(shard, [row_of(sweep.points[0], ran)])
+        write_table(table, [row_of(sweep.points[0], otherwise)])
+        assert run_sweep(sweep, tmp_path, Planner(), lambda word: None, run=asked)[0][0][1] == expected
+
+
+def test_a_table_that_a_spreadsheet_saved_keeps_its_first_column(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, Planner())
+    table = tmp_path / "results.csv"
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes())
+    assert run(tmp_path, Planner()) == (first, 0)
+
+
+def test_a_column_of_no_sweep_is_not_dropped(tmp_path: Path) -> None:
+    run(tmp_path, Planner())
+    table = tmp_path / "results.csv"
+    table.write_text(table.read_text().replace("model,", "modle,", 1))
+    with pytest.raises(AutoshardError) as caught:
+        run(tmp_path, Planner())
+    assert str(caught.value) == (
+        f"table {table} has the column 'modle', which is not that of a sweep; choose another --out or remove it"
+    )
 
 
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "status\nfine\n", "\x00\n", '"open'])
@@ -215,6 +266,9 @@ def test_lines_of_the_plot() -> None:
         "global_batch 1,024": [8.0, 16.0],
         "global_batch 512": [16.0],
     }
+    words = replace(SWEEP, grid={"expert_imbalance": (1.2, "tokens.json"), "tp": (1, 2)})
+    assert x_option(words) == "tp"
+    assert x_option(replace(SWEEP, grid={"lnc": (1, "auto", 2)})) is None
     # 100 tokens/s on 256 devices, 190 on 512: 95 % of linear scaling
     assert efficiencies(found["global_batch 1,024"]) == pytest.approx([1.0, 0.95])
 

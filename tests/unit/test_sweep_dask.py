@@ -21,6 +21,7 @@ from autoshard.errors import AutoshardError
 from autoshard.sweeps import dask_cluster
 from autoshard.sweeps.grid import sweep_of
 from autoshard.sweeps.outcome import OK
+from autoshard.sweeps.point import Task
 from autoshard.sweeps.run import run_sweep
 from tests.unit.test_sweep_workers import BATCHES, POINTS, _never, numbers
 
@@ -91,8 +92,17 @@ def test_files_are_found_from_other_folders(cluster: str, tmp_path: Path, monkey
     assert outcome.status == OK and point["model"] == "mine.json"
 
 
+def test_a_module_in_a_file_is_found_from_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+    task = dask_cluster._anywhere(Task({"model": "mine.py:MyModel", "nodes": 1}))
+    assert task.point == {"model": f"{tmp_path.resolve()}/mine.py:MyModel", "nodes": 1}
+    missing = Task({"model": "not_there.py:MyModel"})
+    assert dask_cluster._anywhere(missing) == missing
+
+
 def test_a_worker_of_another_version_is_refused(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_cluster, "program_version", lambda: "9.9.9")
+    monkeypatch.setattr(dask_cluster, "version_with_plugins", lambda: "9.9.9")
     with pytest.raises(AutoshardError) as caught:
         autoshard.sweep(POINTS, tmp_path, scheduler=cluster)
     said = str(caught.value)
