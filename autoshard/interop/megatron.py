@@ -175,6 +175,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         warnings=(*approximations, *_warnings(flags, options)),
         products=_products(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
+        overlaps="Megatron",
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )

@@ -155,6 +155,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
             f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
         },
         warnings=(*_warnings(data), *([] if stand_in is None else [stand_in]), *approximation),
+        overlaps="torchtitan",
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )

@@ -27,6 +27,7 @@ class WrittenLayout:
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be
     taken over unchanged. warnings: what the file says that changes the step and is not in the price. products: what it
     says of products of matrices in fewer bits -> the precision here. drops: what it says of dropout, empty for nothing.
+    overlaps: the framework on GPUs, where it hides transfers behind work; else empty.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
     matter to the price.
     """
@@ -42,6 +43,7 @@ class WrittenLayout:
     warnings: tuple[str, ...] = ()
     products: Mapping[str, str] = field(default_factory=dict)
     drops: str = ""
+    overlaps: str = ""
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
 

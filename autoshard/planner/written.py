@@ -35,6 +35,10 @@ ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
     "went through it at once, with one bubble"
 )
+AS_OURS = (
+    "priced as autoshard's own runtime would run it, which hides no transfer behind work; {framework} does, so it may "
+    "take less"
+)
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
@@ -92,6 +96,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
 
     def found(problem: Problem, strategy: Strategy) -> Written:
         said = (*model_notes, *notes, *written.notes)
+        if written.overlaps and not problem.cluster.platform.is_trainium and problem.cluster.world_size > 1:
+            said += (AS_OURS.format(framework=written.overlaps),)
         rest = (said, warnings, written.left_out, written.not_priced)
         return Written(problem, strategy, written.form, request.backend, *rest)
 

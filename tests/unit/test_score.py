@@ -463,3 +463,17 @@ def test_options_overrule_variables_of_the_shell() -> None:
     with pytest.raises(AutoshardError) as error:
         read_written(file, {name: value for name, value in given.items() if name != "nodes"})
     assert str(error.value) == "vars.sh: nodes: $NNODES must be a whole number of at least 1"
+
+
+def test_a_framework_that_hides_transfers_is_not_what_is_priced() -> None:
+    text = (
+        "--num-layers 32 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 64 --seq-length 4096"
+    )
+    said = (
+        "priced as autoshard's own runtime would run it, which hides no transfer behind work; Megatron does, so it may "
+        "take less"
+    )
+    name = written("train.sh", text)
+    for instance, expected in (("h100-80gb", [said]), ("trn1.32xlarge", [])):
+        found = read_written(name, {"model": "llama3-8b", "instance": instance, "nodes": 1})
+        assert [note for note in found.notes if note.startswith("priced as")] == expected
