@@ -114,6 +114,19 @@ def test_a_larger_batch_flips_to_a_microbatch_that_does_not_divide_today_s() -> 
     assert (row.layout, row.change) == (short_name(there), "mbs=4")
 
 
+def test_a_schedule_that_a_search_takes_for_having_run_is_promising() -> None:
+    """zero_bubble is the fastest of its mesh at any bandwidth; of gpipe it is known that it runs."""
+    cluster = load_cluster("h100-80gb", 2)
+    cluster = replace(cluster, inter_node=replace(cluster.inter_node, bandwidth_bytes_per_s=1.5e9))
+    training = TrainingSpec(4096, 32, load_precision("mixed_precision"))
+    searches, problem = Searches(), Problem(load_model("llama3.2-1b"), training, cluster, "torch")
+    (network,) = (one for one in quantities(problem) if one.name.startswith("network"))
+    few, slower = searches.promising(problem, Pins()), network.scaled(problem, 0.25)
+    best = searches.best(slower, Pins())
+    assert best.strategy.schedule == "gpipe"
+    assert searches.best(slower, Pins(), among=few) == best
+
+
 def test_where_none_of_some_layouts_fits_all_are_searched() -> None:
     searches, problem = Searches(), problem_70b()
     best = searches.best(problem, Pins())
