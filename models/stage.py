@@ -49,8 +49,7 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes["position"] = model.max_position_embeddings
     if model.num_local_experts:
         sizes["expert"] = model.num_local_experts
-        share = seq * model.num_experts_per_tok / model.num_local_experts
-        sizes["capacity"] = ceil(share * capacity_factor)
+        sizes["capacity"] = ceil(routed_tokens(model, seq) * capacity_factor)
     if model.shared_expert_intermediate_size:
         sizes["shared_ffn"] = padded_width(model, model.shared_expert_intermediate_size, tp)
     if model.dense_intermediate_size:
@@ -77,6 +76,11 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes
+
+
+def routed_tokens(model: ModelSpec, seq: int) -> float:
+    """The even share of a sequence's tokens that each expert of a mixture gets; it need not be whole."""
+    return seq * model.num_experts_per_tok / model.num_local_experts
 
 
 def _mamba_heads(model: ModelSpec, mamba: Mamba, tp: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from autoshard.graph.count import total_flops
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
-from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.models.stage import dim_sizes, routed_tokens, stage_graph
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -110,9 +110,10 @@ def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     Experts count the tokens that are routed to them, not their slots.
     """
     sizes = dim_sizes(model, training.global_batch_size, training.sequence_length)
-    ends = total_flops(stage_graph(model, sizes, (), first=True, last=True))
+    routed = {"capacity": routed_tokens(model, training.sequence_length)} if model.is_moe else {}
+    ends = total_flops(stage_graph(model, sizes, (), first=True, last=True), **routed)
     blocks = (
-        count * total_flops(stage_graph(model, sizes, (kind,), first=False, last=False))
+        count * total_flops(stage_graph(model, sizes, (kind,), first=False, last=False), **routed)
         for kind, count in model.kind_counts(0, model.num_hidden_layers)
     )
     return 3.0 * (sum(blocks) + ends)

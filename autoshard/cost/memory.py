@@ -133,7 +133,8 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     boundary = 0.0 if rank.only else (BOUNDARY_BUFFERS + leaving) * rank.hidden_bytes
 
     units = [end.unit for end in rank.ends]
-    lives = living_bytes(rank.blocks, rank.most_blocks, state.block, units, precision, software, state.owners)
+    handed_over = _handed_over(rank, state)
+    lives = living_bytes(rank.blocks, handed_over, state.block, units, precision, software, state.owners)
     staying = lives.staying
     buckets = smallest(BUCKET_BYTES, staying * reduced) + smallest(BUCKET_BYTES, staying * parameter)
     kept = added(kept, -given_back)
@@ -152,15 +153,16 @@ class Living(NamedTuple):
 
 def living_bytes(
     blocks: Number,
-    most_blocks: Number,
+    handed_over: Number,
     block: Unit,
     ends: Sequence[Unit],
     precision: Precision,
     software: Software = COMPILED,
     owners: Number = 1,
 ) -> Living:
-    """Weights, gradients and optimizer state of one rank. blocks, most_blocks: as in Rank. ends: those that it has.
-    owners: ranks that share what the software shares by itself."""
+    """Weights, gradients and optimizer state of one rank. blocks: as in Rank. handed_over: elements of its blocks whose
+    gradients one backward hands over. ends: those that it has. owners: ranks that share what the software shares by
+    itself."""
     parameter, summed, moment = (
         DTYPE_BYTES[dtype]
         for dtype in (precision.parameter_dtype, precision.gradient_accumulation_dtype, precision.optimizer_dtype)
@@ -177,8 +179,7 @@ def living_bytes(
         staying = count - sum((unit.going for unit in ends), blocks * block.going)
     gradients = sums * (summed * share_of_sums)
     if software.hands_over_gradients and precision.sums_apart:
-        of_blocks = most_blocks * (block.parameters - block.going)
-        gradients = gradients + sum((unit.parameters - unit.going for unit in ends), of_blocks) * parameter
+        gradients = gradients + sum((unit.staying for unit in ends), handed_over) * parameter
     if software.adapts:
         weights = weights + sum((unit.frozen for unit in ends), blocks * block.frozen)
     held = weights * (parameter * share)
@@ -186,6 +187,15 @@ def living_bytes(
         copies = share * (precision.products.weight_bytes - parameter)
         held = held + copies * sum((unit.quantized for unit in ends), blocks * block.quantized)
     return Living(held, gradients, owned * (master + 2 * moment), staying)
+
+
+def _handed_over(rank: Rank, state: State) -> Number:
+    """Elements of blocks whose gradients the backward of one chunk hands over at its end, of the chunk with the most.
+    state: as the rank has it."""
+    if rank.kind_counts is None:
+        return rank.most_blocks * state.block.staying
+    kinds = [[count * state.kinds[kind].staying for count in counts] for kind, counts in rank.kind_counts.items()]
+    return reduce(largest, map(sum, zip(*kinds, strict=True)))
 
 
 def _ends_bytes(rank: Rank, software: Software) -> Number:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autoshard.cost.rank_load import RankLoad
@@ -44,7 +44,8 @@ class Rank(NamedTuple):
     """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. block: of its first
     chunk, the mean where these are of several kinds. kinds: by kind, in the order of zero_sharding.State.turns, its
     last block on each chunk, one for chunks that are alike. With several chunks nothing is behind these: it is not
-    known which chunk runs backward when most is held. ends: those that it has. last_block: of its last chunk.
+    known which chunk runs backward when most is held. kind_counts: by kind, the blocks of each chunk; None with one
+    chunk and where blocks are alike. ends: those that it has. last_block: of its last chunk.
     num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block keeps; None
     where all chunks recompute alike. The others: as in cost.rank_load.RankLoad.
     """
@@ -64,6 +65,7 @@ class Rank(NamedTuple):
     last_block: Any = None
     num_logits: Number = 0.0
     kept_bytes: Callable[[Callable[[Any], Number]], Number] | None = None
+    kind_counts: Mapping[int, Any] | None = None
 
     @property
     def has_loss(self) -> bool:
@@ -113,6 +115,7 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.chunks[-1].block,
         load.stages[0].num_logits,
         load.kept_bytes if load.held else None,
+        load.kind_counts if state.kinds and len(load.chunks) > 1 else None,
     )
 
 

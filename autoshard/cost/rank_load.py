@@ -102,11 +102,13 @@ class RankLoad:
     @cached_property
     def block_kinds(self) -> dict[int, int]:
         """How many of the rank's blocks are of each kind of the model; {0: all of them} where these are alike."""
-        counts: dict[int, int] = {}
-        for chunk in self.chunks:
-            for kind, count in chunk.kinds or ((0, chunk.count),):
-                counts[kind] = counts.get(kind, 0) + count
-        return counts
+        return {kind: sum(counts) for kind, counts in self.kind_counts.items()}
+
+    @cached_property
+    def kind_counts(self) -> dict[int, list[int]]:
+        """By kind as in `block_kinds`, how many blocks of it each chunk has."""
+        chunks = [dict(chunk.kinds or ((0, chunk.count),)) for chunk in self.chunks]
+        return {kind: [counts.get(kind, 0) for counts in chunks] for counts in chunks for kind in counts}
 
 
 def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: int, rank: int) -> RankLoad:

@@ -175,6 +175,11 @@ class Unit(NamedTuple):
         """Elements that travel in every microbatch."""
         return self.travelling.turns.all
 
+    @property
+    def staying(self) -> Number:
+        """Elements whose gradients do not travel in every microbatch."""
+        return self.parameters - self.going
+
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
         quantized = 0.0 if isinstance(self.quantized, float) else self.quantized[rows]

@@ -23,7 +23,7 @@ class Quantity:
     name: as the page shows it. now: its value, SI. shown: a value as text in people's units. scaled: (problem, factor)
     -> the problem with that many times the quantity. furthest: it is looked at from now / furthest to now * furthest.
     whole: it is a whole number, looked at by doubling, and by halving and rounding. makes_room: with more of it layouts
-    fit that do not today. takes_all: with any other value of it other layouts are promising.
+    fit that do not today. takes_all: with any other value of it other layouts are legal or promising.
     """
 
     name: str
@@ -77,7 +77,9 @@ def quantities(problem: Problem) -> tuple[Quantity, ...]:
             makes_room=True,
         ),
         Quantity("peak, each device", cluster.device.peak_flops_per_s(dtype), _tflops, _with_flops),
-        Quantity("batch, sequences", float(training.global_batch_size), _count, _with_batch, whole=True),
+        Quantity(
+            "batch, sequences", float(training.global_batch_size), _count, _with_batch, whole=True, takes_all=True
+        ),
         Quantity(
             "sequence length, tokens", float(training.sequence_length), _count, _with_length, whole=True, takes_all=True
         ),

@@ -24,8 +24,8 @@ def flips_heading(found: Sensitivity) -> str:
     """A sentence above the flips: what was searched for them."""
     if found.tried is None:
         return FLIPS.format(among="")
-    among = f" among the {found.tried:,} layouts that promise most (for other lengths and the most memory among all)"
-    return FLIPS.format(among=among)
+    of_all = "for other batches and lengths and the most memory among all"
+    return FLIPS.format(among=f" among the {found.tried:,} layouts that promise most ({of_all})")
 
 
 def sensitivity_lines(found: Sensitivity, width: int, more_to_come: bool = False) -> list[list[Line]]:

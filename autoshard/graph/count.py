@@ -192,10 +192,10 @@ def parameter_elements(program: Program) -> dict[str, int]:
     }
 
 
-def total_flops(graph: Graph) -> float:
+def total_flops(graph: Graph, **sizes: float) -> float:
     """Forward FLOPs of the whole unsharded graph: matrix products, attention and what stands in its place (what MFU
-    counts)."""
+    counts). sizes: of dims that count with another size than the graph's."""
     counted = ("einsum", "attention", "gated_delta_rule", "state_space_scan")
     work = [op for op in graph.operators if op.kind in counted]
-    sizes: dict[str, float] = dict(graph.sizes)
-    return sum(KINDS[op.kind].flops(op, graph, sizes) for op in work)
+    counted_sizes: dict[str, float] = {**graph.sizes, **sizes}
+    return sum(KINDS[op.kind].flops(op, graph, counted_sizes) for op in work)

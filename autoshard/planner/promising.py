@@ -1,8 +1,8 @@
 """The layouts of a problem that are worth a look when one of its numbers changes: few, and of every kind.
 
-Taken is the fastest of each mesh, size of microbatch and number of chunks, by what it takes with the best cut and
-recompute set that all stages share. They need not hold the fastest of another problem: who looks at these alone has to
-say so.
+Taken is the fastest of each mesh, size of microbatch, number of chunks and schedule, by what it takes with the best cut
+and recompute set that all stages share: a search may pass over a faster schedule that is not known to run. They need
+not hold the fastest of another problem: who looks at these alone has to say so.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def _fastest(priced: PricedLayouts, limit_bytes: float) -> Iterator[Draft]:
         fits = chunk.memory_bytes <= limit_bytes
         np.minimum.at(least_s, chunk.draft[fits], chunk.step_time_s[fits])
         step_s.update((drafts[place], float(least_s[place])) for place in np.flatnonzero(np.isfinite(least_s)).tolist())
-    known: set[tuple[int, ...]] = set()
+    known: set[tuple[object, ...]] = set()
     for place, draft in enumerate(sorted(step_s, key=step_s.__getitem__)):
         if place == 0:
             most_s = SLOWER * step_s[draft]
         if step_s[draft] > most_s:
             return
-        kind = (*draft[:5], draft.microbatch_size, draft.num_virtual_stages)
+        kind = (*draft[:5], draft.microbatch_size, draft.num_virtual_stages, draft.schedule)
         if place < FASTEST or kind not in known:
             known.add(kind)
             yield draft

@@ -246,6 +246,16 @@ def test_experts_count_the_tokens_that_are_routed_to_them() -> None:
     assert one == pytest.approx((6 * active + attention) * 4096 * 128, rel=0.002)
 
 
+@pytest.mark.parametrize("tokens", [100, 128, 512])
+def test_experts_count_a_share_of_the_tokens_that_is_not_whole(tokens: int) -> None:
+    """128 tokens that take 8 of 384 experts each are 2 2/3 an expert, in 3 slots."""
+    kimi, training = load_model("kimi-k2"), TrainingSpec(tokens, 2, MIXED)
+    fewer = replace(kimi, num_experts_per_tok=kimi.num_experts_per_tok - 1)
+    of_one = model_flops_per_step(kimi, training) - model_flops_per_step(fewer, training)
+    by_hand = 6 * 3 * kimi.hidden_size * kimi.intermediate_size * kimi.num_sparse_layers
+    assert of_one / training.tokens_per_step == pytest.approx(by_hand, rel=1e-9)
+
+
 FACTORS = st.floats(1.0, 100.0)
 
 

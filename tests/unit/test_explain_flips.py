@@ -320,9 +320,10 @@ def searched_plan(
     fit_probability: float,
     backend: str = "nxd",
     instance: str = "trn1.32xlarge",
+    sequence_length: int = 8192,
 ) -> Plan:
     model, cluster = load_model(name), load_cluster(instance, nodes)
-    training = TrainingSpec(8192, batch, load_precision("mixed_precision"))
+    training = TrainingSpec(sequence_length, batch, load_precision("mixed_precision"))
     found = search(model, training, cluster, pins, backend, fit_probability=fit_probability)
     summary = SearchSummary(found.considered, found.fitting, found.optimality, fit_probability, found.rejections)
     best = found.best
@@ -405,12 +406,14 @@ def test_a_plan_that_was_not_searched_has_no_flips() -> None:
 
 
 def test_questions_that_are_asked_elsewhere_have_the_same_answers() -> None:
-    plan, apart = small_plan(), ("sequence length, tokens", "more nodes", "other instances")
+    plan = small_plan()
+    quantities_apart = ("batch, sequences", "sequence length, tokens")
+    apart = (*quantities_apart, "more nodes", "other instances")
     *some, last = answers_so_far(plan, Clock(inf), elsewhere=lambda of: lambda: answer_apart(of, inf))
     assert last == sensitivity(plan)
-    here = tuple(row for row in last.flips if row.quantity != apart[0])
-    assert some[-1].flips == here and len(here) == len(last.flips) - 2 and not some[-1].sizes
-    assert all(one.unanswered[-3:] == apart for one in some)
+    here = tuple(row for row in last.flips if row.quantity not in quantities_apart)
+    assert some[-1].flips == here and len(here) == len(last.flips) - 4 and not some[-1].sizes
+    assert all(one.unanswered[-4:] == apart for one in some)
     *_, late = answers_so_far(plan, Clock(inf), elsewhere=lambda of: lambda: answer_apart(of, 0.0))
     assert late == replace(last, flips=here, sizes=(), prices=(), unanswered=apart)
 

@@ -156,6 +156,25 @@ def test_memory_is_that_of_the_ranks_own_blocks() -> None:
     assert by_rank[1]["working buffers"] == max(dense.working_bytes, sparse.working_bytes)
 
 
+@pytest.mark.parametrize("types", [("dense", "sparse"), ("sparse", "dense")])
+@pytest.mark.parametrize("layers", [(1, 1, 1, 1, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1, 1, 0)])
+def test_a_backward_hands_over_the_gradients_of_its_own_chunk(types: tuple[str, str], layers: tuple[int, ...]) -> None:
+    """The rank has a chunk of dense blocks and one of a sparse block; sums of gradients have four bytes, those that are
+    handed over two."""
+    front, behind = types
+    counts = {front: layers[1], behind: layers[5]}
+    kinds = (front,) * 3 + (behind,) * 5
+    model = replace(MIXTURE, mlp_layer_types=kinds, dense_intermediate_size=6144)
+    layout = strategy(tp=8, pp=4, layers=layers, zero=0, vpp=2)
+    elements = {
+        kind: block_part(model, TRAINING, CLUSTER, local_shape(layout), place, "none").num_parameters
+        for kind, place in ((front, 0), (behind, 3))
+    }
+    of_chunks = [counts[kind] * elements[kind] for kind in types]
+    rank = estimate(model, TRAINING, CLUSTER, layout).memory[1]
+    assert {term.name: term.value for term in rank.terms}["gradients"] == 4 * sum(of_chunks) + 2 * max(of_chunks)
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_what_travels_is_counted_kind_by_kind(zero: int) -> None:
     """Of two blocks on rank 1: both dense, one dense, none. Half of each is there of the rank in between."""

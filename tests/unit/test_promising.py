@@ -12,7 +12,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
 from autoshard.explanation import flips
-from autoshard.explanation.answers import PriceRow
+from autoshard.explanation.answers import PriceRow, flip_row, problem_of
 from autoshard.explanation.flips import FINE, Question, flip, winner
 from autoshard.explanation.quantities import quantities
 from autoshard.explanation.sensitivity import sensitivity
@@ -22,10 +22,11 @@ from autoshard.planner.cached_search import Searches
 from autoshard.planner.choice import choose, passed_over, taken_of
 from autoshard.planner.priced import Clock
 from autoshard.planner.promising import MANY, drafts_of, promising
+from autoshard.plans.names import short_name
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.unit.test_explain_flips import small_plan
+from tests.unit.test_explain_flips import searched_plan, small_plan
 
 
 def problem_70b() -> Problem:
@@ -42,7 +43,7 @@ def test_where_layouts_are_few_all_are_promising() -> None:
 
 
 def test_the_winner_where_a_quantity_changes_is_among_the_promising() -> None:
-    """Nine problems beside the 70B one: the search among a few layouts finds what the search of all finds."""
+    """Seven problems beside the 70B one: the search among a few layouts finds what the search of all finds."""
     searches, problem = Searches(), problem_70b()
     few = searches.promising(problem, Pins())
     assert few is not None
@@ -55,7 +56,7 @@ def test_the_winner_where_a_quantity_changes_is_among_the_promising() -> None:
             other = quantity.scaled(problem, furthest)
             assert searches.best(other, Pins(), among=few) == searches.best(other, Pins()), (quantity.name, furthest)
             compared += 1
-    assert compared == 9
+    assert compared == 7
 
 
 def test_a_flip_to_a_layout_of_the_beaten_path_is_found_by_three_searches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +99,32 @@ def test_what_is_taken_of_some_layouts_is_what_the_search_took_of_all() -> None:
 
 def test_quantities_that_make_other_layouts_promising() -> None:
     needing = {(one.name, up) for one in quantities(problem_70b()) for up in (2.0, 0.5) if one.needs_all(up)}
-    length = "sequence length, tokens"
-    assert needing == {("memory, each device", 2.0), (length, 2.0), (length, 0.5)}
+    batch, length = "batch, sequences", "sequence length, tokens"
+    assert needing == {("memory, each device", 2.0), *((one, up) for one in (batch, length) for up in (2.0, 0.5))}
+
+
+def test_a_larger_batch_flips_to_a_microbatch_that_does_not_divide_today_s() -> None:
+    plan = searched_plan("qwen3-1.7b", 1, 16, Pins(), 0.9, "torch", "h100-80gb", 2048)
+    problem = problem_of(plan)
+    (batch,) = (one for one in quantities(problem) if one.name == "batch, sequences")
+    row = flip_row(Searches(), plan, batch, 4.0, 0.9)
+    assert (plan.strategy.microbatch_size, row.holds, row.value) == (2, 16.0, 32.0)
+    there = Searches().best(batch.scaled(problem, 2.0), Pins()).strategy
+    assert there.microbatch_size == 4
+    assert (row.layout, row.change) == (short_name(there), "mbs=4")
+
+
+def test_a_schedule_that_a_search_takes_for_having_run_is_promising() -> None:
+    """zero_bubble is the fastest of its mesh at any bandwidth; of gpipe it is known that it runs."""
+    cluster = load_cluster("h100-80gb", 2)
+    cluster = replace(cluster, inter_node=replace(cluster.inter_node, bandwidth_bytes_per_s=1.5e9))
+    training = TrainingSpec(4096, 32, load_precision("mixed_precision"))
+    searches, problem = Searches(), Problem(load_model("llama3.2-1b"), training, cluster, "torch")
+    (network,) = (one for one in quantities(problem) if one.name.startswith("network"))
+    few, slower = searches.promising(problem, Pins()), network.scaled(problem, 0.25)
+    best = searches.best(slower, Pins())
+    assert best.strategy.schedule == "gpipe"
+    assert searches.best(slower, Pins(), among=few) == best
 
 
 def test_where_none_of_some_layouts_fits_all_are_searched() -> None:
@@ -139,7 +164,9 @@ def test_the_page_says_what_was_searched() -> None:
     assert found is not None
     assert found.tried is None
     assert "the search runs again. Of the layout" in flips_heading(found)
-    among = "the search runs again among the 1,234 layouts that promise most (for other lengths"
+    among = (
+        "the search runs again among the 1,234 layouts that promise most (for other batches and lengths and the most "
+    )
     assert among in flips_heading(replace(found, tried=1234))
 
 

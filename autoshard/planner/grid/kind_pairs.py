@@ -222,9 +222,7 @@ class ChunkRoom:
             least_ahead_s = counts @ self._forward_s + self.launch_s + of_ends(self.ends_forward_s, chunk)
             least_s += least_ahead_s + least_back_s[-1]
         shared = self.beside_bytes(rank) / vpp  # the largest is no less than the mean
-        sizes = [contents.size[content] for content in stages]
-        largest = np.maximum.reduce(sizes) / np.maximum(size, 1)
-        handed_bytes = largest[:, None] * sum(contents.handed_bytes[content] for content in stages)
+        handed_bytes = np.maximum.reduce([contents.handed_bytes[content] for content in stages])
         lives_bytes = handed_bytes + sum(contents.lives_bytes[content] for content in stages)
         weights = np.maximum(self.m - room.held, 0)
         return Pairs(

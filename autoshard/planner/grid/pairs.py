@@ -59,10 +59,11 @@ def pairs_need_bytes(whole: Whole, draft: Array, recompute: Array, limit_bytes: 
     _, first, last, state, blocks = whole.parts_and_kinds(draft, recompute)
     units = [*state.kinds.values()] if state.kinds else [state.block]
     # where a rank has several chunks, what its backward hands over is of one of them alone
-    most_blocks = float(family.num_virtual_stages == 1)
+    hands_all = float(family.num_virtual_stages == 1)
 
     def lives(count: float, ends: Sequence[Unit] = (), block: Unit = state.block) -> Array:
-        living = living_bytes(count, most_blocks * count, block, ends, problem.training.precision, owners=state.owners)
+        handed_over = hands_all * count * block.staying
+        living = living_bytes(count, handed_over, block, ends, problem.training.precision, owners=state.owners)
         return np.broadcast_to(sum(living[:3]), m.shape)
 
     def of_blocks(name: str) -> Array:

@@ -206,6 +206,7 @@ def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Arra
         if vpp > 1:
             ranks, of_chunks = np.arange(begin, end)[:, None], np.stack([layers[several] for several in stages])
             rows = with_unlike_chunks(rows, family, m, ranks, of_chunks, blocks)
+            rows = rows._replace(kind_counts=dict(zip(model.kinds, of_ranks, strict=True)))
         state = layouts.state.of(zip(model.kinds, of_ranks.sum(1), strict=True))
         needed = rank_memory(rows, state, problem.training.precision).total
         np.maximum(fullest, needed.max(0), out=fullest)
