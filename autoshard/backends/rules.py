@@ -173,6 +173,16 @@ def chunks_are_alike(problem: Problem) -> bool:
     return len(problem.model.kinds) == 1 or not BACKENDS[problem.backend].unlike_stages
 
 
+def blocks_move(problem: Problem, vpp: int) -> bool:
+    """Whether stages may differ in how many blocks they have."""
+    return vpp == 1 or not chunks_are_alike(problem)
+
+
+def ends_may_be_bare(problem: Problem, pp: int, vpp: int) -> bool:
+    """Whether the first and the last stage of a pipeline may have no blocks, but an end of the model alone."""
+    return pp > 1 and blocks_move(problem, vpp) and BACKENDS[problem.backend].unlike_stages
+
+
 def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
     model, stages = problem.model, draft.stage_layers
     if sum(stages) != model.num_hidden_layers:

@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import random
+from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -278,27 +279,36 @@ def test_no_sets_that_fit_take_less_than_the_price_of_memory_says(seed: int) -> 
         assert np.isinf(bounds_s[row]) == np.isinf(best_s)
 
 
-def cuts_of(layers: int, pp: int) -> list[tuple[int, ...]]:
-    return [cut for cut in product(range(1, layers + 1), repeat=pp) if sum(cut) == layers]
+def cuts_of(layers: int, fewest: Sequence[int]) -> list[tuple[int, ...]]:
+    return [cut for cut in product(*(range(least, layers + 1) for least in fewest)) if sum(cut) == layers]
+
+
+def fewest_of(pp: int, bare: bool) -> list[int]:
+    """The fewest blocks of each stage. bare: whether the ends may have none."""
+    return [int(not bare or stage not in (0, pp - 1)) for stage in range(pp)]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_least_work_of_all_cuts_is_that_of_trying_all(seed: int) -> None:
     rng = random.Random(seed)
     pp, layers = rng.choice([1, 2, 3, 4]), rng.randint(4, 7)
-    stage_s = np.array([[rng.uniform(1, 9) * (n + 1) for n in range(layers - pp + 1)] for _ in range(pp)])
-    stage_s[:, rng.randint(1, stage_s.shape[1]) :] = np.inf
-    least_s = min(sum(stage_s[stage, n - 1] for stage, n in enumerate(cut)) for cut in cuts_of(layers, pp))
+    fewest = fewest_of(pp, pp > 1 and rng.random() < 0.5)
+    stage_s = np.array([[rng.uniform(1, 9) * (n + 1) for n in range(layers + 1)] for _ in range(pp)])
+    for least, seconds in zip(fewest, stage_s, strict=True):
+        seconds[:least] = np.inf
+    stage_s[:, rng.randint(2, stage_s.shape[1]) :] = np.inf
+    least_s = min(sum(stage_s[stage, n] for stage, n in enumerate(cut)) for cut in cuts_of(layers, fewest))
     assert any_cut_at_least_s(stage_s, layers) == pytest.approx(least_s)
 
 
-@given(st.integers(1, 4), st.integers(4, 8), st.floats(0, 3), st.floats(0, 3))
-def test_no_cut_has_less_behind_the_pipeline(pp: int, layers: int, first_s: float, last_s: float) -> None:
+@given(st.integers(1, 4), st.integers(4, 8), st.floats(0, 3), st.floats(0, 3), st.booleans())
+def test_no_cut_has_less_behind_the_pipeline(pp: int, layers: int, first_s: float, last_s: float, bare: bool) -> None:
     """A rank takes a second a block and what its end takes; the slowest rank counts."""
 
     def after_s(first: int, middle: int, last: int) -> float:
         return max(first + first_s, middle, last + last_s)
 
-    slowest_s = [after_s(cut[0], max(cut[1:-1], default=0), cut[-1]) for cut in cuts_of(layers, pp)]
-    assert after_s(*fewest_blocks(pp, 1, layers)) <= min(slowest_s)
-    assert fewest_blocks(pp, 2, 2 * pp * layers) == (2 * layers, 2 * layers if pp > 2 else 0, 2 * layers)
+    cuts = cuts_of(layers, fewest_of(pp, bare and pp > 1))
+    slowest_s = [after_s(cut[0], max(cut[1:-1], default=0), cut[-1]) for cut in cuts]
+    assert after_s(*fewest_blocks(pp, 1, layers, bare)) <= min(slowest_s)
+    assert fewest_blocks(pp, 2, 2 * pp * layers, bare) == (2 * layers, 2 * layers if pp > 2 else 0, 2 * layers)

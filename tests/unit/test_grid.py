@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -197,23 +198,27 @@ def test_even_cuts_are_the_strategy_s() -> None:
             assert tuple(even_cuts(layers, pp, 1).layers(pp)[:, 0]) == even_stage_layers(layers, pp)
 
 
-def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
-    if parts == 1:
-        return [(total,)]
-    return [(first, *rest) for first in range(1, total - parts + 2) for rest in partitions(total - first, parts - 1)]
+def partitions(total: int, parts: int, bare: bool) -> list[tuple[int, ...]]:
+    """All cuts. bare: also those whose ends have no blocks."""
+    ranges = [range(1 - (bare and stage in (0, parts - 1)), total + 1) for stage in range(parts)]
+    return [cut for cut in product(*ranges) if sum(cut) == total]
 
 
 @pytest.mark.parametrize("ends", [(0.0, 0.0), (0.1, 1.2), (0.0, 3.5), (2.0, 0.0), (0.4, 0.9), (7.0, 9.0)])
 @pytest.mark.parametrize(("layers", "stages"), [(8, 4), (9, 4), (10, 3), (5, 5), (12, 2)])
 @pytest.mark.parametrize("early", [False, True])
-def test_balanced_cut_is_the_best_of_all_cuts(layers: int, stages: int, ends: tuple[float, float], early: bool) -> None:
+@pytest.mark.parametrize("bare", [False, True])
+def test_balanced_cut_is_the_best_of_all_cuts(
+    layers: int, stages: int, ends: tuple[float, float], early: bool, bare: bool
+) -> None:
     def slowest(cut: Sequence[int]) -> float:
         return max(max(cut), cut[0] + ends[0], cut[-1] + ends[1])
 
-    cuts = balanced_cuts(layers, stages, np.array([ends[0]]), np.array([ends[1]]), early)
+    cuts = balanced_cuts(layers, stages, np.array([ends[0]]), np.array([ends[1]]), early, bare)
     balanced = tuple(cuts.layers(stages)[:, 0])
-    assert sum(balanced) == layers and len(balanced) == stages and min(balanced) >= 1
-    assert slowest(balanced) == pytest.approx(min(map(slowest, partitions(layers, stages))))
+    every = partitions(layers, stages, bare)
+    assert balanced in every
+    assert slowest(balanced) == pytest.approx(min(map(slowest, every)))
 
 
 def test_a_heavy_head_takes_blocks_off_the_last_stage() -> None:

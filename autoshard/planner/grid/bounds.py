@@ -346,11 +346,11 @@ def recomputed_at_least_s(weights: Array, back_s: Array, visits: Array, kept_byt
 def any_cut_at_least_s(stage_s: Array, layers: int) -> float:
     """Seconds of work of one microbatch through all stages, whatever the cut; exact, by dynamic programming.
 
-    stage_s: of each stage with 1, 2, ... blocks, (stage, blocks - 1), infinite where they do not fit.
+    stage_s: of each stage, (stage, blocks), infinite where it may not have so many or they do not fit.
 
     A block takes 3 s, the head on the last of 4 stages 1 s; a second block on stage 0 has to be recomputed for 1 s:
 
-    >>> stage_s = np.array([[3.0, 7.0], [3.0, 6.0], [3.0, 6.0], [4.0, 7.0]])
+    >>> stage_s = np.array([[np.inf, 3.0, 7.0], [np.inf, 3.0, 6.0], [np.inf, 3.0, 6.0], [1.0, 4.0, 7.0]])
     >>> any_cut_at_least_s(stage_s, layers=6), any_cut_at_least_s(stage_s, layers=8)
     (19.0, 26.0)
     """
@@ -358,39 +358,39 @@ def any_cut_at_least_s(stage_s: Array, layers: int) -> float:
     least[0] = 0.0
     for seconds_of in stage_s:
         after = np.full(layers + 1, np.inf)
-        for blocks, seconds in enumerate(seconds_of[np.isfinite(seconds_of)], start=1):
-            np.minimum(after[blocks:], least[:-blocks] + seconds, out=after[blocks:])
+        for blocks in np.flatnonzero(np.isfinite(seconds_of)).tolist():
+            np.minimum(after[blocks:], least[: layers + 1 - blocks] + seconds_of[blocks], out=after[blocks:])
         least = after
     return float(least[layers])
 
 
-def fewest_blocks(pp: int, vpp: int, layers: int) -> tuple[int, int, int]:
+def fewest_blocks(pp: int, vpp: int, layers: int, bare: bool) -> tuple[int, int, int]:
     """Blocks of the first, the fullest middle and the last rank for which `RankState.after_s` is a bound of every cut.
 
     Why: what follows the pipeline takes as long as for the slowest of the three. With free cuts an end may have one
-    block. Some rank has at least the average; an end with so many takes no less than a middle rank. With several
-    chunks a rank, or one rank, every rank has equally many, so the bound is exact.
+    block, or none (`bare`). Some rank has at least the average; an end with so many takes no less than a middle rank.
+    With several chunks a rank, or one rank, every rank has equally many, so the bound is exact.
 
-    >>> fewest_blocks(pp=4, vpp=1, layers=30), fewest_blocks(pp=4, vpp=2, layers=32)
+    >>> fewest_blocks(pp=4, vpp=1, layers=30, bare=False), fewest_blocks(pp=4, vpp=2, layers=32, bare=False)
     ((1, 8, 1), (8, 8, 8))
     """
     equal = layers // pp
     if pp == 1 or vpp > 1:
         return equal, equal if pp > 2 else 0, equal
-    return 1, -(-layers // pp) if pp > 2 else 0, 1
+    at_ends = 0 if bare else 1
+    return at_ends, -(-layers // pp) if pp > 2 else 0, at_ends
 
 
-def after_at_least_s(pp: int, vpp: int, layers: int, states: Sequence[RankState], places: Array) -> Array:
+def after_at_least_s(fewest: tuple[int, int, int], states: Sequence[RankState], places: Array) -> Array:
     """Seconds that follow the pipeline, at least, by layout: gradient sums, update, gathering.
 
-    Why: see `fewest_blocks`. states: of all meshes. places: by layout, the one of its mesh.
+    Why: see `fewest_blocks`, which `fewest` comes from. states: of all meshes. places: by layout, the one of its mesh.
 
     >>> from types import SimpleNamespace
     >>> slow, fast = (SimpleNamespace(after_s=lambda *blocks, s=s: s * max(blocks)) for s in (0.5, 0.25))
-    >>> after_at_least_s(pp=4, vpp=2, layers=32, states=(slow, fast), places=np.array([0, 1, 1])).tolist()
+    >>> after_at_least_s((8, 8, 8), states=(slow, fast), places=np.array([0, 1, 1])).tolist()
     [4.0, 2.0, 2.0]
     """
-    fewest = fewest_blocks(pp, vpp, layers)
     return np.array([states[place].after_s(*fewest) for place in places.tolist()])
 
 

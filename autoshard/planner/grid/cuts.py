@@ -63,18 +63,20 @@ def even_cuts(num_layers: int, pp: int, count: int) -> Cuts:
     return cuts.written_once(pp)
 
 
-def balanced_cuts(num_layers: int, pp: int, embedding: Array, head: Array, early: bool) -> Cuts:
+def balanced_cuts(num_layers: int, pp: int, embedding: Array, head: Array, early: bool, bare: bool = False) -> Cuts:
     """The cuts whose slowest stage is fastest; pp is at least 2.
 
     All stages are filled up to one level. Then the stage that is fastest with one more block gets one, and so on.
 
     embedding, head: work of the ends of the model, by layout, in blocks. early: of equal stages those in front get
-    more, which shortens the way through the pipeline; else those behind, which hold fewer microbatches.
+    more, which shortens the way through the pipeline; else those behind, which hold fewer microbatches. bare: whether
+    the first stage and the last may have no blocks.
     """
-    between = pp - 2
+    between, fewest = pp - 2, 0 if bare else 1
 
     def filled(level: Array) -> tuple[Array, Array]:
-        return np.maximum(1, np.floor(level - embedding + SLACK)), np.maximum(1, np.floor(level - head + SLACK))
+        first, last = (np.maximum(fewest, np.floor(level - end + SLACK)) for end in (embedding, head))
+        return first, last
 
     base = np.floor((num_layers + embedding + head) / pp) + 1
     first, last = filled(base)

@@ -103,12 +103,11 @@ def _in_other_orders(problem: Problem, pins: Pins, drafts: Sequence[Draft]) -> l
 
 def in_this_order_at_least_s(whole: Whole) -> Array:
     """Seconds of a step, by draft, in the order of axes that it has. whole: its first recompute set is `none`."""
-    drafts, pp = np.arange(len(whole.drafts.drafts)), whole.family.pp
+    drafts = np.arange(len(whole.drafts.drafts))
     if whole.has_kinds:
         return kinds_at_least_s(whole, drafts)
     *parts, state = whole.parts_of(drafts, np.zeros_like(drafts))
-    sizes = pp, whole.family.num_virtual_stages, whole.problem.model.num_hidden_layers
-    after_s = after_at_least_s(*sizes, whole.states, whole.state)
+    after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
     return _at_least_s(whole, parts, state, after_s)
 
 

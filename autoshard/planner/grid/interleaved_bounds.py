@@ -42,8 +42,7 @@ class MixedLeast:
         self._pp, self._vpp, self._m = family.pp, family.num_virtual_stages, whole.count[draft]
         self._layers = problem.model.num_hidden_layers // (self._pp * self._vpp)
         sets = len(whole.sets)
-        layers = problem.model.num_hidden_layers
-        self._after_s = after_at_least_s(self._pp, self._vpp, layers, whole.states, whole.state[draft])
+        self._after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state[draft])
         self._rows = np.repeat(draft, sets)
         self._block, self._first, self._last, self._state = whole.parts_of(
             self._rows, np.tile(np.arange(sets), len(draft))

@@ -22,7 +22,7 @@ from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import SAME
-from autoshard.planner.grid.bounds import RankBackward, fewest_blocks, unlike_chunks_at_least_s
+from autoshard.planner.grid.bounds import RankBackward, unlike_chunks_at_least_s
 from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.unit_costs import PartColumns
@@ -69,8 +69,7 @@ class InterleavedSets:
         self._hop_s = float(whole.hop_s[draft])
         device, pp = problem.cluster.device, self._pp
         self._hidden_bytes = whole.hidden_bytes(np.array([draft]))
-        fewest = fewest_blocks(pp, self._vpp, problem.model.num_hidden_layers)
-        self._after_s: float = whole.states[whole.state[draft]].after_s(*fewest)
+        self._after_s: float = whole.states[whole.state[draft]].after_s(*whole.fewest_blocks)
         block, first, last, state = whole.parts_of(np.full(len(sets), draft), np.array(sets))
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         forward_s, back_s = stage_passes(self._layers, block, state.block, device, accumulation_s)

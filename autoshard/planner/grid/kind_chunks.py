@@ -301,7 +301,7 @@ class TwoChunkCuts:
             best: TimedChoice = fastest(self, tried, (inf, tried[0]))
             for _ in range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0):
                 before_s = best[0]
-                best = fastest(self, moves(best[1], self._most), best)
+                best = fastest(self, moves(best[1], 1, self._most), best)
                 if best[0] == before_s:
                     break
             if best[0] < self._best_s:

@@ -356,7 +356,7 @@ class WeightsApartCuts(OneChunkCuts):
         for _ in range(MOST_ROUNDS):
             before = best
             around = best[1] if len(best[1]) else cut
-            best = fastest(self, moves(around, self._ok.shape[2] - 1), best)
+            best = fastest(self, moves(around, 1, self._ok.shape[2] - 1), best)
             if best is before:
                 break
         return best

@@ -46,8 +46,7 @@ def pairs_at_least_s(whole: Whole) -> Array:
     if whole.has_kinds:
         after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state)
     else:
-        sizes = family.pp, family.num_virtual_stages, problem.model.num_hidden_layers
-        after_s = after_at_least_s(*sizes, whole.states, whole.state)
+        after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
     found: Array = (seconds + after_s[:, None]) * (1 - ROUNDING)
     return found
 

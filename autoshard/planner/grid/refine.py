@@ -339,7 +339,7 @@ def _interleaved_at_least_s(
         for part, unit in ((block, state.block), (first, state.first), (last, state.last))
     )
     chunk_s = 2 * problem.cluster.device.pass_launch_s + layers // (pp * vpp) * block_s
-    after_s = after_at_least_s(pp, vpp, layers, whole.states, whole.state)
+    after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
     at_least_s: Array = equal_chunks_at_least_s(pp, vpp, m, chunk_s, first_s, last_s, whole.hop_s) + after_s
     return at_least_s
 
@@ -380,7 +380,7 @@ class _Bounds:
         self._waits = whole.family.waits_for_all(self._m), whole.family.is_at_once(self._m)
         self._holds = whole.family.holds(whole.count[flat])
         self._between: tuple[list[Array], list[Array]] | None = None
-        self._after_s = after_at_least_s(pp, 1, self._layers, whole.states, whole.state[drafts])
+        self._after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state[drafts])
         ends_s = sum(end.min(1) for end in self._ends_s)
         self._work_s = pp * self._launch_s + self._layers * self._block_s.min(1) + ends_s
 
@@ -396,23 +396,25 @@ class _Bounds:
         in_time_s = known_s - self._after_s
         slowest_s = slowest_stage_at_most_s(pp, m, self._work_s, in_time_s, self._hop_s, *self._waits)[:, None]
         room = np.zeros(len(m))
-        for rank in range(pp):
+        for rank, fewest in enumerate(self._whole.fewest_of_stages.tolist()):
             ends_s = sum(end for end, has in zip(self._ends_s, (rank == 0, rank == pp - 1), strict=True) if has)
-            blocks = np.minimum((slowest_s - self._launch_s - ends_s) / self._block_s, self._fitting(rank, limit_bytes))
+            blocks = np.minimum(
+                (slowest_s - self._launch_s - ends_s) / self._block_s, self._fitting(rank, fewest, limit_bytes)
+            )
             stage = np.floor(blocks.max(1) + ROUNDING)
-            room = np.where(stage >= 1, room + stage, -np.inf)
+            room = np.where(stage >= fewest, room + stage, -np.inf)
         return room >= self._layers
 
-    def _fitting(self, rank: int, limit_bytes: float) -> Array:
-        """Blocks that fit on a rank, at most.
+    def _fitting(self, rank: int, fewest: int, limit_bytes: float) -> Array:
+        """Blocks that fit on a rank, at most; it has no fewer than `fewest`.
 
         From a few blocks on memory grows at least evenly with them; fewer may need less than that line says.
         """
         few = FEW_BLOCKS if self._state.travels is not False else 0
-        of_few, of_more, *of_fewer = self._needed_bytes(rank, (few, few + 1, *range(1, few)))
+        of_few, of_more, *of_fewer = self._needed_bytes(rank, (few, few + 1, *range(fewest, few)))
         slope = of_more - of_few
         base = of_few - few * slope
-        for blocks, needed in enumerate(of_fewer, start=1):
+        for blocks, needed in enumerate(of_fewer, start=fewest):
             base = np.minimum(base, needed - blocks * slope)
         free = limit_bytes - self._whole.problem.cluster.device.reserved_memory_bytes - base
         return (free / slope).reshape(self.draft.shape)

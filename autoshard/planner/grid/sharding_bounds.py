@@ -262,8 +262,7 @@ def _fixed_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterato
     passed_s = forward_s if apart else both_s
     passed_s[0] += first.forward_s + (0.0 if apart else first.backward_s)
     passed_s += whole.hop_s[priced.draft] * (1 if apart else 2)
-    sizes = family.pp, family.num_virtual_stages, problem.model.num_hidden_layers
-    after_s = after_at_least_s(*sizes, whole.states, whole.state[priced.draft])
+    after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state[priced.draft])
     at_least_s = busiest_rank_at_least_s(whole.count[priced.draft], work_s, passed_s) + after_s
     at_least_s = np.where(priced.memory_bytes <= limit_bytes, at_least_s, np.inf)
     for row in np.flatnonzero(at_least_s < known_s).tolist():

@@ -21,7 +21,6 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import (
     any_cut_at_least_s,
-    fewest_blocks,
     slowest_stage_at_least_s,
     this_stage_at_least_s,
 )
@@ -38,8 +37,8 @@ MOST_ROUNDS = 100
 
 
 class Options(NamedTuple):
-    """The options of each stage, (stage, blocks - 1): seconds forward and backward, infinite where no set fits; and the
-    place of the fastest set that fits."""
+    """The options of each stage, (stage, blocks): seconds forward and backward, infinite where it may not have so many
+    blocks or no set fits; and the place of the fastest set that fits."""
 
     forward_s: Array
     backward_s: Array
@@ -55,7 +54,8 @@ class StageCuts:
         self._whole, self._draft, self._sets = whole, draft, list(sets)
         self._pp, self._layers = whole.family.pp, whole.problem.model.num_hidden_layers
         self._m, self._hop_s = int(whole.count[draft]), float(whole.hop_s[draft])
-        self._state = whole.states[whole.state[draft]]
+        self._state, self._fewest = whole.states[whole.state[draft]], whole.fewest_of_stages
+        self._most = self._layers - int(self._fewest.sum()) + int(self._fewest.max())  # of one stage
         self._waits, self._at_once = whole.family.waits_for_all(self._m), bool(whole.family.is_at_once(self._m))
         self._options = self._stage_options(limit_bytes)
         self._work_s = self._options.forward_s + self._options.backward_s
@@ -65,7 +65,7 @@ class StageCuts:
         rows = np.full(len(self._sets), self._draft)
         block, first, last, state = self._whole.parts_of(rows, np.array(self._sets))
         hidden_bytes = self._whole.hidden_bytes(rows)
-        blocks = np.arange(1, self._layers - pp + 2)[:, None]
+        blocks = np.arange(self._most + 1)[:, None]
         device, holds = problem.cluster.device, family.holds(self._m)
         accumulation_s = accumulation_s_per_parameter(problem.training.precision, device)
         passes = stage_passes(blocks, block, state.block, device, accumulation_s)
@@ -77,7 +77,8 @@ class StageCuts:
             stage = [passes.forward_s], [passes.backward_s]
             add_ends(*stage, of_ranks.ends, accumulation_s)
             (forward_s,), (backward_s,) = stage
-            backward_s = np.where(needed + device.reserved_memory_bytes <= limit_bytes, backward_s, np.inf)
+            may = (needed + device.reserved_memory_bytes <= limit_bytes) & (blocks >= self._fewest[ranks[0]])
+            backward_s = np.where(may, backward_s, np.inf)
             chosen = backward_s.argmin(2)
             forward_s = np.broadcast_to(forward_s[:, 0], chosen.shape)
             options.append((forward_s, np.take_along_axis(backward_s, chosen[..., None], 2)[..., 0], chosen))
@@ -89,7 +90,7 @@ class StageCuts:
         balanced = self._balanced(early=False)
         if balanced is None:
             return inf
-        slowest_s = float(max(self._work_s[stage, n - 1] for stage, n in enumerate(balanced)))
+        slowest_s = float(max(self._work_s[stage, n] for stage, n in enumerate(balanced)))
         sizes, after_s = self._bound
         return float(slowest_stage_at_least_s(*sizes, slowest_s, self._hop_s, self._waits, self._at_once)) + after_s
 
@@ -101,45 +102,48 @@ class StageCuts:
 
     def neighbours(self, choice: Array, turn: int) -> Array:
         """Cuts with one block moved from one stage to another."""
-        return moves(choice, self._work_s.shape[1])
+        return moves(choice, self._fewest, self._most)
 
     def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
         """(all cuts that may take less than limit_s, True); None if there are too many."""
         most = self._most_blocks(limit_s)
-        if most.min() < 1 or most.sum() < self._layers:
+        if (most < self._fewest).any() or most.sum() < self._layers:
             return np.zeros((0, self._pp), dtype=int), True
-        return (_all_cuts(most, self._layers).T, True) if _count_cuts(most, self._layers) <= MOST_CUTS else None
+        limits = self._fewest, most, self._layers
+        return (_all_cuts(*limits).T, True) if _count_cuts(*limits) <= MOST_CUTS else None
 
     def strategy(self, choice: Array) -> Strategy:
         """The layout with this cut and the fastest sets that fit."""
-        names = [self._whole.sets[self._sets[self._options.chosen[stage, n - 1]]] for stage, n in enumerate(choice)]
+        names = [self._whole.sets[self._sets[self._options.chosen[stage, n]]] for stage, n in enumerate(choice)]
         return self._whole.strategy(self._draft, names, choice.tolist())
 
     def _balanced(self, early: bool) -> list[int] | None:
         """The cut whose slowest stage is fastest: each further block goes to the stage that is fastest with it."""
-        pp, work_s = self._pp, self._work_s
-        counts = [1] * pp
-        if not np.isfinite(work_s[:, 0]).all():
-            return None
-        if work_s.shape[1] == 1:
-            return counts
+        counts: list[int] = self._fewest.tolist()
         sign = 1 if early else -1
-        queue = [(float(f"{work_s[stage, 1]:.9g}"), sign * stage) for stage in range(pp)]
+
+        def with_one_more(stage: int) -> tuple[float, int]:
+            blocks = counts[stage] + 1
+            after_s = self._work_s[stage, blocks] if blocks <= self._most else np.inf
+            return float(f"{after_s:.9g}"), sign * stage
+
+        if not np.isfinite(self._work_s[range(self._pp), counts]).all():
+            return None
+        queue = [with_one_more(stage) for stage in range(self._pp)]
         heapify(queue)
-        for _ in range(self._layers - pp):
+        for _ in range(self._layers - sum(counts)):
             after_s, key = queue[0]
             if after_s == np.inf:
                 return None
             stage = sign * key
             counts[stage] += 1
-            after_s = work_s[stage, counts[stage]] if counts[stage] < work_s.shape[1] else np.inf
-            heapreplace(queue, (float(f"{after_s:.9g}"), key))
+            heapreplace(queue, with_one_more(stage))
         return counts
 
     @cached_property
     def _bound(self) -> tuple[tuple[int, int, float], float]:
         """(pp, microbatches and the least work of one; what follows the pipeline, at least), as bounds take them."""
-        after_s = self._state.after_s(*fewest_blocks(self._pp, 1, self._layers))
+        after_s = self._state.after_s(*self._whole.fewest_blocks)
         return (self._pp, self._m, any_cut_at_least_s(self._work_s, self._layers)), after_s
 
     def _most_blocks(self, limit_s: float) -> Array:
@@ -149,7 +153,7 @@ class StageCuts:
             this_stage_at_least_s(pp, warm_up, m, work_s, stage_s, self._hop_s, self._at_once)
             for warm_up, stage_s in zip(warm_ups(self._whole.family.rules, pp, m, 1), self._work_s, strict=True)
         ]
-        return np.array([int((seconds + after_s < limit_s).sum()) for seconds in bounds_s])
+        return self._fewest - 1 + np.array([int((seconds + after_s < limit_s).sum()) for seconds in bounds_s])
 
     def bounds_s(self, choices: Array) -> Array:
         """Seconds that steps take at least, by cut; infinite where a cut does not fit."""
@@ -171,7 +175,7 @@ class StageCuts:
     def _work(self, choices: Array) -> Work:
         stage = np.arange(self._pp)[:, None]
         forward_s, backward_s = (
-            seconds[stage, choices.T - 1] for seconds in (self._options.forward_s, self._options.backward_s)
+            seconds[stage, choices.T] for seconds in (self._options.forward_s, self._options.backward_s)
         )
         return Work(self._pp, np.full(len(choices), self._m), 1, forward_s, backward_s, self._hop_s)
 
@@ -181,9 +185,10 @@ class StageCuts:
         return np.array([self._state.after_s(*of_cut) for of_cut in blocks])
 
 
-def moves(cut: Array, most: int) -> Array:
-    """Cuts with one block moved from one stage to another, which then has at most `most`, (cut, stage)."""
-    gives, takes = cut > 1, cut < most
+def moves(cut: Array, fewest: Array | int, most: int) -> Array:
+    """Cuts with one block moved from one stage, which has more than the fewest of it, to another, which then has at
+    most `most`, (cut, stage)."""
+    gives, takes = cut > fewest, cut < most
     source, target = np.nonzero(gives[:, None] & takes & ~np.eye(len(cut), dtype=bool))
     moved, rows = np.repeat(cut[None], len(source), axis=0), np.arange(len(source))
     moved[rows, source] -= 1
@@ -191,24 +196,23 @@ def moves(cut: Array, most: int) -> Array:
     return moved
 
 
-def _count_cuts(most: Array, layers: int) -> float:
-    """How many cuts give every stage at least 1 and at most so many blocks."""
+def _count_cuts(fewest: Array, most: Array, layers: int) -> float:
+    """How many cuts give every stage at least and at most so many blocks."""
     ways = np.zeros(layers + 1)
     ways[0] = 1
-    for count in most:
-        steps = np.concatenate([[0.0], np.ones(count)])
+    for least, count in zip(fewest, most, strict=True):
+        steps = np.concatenate([np.zeros(least), np.ones(count - least + 1)])
         ways = np.convolve(ways, steps)[: layers + 1]
     return float(ways[layers])
 
 
-def _all_cuts(most: Array, layers: int) -> Array:
-    """Every cut that gives each stage at least 1 and at most so many blocks, (stage, cut)."""
+def _all_cuts(fewest: Array, most: Array, layers: int) -> Array:
+    """Every cut that gives each stage at least and at most so many blocks, (stage, cut)."""
     cuts, used = np.zeros((0, 1), dtype=int), np.zeros(1, dtype=int)
     for stage, count in enumerate(most):
-        behind = len(most) - stage - 1
-        room = int(most[stage + 1 :].sum())
+        behind, room = (int(of_stages[stage + 1 :].sum()) for of_stages in (fewest, most))
         parts = []
-        for n in range(1, count + 1):
+        for n in range(fewest[stage], count + 1):
             left = layers - used - n
             keep = (left >= behind) & (left <= room)
             parts.append((np.vstack([cuts[:, keep], np.full((1, int(keep.sum())), n)]), used[keep] + n))

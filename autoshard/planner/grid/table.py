@@ -9,7 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from autoshard.backends.rules import Draft, Problem
+from autoshard.backends.rules import Draft, Problem, ends_may_be_bare
 from autoshard.cost.local_shape import LocalShape, local_shape, strategy_mesh
 from autoshard.cost.zero_sharding import Unit
 from autoshard.graph.recompute import COMMON_SETS
@@ -71,37 +71,37 @@ class Table:
         return [place for place in every if self._sets[place] in COMMON_SETS]
 
     def has_room(self, draft: Draft) -> bool:
-        """Whether the rank with the head could hold one block, the head, and what works on them at one time. A bound
-        that needs no prices: it leaves out large microbatches."""
-        device = self._problem.cluster.device
+        """Whether ranks could hold a block and the head, each with what works on it: on one rank, where no rank may
+        have the head alone and each has a block of the only kind. A bound that needs no prices: it leaves out large
+        microbatches."""
+        problem, device = self._problem, self._problem.cluster.device
         working, staying = self._working_bytes(draft), self._staying_bytes(self._state(draft))
-        needed = max(work + stay for work, stay in zip(working, staying, strict=True))
+        if len(working) > 2 or ends_may_be_bare(problem, draft.pp, draft.num_virtual_stages):
+            needed = max(work + stay for work, stay in zip(working, staying, strict=True))
+        else:
+            needed = max(working) + sum(staying)
         return needed + device.reserved_memory_bytes <= device.memory_bytes
 
     def _working_bytes(self, draft: Draft) -> tuple[float, ...]:
-        """Bytes that a block or the head works on; of blocks of several kinds, what each works on, then the head."""
+        """Bytes that a block of each kind works on, then the head."""
         key = shape_key(draft)
         if key not in self._working:
             units = unit_programs(self._problem, self._shape_of(draft))
             every = (*units.blocks, units.head)
-            *blocks, head = (working_bytes_of(work, draft.microbatch_size) for work in every)
-            self._working[key] = (max(blocks[0], head),) if len(blocks) == 1 else (*blocks, head)
+            self._working[key] = tuple(working_bytes_of(work, draft.microbatch_size) for work in every)
         return self._working[key]
 
     def _staying_bytes(self, place: int) -> tuple[float, ...]:
-        """Parameters and sums of gradients of one block and the head; of blocks of several kinds each alone, as some
-        rank has one of each, then the head."""
+        """Parameters and sums of gradients of a block of each kind, as some rank has one, then of the head."""
         if place not in self._staying:
             state, precision = self._held[place].state, self._problem.training.precision
 
-            def held(*units: Unit) -> float:
-                weights = sum(unit.weights for unit in units) * DTYPE_BYTES[precision.parameter_dtype]
-                sums = sum(unit.sums for unit in units) * DTYPE_BYTES[precision.gradient_accumulation_dtype]
+            def held(unit: Unit) -> float:
+                weights = unit.weights * DTYPE_BYTES[precision.parameter_dtype]
+                sums = unit.sums * DTYPE_BYTES[precision.gradient_accumulation_dtype]
                 return float(weights + sums)
 
-            self._staying[place] = (held(state.block, state.last),)
-            if state.kinds:
-                self._staying[place] = (*map(held, state.kinds.values()), held(state.last))
+            self._staying[place] = (*map(held, state.kinds.values() or (state.block,)), held(state.last))
         return self._staying[place]
 
     def add(self, draft: Draft) -> None:

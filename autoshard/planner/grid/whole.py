@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autoshard.backends.registry import BACKENDS
-from autoshard.backends.rules import Draft, Problem, chunks_are_alike
+from autoshard.backends.rules import Draft, Problem, blocks_move, ends_may_be_bare
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.passes import unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
+from autoshard.planner.grid.bounds import fewest_blocks
 from autoshard.planner.grid.cuts import Cuts, balanced_cuts, even_cuts
 from autoshard.planner.grid.kind_cuts import KindCuts, candidate_cuts
 from autoshard.planner.grid.price import Family, Layouts, memory_bytes, step_times_s, waiting
@@ -171,7 +171,7 @@ class Whole:
         several, which = [even], [everything]
         slowest = _slowest(even, pp, embedding, head)
         for early in (False, True):
-            cuts = balanced_cuts(layers, pp, embedding, head, early)
+            cuts = balanced_cuts(layers, pp, embedding, head, early, self.bare_ends)
             differs = [
                 np.any([count != other for count, other in zip(cuts, others, strict=True)], axis=0)
                 for others in several
@@ -184,13 +184,27 @@ class Whole:
 
     @property
     def moves_blocks(self) -> bool:
-        """Whether stages may have any number of blocks, where these are of several kinds."""
-        return self.family.num_virtual_stages == 1 or not chunks_are_alike(self.problem)
+        """Whether stages may differ in how many blocks they have."""
+        return blocks_move(self.problem, self.family.num_virtual_stages)
 
     @property
     def bare_ends(self) -> bool:
-        """Whether the first and the last stage may have no blocks, but an end of the model alone."""
-        return self.moves_blocks and BACKENDS[self.problem.backend].unlike_stages
+        """Whether the first and the last of several stages may have no blocks, but an end of the model alone."""
+        return ends_may_be_bare(self.problem, self.family.pp, self.family.num_virtual_stages)
+
+    @property
+    def fewest_of_stages(self) -> Array:
+        """The fewest blocks that each stage may have, by stage, where each rank has one."""
+        fewest = np.ones(self.family.pp, dtype=int)
+        if self.bare_ends:
+            fewest[[0, -1]] = 0
+        return fewest
+
+    @property
+    def fewest_blocks(self) -> tuple[int, int, int]:
+        """Blocks of the first, the fullest middle and the last rank, as `bounds.fewest_blocks` has them."""
+        family, layers = self.family, self.problem.model.num_hidden_layers
+        return fewest_blocks(family.pp, family.num_virtual_stages, layers, self.bare_ends)
 
     @property
     def has_kinds(self) -> bool:
