@@ -165,10 +165,7 @@ def inputs_of(
         )
     cluster = as_run_by(cluster, name, request.stack)
     if request.device != "auto" and cluster.stack is None:
-        raise AutoshardError(
-            f"device={request.device}: native PyTorch on Neuron runs on trn2 and trn3, not on {cluster.instance}; "
-            "leave device out"
-        )
+        raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
     refused = unrunnable(BACKENDS[name], precision)
     return model, training, cluster, notes if refused is None else (*notes, refused)
 

@@ -14,7 +14,7 @@ from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Posi
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
 from autoshard.spec.sdk import RELEASES
-from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS
+from autoshard.spec.stack import FRAGMENTATION, NATIVE_DEVICES, P2P_RELEASE, STACKS
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -319,9 +319,7 @@ class Cluster:
         if self.stack == name:
             return self
         if name not in self.platform.stacks:
-            raise AutoshardError(
-                f"stack={name}: native PyTorch on Neuron runs on trn2 and trn3, not on {self.instance}; leave it out"
-            )
+            raise AutoshardError(f"stack={name}: {self.native_elsewhere}; leave it out")
         if self.stack is not None:
             raise AutoshardError(f"stack={name} but the constants of {self.instance} are those of {self.stack}")
         stack, device = STACKS[name], self.device
@@ -335,6 +333,16 @@ class Cluster:
         )
         launch_s = self.collective_launch_s + stack.region_launch_s
         return replace(self, device=device, collective_launch_s=launch_s, stack=name)
+
+    @property
+    def lacks_native(self) -> bool:
+        """Whether its devices are Neuron's, of a generation that native PyTorch does not run on."""
+        return self.platform.is_trainium and not self.platform.stacks
+
+    @property
+    def native_elsewhere(self) -> str:
+        """The clause on devices that native PyTorch on Neuron does not run on."""
+        return f"{NATIVE_DEVICES}, not on {self.instance}"
 
     @property
     def compiles(self) -> bool:

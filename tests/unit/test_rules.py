@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.native_neuron import device_objection
 from autoshard.backends.nxd import experts_on_every_rank
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Draft, Problem, all_rules, check_strategy, divisors, warnings
@@ -553,7 +554,9 @@ def test_warnings_name_what_nxd_gets_wrong() -> None:
         ),
     )
     assert warnings(problem(), strategy(tp=8, dp=8)) == ()
-    assert warnings(problem(backend="torch"), strategy(dp=1, cp=2)) == ()
+    on_torch = problem(backend="torch")
+    assert warnings(on_torch, strategy(dp=1, cp=2)) == (device_objection(on_torch.cluster),)
+    assert warnings(on_torch._replace(cluster=load_cluster("h100-80gb", 1)), strategy(dp=1, cp=2)) == ()
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, (1,)), (12, (1, 2, 3, 4, 6, 12)), (49, (1, 7, 49))])
