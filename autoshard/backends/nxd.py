@@ -30,6 +30,14 @@ MODEL_TYPES = (
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
 
 
+def devices_have_attention(problem: Problem, draft: Draft) -> str | None:
+    """[NxD modules/qkv_linear.py _initialize_affine_weight: branches for TRN1 and TRN2, and an exception]"""
+    if not problem.cluster.platform.lacks_nxd:
+        return None
+    where = problem.cluster.instance
+    return f"backend=nxd makes no key and value weights on {where}; use backend torch, or trn1 or trn2"
+
+
 def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | None:
     """[NxD parallel_state.py: LOGIC2 leaves experts' groups consecutive, and get_context_model_parallel_rank goes by
     torch's sorted order where ring attention's pairs go by the list]"""
@@ -231,6 +239,7 @@ NXD = Backend(
     shares_sequences_of_experts=False,
     repeats_shards=False,  # [optimizer/zero_redundancy_optimizer.py: it shards over whole dp groups]
     mesh_rules=(
+        Rule("NxD builds no attention on the devices", devices_have_attention),
         Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
         Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),

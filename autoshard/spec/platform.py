@@ -67,6 +67,7 @@ class Platform:
     name: what hardware files and plans call it, in `layout_rules`.
     device: what one device is called.
     default_backend: what plans are made for, where nobody says.
+    lacks_nxd: neuronx-distributed builds no layer of attention there.
     is_trainium: devices of the Neuron SDK: graphs are compiled ahead, its driver must be there, launches set its
         variables.
     tp_degrees: by LNC (physical cores that a device joins), the tensor-parallel degrees that have groups. Its keys are
@@ -86,6 +87,7 @@ class Platform:
     name: str
     device: str
     default_backend: str
+    lacks_nxd: bool = False
     is_trainium: bool = False
     tp_degrees: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
     has_aligned_groups: bool = False
@@ -152,9 +154,10 @@ TRN2 = Platform(
     variables=TRN1.variables,
     stacks=tuple(STACKS),  # [Neuron release notes 2.33, components/torchneuron] Trn2 and Trn3 only
 )
-TRN3 = replace(TRN2, name="trn3", torus=None)
+TRN3 = replace(TRN2, name="trn3", default_backend="torch", lacks_nxd=True, torus=None)
 """Degrees and kernels are those of trn2, a guess. Chips talk through switches: no group is folded along a torus
-[SDK about-neuron/arch/neuron-hardware/trn3-arch.rst]."""
+[SDK about-neuron/arch/neuron-hardware/trn3-arch.rst]. NxD makes weights of keys and values on trn1 and trn2, and raises
+elsewhere [NxD modules/qkv_linear.py _initialize_affine_weight]."""
 OTHER = Platform(name="none", device="device", default_backend="torch")
 """GPUs, and processes on a host: any degrees, any groups."""
 

@@ -60,6 +60,11 @@ MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
+        on("trn3-gen2", 16),
+        {"tp": 16},
+        "backend=nxd makes no key and value weights on trn3-gen2; use backend torch, or trn1 or trn2",
+    ),
+    (
         {"model": IN_GROUPS, "backend": "torch"},
         {"tp": 8, "pp": 1, "dp": 64, "layers": IN_GROUPS.num_hidden_layers},
         "tp=8 must divide mamba_n_groups=2 of granite-4.0-h-tiny; degrees that fit here: 1, 2",
