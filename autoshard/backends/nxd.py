@@ -13,6 +13,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.model_types import RECURRENT
 
+FLASH_MAX_HEAD_DIM = 128
 NXD_SETS = (
     *COMMON_SETS[:-1],
     *("mlp", "mlp_norm+mlp", "attention_norm+attention+mlp_norm+mlp"),
@@ -173,9 +174,27 @@ def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
 
 
 def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
-    """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only]"""
-    if draft.attention_kernel == "flash" and problem.model.model_type == "gpt2":
-        return f"attention_kernel=flash: NxD Training has none for {problem.model.model_type} models; use plain"
+    """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only; neuronxcc
+    nki/kernels/attention.py flash_fwd: assert d <= 128; NxD kernels/flash_attn.py and ring_attention_kernel.py take no
+    window, so that the backend masks scores that it stores]"""
+    model, length = problem.model, problem.training.sequence_length
+    if draft.attention_kernel != "flash":
+        return None
+    if model.model_type == "gpt2":
+        return f"attention_kernel=flash: NxD Training has none for {model.model_type} models; use plain"
+    if not problem.cluster.platform.is_trainium:  # NxD's CPU mode has other kernels
+        return None
+    if model.head_dim > FLASH_MAX_HEAD_DIM:
+        return (
+            f"attention_kernel=flash: NxD's takes a head_dim of at most {FLASH_MAX_HEAD_DIM}, not {model.head_dim} of "
+            f"{model.name}; use plain"
+        )
+    window = model.sliding_window
+    if window is not None and window < length and any(map(model.window_of, range(model.num_hidden_layers))):
+        return (
+            f"attention_kernel=flash: NxD's sees all keys, and sliding_window={window} of {model.name} is "
+            f"less than sequence_length={length}; use plain"
+        )
     return None
 
 

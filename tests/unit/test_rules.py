@@ -19,6 +19,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.traced_models import ODD
 
 LLAMA_70B, LLAMA_8B, LLAMA_13B = (load_model(name) for name in ("llama3-70b", "llama3-8b", "llama2-13b"))
+MISTRAL = load_model("mistral-7b")
 MIXTRAL, GPT3 = load_model("mixtral-8x7b"), load_model("gpt3-175b")
 TRN1, TRN2, CPU = load_cluster("trn1.32xlarge", 16), load_cluster("trn2.48xlarge", 4), load_cluster("cpu", 1)
 TRAINING = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
@@ -59,6 +60,19 @@ EXPERTS_OVER_NXD = {"tp": 32, "dp": 2, "ep": 2, "layers": QWEN3_MOE.num_hidden_l
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"model": MISTRAL, "training": length(16384)},
+        {"layers": 32},
+        (
+            "attention_kernel=flash: NxD's sees all keys, and sliding_window=4096 of mistral-7b is less than "
+            "sequence_length=16384; use plain"
+        ),
+    ),
+    (
+        {"model": replace(LLAMA_70B, head_dim=256)},
+        {},
+        "attention_kernel=flash: NxD's takes a head_dim of at most 128, not 256 of llama3-70b; use plain",
+    ),
     (
         on("trn3-gen2", 16),
         {"tp": 16},
@@ -475,6 +489,8 @@ def test_every_rule_is_broken_once() -> None:
 
 LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
+    ({"model": MISTRAL, "training": length(4096)}, {"layers": 32}),
+    ({"model": MISTRAL, "training": length(16384)}, {"layers": 32, "attention_kernel": "plain"}),
     (on("trn1.32xlarge", 8), {"tp": 8, "pp": 16}),  # AWS's megatron_llama_70b_config.yaml
     ({}, {"dp": 1, "cp": 2, "context_parallel": "ring"}),
     ({}, {"num_virtual_stages": 2, "schedule": "interleaved"}),
