@@ -29,7 +29,7 @@ def world_is_filled(problem: Problem, draft: Draft) -> str | None:
 
 def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
     cluster = problem.cluster
-    known = cluster.platform.tp_degrees.get(cluster.lnc)
+    known = cluster.tp_degrees
     if known is None or draft.tp in known:
         return None
     ring, leaves = cluster.intra_domain, draft.tp > cluster.devices_per_node

@@ -380,6 +380,14 @@ class Cluster:
         """The generation of its devices: everything that all of that generation share."""
         return PLATFORMS[self.layout_rules]
 
+    @property
+    def tp_degrees(self) -> tuple[int, ...] | None:
+        """The tensor-parallel degrees that have groups here, in an instance or over the links that join several; None:
+        any."""
+        known = self.platform.tp_degrees.get(self.lnc)
+        joined = self.devices_per_node * self.nodes_per_domain
+        return None if known is None else tuple(tp for tp in known if tp <= joined)
+
     def fold(self, tp: int) -> Fold | None:
         """How ranks count where groups of so many tensor-parallel ranks are folded along the torus of a node's chips;
         None where they are not."""

@@ -70,8 +70,9 @@ class Platform:
     lacks_nxd: neuronx-distributed builds no layer of attention there.
     is_trainium: devices of the Neuron SDK: graphs are compiled ahead, its driver must be there, launches set its
         variables.
-    tp_degrees: by LNC (physical cores that a device joins), the tensor-parallel degrees that have groups. Its keys are
-        the LNCs that there are. Empty where any degree will do, and LNC means nothing.
+    tp_degrees: by LNC (physical cores that a device joins), the tensor-parallel degrees that have groups where an
+        instance has as many devices (`Cluster.tp_degrees`). Its keys are the LNCs that there are. Empty where any
+        degree will do, and LNC means nothing.
     has_aligned_groups: a group must have as many ranks, at the same places, in each of its nodes.
     has_adjacent_tp_ranks: the ranks of a tensor-parallel group must follow each other.
     torus: None where no group is folded.

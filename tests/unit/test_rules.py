@@ -61,6 +61,16 @@ MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
+        on("trn2.3xlarge", 16),
+        {"tp": 32, "pp": 1},
+        "tp=32 is not a group of trn2.3xlarge at lnc 2; degrees that are: 1, 4",
+    ),
+    (
+        on("trn2.3xlarge", 4),
+        {"tp": 16, "pp": 1, "dp": 1},
+        "tp=16 is not a group of trn2.3xlarge at lnc 2; degrees that are: 1, 4",
+    ),
+    (
         {"model": MISTRAL, "training": length(16384)},
         {"layers": 32},
         (
