@@ -92,6 +92,13 @@ def test_trn1_is_16_chips_of_two_cores() -> None:
     assert cluster.inter_node_bandwidth_bytes_per_s(32) == pytest.approx(8 * 12.5 * GB * 0.52 / 32)
 
 
+def test_trn1n_has_twice_the_adapters_of_trn1() -> None:
+    one, two = load_cluster("trn1.32xlarge", 2), load_cluster("trn1n.32xlarge", 2)
+    assert (one.adapters_per_node, two.adapters_per_node) == (8, 16)
+    # 1,600 Gb/s a node: 16 adapters x 12.5 GB/s x 0.52 over 32 ranks
+    assert two.inter_node_bandwidth_bytes_per_s(32) == pytest.approx(16 * 12.5 * GB * 0.52 / 32)
+
+
 def test_reserve_of_trn1_is_microcode_runtime_code_and_scratchpad() -> None:
     device = load_cluster("trn1.32xlarge", 1).device
     assert device.reserved_memory_bytes == pytest.approx(96e6 + 0.3e6 + 500e6 + 500e6)
