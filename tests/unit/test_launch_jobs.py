@@ -213,6 +213,20 @@ def test_the_manifest() -> None:
     assert list(one_node["spec"]["pytorchReplicaSpecs"]) == ["Master"]
 
 
+def test_a_manifest_selects_nodes_by_types_that_there_are() -> None:
+    def of(plan: Plan) -> tuple[Any, str]:
+        text = pytorch_job(plan, replace(OPTIONS, image="i"))
+        return yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"], text
+
+    spec, text = of(plan_70b())
+    assert spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "trn1.32xlarge"}
+    assert "nodeSelector of" not in text
+    pins = {"tp": 4, "pp": 1}
+    spec, text = of(plan_for(PlanRequest("llama3-8b", "trn3-gen2", 2, backend="torch", top=0, pins=pins)))
+    assert "nodeSelector" not in spec
+    assert "# trn3-gen2 is no type of EC2: add the nodeSelector of your nodes.\n" in text
+
+
 def test_graphs_of_stages() -> None:
     # 8 stages of 10 blocks: first, middle (six alike), last; forward, first backward, backward that accumulates
     graphs = stage_graphs(plan_70b())
