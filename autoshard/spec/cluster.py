@@ -13,8 +13,8 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, from_json, to_json
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
-from autoshard.spec.sdk import RELEASES
-from autoshard.spec.stack import FRAGMENTATION, NATIVE_DEVICES, P2P_RELEASE, STACKS
+from autoshard.spec.sdk import NEWEST, RELEASES, is_before, release_slowdown
+from autoshard.spec.stack import FRAGMENTATION, NATIVE_DEVICES, NATIVE_RELEASE, P2P_RELEASE, STACKS
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -312,9 +312,11 @@ class Cluster:
 
     def under_stack(self, name: str) -> "Cluster":
         """The cluster with the constants of a software stack of native PyTorch: its fixed times, and less memory, of
-        which its allocator cannot hand out a part. A cluster that has a stack keeps it.
+        which its allocator cannot hand out a part. A cluster that has a stack keeps it; one of the platform's usual
+        release gets the newest, where that one has no native PyTorch.
 
-        name: in STACKS. Raises AutoshardError for a stack that these devices do not have, or another one than theirs.
+        name: in STACKS. Raises AutoshardError for a stack that these devices do not have, or another one than theirs,
+        and for a release without native PyTorch.
         """
         if self.stack == name:
             return self
@@ -322,6 +324,8 @@ class Cluster:
             raise AutoshardError(f"stack={name}: {self.native_elsewhere}; leave it out")
         if self.stack is not None:
             raise AutoshardError(f"stack={name} but the constants of {self.instance} are those of {self.stack}")
+        if self.sdk is not None and is_before(self.sdk, NATIVE_RELEASE):
+            return self._under_newest().under_stack(name)
         stack, device = STACKS[name], self.device
         operator_s = device.operator_overhead_s if stack.operator_s is None else stack.operator_s
         pass_s = device.pass_launch_s if stack.pass_launch_s is None else stack.pass_launch_s
@@ -333,6 +337,14 @@ class Cluster:
         )
         launch_s = self.collective_launch_s + stack.region_launch_s
         return replace(self, device=device, collective_launch_s=launch_s, stack=name)
+
+    def _under_newest(self) -> "Cluster":
+        """The cluster under the newest release, where its own is the one that nobody asked for."""
+        assert self.sdk is not None, self.instance
+        if self.sdk != self.platform.usual_release:
+            raise AutoshardError(no_native_release(self.sdk))
+        before, after = (release_slowdown(self.layout_rules, sdk) for sdk in (self.sdk, NEWEST))
+        return replace(self.slowed(after / before), sdk=NEWEST)
 
     @property
     def lacks_native(self) -> bool:
@@ -363,7 +375,7 @@ class Cluster:
     def has_p2p(self) -> bool:
         """Whether a rank can send to another one; native PyTorch of older releases cannot, and a broadcast in a group
         of two stands in."""
-        return self.stack is None or self.sdk is None or RELEASES.index(self.sdk) >= RELEASES.index(P2P_RELEASE)
+        return self.stack is None or self.sdk is None or not is_before(self.sdk, P2P_RELEASE)
 
     @property
     def world_size(self) -> int:
@@ -436,6 +448,11 @@ class Cluster:
         return self.inter_node.bandwidth_bytes_per_s * reached / ranks
 
 
+def no_native_release(sdk: str) -> str:
+    """The sentence on a release of the Neuron SDK without native PyTorch."""
+    return f"sdk={sdk} has no native PyTorch on Neuron, which backend torch needs: it is there from {NATIVE_RELEASE} on"
+
+
 def _check_intra_node(cluster: Cluster) -> None:
     of = f"cluster {cluster.instance}"
     spans = [devices for devices, _ in cluster.intra_node]
@@ -466,7 +483,8 @@ def load_cluster(
     lnc: physical cores per logical core; None takes the instance's default (2 on trn2, 1 elsewhere).
     hardware_file: a file of the user's own, read in place of a packaged one; `instance` may then be None, else it must
         agree with the file.
-    sdk: release of the Neuron SDK; None takes the newest one on Trainium, and is the only one elsewhere.
+    sdk: release of the Neuron SDK; None takes the newest with the platform's usual backend on Trainium, and is the only
+        one elsewhere.
     Errors: an unknown instance, fewer than one node, an lnc that the instance does not offer, an unknown release, a
     wrong hardware file.
     """

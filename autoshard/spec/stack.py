@@ -7,6 +7,9 @@ constants of a stack, and `cluster.stack` names it.
 
 from dataclasses import dataclass
 
+NATIVE_RELEASE = "2.31"
+"""The first release of the Neuron SDK with native PyTorch that is no private beta [SDK
+announce-maintenance-nxdt-nxd-core-training: "native PyTorch on Neuron (starting Neuron 2.31 and PyTorch 2.12)"]."""
 P2P_RELEASE = "2.33"
 """The first release of the Neuron SDK whose native PyTorch sends from rank to rank: torch-neuronx 2.13.3 [Neuron
 documentation 2.33, torch/guides/torch-distributed and training/best-practices have pipelines]. Betas failed with "No

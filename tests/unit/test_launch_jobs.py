@@ -184,7 +184,7 @@ def test_graphs_of_regions_do_not_depend_on_nodes() -> None:
 
 def test_the_variable_that_2_32_removed() -> None:
     gone = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"
-    for sdk, is_set in (("2.31", True), ("2.32", False), ("2.33", False), (None, True)):
+    for sdk, is_set in (("2.30", True), ("2.31", False), ("2.33", False), (None, True)):
         plan = plan_70b()
         plan = replace(plan, cluster=replace(plan.cluster, sdk=sdk))
         assert (gone in {one.name for one in variables(plan, OPTIONS, "cache")}) == is_set
