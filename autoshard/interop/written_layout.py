@@ -24,7 +24,8 @@ class WrittenLayout:
     fields: of Strategy, for choices that no option pins. complete: whether absent options have the format's defaults,
     rather than being left to the search. model: what the file says of its model. training_fields: of TrainingSpec,
     where the file overrules what `autoshard plan` takes. notes: what could not be taken over unchanged. warnings: what
-    the file says that changes the step and is not in the price. drops: what it says of dropout, empty for nothing.
+    the file says that changes the step and is not in the price. devices_per_node: those that the file starts processes
+    for, None where it does not say. drops: what it says of dropout, empty for nothing.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
     matter to the price.
     """
@@ -37,6 +38,7 @@ class WrittenLayout:
     training_fields: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    devices_per_node: int | None = None
     drops: str = ""
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
