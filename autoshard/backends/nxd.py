@@ -13,6 +13,10 @@ from autoshard.layout.strategy import Strategy
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.model_types import RECURRENT
 
+MEGATRON_MIN_RANKS = 32
+"""dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
+SHIPPED_TP = 8
+"""Degrees of tp from here on are shipped with pipelines of fewer ranks [NxDT examples/conf]."""
 FLASH_MAX_HEAD_DIM = 128
 NXD_SETS = (
     *COMMON_SETS[:-1],
@@ -57,16 +61,19 @@ def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | Non
     return None
 
 
-def pipelines_without_tensor_parallelism(problem: Problem, draft: Draft) -> str | None:
-    """[NxDT models/megatron/megatron_init.py asserts it; lightning_modules/model/megatron_init.py, which is what NxDT
-    runs, does not] With tp > 1 nothing is refused: AWS's megatron_llama_70b_config.yaml has tp=8, pp=16 and dp=2."""
-    if not problem.cluster.platform.is_trainium or draft.pp == 1 or draft.tp > 1:
+def dp_of_pipelines_has_run(problem: Problem, draft: Draft) -> str | None:
+    """[NxDT models/megatron/megatron_init.py asserts it of every tp; lightning_modules/model/megatron_init.py, which is
+    what NxDT runs, does not] AWS's megatron_llama_70b_config.yaml has tp=8, pp=16 and dp=2: from tp=8 on any dp works.
+    """
+    if not problem.cluster.platform.is_trainium or draft.pp == 1 or draft.dp == 1 or draft.tp >= SHIPPED_TP:
         return None
-    if draft.dp in (1, 8) or draft.dp >= 32:
+    if draft.dp * draft.tp >= MEGATRON_MIN_RANKS or (draft.tp == 1 and draft.dp == 8):
         return None
+    few = "1, 8 or" if draft.tp == 1 else "1 or"
     return (
-        f"dp={draft.dp} must be 1, 8 or at least 32 where pp={draft.pp} is more than 1 and tp is 1: nobody is known to "
-        "have run another dp, which older code of NxD Training asserts"
+        f"dp={draft.dp} must be {few} at least {MEGATRON_MIN_RANKS // draft.tp} where pp={draft.pp} is more than 1 and "
+        f"tp={draft.tp}: nobody is known to have run another dp with tp below {SHIPPED_TP}, and older code of NxD "
+        "Training asserts it"
     )
 
 
@@ -255,7 +262,7 @@ NXD = Backend(
     mesh_rules=(
         Rule("NxD builds no attention on the devices", devices_have_attention),
         Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
-        Rule("nobody ran such a dp with a pipeline", pipelines_without_tensor_parallelism),
+        Rule("nobody ran such a dp with a pipeline", dp_of_pipelines_has_run),
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
         Rule("NxD skips sums where no experts are", experts_on_every_rank),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),

@@ -226,8 +226,16 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         on("trn1.32xlarge", 1),
         {"tp": 1, "pp": 8, "dp": 4},
         (
-            "dp=4 must be 1, 8 or at least 32 where pp=8 is more than 1 and tp is 1: nobody is known to have run "
-            "another dp, which older code of NxD Training asserts"
+            "dp=4 must be 1, 8 or at least 32 where pp=8 is more than 1 and tp=1: nobody is known to have run another "
+            "dp with tp below 8, and older code of NxD Training asserts it"
+        ),
+    ),
+    (
+        on("trn1.32xlarge", 1),
+        {"tp": 2, "pp": 8, "dp": 2},
+        (
+            "dp=2 must be 1 or at least 16 where pp=8 is more than 1 and tp=2: nobody is known to have run another dp "
+            "with tp below 8, and older code of NxD Training asserts it"
         ),
     ),
     (
