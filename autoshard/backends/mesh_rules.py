@@ -15,6 +15,7 @@ from autoshard.layout.mesh import (
     tensor_ranks_apart,
 )
 from autoshard.models.padding import padded_heads
+from autoshard.spec.cluster import Cluster
 
 
 def world_is_filled(problem: Problem, draft: Draft) -> str | None:
@@ -27,9 +28,14 @@ def world_is_filled(problem: Problem, draft: Draft) -> str | None:
     )
 
 
+def has_groups(cluster: Cluster, tp: int) -> bool:
+    """Whether the devices of a cluster have groups of so many tensor-parallel ranks."""
+    return cluster.tp_degrees is None or tp in cluster.tp_degrees
+
+
 def tp_is_a_group_size(problem: Problem, draft: Draft) -> str | None:
     cluster = problem.cluster
-    known = cluster.platform.tp_degrees.get(cluster.lnc)
+    known = cluster.tp_degrees
     if known is None or draft.tp in known:
         return None
     ring, leaves = cluster.intra_domain, draft.tp > cluster.devices_per_node
@@ -56,7 +62,7 @@ def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
         return None
 
     def works(tp: int) -> bool:
-        return little(tp) and tp_is_a_group_size(problem, Draft(tp, 1, 1, 1, 1)) is None
+        return little(tp) and has_groups(problem.cluster, tp)
 
     nearest = min(filter(works, divisors(problem.cluster.world_size)), key=lambda tp: abs(tp - draft.tp))
     return (
@@ -66,12 +72,12 @@ def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
 
 
 def tp_divides_heads(problem: Problem, draft: Draft) -> str | None:
-    heads = problem.model.num_attention_heads
+    heads, cluster = problem.model.num_attention_heads, problem.cluster
     if pads(problem) or heads % draft.tp == 0:
         return None
+    known = fitting(divisors(heads), lambda tp: cluster.world_size % tp == 0 and has_groups(cluster, tp))
     return (
-        f"tp={draft.tp} must divide num_attention_heads={heads} of {problem.model.name}; "
-        f"degrees that fit here: {fitting(divisors(heads), lambda tp: problem.cluster.world_size % tp == 0)}"
+        f"tp={draft.tp} must divide num_attention_heads={heads} of {problem.model.name}; degrees that fit here: {known}"
     )
 
 
@@ -84,9 +90,10 @@ def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
 
     if pads(problem) or shared(draft.tp):
         return None
+    heads, cluster = problem.model.num_attention_heads, problem.cluster
     return (
         f"tp={draft.tp} must divide num_key_value_heads={kv_heads} of {problem.model.name} or be a multiple of it; "
-        f"degrees that fit here: {fitting(divisors(problem.model.num_attention_heads), shared)}"
+        f"degrees that fit here: {fitting(divisors(heads), lambda tp: shared(tp) and has_groups(cluster, tp))}"
     )
 
 
@@ -103,9 +110,7 @@ def tp_divides_groups(problem: Problem, draft: Draft) -> str | None:
     mamba = problem.model.mamba
     if mamba is None or mamba.mamba_n_groups == 1 or mamba.mamba_n_groups % draft.tp == 0:
         return None
-    known = fitting(
-        divisors(mamba.mamba_n_groups), lambda tp: tp_is_a_group_size(problem, Draft(tp, 1, 1, 1, 1)) is None
-    )
+    known = fitting(divisors(mamba.mamba_n_groups), lambda tp: has_groups(problem.cluster, tp))
     return (
         f"tp={draft.tp} must divide mamba_n_groups={mamba.mamba_n_groups} of {problem.model.name}; "
         f"degrees that fit here: {known}"

@@ -60,6 +60,16 @@ def installed_version() -> tuple[int, ...] | None:
     return tuple(int(part) for part in takewhile(str.isdecimal, parts))
 
 
+def device_objection(cluster: Cluster) -> str | None:
+    """The sentence on a plan of native PyTorch for Neuron devices that it does not run on; None for all others."""
+    if not cluster.lacks_native:
+        return None
+    return (
+        f"{cluster.native_elsewhere}: this plan can be compared and rehearsed, no more; plan for one of them, or with "
+        "--backend nxd where it has the model"
+    )
+
+
 def check_native(precision: Precision, pp: int, has_p2p: bool) -> None:
     """Raises AutoshardError where the device, or the version that is installed, cannot compute such a plan.
 
@@ -175,10 +185,11 @@ NATIVE_STATE_RULES = (Rule("sharded weights in one graph a stage", weights_are_t
 
 
 def native_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """Sentences on what native PyTorch does with a layout; none where the cluster has no stack of it."""
+    """Sentences on what native PyTorch does with a layout; none on GPUs and on hosts."""
     cluster = problem.cluster
     if cluster.stack is None:
-        return ()
+        objection = device_objection(cluster)
+        return () if objection is None else (objection,)
     stack, lost = STACKS[cluster.stack], FRAGMENTATION * cluster.device.memory_bytes
     margin = (
         f"fragmentation: {format_bytes(lost)} of each rank are left free: an out-of-memory at 23.5 of 25.77 GB was "

@@ -15,6 +15,9 @@ from autoshard.spec.model_types import RECURRENT
 
 MEGATRON_MIN_RANKS = 32
 """dp * tp with pp > 1 [NxDT models/megatron/megatron_init.py]"""
+SHIPPED_TP = 8
+"""Degrees of tp from here on are shipped with pipelines of fewer ranks [NxDT examples/conf]."""
+FLASH_MAX_HEAD_DIM = 128
 NXD_SETS = (
     *COMMON_SETS[:-1],
     *("mlp", "mlp_norm+mlp", "attention_norm+attention+mlp_norm+mlp"),
@@ -28,6 +31,14 @@ MODEL_TYPES = (
 )
 """Families that NxD has layers for."""
 NO_DOCUMENT_MASK = "document_mask: NxD's attention is causal over whole rows, documents or not: use backend=torch"
+
+
+def devices_have_attention(problem: Problem, draft: Draft) -> str | None:
+    """[NxD modules/qkv_linear.py _initialize_affine_weight: branches for TRN1 and TRN2, and an exception]"""
+    if not problem.cluster.platform.lacks_nxd:
+        return None
+    where = problem.cluster.instance
+    return f"backend=nxd makes no key and value weights on {where}; use backend torch, or trn1 or trn2"
 
 
 def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | None:
@@ -50,19 +61,19 @@ def folded_groups_hold_shards_alone(problem: Problem, draft: Draft) -> str | Non
     return None
 
 
-def data_parallel_groups_of_pipelines(problem: Problem, draft: Draft) -> str | None:
-    """[NxDT models/megatron/megatron_init.py] With pp > 1, dp is 1, or 8 or at least 32 with tp=1, or dp * tp >= 32."""
-    if not problem.cluster.platform.is_trainium or draft.pp == 1 or draft.dp == 1:
+def dp_of_pipelines_has_run(problem: Problem, draft: Draft) -> str | None:
+    """[NxDT models/megatron/megatron_init.py asserts it of every tp; lightning_modules/model/megatron_init.py, which is
+    what NxDT runs, does not] AWS's megatron_llama_70b_config.yaml has tp=8, pp=16 and dp=2: from tp=8 on any dp works.
+    """
+    if not problem.cluster.platform.is_trainium or draft.pp == 1 or draft.dp == 1 or draft.tp >= SHIPPED_TP:
         return None
-    if draft.tp == 1:
-        legal, needs = draft.dp == 8 or draft.dp >= MEGATRON_MIN_RANKS, "1, 8 or at least 32"
-    else:
-        legal, needs = (
-            draft.dp * draft.tp >= MEGATRON_MIN_RANKS,
-            f"1 or at least {MEGATRON_MIN_RANKS // draft.tp} with tp={draft.tp}",
-        )
+    if draft.dp * draft.tp >= MEGATRON_MIN_RANKS or (draft.tp == 1 and draft.dp == 8):
+        return None
+    few = "1, 8 or" if draft.tp == 1 else "1 or"
     return (
-        None if legal else f"dp={draft.dp} must be {needs} where pp={draft.pp} is more than 1: NxD Training checks it"
+        f"dp={draft.dp} must be {few} at least {MEGATRON_MIN_RANKS // draft.tp} where pp={draft.pp} is more than 1 and "
+        f"tp={draft.tp}: nobody is known to have run another dp with tp below {SHIPPED_TP}, and older code of NxD "
+        "Training asserts it"
     )
 
 
@@ -167,9 +178,27 @@ def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
 
 
 def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
-    """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only]"""
-    if draft.attention_kernel == "flash" and problem.model.model_type == "gpt2":
-        return f"attention_kernel=flash: NxD Training has none for {problem.model.model_type} models; use plain"
+    """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only; neuronxcc
+    nki/kernels/attention.py flash_fwd: assert d <= 128; NxD kernels/flash_attn.py and ring_attention_kernel.py take no
+    window, so that the backend masks scores that it stores]"""
+    model, length = problem.model, problem.training.sequence_length
+    if draft.attention_kernel != "flash":
+        return None
+    if model.model_type == "gpt2":
+        return f"attention_kernel=flash: NxD Training has none for {model.model_type} models; use plain"
+    if not problem.cluster.platform.is_trainium:  # NxD's CPU mode has other kernels
+        return None
+    if model.head_dim > FLASH_MAX_HEAD_DIM:
+        return (
+            f"attention_kernel=flash: NxD's takes a head_dim of at most {FLASH_MAX_HEAD_DIM}, not {model.head_dim} of "
+            f"{model.name}; use plain"
+        )
+    window = model.sliding_window
+    if window is not None and window < length and any(map(model.window_of, range(model.num_hidden_layers))):
+        return (
+            f"attention_kernel=flash: NxD's sees all keys, and sliding_window={window} of {model.name} is "
+            f"less than sequence_length={length}; use plain"
+        )
     return None
 
 
@@ -228,8 +257,9 @@ NXD = Backend(
     shares_sequences_of_experts=False,
     repeats_shards=False,  # [optimizer/zero_redundancy_optimizer.py: it shards over whole dp groups]
     mesh_rules=(
+        Rule("NxD builds no attention on the devices", devices_have_attention),
         Rule("NxD folds groups of tp alone", folded_groups_hold_shards_alone),
-        Rule("NxD refuses dp with a pipeline", data_parallel_groups_of_pipelines),
+        Rule("nobody ran such a dp with a pipeline", dp_of_pipelines_has_run),
         Rule("tied embeddings with a pipeline", tied_embeddings_stay_together),
         Rule("NxD skips sums where no experts are", experts_on_every_rank),
         Rule("NxD does not know a traced model", traced_models_run_on_torch),

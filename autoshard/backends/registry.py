@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.backends.backend import Backend
+from autoshard.backends.native_neuron import device_objection
 from autoshard.backends.nxd import NXD
 from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
@@ -16,6 +17,13 @@ ANYWHERE = TORCH
 def usual_backend(cluster: Cluster) -> Backend:
     """The backend of plans for this cluster, unless another one is asked for."""
     return BACKENDS[cluster.platform.default_backend]
+
+
+def check_devices(cluster: Cluster, backend: str) -> None:
+    """Raises AutoshardError where a backend, a name in BACKENDS, has no way to the devices of a cluster."""
+    objection = device_objection(cluster) if BACKENDS[backend].runs_stacks else None
+    if objection is not None:
+        raise AutoshardError(objection)
 
 
 def as_run_by(cluster: Cluster, backend: str, stack: str = "auto") -> Cluster:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autoshard.backends.native_neuron import device_objection
 from autoshard.backends.registry import BACKENDS
 from autoshard.doctor.finding import OK, STOPS, WARNING, Finding
 from autoshard.doctor.machine import Machine
 from autoshard.doctor.native import around_it, package
 from autoshard.models.stage import parameter_count
 from autoshard.plans.plan import Plan
+from autoshard.spec.stack import NATIVE_DEVICES
 from autoshard.units import GB, format_bytes
 
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
@@ -41,10 +43,13 @@ def _for_trainium(plan: Plan | None) -> bool:
 
 def _instance(machine: Machine, plan: Plan | None) -> Finding:
     found = machine.instance or "unknown"
+    objection = device_objection(plan.cluster) if plan is not None and BACKENDS[plan.backend].runs_stacks else None
+    if objection is not None:
+        return Finding("instance", found, STOPS, objection)
     if plan is None or not _for_trainium(plan) or found == plan.cluster.instance:
         return Finding("instance", found)
     if plan.cluster.stack is not None and found.startswith(("trn1", "inf")):
-        return Finding("instance", found, STOPS, "native PyTorch on Neuron runs on trn2 and trn3 alone")
+        return Finding("instance", found, STOPS, f"{NATIVE_DEVICES} alone")
     advice = f"the plan is for {plan.cluster.nodes} x {plan.cluster.instance}; here autoshard run rehearses it"
     return Finding("instance", found, WARNING, advice)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoshard.backends.native_neuron import PACKAGE
+from autoshard.backends.registry import check_devices
 from autoshard.doctor.machine import has_native_compiler, installed_packages, instance_name
 from autoshard.doctor.native import unusable
 from autoshard.errors import AutoshardError
@@ -14,11 +15,13 @@ from autoshard.spec.hardware_file import packaged_instances
 
 
 def check_here(plan: Plan, root: Path = Path("/")) -> None:
-    """Raises AutoshardError, one sentence, where this node is of another generation than the plan's, and where it lacks
-    the packages of the stack that the plan is for. A machine whose name is not known is of any generation.
+    """Raises AutoshardError, one sentence, where no node runs the plan, where this one is of another generation than
+    the plan's, and where it lacks the packages of the stack that the plan is for. A machine whose name is not known is
+    of any generation.
 
     root: stands for /.
     """
+    check_devices(plan.cluster, plan.backend)
     here = instance_name(root)
     if here in packaged_instances():
         found, wanted = load_cluster(here, 1).platform.name, plan.cluster.platform.name

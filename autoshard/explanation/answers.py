@@ -24,6 +24,7 @@ from autoshard.plans.names import changed_words, short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.sdk import is_before
 from autoshard.units import format_bytes, format_seconds
 
 BILLION, HOUR_S = 1e9, 3600.0
@@ -274,12 +275,14 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     """The break-even prices of another instance type. It gets the number of nodes that comes nearest to the plan's peak
     FLOP/s.
 
-    None where the plan's price is not known, for instances of another maker and those without the plan's products, and
-    where nothing fits on up to 2^MOST_DOUBLINGS times as many nodes.
+    None where the plan's price is not known, for instances of another maker, those that the plan's release does not run
+    on and those without the plan's products, and where nothing fits on up to 2^MOST_DOUBLINGS times as many nodes.
     """
     cluster, price = plan.cluster, plan.cluster.price_per_node_hour_usd
     other = load_cluster(instance, 1)
     if price is None or not other.platform.is_trainium:
+        return None
+    if cluster.sdk is not None and is_before(cluster.sdk, other.platform.first_release):
         return None
     other = as_run_by(load_cluster(instance, 1, sdk=cluster.sdk), plan.backend)
     dtype = plan.training.precision.fastest_dtype

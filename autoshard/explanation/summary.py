@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoshard.explanation.describe import Description, Share
 from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, percent, span
+from autoshard.spec.stack import NATIVE_DEVICES
 from autoshard.units import format_bytes, format_seconds
 
 SURE_TO_FIT = 0.9
@@ -62,14 +63,16 @@ def _fits(d: Description) -> str:
 
 
 def _sure(d: Description) -> str:
-    """A sentence: what the search has proven of the choice, and how many layouts may be as fast."""
+    """A sentence: what the search has proven of the choice, how many layouts may be as fast, what cannot run at all."""
+    apart = next((f"; {note.partition(':')[0]}" for note in d.notes if note.startswith(NATIVE_DEVICES)), "")
     if d.considered is None:
-        return "this layout was given, not searched"
+        return f"this layout was given, not searched{apart}"
     said = f"chosen from {d.considered:,} layouts: {_cut(d.optimality or '')}"
     ties = sum(one.toss_up for one in d.runners_up)
     if ties:
         said += f"; {ties} of the next {len(d.runners_up)} may be as fast"
     if any(note.startswith(UNTRIED) for note in d.notes):
         said += "; nobody is known to have run all of it, so it may not compile"
+    said += apart
     count = len(d.notes)
     return said + (f" ({count} note{'s' if count > 1 else ''} on the whole page)" if count else "")

@@ -95,12 +95,13 @@ def launch(
         return _array(file, on, array, run, given, LaunchOptions(file, partition=partition, time_limit=time_limit))
 
     from autoshard.backends.products import check_runs
-    from autoshard.backends.registry import BACKENDS
+    from autoshard.backends.registry import BACKENDS, check_devices
     from autoshard.jobs.kubernetes import pytorch_job
     from autoshard.jobs.slurm import sbatch_script
 
     found, notes = read_plan_with_notes(file)
     if program is None:
+        check_devices(found.cluster, found.backend)
         check_runs(BACKENDS[found.backend], found.training.precision)
     options = LaunchOptions(
         file,

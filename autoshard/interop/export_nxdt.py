@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from autoshard.backends.nxd import NXD
@@ -11,6 +12,7 @@ from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
 from autoshard.interop.export import Exported, common_left_out, title
 from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED
 from autoshard.plans.plan import Plan
+from autoshard.spec.model import ModelSpec
 
 NAMES = {model_type: name for name, types in MODEL_TYPES.items() for model_type in types}
 """model_type -> `name` of NxD Training's model."""
@@ -137,11 +139,30 @@ def _precision(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _other_model(model: ModelSpec, sequence_length: int) -> Iterator[str]:
+    """Sentences on what NxD Training trains otherwise than the model's config says.
+
+    [NxDT lightning_modules/model/hf_models/llama_model.py sets config.head_dim; of models/hf_models modeling_mixtral.py
+    alone has a window]
+    """
+    own = model.hidden_size // model.num_attention_heads
+    if model.head_dim != own:
+        yield (
+            f"head_dim={model.head_dim}: NxD Training takes hidden_size / num_attention_heads={own}, another model, "
+            f"which checkpoints of {model.name} do not fit"
+        )
+    window = model.sliding_window
+    if window is not None and window < sequence_length and not model.is_moe:
+        name = NAMES[model.model_type]
+        yield f"sliding_window={window}: {name} of NxD Training has none, queries see all of {sequence_length} tokens"
+
+
 def _left_out(plan: Plan) -> tuple[str, ...]:
     strategy, left_out = plan.strategy, list(common_left_out(plan))
     left_out.append(
         f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
     )
+    left_out += _other_model(plan.model, plan.training.sequence_length)
     broken = all_broken(Problem(plan.model, plan.training, plan.cluster, NXD.name), strategy)
     left_out += [f"the layout breaks a rule of NxD: {wrong}" for wrong in dict.fromkeys(wrong for _, wrong in broken)]
     if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":
@@ -168,6 +189,11 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
             f"kv_replicator={strategy.tp // plan.model.num_key_value_heads}: NxD's gradient norm counts key-value "
             "weights that often, so gradient_clip_val sets in early"
         )
+        if not plan.cluster.platform.kv_heads_innermost:
+            left_out.append(
+                f"random initial weights: on {plan.cluster.instance} NxD repeats rows of key-value weights, not heads; "
+                "start from a checkpoint (autoshard convert)"
+            )
     if not plan.cluster.platform.is_trainium:
         left_out.append(f"instance={plan.cluster.instance}: NxD Training runs on Trainium")
     return tuple(left_out)

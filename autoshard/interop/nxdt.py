@@ -34,6 +34,10 @@ RECOMPUTED: dict[bool, dict[str, tuple[str, ...]]] = {
 PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32": "fp32"}
 
 
+TRN1_DEVICES = 32
+INSTANCES = {(2, 1): "trn1.2xlarge", (4, 2): "trn2.3xlarge"}
+"""By trainer.devices and trainer.lnc: smaller instances that have as many devices at that LNC, the default one of trn1.
+More or other ones are of trn1.32xlarge or trn2.48xlarge."""
 MODEL_TYPES = {"hf_llama": ("llama", "mistral"), "hf_mixtral": ("mixtral",)}
 """`name` of NxD Training's model -> model_types that it trains."""
 SIZES = {
@@ -136,6 +140,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         notes=notes,
         warnings=warnings,
         drops=", ".join(f"{key}={rate:g}" for key in DROPOUT if (rate := number(key, values.peek(key)))),
+        devices_per_node=values.whole("trainer.devices"),
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )
@@ -230,7 +235,8 @@ def _sizes(found: Values) -> dict[str, Any]:
         options["nodes"] = nodes
     devices, lnc = found.whole("trainer.devices"), found.whole("trainer.lnc")
     if devices is not None:
-        options["instance"] = "trn1.32xlarge" if devices == 32 and lnc is None else "trn2.48xlarge"
+        is_trn1 = lnc in (None, 1) and devices <= TRN1_DEVICES
+        options["instance"] = INSTANCES.get((devices, lnc or 1), "trn1.32xlarge" if is_trn1 else "trn2.48xlarge")
     if lnc is not None:
         options["lnc"] = lnc
     return options

@@ -38,6 +38,8 @@ def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
     }
     reasons = [f"{one.name}: {one.reason}." for one in variables(plan, options, f"{SHARED}/neuron_cache")]
     lines = [f"{describe(plan)}; written by {plan.made_by}.", compilation(plan), neighbours(plan), *reasons]
+    if plan.cluster.platform.is_trainium and not _is_ec2(plan.cluster.instance):
+        lines.append(f"{plan.cluster.instance} is no type of EC2: add the nodeSelector of your nodes.")
     head = "\n".join(line for text in lines for line in comment(text))
     return f"{head}\n{yaml.safe_dump(manifest, sort_keys=False, width=1000)}"
 
@@ -72,9 +74,14 @@ def _replica(plan: Plan, options: LaunchOptions, count: int) -> dict[str, Any]:
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    if plan.cluster.platform.is_trainium:
+    if plan.cluster.platform.is_trainium and _is_ec2(plan.cluster.instance):
         spec["nodeSelector"] = {"node.kubernetes.io/instance-type": plan.cluster.instance}
     return {"replicas": count, "restartPolicy": "Never", "template": {"spec": spec}}
+
+
+def _is_ec2(instance: str) -> bool:
+    """Whether a name is like a type of EC2, "family.size", which nodes are labelled with."""
+    return "." in instance
 
 
 def _resources(plan: Plan) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from autoshard.jobs.native import native_compiler, native_runtime
 from autoshard.jobs.options import LaunchOptions
 from autoshard.plans.plan import Plan
 from autoshard.spec.platform import Variable
-from autoshard.spec.sdk import RELEASES
+from autoshard.spec.sdk import is_before
 
 TYPES_STAY = "each tensor has the format that the plan says: with 1, FP32 masters would be bf16 on the device"
 """NxD Training sets them to 1 and holds everything in FP32; a plan's weights are bf16 where it says so."""
@@ -47,7 +47,7 @@ def _runtime(plan: Plan) -> Iterator[Variable]:
     yield Variable("XLA_USE_BF16", "0", TYPES_STAY)
     yield Variable("XLA_DOWNCAST_BF16", "0", TYPES_STAY)
     yield Variable("NEURON_RT_STOCHASTIC_ROUNDING_EN", rounding, f"precision {name}: rounding to bf16 is random iff 1")
-    if _is_before(plan, "2.32"):  # which removed it [release notes, components/runtime]
+    if _is_before(plan, "2.31"):  # which ignores it [SDK announce-no-support-implicit-async-mode]
         yield Variable(
             "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", "5", "the host runs ahead of the device, a few graphs"
         )
@@ -55,7 +55,7 @@ def _runtime(plan: Plan) -> Iterator[Variable]:
 
 def _is_before(plan: Plan, sdk: str) -> bool:
     """Whether the plan's release of the Neuron SDK is older; a plan that names none was made before releases were."""
-    return plan.cluster.sdk is None or RELEASES.index(plan.cluster.sdk) < RELEASES.index(sdk)
+    return plan.cluster.sdk is None or is_before(plan.cluster.sdk, sdk)
 
 
 def _compiler(plan: Plan, cache: str) -> Iterator[Variable]:

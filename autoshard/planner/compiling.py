@@ -151,7 +151,7 @@ def launches_at_most_s(problem: Problem, pins: Pins) -> float:
     """
     model, training, cluster, _ = problem
     assert cluster.stack is not None, cluster
-    degrees = cluster.platform.tp_degrees.get(cluster.lnc, ())
+    degrees = cluster.tp_degrees or ()
     tp = pins.tp or max((one for one in degrees if one <= cluster.world_size), default=cluster.world_size)
     sequences = training.global_batch_size * tp / cluster.world_size / (pins.microbatch_size or 1)
     return (model.num_hidden_layers + 2) * sequences * LAUNCHES * STACKS[cluster.stack].region_launch_s

@@ -24,7 +24,7 @@ from autoshard.spec.hardware_file import packaged_instances
 from autoshard.spec.model_types import MOST_REPEATED
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR
 from autoshard.spec.product_format import PRODUCT_FORMATS
-from autoshard.spec.sdk import NEWEST, release
+from autoshard.spec.sdk import NEWEST, NEWEST_WITH_NXD, release
 from autoshard.spec.stack import STACKS
 from autoshard.spec.training import PRECISIONS
 
@@ -133,7 +133,13 @@ WHAT = (
         "physical NeuronCores in a logical one: 1 or 2 on trn2 and trn3, or auto (default: the instance's)",
     ),
     Option("hardware", path, "FILE", "hardware file (JSON) in place of a packaged one"),
-    Option("sdk", release, "RELEASE", f"release of the Neuron SDK that will run, such as 2.20 (default: {NEWEST})"),
+    Option(
+        "sdk",
+        release,
+        "RELEASE",
+        "release of the Neuron SDK that will run, such as 2.20 (default: the newest with the backend, "
+        f"{NEWEST_WITH_NXD} for nxd, else {NEWEST})",
+    ),
     Option(
         "seq_len",
         whole(at_most=MOST_TOKENS),

@@ -31,13 +31,14 @@ from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_L
 from autoshard.planner.search import search_once
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
-from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.cluster import Cluster, load_cluster, no_native_release
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.routing import check_routing, with_imbalance
+from autoshard.spec.sdk import release
 from autoshard.spec.stack import WHOLE_STAGES
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -165,11 +166,10 @@ def inputs_of(
             f"device={request.device} with backend={request.backend}: the native device is torch's; use backend=torch"
         )
     cluster = as_run_by(cluster, name, request.stack)
+    if request.sdk is not None and cluster.sdk != release(request.sdk):
+        raise AutoshardError(no_native_release(request.sdk))
     if request.device != "auto" and cluster.stack is None:
-        raise AutoshardError(
-            f"device={request.device}: native PyTorch on Neuron runs on trn2 and trn3, not on {cluster.instance}; "
-            "leave device out"
-        )
+        raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
     refused = unrunnable(BACKENDS[name], precision)
     return model, training, cluster, notes if refused is None else (*notes, refused)
 
@@ -369,8 +369,9 @@ def search_backends(
         if request.backend != "auto" or backend == ANYWHERE.name or isinstance(error, NoneFound):
             raise
         refused = error
-    other = usual._replace(cluster=as_run_by(cluster, ANYWHERE.name), backend=ANYWHERE.name)
     try:
+        other_cluster = inputs_of(replace(request, backend=ANYWHERE.name), model)[2]
+        other = usual._replace(cluster=other_cluster, backend=ANYWHERE.name)
         result = _searched(other, pins, request)
     except AutoshardError as error:
         if isinstance(error, NoneFound) or (isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits)):

@@ -91,6 +91,10 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         warnings = (*in_bits, *warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
+    devices, cluster = written.devices_per_node, problem.cluster
+    if devices is not None and devices != cluster.devices_per_node and not {"instance", "hardware", "lnc"} & {*given}:
+        has = f"{cluster.instance} has {cluster.devices_per_node} at lnc {cluster.lnc}"
+        warnings += (f"{devices} devices a node, as the file says; {has}, and the layout takes all of them",)
     if written.drops and request.dropout is None:
         warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
 

@@ -13,8 +13,8 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, from_json, to_json
 from autoshard.files.fields import check_choice, check_integer, check_positive, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
-from autoshard.spec.sdk import RELEASES
-from autoshard.spec.stack import FRAGMENTATION, P2P_RELEASE, STACKS
+from autoshard.spec.sdk import NEWEST, RELEASES, is_before, release_slowdown
+from autoshard.spec.stack import FRAGMENTATION, NATIVE_DEVICES, NATIVE_RELEASE, P2P_RELEASE, STACKS
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -317,18 +317,20 @@ class Cluster:
 
     def under_stack(self, name: str) -> "Cluster":
         """The cluster with the constants of a software stack of native PyTorch: its fixed times, and less memory, of
-        which its allocator cannot hand out a part. A cluster that has a stack keeps it.
+        which its allocator cannot hand out a part. A cluster that has a stack keeps it; one of the platform's usual
+        release gets the newest, where that one has no native PyTorch.
 
-        name: in STACKS. Raises AutoshardError for a stack that these devices do not have, or another one than theirs.
+        name: in STACKS. Raises AutoshardError for a stack that these devices do not have, or another one than theirs,
+        and for a release without native PyTorch.
         """
         if self.stack == name:
             return self
         if name not in self.platform.stacks:
-            raise AutoshardError(
-                f"stack={name}: native PyTorch on Neuron runs on trn2 and trn3, not on {self.instance}; leave it out"
-            )
+            raise AutoshardError(f"stack={name}: {self.native_elsewhere}; leave it out")
         if self.stack is not None:
             raise AutoshardError(f"stack={name} but the constants of {self.instance} are those of {self.stack}")
+        if self.sdk is not None and is_before(self.sdk, NATIVE_RELEASE):
+            return self._under_newest().under_stack(name)
         stack, device = STACKS[name], self.device
         operator_s = device.operator_overhead_s if stack.operator_s is None else stack.operator_s
         pass_s = device.pass_launch_s if stack.pass_launch_s is None else stack.pass_launch_s
@@ -340,6 +342,24 @@ class Cluster:
         )
         launch_s = self.collective_launch_s + stack.region_launch_s
         return replace(self, device=device, collective_launch_s=launch_s, stack=name)
+
+    def _under_newest(self) -> "Cluster":
+        """The cluster under the newest release, where its own is the one that nobody asked for."""
+        assert self.sdk is not None, self.instance
+        if self.sdk != self.platform.usual_release:
+            raise AutoshardError(no_native_release(self.sdk))
+        before, after = (release_slowdown(self.layout_rules, sdk) for sdk in (self.sdk, NEWEST))
+        return replace(self.slowed(after / before), sdk=NEWEST)
+
+    @property
+    def lacks_native(self) -> bool:
+        """Whether its devices are Neuron's, of a generation that native PyTorch does not run on."""
+        return self.platform.is_trainium and not self.platform.stacks
+
+    @property
+    def native_elsewhere(self) -> str:
+        """The clause on devices that native PyTorch on Neuron does not run on."""
+        return f"{NATIVE_DEVICES}, not on {self.instance}"
 
     @property
     def compiles(self) -> bool:
@@ -360,7 +380,7 @@ class Cluster:
     def has_p2p(self) -> bool:
         """Whether a rank can send to another one; native PyTorch of older releases cannot, and a broadcast in a group
         of two stands in."""
-        return self.stack is None or self.sdk is None or RELEASES.index(self.sdk) >= RELEASES.index(P2P_RELEASE)
+        return self.stack is None or self.sdk is None or not is_before(self.sdk, P2P_RELEASE)
 
     @property
     def world_size(self) -> int:
@@ -376,6 +396,14 @@ class Cluster:
     def platform(self) -> Platform:
         """The generation of its devices: everything that all of that generation share."""
         return PLATFORMS[self.layout_rules]
+
+    @property
+    def tp_degrees(self) -> tuple[int, ...] | None:
+        """The tensor-parallel degrees that have groups here, in an instance or over the links that join several; None:
+        any."""
+        known = self.platform.tp_degrees.get(self.lnc)
+        joined = self.devices_per_node * self.nodes_per_domain
+        return None if known is None else tuple(tp for tp in known if tp <= joined)
 
     def fold(self, tp: int) -> Fold | None:
         """How ranks count where groups of so many tensor-parallel ranks are folded along the torus of a node's chips;
@@ -425,6 +453,11 @@ class Cluster:
         return self.inter_node.bandwidth_bytes_per_s * reached / ranks
 
 
+def no_native_release(sdk: str) -> str:
+    """The sentence on a release of the Neuron SDK without native PyTorch."""
+    return f"sdk={sdk} has no native PyTorch on Neuron, which backend torch needs: it is there from {NATIVE_RELEASE} on"
+
+
 def _check_intra_node(cluster: Cluster) -> None:
     of = f"cluster {cluster.instance}"
     spans = [devices for devices, _ in cluster.intra_node]
@@ -455,7 +488,8 @@ def load_cluster(
     lnc: physical cores per logical core; None takes the instance's default (2 on trn2, 1 elsewhere).
     hardware_file: a file of the user's own, read in place of a packaged one; `instance` may then be None, else it must
         agree with the file.
-    sdk: release of the Neuron SDK; None takes the newest one on Trainium, and is the only one elsewhere.
+    sdk: release of the Neuron SDK; None takes the newest with the platform's usual backend on Trainium, and is the only
+        one elsewhere.
     Errors: an unknown instance, fewer than one node, an lnc that the instance does not offer, an unknown release, a
     wrong hardware file.
     """

@@ -15,7 +15,7 @@ from autoshard.plugins.found import every, load
 from autoshard.plugins.table import Table
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.evidence import Evidence
-from autoshard.spec.sdk import NEWEST, release, release_slowdown
+from autoshard.spec.sdk import is_before, release, release_slowdown
 
 FOLDER = Path(__file__).parent.parent / "hardware"
 MAX_FILE_BYTES = 1_000_000
@@ -175,15 +175,22 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None, 
 
 
 def under_release(cluster: Cluster, sdk: str | None) -> Cluster:
-    """A cluster with the speeds of the newest release of the Neuron SDK, as it is under another one; None: as it is.
+    """A cluster with the speeds of the newest release of the Neuron SDK, as it is under another one; None: under the
+    platform's usual one.
 
-    Raises AutoshardError for a release that is not known, and for one of a device that runs none.
+    Raises AutoshardError for a release that is not known, or older than the device, and for one of a device that runs
+    none.
     """
     if not cluster.platform.is_trainium:
         if sdk is not None:
             raise AutoshardError(f"sdk={show(sdk)} but {cluster.instance} does not run the Neuron SDK; leave sdk out")
         return cluster
-    named = NEWEST if sdk is None else release(sdk)
+    platform = cluster.platform
+    named = platform.usual_release if sdk is None else release(sdk)
+    if is_before(named, platform.first_release):
+        raise AutoshardError(
+            f"sdk={named} does not run on {cluster.instance}: the first release that does is {platform.first_release}"
+        )
     return replace(cluster.slowed(release_slowdown(cluster.layout_rules, named)), sdk=named)
 
 

@@ -8,6 +8,7 @@ Sources are in brackets as in backends/rules.py.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from autoshard.spec.sdk import NEWEST, NEWEST_WITH_NXD, RELEASES
 from autoshard.spec.stack import STACKS
 
 
@@ -67,10 +68,14 @@ class Platform:
     name: what hardware files and plans call it, in `layout_rules`.
     device: what one device is called.
     default_backend: what plans are made for, where nobody says.
+    usual_release: release of the Neuron SDK that plans are for, where nobody says: the newest with `default_backend`.
+    first_release: the oldest release of the Neuron SDK that runs there.
+    lacks_nxd: neuronx-distributed builds no layer of attention there.
     is_trainium: devices of the Neuron SDK: graphs are compiled ahead, its driver must be there, launches set its
         variables.
-    tp_degrees: by LNC (physical cores that a device joins), the tensor-parallel degrees that have groups. Its keys are
-        the LNCs that there are. Empty where any degree will do, and LNC means nothing.
+    tp_degrees: by LNC (physical cores that a device joins), the tensor-parallel degrees that have groups where an
+        instance has as many devices (`Cluster.tp_degrees`). Its keys are the LNCs that there are. Empty where any
+        degree will do, and LNC means nothing.
     has_aligned_groups: a group must have as many ranks, at the same places, in each of its nodes.
     has_adjacent_tp_ranks: the ranks of a tensor-parallel group must follow each other.
     torus: None where no group is folded.
@@ -86,6 +91,9 @@ class Platform:
     name: str
     device: str
     default_backend: str
+    usual_release: str = NEWEST
+    first_release: str = RELEASES[0]
+    lacks_nxd: bool = False
     is_trainium: bool = False
     tp_degrees: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
     has_aligned_groups: bool = False
@@ -115,6 +123,7 @@ TRN1 = Platform(
     name="trn1",
     device="NeuronCore",
     default_backend="nxd",
+    usual_release=NEWEST_WITH_NXD,
     is_trainium=True,
     # [SDK archive/nxd-training/mlp.rst; NxD parallel_state.py get_logic_chosen] Contiguous on the node; left out: tp=4,
     # whose ranks are strided.
@@ -139,6 +148,8 @@ TRN2 = Platform(
     name="trn2",
     device="logical NeuronCore",
     default_backend="nxd",
+    usual_release=NEWEST_WITH_NXD,
+    first_release="2.21",  # [SDK release notes of the documentation: 2.21.0 added the architecture of Trn2]
     is_trainium=True,
     # [as trn1's] Contiguous on the torus, or folded; left out: tp=16 at lnc 1 and tp=8 at lnc 2. An UltraServer adds
     # none: every source ends at the cores of one instance [SDK mlp.rst; trn2-llama3.1-405b-tutorial.rst, "up to 64"].
@@ -152,9 +163,10 @@ TRN2 = Platform(
     variables=TRN1.variables,
     stacks=tuple(STACKS),  # [Neuron release notes 2.33, components/torchneuron] Trn2 and Trn3 only
 )
-TRN3 = replace(TRN2, name="trn3", torus=None)
+TRN3 = replace(TRN2, name="trn3", default_backend="torch", usual_release=NEWEST, lacks_nxd=True, torus=None)
 """Degrees and kernels are those of trn2, a guess. Chips talk through switches: no group is folded along a torus
-[SDK about-neuron/arch/neuron-hardware/trn3-arch.rst]."""
+[SDK about-neuron/arch/neuron-hardware/trn3-arch.rst]. NxD makes weights of keys and values on trn1 and trn2, and raises
+elsewhere [NxD modules/qkv_linear.py _initialize_affine_weight]."""
 OTHER = Platform(name="none", device="device", default_backend="torch")
 """GPUs, and processes on a host: any degrees, any groups."""
 

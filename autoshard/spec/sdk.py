@@ -21,6 +21,9 @@ RELEASES = tuple(f"2.{minor}" for minor in range(4, 34))
 """Known releases, oldest first: from the first with a published result, to the newest one when this was written, 2.33
 of October 2026."""
 NEWEST = RELEASES[-1]
+NEWEST_WITH_NXD = "2.28"
+"""The release that users of NxD are to stay on [SDK announce-eos-nxdt-nxd-core-training: 2.28 is the last to include
+NxDT; announce-maintenance-nxdt-nxd-core-training repeats it with 2.30]."""
 
 
 def release(text: object) -> str:
@@ -33,6 +36,11 @@ def release(text: object) -> str:
             f"sdk={show(text)} is no release of the Neuron SDK that is known; known: {', '.join(RELEASES)}"
         )
     return found[1]
+
+
+def is_before(sdk: str, other: str) -> bool:
+    """Whether a known release is older than another one."""
+    return RELEASES.index(sdk) < RELEASES.index(other)
 
 
 @lru_cache(maxsize=1)

@@ -7,10 +7,15 @@ constants of a stack, and `cluster.stack` names it.
 
 from dataclasses import dataclass
 
+NATIVE_RELEASE = "2.31"
+"""The first release of the Neuron SDK with native PyTorch that is no private beta [SDK
+announce-maintenance-nxdt-nxd-core-training: "native PyTorch on Neuron (starting Neuron 2.31 and PyTorch 2.12)"]."""
 P2P_RELEASE = "2.33"
 """The first release of the Neuron SDK whose native PyTorch sends from rank to rank: torch-neuronx 2.13.3 [Neuron
 documentation 2.33, torch/guides/torch-distributed and training/best-practices have pipelines]. Betas failed with "No
 backend type associated with device type neuron"."""
+NATIVE_DEVICES = "native PyTorch on Neuron runs on trn2 and trn3"
+"""Begins sentences on other devices [Neuron release notes 2.33, components/torchneuron]."""
 FRAGMENTATION = 0.088
 """Share of a device's memory that its allocator cannot hand out: an out-of-memory at 23.5 of 25.77 GB of a rank (third
 party, tp=4, a 27B model, torch-neuronx beta). One case; 16 GB free in pieces of at most 58 MB were seen too."""

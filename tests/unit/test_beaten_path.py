@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from math import exp, sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -385,9 +386,25 @@ def test_every_published_layout_is_on_the_path(name: str) -> None:
     assert found is not None and found.unknown(plan.strategy) == ()
 
 
+@pytest.mark.parametrize(
+    ("model", "nodes", "length", "layout"),
+    [
+        ("gpt-neox-20b", 4, 2048, {"tp": 32, "recompute": "full"}),  # tp_dp_gpt_neox_20b_hf_pretrain
+        ("mistral-7b", 1, 4096, {"tp": 8, "recompute": "core_attention"}),  # megatron_mistral_config.yaml
+    ],
+)
+def test_examples_of_aws_are_on_the_path(model: str, nodes: int, length: int, layout: dict[str, Any]) -> None:
+    pins = {"pp": 1, "cp": 1, "microbatch_size": 1, "attention_kernel": "plain", **layout}
+    plan = plan_for(PlanRequest(model, "trn1.32xlarge", nodes, seq_len=length, fit_probability=0.01, top=0, pins=pins))
+    found = precedent(Problem(plan.model, plan.training, plan.cluster, "nxd"), Pins())
+    assert plan.backend == "nxd" and found is not None and found.unknown(plan.strategy) == ()
+
+
 def test_the_packaged_file_has_all_that_the_data_say() -> None:
     now = known(
-        sorted(DATA.glob("measured_trainium*.csv")), [DATA / "published_layouts.csv"], [DATA / "compiler_graphs.csv"]
+        sorted(DATA.glob("measured_trainium*.csv")),
+        sorted(DATA.glob("published_layouts*.csv")),
+        [DATA / "compiler_graphs.csv"],
     )
     by_name = {path.name: path for path in packaged().paths}
     for path in now.paths:

@@ -11,7 +11,6 @@ from autoshard.calibration.calibration import leaf_entry, leaves
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
-from autoshard.spec.sdk import NEWEST
 from autoshard.units import GB, GIB, TFLOPS
 
 HARDWARE = Path(__file__).parents[2] / "autoshard" / "hardware"
@@ -92,6 +91,13 @@ def test_trn1_is_16_chips_of_two_cores() -> None:
     assert cluster.inter_node_bandwidth_bytes_per_s(32) == pytest.approx(8 * 12.5 * GB * 0.52 / 32)
 
 
+def test_trn1n_has_twice_the_adapters_of_trn1() -> None:
+    one, two = load_cluster("trn1.32xlarge", 2), load_cluster("trn1n.32xlarge", 2)
+    assert (one.adapters_per_node, two.adapters_per_node) == (8, 16)
+    # 1,600 Gb/s a node: 16 adapters x 12.5 GB/s x 0.52 over 32 ranks
+    assert two.inter_node_bandwidth_bytes_per_s(32) == pytest.approx(16 * 12.5 * GB * 0.52 / 32)
+
+
 def test_reserve_of_trn1_is_microcode_runtime_code_and_scratchpad() -> None:
     device = load_cluster("trn1.32xlarge", 1).device
     assert device.reserved_memory_bytes == pytest.approx(96e6 + 0.3e6 + 500e6 + 500e6)
@@ -170,7 +176,7 @@ def test_round_trip_through_json_text(instance: str) -> None:
     assert json.dumps(to_json(again)) == text
     unset = {name for name in ("most_nodes", "sdk", "stack") if getattr(cluster, name) is None}
     assert set(to_json(cluster)) == {field.name for field in fields(Cluster)} - unset
-    assert cluster.platform.is_trainium == (cluster.sdk == NEWEST)
+    assert cluster.platform.is_trainium == (cluster.sdk == cluster.platform.usual_release)
 
 
 @pytest.mark.parametrize("instance", instances())

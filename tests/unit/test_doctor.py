@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.backends.registry import check_devices
 from autoshard.cli import main
 from autoshard.doctor.finding import Finding
 from autoshard.doctor.findings import checkpoint_bytes, findings
@@ -16,11 +17,14 @@ from autoshard.doctor.here import check_here
 from autoshard.doctor.machine import Machine, look
 from autoshard.doctor.native import numbers
 from autoshard.errors import AutoshardError
+from autoshard.explanation.describe import describe
+from autoshard.explanation.summary import summary
 from autoshard.interface.checking import MachineCheck
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
+from autoshard.spec.cluster import load_cluster
 from autoshard.units import GB
 from tests.unit.plan_examples import plan_70b, plan_one_device
 from tests.unit.test_nxd_configuration import changed
@@ -316,6 +320,32 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def put_instance(root: Path, name: str) -> Path:
     put(root, "sys/devices/virtual/dmi/id/product_name", f"{name}\n")
     return root
+
+
+def test_a_plan_of_native_pytorch_for_trn1_is_read_and_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objection = (
+        "native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge: this plan can be compared and "
+        "rehearsed, no more; plan for one of them, or with --backend nxd where it has the model"
+    )
+    pins = {"tp": 8, "pp": 1, "microbatch_size": 1}
+    plan = plan_for(PlanRequest("llama3-8b", "trn1.32xlarge", 2, backend="torch", top=0, pins=pins))
+    assert plan.notes.count(objection) == 1
+    page = " ".join(summary(describe(plan), 80, color=False).split())
+    assert "; native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge (" in page
+    given = " ".join(summary(describe(replace(plan, search=None, runners_up=())), 80, color=False).split())
+    assert given.endswith(", not searched; native PyTorch on Neuron runs on trn2 and trn3, not on trn1.32xlarge")
+    assert wrong(TRN1, plan)["instance"] == ("stops", objection)
+    with pytest.raises(AutoshardError) as error:
+        check_here(plan, put_instance(tmp_path, "trn1.32xlarge"))
+    assert str(error.value) == objection
+    write_plan(plan, "torch_trn1.json")
+    assert main(["launch", "torch_trn1.json", "--slurm"]) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {objection}\n"
+    assert main(["launch", "torch_trn1.json", "--slurm", "--program", "train.py"]) == 0
+    check_devices(load_cluster("cpu", 1), "torch")
+    check_devices(plan.cluster, "nxd")
 
 
 def test_a_run_does_not_start_on_another_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
+from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import PRECISIONS
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral
 from tests.unit.published_plans import published_plans
@@ -91,6 +92,28 @@ def test_what_cannot_be_carried_over_is_listed() -> None:
     assert any("expert_capacity_factor=1" in one for one in export(plan_mixtral(), "torchtitan-toml").left_out)
     assert "instance=trn1.32xlarge: Megatron-LM runs on GPUs" in export(plan_mixtral(), "megatron").left_out
     assert export(plan_interleaved(), "nxdt").left_out[-1] == "instance=cpu: NxD Training runs on Trainium"
+
+
+def test_what_nxdt_would_train_in_place_of_the_model_is_listed() -> None:
+    def told(model: str, length: int, cluster: str = "trn1.32xlarge", tp: int = 8) -> tuple[str, ...]:
+        world = load_cluster(cluster, 8).world_size
+        plan = changed(plan_70b(), cluster, 8, tp=tp, pp=1, dp=world // tp, stage_layers=(80,))
+        training = replace(plan.training, sequence_length=length)
+        return export(replace(plan, model=load_model(model), training=training), "nxdt").left_out
+
+    assert (
+        "head_dim=128: NxD Training takes hidden_size / num_attention_heads=160, another model, which checkpoints of "
+        "mistral-nemo-12b do not fit"
+    ) in told("mistral-nemo-12b", 8192)
+    window = "sliding_window=4096: hf_llama of NxD Training has none, queries see all of 16384 tokens"
+    assert window in told("mistral-7b", 16384)
+    assert not any(one.startswith(("head_dim", "sliding_window")) for one in told("mistral-7b", 4096))
+    rows = (
+        "random initial weights: on trn2.48xlarge NxD repeats rows of key-value weights, not heads; start from a "
+        "checkpoint (autoshard convert)"
+    )
+    assert rows in told("llama3-8b", 8192, "trn2.48xlarge", 16)
+    assert rows not in told("llama3-8b", 8192, "trn2.48xlarge", 4)
 
 
 def test_every_rule_of_nxd_that_is_broken_is_listed() -> None:

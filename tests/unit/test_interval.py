@@ -33,7 +33,7 @@ from autoshard.cost.known import DEVICE, MODEL, Measured
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.sdk import NEWEST, release_spread
+from autoshard.spec.sdk import NEWEST_WITH_NXD, release_spread
 from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.predicted_vs_measured_trainium import predictions
 
@@ -74,7 +74,7 @@ def test_an_ultraserver_is_of_its_devices_regime(monkeypatch: pytest.MonkeyPatch
 def test_what_nobody_measured_is_less_sure() -> None:
     low, high = step_time_factors(TRN1, MEASURED)
     further = step_time_factors(TRN1, replace(MEASURED, tp=16, dp=4))
-    of_release = NINETY_PERCENT * release_spread("trn1", NEWEST)
+    of_release = NINETY_PERCENT * release_spread("trn1", NEWEST_WITH_NXD)
     ends = [sqrt((BEYOND * end) ** 2 + of_release**2) for end in (regimes()["trn1"].low, regimes()["trn1"].high)]
     assert [log(one) for one in further] == pytest.approx([-ends[0], ends[1]])
     unmeasured = step_time_factors(TRN2, MEASURED)

@@ -184,7 +184,7 @@ def test_graphs_of_regions_do_not_depend_on_nodes() -> None:
 
 def test_the_variable_that_2_32_removed() -> None:
     gone = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"
-    for sdk, is_set in (("2.31", True), ("2.32", False), ("2.33", False), (None, True)):
+    for sdk, is_set in (("2.30", True), ("2.31", False), ("2.33", False), (None, True)):
         plan = plan_70b()
         plan = replace(plan, cluster=replace(plan.cluster, sdk=sdk))
         assert (gone in {one.name for one in variables(plan, OPTIONS, "cache")}) == is_set
@@ -211,6 +211,20 @@ def test_the_manifest() -> None:
         assert one["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "fsx"
     one_node = yaml.safe_load(pytorch_job(published_plans()["hf_llama_7B"], LaunchOptions("p.json", image="i")))
     assert list(one_node["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+
+
+def test_a_manifest_selects_nodes_by_types_that_there_are() -> None:
+    def of(plan: Plan) -> tuple[Any, str]:
+        text = pytorch_job(plan, replace(OPTIONS, image="i"))
+        return yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"], text
+
+    spec, text = of(plan_70b())
+    assert spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "trn1.32xlarge"}
+    assert "nodeSelector of" not in text
+    pins = {"tp": 4, "pp": 1}
+    spec, text = of(plan_for(PlanRequest("llama3-8b", "trn3-gen2", 2, backend="torch", top=0, pins=pins)))
+    assert "nodeSelector" not in spec
+    assert "# trn3-gen2 is no type of EC2: add the nodeSelector of your nodes.\n" in text
 
 
 def test_graphs_of_stages() -> None:

@@ -130,7 +130,7 @@ def test_a_plan_whose_experts_drop_other_tokens_says_so() -> None:
     found = replan(before, 1).plan
     assert found.strategy.ep == 1
     said = "each expert takes up to 32 of a sequence's 64 tokens from here on, 64 before: other tokens are dropped"
-    assert found.notes[-1] == said
+    assert said in found.notes
     assert other_slots(before, found) == said
     none_dropped = replace(before, training=replace(training, expert_capacity_factor=4.0))
     assert other_slots(before, none_dropped) == ""
@@ -215,10 +215,10 @@ EDITS = {
     f"there is: {', '.join(to_json(load_cluster('trn1.32xlarge', 1)))}",
     **dict.fromkeys(
         ('inputs.cluster.sdk="2.13"', "inputs.cluster.sdk=2.24", "inputs.cluster.sdk=2.20", "inputs.cluster.sdk=null"),
-        "--edit inputs.cluster.sdk: the speeds in the plan are those under 2.33; "
+        "--edit inputs.cluster.sdk: the speeds in the plan are those under 2.28; "
         "make a plan of another release with autoshard plan --sdk",
     ),
-    "inputs.cluster.sdk=2.33": "--edit inputs.cluster.sdk=2.33: the plan has that already",
+    "inputs.cluster.sdk=2.28": "--edit inputs.cluster.sdk=2.28: the plan has that already",
     "backend.x.y=1": "--edit backend.x.y: there is no x; a value",
     "tp=4": "--edit tp: fields begin with inputs, backend or strategy; did you mean strategy.tp?",
     "x=4": "--edit x: fields begin with inputs, backend or strategy; such as strategy.microbatch_size=2",

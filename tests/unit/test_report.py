@@ -322,7 +322,7 @@ def test_the_front_tells_layouts_apart_by_what_differs() -> None:
 
 
 def test_thinning_keeps_the_front_and_the_fastest_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = autoshard.search("llama3-8b", nodes=2)
+    result = autoshard.search("llama3-8b", nodes=2, seq_len=16384)
     columns, plan, priced = result.table(), result.plan, getattr(result.answer.result, "priced", None)
     monkeypatch.setattr("autoshard.reports.candidates.MOST_POINTS", 200)
     assert priced is not None

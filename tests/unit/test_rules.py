@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.native_neuron import device_objection
 from autoshard.backends.nxd import experts_on_every_rank
 from autoshard.backends.registry import BACKENDS
 from autoshard.backends.rules import Draft, Problem, all_rules, check_strategy, divisors, warnings
@@ -18,6 +19,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.traced_models import ODD
 
 LLAMA_70B, LLAMA_8B, LLAMA_13B = (load_model(name) for name in ("llama3-70b", "llama3-8b", "llama2-13b"))
+MISTRAL = load_model("mistral-7b")
 MIXTRAL, GPT3 = load_model("mixtral-8x7b"), load_model("gpt3-175b")
 TRN1, TRN2, CPU = load_cluster("trn1.32xlarge", 16), load_cluster("trn2.48xlarge", 4), load_cluster("cpu", 1)
 TRAINING = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
@@ -58,6 +60,34 @@ EXPERTS_OVER_NXD = {"tp": 32, "dp": 2, "ep": 2, "layers": QWEN3_MOE.num_hidden_l
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        on("trn2.3xlarge", 16),
+        {"tp": 32, "pp": 1},
+        "tp=32 is not a group of trn2.3xlarge at lnc 2; degrees that are: 1, 4",
+    ),
+    (
+        on("trn2.3xlarge", 4),
+        {"tp": 16, "pp": 1, "dp": 1},
+        "tp=16 is not a group of trn2.3xlarge at lnc 2; degrees that are: 1, 4",
+    ),
+    (
+        {"model": MISTRAL, "training": length(16384)},
+        {"layers": 32},
+        (
+            "attention_kernel=flash: NxD's sees all keys, and sliding_window=4096 of mistral-7b is less than "
+            "sequence_length=16384; use plain"
+        ),
+    ),
+    (
+        {"model": replace(LLAMA_70B, head_dim=256)},
+        {},
+        "attention_kernel=flash: NxD's takes a head_dim of at most 128, not 256 of llama3-70b; use plain",
+    ),
+    (
+        on("trn3-gen2", 16),
+        {"tp": 16},
+        "backend=nxd makes no key and value weights on trn3-gen2; use backend torch, or trn1 or trn2",
+    ),
     (
         {"model": IN_GROUPS, "backend": "torch"},
         {"tp": 8, "pp": 1, "dp": 64, "layers": IN_GROUPS.num_hidden_layers},
@@ -154,15 +184,12 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"model": LLAMA_13B, **on("trn1.32xlarge", 4)},
         {"tp": 32, "pp": 2, "layers": 40},
-        "tp=32 must divide num_attention_heads=40 of llama2-13b; degrees that fit here: 1, 2, 4, 8",
+        "tp=32 must divide num_attention_heads=40 of llama2-13b; degrees that fit here: 1, 2, 8",
     ),
     (
         {"model": replace(LLAMA_70B, num_attention_heads=96, num_key_value_heads=12)},
         {},
-        (
-            "tp=32 must divide num_key_value_heads=12 of llama3-70b or be a multiple of it; "
-            "degrees that fit here: 1, 2, 3, 4, 6, 12, 24, 48, 96"
-        ),
+        ("tp=32 must divide num_key_value_heads=12 of llama3-70b or be a multiple of it; degrees that fit here: 1, 2"),
     ),
     (
         {"model": replace(LLAMA_70B, intermediate_size=28656)},
@@ -196,14 +223,20 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "tp x cp x dp=24 straddles nodes unevenly; it must divide their 32 devices or be a multiple of them",
     ),
     (
-        on("trn1.32xlarge", 4),
-        {"tp": 8, "pp": 8, "dp": 2},
-        "dp=2 must be 1 or at least 4 with tp=8 where pp=8 is more than 1: NxD Training checks it",
+        on("trn1.32xlarge", 1),
+        {"tp": 1, "pp": 8, "dp": 4},
+        (
+            "dp=4 must be 1, 8 or at least 32 where pp=8 is more than 1 and tp=1: nobody is known to have run another "
+            "dp with tp below 8, and older code of NxD Training asserts it"
+        ),
     ),
     (
         on("trn1.32xlarge", 1),
-        {"tp": 1, "pp": 8, "dp": 4},
-        "dp=4 must be 1, 8 or at least 32 where pp=8 is more than 1: NxD Training checks it",
+        {"tp": 2, "pp": 8, "dp": 2},
+        (
+            "dp=2 must be 1 or at least 16 where pp=8 is more than 1 and tp=2: nobody is known to have run another dp "
+            "with tp below 8, and older code of NxD Training asserts it"
+        ),
     ),
     (
         {"model": GPT3, "training": length(2048)},
@@ -467,6 +500,9 @@ def test_every_rule_is_broken_once() -> None:
 
 LEGAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
+    ({"model": MISTRAL, "training": length(4096)}, {"layers": 32}),
+    ({"model": MISTRAL, "training": length(16384)}, {"layers": 32, "attention_kernel": "plain"}),
+    (on("trn1.32xlarge", 8), {"tp": 8, "pp": 16}),  # AWS's megatron_llama_70b_config.yaml
     ({}, {"dp": 1, "cp": 2, "context_parallel": "ring"}),
     ({}, {"num_virtual_stages": 2, "schedule": "interleaved"}),
     ({}, {"stage_layers": (11, *(10,) * 6, 9)}),
@@ -549,7 +585,9 @@ def test_warnings_name_what_nxd_gets_wrong() -> None:
         ),
     )
     assert warnings(problem(), strategy(tp=8, dp=8)) == ()
-    assert warnings(problem(backend="torch"), strategy(dp=1, cp=2)) == ()
+    on_torch = problem(backend="torch")
+    assert warnings(on_torch, strategy(dp=1, cp=2)) == (device_objection(on_torch.cluster),)
+    assert warnings(on_torch._replace(cluster=load_cluster("h100-80gb", 1)), strategy(dp=1, cp=2)) == ()
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, (1,)), (12, (1, 2, 3, 4, 6, 12)), (49, (1, 7, 49))])

@@ -170,6 +170,31 @@ def test_words_that_are_no_layout_are_no_file(layout: str, message: str) -> None
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize(
+    ("trainer", "tp", "machine"),
+    [
+        ("devices: 32, lnc: 1", 32, ("trn1.32xlarge", 1)),
+        ("devices: 2", 2, ("trn1.2xlarge", 1)),
+        ("devices: 8", 8, ("trn1.32xlarge", 1)),
+        ("devices: 4, lnc: 2", 4, ("trn2.3xlarge", 2)),
+        ("devices: 64, lnc: 2", 32, ("trn2.48xlarge", 2)),
+        ("devices: 128, lnc: 1", 32, ("trn2.48xlarge", 1)),
+    ],
+)
+def test_the_machine_of_an_nxdt_configuration_follows_from_its_devices(
+    trainer: str, tp: int, machine: tuple[str, int]
+) -> None:
+    text = NXDT.replace("devices: 32, num_nodes: 16", f"{trainer}, num_nodes: 1")
+    text = text.replace("tensor_model_parallel_size: 32", f"tensor_model_parallel_size: {tp}")
+    Path("devices.yaml").write_text(text.replace("pipeline_model_parallel_size: 8", "pipeline_model_parallel_size: 1"))
+    found = read_written("devices.yaml", {"model": "llama3-70b"})
+    cluster = found.problem.cluster
+    assert (cluster.instance, cluster.lnc) == machine
+    said = "8 devices a node, as the file says; trn1.32xlarge has 32 at lnc 1, and the layout takes all of them"
+    assert found.warnings == ((said,) if trainer == "devices: 8" else ())
+    assert read_written("devices.yaml", {"model": "llama3-70b", "instance": "trn2.48xlarge"}).warnings == ()
+
+
 def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[str]) -> None:
     text = "model: llama3-70b\nnodes: 16\ntp: 8\npp: 64\nvpp: 2\nrecompute: none\n"
     found = scored(capsys, written("r.yaml", text))

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,22 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import release_note
 from autoshard.errors import AutoshardError
+from autoshard.explanation.answers import price_row
+from autoshard.planner.cached_search import Searches
+from autoshard.planner.planning import plan_for
+from autoshard.planner.request import PlanRequest
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.sdk import NEWEST, RELEASES, release, release_slowdown, release_spread, stack_slowdown
+from autoshard.spec.sdk import (
+    NEWEST,
+    NEWEST_WITH_NXD,
+    RELEASES,
+    release,
+    release_slowdown,
+    release_spread,
+    stack_slowdown,
+)
 from benchmarks.fitted import DATA
+from tests.unit.plan_examples import plan_70b
 
 ROWS = {row["id"]: row for row in read_rows(DATA / "measured_trainium.csv")}
 
@@ -31,7 +45,7 @@ def test_a_release_slows_everything_by_its_factor() -> None:
         cluster = load_cluster("trn1.32xlarge", 16, sdk=sdk)
         slower = estimate(case.model, case.training, cluster, case.strategy).step_time_s
         assert slower == pytest.approx(release_slowdown("trn1", sdk) * newest, rel=1e-9)
-    assert load_cluster("trn1.32xlarge", 16) == load_cluster("trn1.32xlarge", 16, sdk=NEWEST)
+    assert load_cluster("trn1.32xlarge", 16) == load_cluster("trn1.32xlarge", 16, sdk=NEWEST_WITH_NXD)
     assert release_slowdown("trn1", "2.4") > 1.25 and 1.02 < release_slowdown("trn1", "2.13") < 1.12
 
 
@@ -90,6 +104,52 @@ def test_plans_hold_the_release(tmp_path: Path, capsys: pytest.CaptureFixture[st
     del values["sha256"]
     file.write_text(json.dumps(values), encoding="utf-8")
     assert main(["validate", str(file)]) == 0, "plans of before name no release"
+
+
+def test_a_plan_is_for_the_newest_release_with_its_backend() -> None:
+    pins: dict[str, Any] = {"tp": 4, "pp": 1}
+
+    def sdk_of(instance: str, **given: Any) -> str | None:
+        return plan_for(PlanRequest("llama3-8b", instance, 1, top=0, pins=pins, **given)).cluster.sdk
+
+    assert [sdk_of("trn2.48xlarge", backend=one) for one in ("nxd", "torch")] == [NEWEST_WITH_NXD, NEWEST]
+    assert sdk_of("trn3-gen1") == NEWEST and sdk_of("trn2.48xlarge") == NEWEST_WITH_NXD
+    assert sdk_of("trn2.48xlarge", backend="torch", sdk="2.32") == "2.32"
+    assert load_cluster("trn1.32xlarge", 1).sdk == NEWEST_WITH_NXD
+    no_layers = plan_for(PlanRequest("gemma3-1b", "trn2.48xlarge", 1, top=0, pins={"tp": 1, "pp": 1}))
+    assert (no_layers.backend, no_layers.cluster.sdk) == ("torch", NEWEST)
+
+
+def test_no_price_is_told_of_an_instance_that_the_release_does_not_run_on() -> None:
+    plan = replace(plan_70b(), cluster=load_cluster("trn1.32xlarge", 16, sdk="2.20"))
+    assert price_row(Searches(), plan, "trn2.48xlarge") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            ["--instance", "trn2.48xlarge", "--sdk", "2.4"],
+            "sdk=2.4 does not run on trn2.48xlarge: the first release that does is 2.21",
+        ),
+        (
+            ["--instance", "trn3-gen1", "--sdk", "2.4"],
+            "sdk=2.4 does not run on trn3-gen1: the first release that does is 2.21",
+        ),
+        *(
+            (
+                ["--instance", "trn2.48xlarge", "--backend", "torch", "--sdk", sdk],
+                f"sdk={sdk} has no native PyTorch on Neuron, which backend torch needs: it is there from 2.31 on",
+            )
+            for sdk in ("2.22", NEWEST_WITH_NXD)
+        ),
+    ],
+)
+def test_a_release_runs_on_the_instance_and_has_the_backend(
+    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", "llama3-8b", *options]) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {text}\n"
 
 
 def test_a_release_widens_the_interval() -> None:

@@ -315,7 +315,7 @@ def real_texts() -> dict[str, str]:
 EDITS: list[tuple[str, object, str]] = [
     ("inputs/model/norm_eps", 1e-4, ""),
     ("inputs/model/rope_theta", 10000, ""),
-    ("inputs/model/sliding_window", 4096, "estimate"),
+    ("inputs/model/sliding_window", 8192, ""),
     ("inputs/training/expert_capacity_factor", 2, ""),
     ("inputs/cluster/inter_node/bandwidth_bytes_per_s", 1e9, "estimate"),
     ("inputs/cluster/intra_node/3/link/bandwidth_bytes_per_s", 1e9, "estimate"),

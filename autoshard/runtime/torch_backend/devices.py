@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from autoshard.backends.native_neuron import check_native, compiles_only
+from autoshard.backends.native_neuron import check_native, compiles_only, device_objection
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.worker import Reporter, peak_memory_bytes
@@ -112,10 +112,11 @@ def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
     try:
         device = torch.device("neuron")
     except RuntimeError:
-        raise AutoshardError(
-            f"device=neuron: torch {torch.__version__} knows no such device; install native PyTorch for Neuron "
-            "(TorchNeuron), or run with --backend nxd; --device cpu computes on the host"
-        ) from None
+        reason = device_objection(plan.cluster) or (
+            f"torch {torch.__version__} knows no such device; install native PyTorch for Neuron (TorchNeuron), or run "
+            "with --backend nxd"
+        )
+        raise AutoshardError(f"device=neuron: {reason}; --device cpu computes on the host") from None
     check_native(plan.training.precision, plan.strategy.pp, plan.cluster.has_p2p)
     ranks_per_machine = min(plan.mesh.world_size, plan.cluster.devices_per_node)
     for name, value in (("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", ranks_per_machine)):
