@@ -21,21 +21,14 @@ class WrittenLayout:
     """A layout that a file describes.
 
     options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
-<<<<<<< HEAD
     fields: of Strategy, for choices that no option pins. stages: where the format's own cut of a model is not even:
     (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be
     taken over unchanged. warnings: what the file says that changes the step and is not in the price. products: what it
     says of products of matrices in fewer bits -> the precision here. drops: what it says of dropout, empty for nothing.
-    overlaps: the framework on GPUs, where it hides transfers behind work; else empty.
-=======
-    fields: of Strategy, for choices that no option pins. complete: whether absent options have the format's defaults,
-    rather than being left to the search. model: what the file says of its model. training_fields: of TrainingSpec,
-    where the file overrules what `autoshard plan` takes. notes: what could not be taken over unchanged. warnings: what
-    the file says that changes the step and is not in the price. devices_per_node: those that the file starts processes
-    for, None where it does not say. drops: what it says of dropout, empty for nothing.
->>>>>>> fix_ne
+    overlaps: the framework on GPUs, where it hides transfers behind work; else empty. devices_per_node: those that the
+    file starts processes for, None where it does not say.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
     matter to the price.
     """
@@ -49,11 +42,8 @@ class WrittenLayout:
     training_fields: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-<<<<<<< HEAD
     products: Mapping[str, str] = field(default_factory=dict)
-=======
     devices_per_node: int | None = None
->>>>>>> fix_ne
     drops: str = ""
     overlaps: str = ""
     left_out: tuple[str, ...] = ()
