@@ -209,7 +209,9 @@ def test_a_shorter_model_gets_its_own_length_and_a_note() -> None:
             {"model": "gpt-oss-20b", "nodes": 2, "tp": 8, "cp": 2, "seq_len": 2048, "global_batch": 64},
             (
                 "no layout: cp=2 with the experts of gpt-oss-20b is not supported on nxd; use cp=1 or backend torch; "
-                "backend=nxd has no layers for model_type=gpt_oss of gpt-oss-20b; use backend torch"
+                "backend=nxd has no layers for model_type=gpt_oss of gpt-oss-20b; use backend torch; "
+                "attention_kernel=flash: NxD's sees all keys, and sliding_window=128 of gpt-oss-20b is less than "
+                "sequence_length=2048; use plain"
             ),
         ),
         (

@@ -124,7 +124,9 @@ def test_a_schedule_that_a_search_takes_for_having_run_is_promising() -> None:
     few, slower = searches.promising(problem, Pins()), network.scaled(problem, 0.25)
     best = searches.best(slower, Pins())
     assert best.strategy.schedule == "gpipe"
-    assert searches.best(slower, Pins(), among=few) == best
+    found = searches.best(slower, Pins(), among=few)  # of a mesh and a schedule one kind of ring is taken
+    assert found.strategy == replace(best.strategy, context_parallel=found.strategy.context_parallel)
+    assert found.estimate.step_time_s < 1.01 * best.estimate.step_time_s
 
 
 def test_where_none_of_some_layouts_fits_all_are_searched() -> None:
