@@ -182,7 +182,7 @@ def megatron_layout(text: str) -> WrittenLayout:
 
 
 def _products(flags: dict[str, str]) -> dict[str, str]:
-    """What the flags say of products in fewer bits than 16 -> the precision here."""
+    """The precision here, by what the flags say of products in fewer bits than 16."""
     names = {"fp8-format": FP8_RECIPES.get(flags.get("fp8-recipe", ""), "fp8"), "fp4-format": "nvfp4"}
     return {f"--{flag} {flags[flag]}": name for flag, name in names.items() if flag in flags}
 

@@ -26,7 +26,7 @@ def document_mask_bytes(plan: Plan) -> int:
 
 
 def _masks_kept(plan: Plan, stage: Stage) -> int:
-    """Of a microbatch: one for each window and chunk."""
+    """The number of masks that a stage keeps of a microbatch: one for each window and chunk."""
     kinds = [kind for kind, _ in plan.model.kind_counts(stage.first_layer, stage.stop_layer)]
     found = [op.attributes for op in plan.graph(kinds, False, False).operators if op.kind == "attention"]
     kept = [one for one in found if one["kernel"] != "plain" and one.get("context_parallel") not in RINGS]
