@@ -78,8 +78,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     from autoshard.plans.validate import in_file
 
     written = read_written_layout(file)
-    said = {name: value for name, value in written.options.items() if name not in given}
-    options = {**_checked(file, said), **given}
+    of_file = {name: value for name, value in written.options.items() if name not in given}
+    options = {**_checked(file, of_file), **given}
     if not (written.complete or recipes):
         raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
     model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
@@ -87,7 +87,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     problem, notes = _problem(file, request, written, model)
     warnings = written.warnings
     if problem.training.precision.products is None:
-        in_bits = (IN_FEWER_BITS.format(said=said, precision=name) for said, name in written.products.items())
+        in_bits = (IN_FEWER_BITS.format(said=words, precision=name) for words, name in written.products.items())
         warnings = (*in_bits, *warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)

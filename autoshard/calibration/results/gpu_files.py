@@ -37,8 +37,9 @@ NAMES = {
 }
 """Key of the hardware file's calibration -> constant."""
 ATTENTION = {"a100": "flash_attention_2", "h100": "cudnn", "blackwell": "cudnn"}
-"""Family -> the flash kernel that torch's scaled_dot_product_attention takes there: cuDNN's where a device has compute
-capability 9.0 or 10.0 [pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention]."""
+"""Family -> the flash kernel that torch's scaled_dot_product_attention takes there: cuDNN's, where cuDNN is new enough,
+on devices of compute capability 9 and 10 [pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+check_prefer_cudnn_attention; some releases say 9.0 and 10.0 alone, so that of B300 and GB300, 10.3, it is a guess]."""
 QUANTIZED = {"float8": "fp8_efficiency", "mxfp8": "mxfp8_efficiency", "nvfp4": "nvfp4_efficiency"}
 """Format of products in a hardware file -> constant."""
 POWERED = ("matmul_efficiency", "attention_efficiency")
