@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.collectives import CollectiveLaw, collective_law, ends_shape, group_shape
 from autoshard.cost.compute import memory_s
 from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.zero_sharding import Contents, ModelContents, gathered_difference_bytes, zero_axes
+from autoshard.cost.zero_sharding import Contents, Counts, ModelContents, gathered_difference_bytes, zero_axes
 from autoshard.layout.mesh import REPLICA_AXES, Mesh
 from autoshard.rows import Number, anywhere
 from autoshard.spec.cluster import Cluster, Device
@@ -79,12 +79,24 @@ class AfterLastMicrobatch:
             travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in units)
             quantized = tuple(unit.quantized.get(axes, 0) for unit in units)
             self._summed.append(_Summed(shared, within, owners, elements, travels, quantized))
+        self._tied_s = self._of_tied(contents.tied, mesh)
+
+    def _of_tied(self, tied: Counts, mesh: Mesh) -> float:
+        """Seconds in which both ends of a pipeline sum the gradient of the table that they share: a tensor by itself,
+        of which ZeRO-2 and -3 have left a rank its shard."""
+        if not tied:
+            return 0.0
+        law = collective_law("all_reduce", ends_shape(self._order, self._cluster), self._cluster)
+        owners = {axes: mesh.size(zero_axes(axes)) if self._zero >= 2 else 1 for axes in tied}
+        size = sum(count / owners[axes] for axes, count in tied.items()) * self._reduce_bytes
+        return self._software.link_slowdown * float(law.time_s(size))
 
     def of_rank(self, blocks: int, first: bool, last: bool) -> After:
         """Seconds of one rank of a model whose blocks are alike. blocks: how many it has. first, last: whether it has
         the first, the last rank's end.
 
-        Sums over tensor-parallel axes come first (norms, replicated key-value heads), then one reduce-scatter of all
+        The sum of a table that both ends of the pipeline have comes first, then those over tensor-parallel axes (norms,
+        replicated key-value heads), then one reduce-scatter of all
         gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
         all-reduce, counted under the first of both. So is the all-reduce of all shards over their replicas, once a
         step under every stage. Axes over which a gradient is whole on every rank are not summed over. What ZeRO-2 and
@@ -99,7 +111,8 @@ class AfterLastMicrobatch:
         def on_rank(counts: Sequence[float]) -> Number:
             return sum([time * count for time, count in zip(times, counts, strict=True) if count])
 
-        scatter_s = gather_s = other_s = owned = repeated = cast = 0.0
+        scatter_s = gather_s = owned = repeated = cast = 0.0
+        other_s: Number = self._tied_s if first or last else 0.0
         scattered: dict[tuple[str, ...], Number] = {}
         gathered: dict[tuple[str, ...], Number] = {}
         owners_of: dict[tuple[str, ...], int] = {}

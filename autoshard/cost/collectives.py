@@ -1,7 +1,7 @@
 """Seconds of a collective: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2, prod
 from typing import NamedTuple
@@ -74,6 +74,19 @@ def _group_shape(
         outside = [(size, step) for name, size, step in placed.axes if name not in axes]
         near = _unevenly_near(over, _over_nodes(outside, node), domain)
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
+
+
+def ends_shape(mesh: tuple[tuple[str, int], ...], cluster: Cluster) -> GroupShape:
+    """The shape of the groups of the first and the last pipeline rank, which share a table. Arguments as of
+    `group_shape`."""
+    along = group_shape(mesh, ("pp",), cluster)
+    if along.size <= 2:
+        return along
+    if along.nodes == 1:
+        return replace(along, size=2, ranks_per_node=2, stride=along.span - 1)
+    senders = max(1, along.senders_per_node // along.ranks_per_node)  # ranks between the ends are silent
+    near = 2 if along.nodes_per_domain == along.nodes else 1
+    return replace(along, size=2, ranks_per_node=1, nodes=2, span=1, senders_per_node=senders, nodes_per_domain=near)
 
 
 class _Placed(NamedTuple):

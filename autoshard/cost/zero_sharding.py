@@ -254,12 +254,14 @@ def contents_of(part: Part | ProgramWork) -> Contents:
 
 
 class ModelContents(NamedTuple):
-    """Contents of a block of each kind, and of the first and the last rank's end. table: matrices of the embedding."""
+    """Contents of a block of each kind, and of the first and the last rank's end. table: matrices of the embedding.
+    tied: what both ends have, where they are two ranks: its gradients are summed over these besides."""
 
     blocks: Mapping[int, Contents]
     first: Contents
     last: Contents = Contents()
     table: Counts = {}
+    tied: Counts = {}
 
 
 def model_contents(
@@ -267,19 +269,25 @@ def model_contents(
     embedding: Part | ProgramWork,
     head: Part | ProgramWork,
     tied: Part | ProgramWork | None,
+    together: bool,
 ) -> ModelContents:
-    """Contents of a model. blocks: one of each kind. tied: embedding and head, where they share their table on one
-    rank."""
+    """Contents of a model. blocks: one of each kind. tied: embedding and head on one rank, where they share a table.
+    together: whether they are on one rank."""
     of_blocks, first = {kind: contents_of(block) for kind, block in blocks.items()}, contents_of(embedding)
-    if tied is not None:
+    if tied is None:
+        return ModelContents(of_blocks, first, contents_of(head), first.matrices)
+    if together:
         return ModelContents(of_blocks, contents_of(tied), table=first.matrices)
-    return ModelContents(of_blocks, first, contents_of(head), first.matrices)
+    last = contents_of(head)
+    twice = {axes: first.parameters.get(axes, 0) + last.parameters.get(axes, 0) for axes in tied.parameters}
+    shared = {axes: count - tied.parameters[axes] for axes, count in twice.items() if count > tied.parameters[axes]}
+    return ModelContents(of_blocks, first, last, first.matrices, shared)
 
 
 def parts_contents(parts: Sequence[Parts], pp: int) -> ModelContents:
     """Contents of a model whose virtual stages are made of these parts."""
     blocks = {kind: block for stage in parts for kind, block in stage.blocks.items()}
-    return model_contents(blocks, parts[0].embedding, parts[-1].head, parts[0].tied_ends if pp == 1 else None)
+    return model_contents(blocks, parts[0].embedding, parts[-1].head, parts[0].tied_ends, pp == 1)
 
 
 def parts_state(parts: Sequence[Parts], zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> State:

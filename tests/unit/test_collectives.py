@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.cost.collectives import KINDS, GroupShape, collective_law, collective_time_s, group_shape
+from autoshard.cost.collectives import KINDS, GroupShape, collective_law, collective_time_s, ends_shape, group_shape
 from autoshard.spec.cluster import Cluster, Link, instances, load_cluster
 from autoshard.units import GB, MB
 
@@ -124,6 +124,19 @@ def test_all_reduce_over_two_full_nodes_is_hierarchical() -> None:
 def test_all_to_all_over_two_nodes() -> None:
     # each rank sends 1/8 to each other: 3/8 GB in the node at 20 GB/s = 18.75 ms, 4/8 GB to the other at 5 GB/s = 0.1 s
     assert toy_s("all_to_all", GB, (("dp", 8),), "dp") == pytest.approx(18.75e-3 + 100e-3 + 3e-6 + 10e-6)
+
+
+def test_the_ends_of_a_pipeline_are_as_far_apart_as_it_is_long() -> None:
+    def ends(*mesh: tuple[str, int]) -> GroupShape:
+        return ends_shape(mesh, nodes_of(4))
+
+    assert ends(("pp", 2), ("tp", 2)) == shape((("pp", 2), ("tp", 2)), "pp")
+    assert ends(("pp", 4)) == GroupShape(2, 2, 1, 3, 4, 4)
+    assert ends(("pp", 4), ("tp", 4)) == GroupShape(2, 1, 2, 4, 1, 4)
+    # two stages a node: only one of them is an end
+    assert ends(("pp", 8), ("tp", 2)) == GroupShape(2, 1, 2, 2, 1, 2)
+    near = replace(TOY, nodes=8, nodes_per_domain=4, intra_domain=TOY.inter_node)
+    assert [ends_shape((("pp", n), ("tp", 4)), near).nodes_per_domain for n in (4, 8)] == [2, 1]
 
 
 def test_send_to_the_next_stage() -> None:

@@ -18,7 +18,7 @@ from autoshard.cost.local_shape import LocalShape, strategy_mesh
 from autoshard.cost.part import Part
 from autoshard.cost.stage import stage_parts, stage_pricer, strategy_parts
 from autoshard.cost.step import TIME_TERMS, pipeline_work
-from autoshard.cost.zero_sharding import parts_state
+from autoshard.cost.zero_sharding import parts_contents, parts_state, zero_axes
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.recompute import COMMON_SETS
@@ -26,11 +26,15 @@ from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.models.stage import parameter_count
 from autoshard.plans.rounding import rounded
+from autoshard.plans.step_collectives import step_collectives
 from autoshard.schedules import actions, simulate
 from autoshard.spec.cluster import Cluster, Device, Link, load_cluster
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.predicted_vs_measured_trainium import predictions
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of
 
 LLAMA_8B = load_model("llama3-8b")
 TINY: dict[str, Any] = {
@@ -194,6 +198,46 @@ def test_work_terms_are_those_of_all_microbatches() -> None:
     # bf16 gradients are read, the FP32 sum read and written
     speed = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
     assert one["gradient accumulation"] == pytest.approx(4 * (2 + 4 + 4) * parameter_count(LLAMA) / speed)
+
+
+def test_both_ends_of_a_pipeline_sum_the_gradient_of_their_table() -> None:
+    # 256 x 64 numbers, half on each of two tensor-parallel ranks, in FP32 between two of four neighbours: each way the
+    # other half, and two hops. ZeRO-2 has left a rank half of that.
+    cluster = replace(_devices(16), collective_launch_s=1e-5)
+    for zero, shards in ((0, 1), (1, 1), (2, 2), (3, 2)):
+        one = strategy(tp=2, pp=4, dp=2, zero=zero)
+        apart = values(estimate(LLAMA, TRAINING, cluster, one))["other gradient sums"]
+        tied = values(estimate(replace(LLAMA, tie_word_embeddings=True), TRAINING, cluster, one))["other gradient sums"]
+        assert tied - apart == pytest.approx(1e-5 + 2e-6 + 256 * 64 / 2 / shards * 4 / 1e9)
+    for alone in (strategy(tp=2), strategy(dp=2, zero=3)):  # one rank has both ends, and one table
+        apart = values(estimate(LLAMA, TRAINING, _devices(2), alone))["other gradient sums"]
+        tied = values(estimate(replace(LLAMA, tie_word_embeddings=True), TRAINING, _devices(2), alone))
+        assert tied["other gradient sums"] == apart
+
+
+TABLES = [
+    strategy(4, pp=4, zero=1),
+    strategy(4, tp=2, pp=2, dp=2, zero=3, num_virtual_stages=2, schedule="interleaved", sequence_parallel=False),
+    strategy(4, tp=2, pp=4, dp=2, zero=2),
+    strategy(4, pp=2, dp=2, cp=2, ep=2, zero=2),
+    strategy(4, pp=2, dp=4, dp_replicate=2, zero=3),
+]
+
+
+@pytest.mark.parametrize("name", ["deepseek v3", "deepseek v3 mtp", "deepseek v3 tied", "deepseek v3 mtp tied"])
+@pytest.mark.parametrize("one", TABLES)
+def test_what_the_ends_of_a_pipeline_share_is_what_a_step_sums(one: Strategy, name: str) -> None:
+    model = replace(
+        MODELS["deepseek v3"],
+        multi_token_prediction=MultiTokenPrediction() if "mtp" in name else None,
+        tie_word_embeddings="tied" in name,
+    )
+    plan = plan_of(model, one, 4, MIXED)
+    shared = parts_contents(strategy_parts(model, plan.training, plan.cluster, one), one.pp).tied
+    held = sum(count / (plan.mesh.size(zero_axes(axes)) if one.zero >= 2 else 1) for axes, count in shared.items())
+    for rank in (0, one.pp - 1):
+        summed = [c.bytes * count for c, count in step_collectives(plan, rank).items() if c.axes == ("pp",)]
+        assert summed == ([] if name == "deepseek v3" else [4 * held])
 
 
 def test_even_pipeline_has_the_textbook_bubble() -> None:

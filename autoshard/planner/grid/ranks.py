@@ -134,7 +134,7 @@ def rank_state(
 def _contents(units: Units, kinds: tuple[int, ...], together: bool) -> ModelContents:
     """Contents of the ranks that run these programs. together: whether one rank has both ends of the model."""
     blocks = dict(zip(kinds, units.blocks, strict=True))
-    return model_contents(blocks, units.embedding, units.head, units.tied if together else None)
+    return model_contents(blocks, units.embedding, units.head, units.tied, together)
 
 
 def stacked(states: Sequence[State]) -> State:

@@ -53,10 +53,12 @@ class LeastState(RankState):
     """The state of a rank if all tensor-parallel ranks share parameters evenly."""
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> ModelContents:
-        blocks, first, last, table = super()._contents_of(problem, mesh, _unshared(shape))
+        blocks, first, last, table, tied = super()._contents_of(problem, mesh, _unshared(shape))
         shared = {kind: _among(shape.tp, block) for kind, block in blocks.items()}
-        table = _among(shape.tp, Contents(matrices=table)).matrices
-        return ModelContents(shared, _among(shape.tp, first), _among(shape.tp, last), table)
+        tables = _among(shape.tp, Contents(tied, table))
+        return ModelContents(
+            shared, _among(shape.tp, first), _among(shape.tp, last), tables.matrices, tables.parameters
+        )
 
     def _state(self, hidden_bytes: float) -> State:
         """A bound: all that travels may hide behind work, and no gradient comes before all activations are gone."""
