@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from math import ceil
 from typing import Any
 
@@ -375,16 +375,22 @@ ANYBODYS = ("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention
 """Those that scripts of other frameworks have too."""
 
 
+_WRITTEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n]*""", re.DOTALL)
+"""Quoted texts and escaped characters, which stay as they are; line ends that are escaped; comments, up to their own
+line's end, escaped or not."""
+_SHOW = ("echo", "printf", "-e")
+"""Words before a text that is shown, not run."""
+
+
 def _flags(text: str) -> dict[str, str]:
     """The flags by name, without leading dashes -> what follows them, '' for nothing.
 
     Underscores are dashes, as in torchrun. Quotes around several words, of an array or a variable, are no matter.
     """
     try:
-        quoted = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = _words(text)
     except ValueError as error:
         raise AutoshardError(f"it is no command line: {error}") from None
-    words = [word for one in quoted for word in _unquoted(one)]
     flags: dict[str, str] = {}
     for index, word in enumerate(words):
         if word.startswith("--"):
@@ -395,14 +401,30 @@ def _flags(text: str) -> dict[str, str]:
     return flags
 
 
-def _unquoted(word: str) -> list[str]:
-    """The words in one that a shell takes as a whole: '--fp8-format hybrid', or 'ARGS=--bf16 --swiglu'."""
-    words = re.sub(r"^\w+\+?=(?=\s*--)", "", word).split()
-    begins = [one for one in words if one.startswith("--")]
-    if not begins or words[0] != begins[0]:
+def _words(text: str) -> list[str]:
+    """The words of a command line. Raises ValueError where a quote does not end."""
+    quoted = shlex.split(_WRITTEN.sub(lambda found: found[1] or " ", text))
+    return [word for before, one in pairwise(("", *quoted)) for word in _unquoted(one, before)]
+
+
+def _unquoted(word: str, before: str) -> list[str]:
+    """The words in one that a shell takes as a whole: '--fp8-format hybrid', 'ARGS=--bf16 --swiglu' or a command.
+
+    before: the word before it, of which it may be the value.
+    """
+    text = re.sub(r"^\w+\+?=", "", word)
+    flags = re.findall(r"(?<!\S)--\S+", text)
+    if not flags or text.split() == flags[:1]:
+        return [text.strip() if flags else word]
+    begins_with_one = text.split()[0] == flags[0]
+    is_value = begins_with_one and "=" in flags[0] and len(flags) == 1  # '--name=some words'
+    is_value |= not begins_with_one and (before in _SHOW or re.fullmatch("--[^=]+", before) is not None)
+    if text == word and is_value:
         return [word]
-    is_one_value = "=" in words[0] and len(begins) == 1  # '--name=some words'
-    return [word] if is_one_value else words
+    try:
+        return _words(text)
+    except ValueError:
+        return text.split()
 
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:

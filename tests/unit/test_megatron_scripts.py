@@ -33,6 +33,30 @@ def test_quotes_around_several_words(text: str) -> None:
     assert found.left_out == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "tp"),
+    [
+        ('CMD="pretrain_gpt.py --tensor-model-parallel-size 4 --num-layers 32"', 4),
+        ("export CMD=\" \\\n  `pwd`/pretrain_gpt.py \\\n  --tensor-model-parallel-size 4 \\\n  --num-layers 32 \\\n\"", 4),
+        ('MODEL="$MODEL --tensor-model-parallel-size=4"\n--num-layers 32', 4),
+        ('ARGS="--tensor-model-parallel-size=4"\n--num-layers 32', 4),
+        ("srun --label bash -c 'torchrun \"pretrain gpt.py\" --tensor-model-parallel-size 4 --num-layers 32'", 4),
+        ('CMD="it\'s pretrain_gpt.py --tensor-model-parallel-size 4 --num-layers 32"', 4),
+        ('echo "or --tensor-model-parallel-size 8"\n--num-layers 32', 1),
+        ('echo -e "or --tensor-model-parallel-size 8"\n--num-layers 32', 1),
+        ('--wandb-exp-name "not --tensor-model-parallel-size 8" --num-layers 32', 1),
+        ("# --tensor-model-parallel-size 8 \\\n--num-layers 32", 1),
+        ("# it's --tensor-model-parallel-size 8 \\\n--num-layers 32 # --num-layers 4", 1),
+        ("STEM=${NAME#pretrain_}; torchrun $STEM --num-layers 32 --tensor-model-parallel-size 4", 4),
+        ('ARGS="\n  --num-layers 32 \\\n  # --tensor-model-parallel-size 8 \\\n  --num-experts 8\n"', 1),
+    ],
+)
+def test_texts_that_a_shell_runs(text: str, tp: int) -> None:
+    """Flags of commands in quotes are read, behind any word; those of comments, shown texts and values are not."""
+    found = script(text)
+    assert (found.options["tp"], found.model.wanted["num_hidden_layers"]) == (tp, 32)
+
+
 @pytest.mark.parametrize("text", ["--tensor_parallel_size 8 --pipeline_parallel_size 2 --zero_1 --bf16", "--x"])
 def test_other_frameworks_scripts(text: str) -> None:
     with pytest.raises(AutoshardError) as error:
