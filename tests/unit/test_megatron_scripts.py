@@ -37,7 +37,7 @@ def test_quotes_around_several_words(text: str) -> None:
     ("text", "tp"),
     [
         ('CMD="pretrain_gpt.py --tensor-model-parallel-size 4 --num-layers 32"', 4),
-        ("export CMD=\" \\\n  `pwd`/pretrain_gpt.py \\\n  --tensor-model-parallel-size 4 \\\n  --num-layers 32 \\\n\"", 4),
+        ('export CMD=" \\\n  pretrain_gpt.py \\\n  --tensor-model-parallel-size 4 \\\n  --num-layers 32 \\\n"', 4),
         ('MODEL="$MODEL --tensor-model-parallel-size=4"\n--num-layers 32', 4),
         ('ARGS="--tensor-model-parallel-size=4"\n--num-layers 32', 4),
         ("srun --label bash -c 'torchrun \"pretrain gpt.py\" --tensor-model-parallel-size 4 --num-layers 32'", 4),
