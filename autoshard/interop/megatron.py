@@ -124,9 +124,9 @@ def megatron_layout(text: str) -> WrittenLayout:
     Degrees default to 1, as in Megatron. Raises AutoshardError for values that make no layout.
     """
     flags = _flags(text)
-    if not flags.keys() & set(READ).difference(ANYBODYS):
+    if not (flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS)):
         raise AutoshardError(
-            "none of its arguments is Megatron's, such as --tensor-model-parallel-size or --num-layers"
+            "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
         )
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
@@ -371,8 +371,12 @@ READ = (
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
-ANYBODYS = ("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend")
-"""Those that scripts of other frameworks have too."""
+MOST_FLAGS = ("num-layers", "hidden-size", "num-attention-heads")
+ANYBODYS = (
+    *("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend", "seq-length"),
+    *("micro-batch-size", "global-batch-size", "context-parallel-size", "num-experts", *MOST_FLAGS),
+)
+"""Those that scripts of other frameworks have too, if not all of MOST_FLAGS."""
 
 
 _WRITTEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n]*""", re.DOTALL)

@@ -179,7 +179,7 @@ def test_a_size_that_the_named_model_has_otherwise_is_refused(key: str, value: o
 )
 def test_megatrons_sizes_are_compared_too(flags: str, text: str) -> None:
     with pytest.raises(AutoshardError) as error:
-        imported(f"--hidden-size 4096 {flags}", "train.sh", model="llama2-7b")
+        imported(f"--hidden-size 4096 --tensor-model-parallel-size 1 {flags}", "train.sh", model="llama2-7b")
     assert str(error.value) == text
 
 

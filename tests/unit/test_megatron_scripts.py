@@ -53,16 +53,30 @@ def test_quotes_around_several_words(text: str) -> None:
 )
 def test_texts_that_a_shell_runs(text: str, tp: int) -> None:
     """Flags of commands in quotes are read, behind any word; those of comments, shown texts and values are not."""
-    found = script(text)
+    found = script(f"{text}\n--swiglu")
     assert (found.options["tp"], found.model.wanted["num_hidden_layers"]) == (tp, 32)
 
 
-@pytest.mark.parametrize("text", ["--tensor_parallel_size 8 --pipeline_parallel_size 2 --zero_1 --bf16", "--x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--tensor_parallel_size 8 --pipeline_parallel_size 2 --zero_1 --bf16",
+        "--x",
+        "--max_context_width=8192 --num_layers=32 --hidden_width=4096 --num_heads=32 --offload_activations=1",
+        "--num_layers 44 --hidden_size 6144 --micro_batch_size 1 --context_parallel_size 2 --global-batch-size 8",
+        "--num-experts 288 --num-tokens 128 --seq-length 8192 --experiment-name test --tp 2",
+    ],
+)
 def test_other_frameworks_scripts(text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         script(f"torchrun --nproc_per_node 32 finetune.py {text}")
-    told = "none of its arguments is Megatron's, such as --tensor-model-parallel-size or --num-layers"
+    told = "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
     assert str(error.value) == f"train.sh: {told}"
+
+
+def test_a_model_is_megatrons_too() -> None:
+    found = script("torchrun pretrain.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 2048")
+    assert (found.options["tp"], found.model.whole) == (1, True)
 
 
 def test_megatron_deepspeed() -> None:
