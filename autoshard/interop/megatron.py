@@ -157,6 +157,8 @@ def megatron_layout(text: str) -> WrittenLayout:
         "sequence_parallel": "sequence-parallel" in flags and options["tp"] > 1,
         "zero": _zero(flags),
     }
+    if "global_batch" not in options:
+        fields["one_microbatch"] = True
     instances = whole_number(f"--{INSTANCES}", flags.get(INSTANCES, "1"))
     if fields["zero"] and instances > 1:
         fields["dp_replicate"] = instances
@@ -175,10 +177,17 @@ def megatron_layout(text: str) -> WrittenLayout:
         warnings=(*approximations, *_warnings(flags, options)),
         products=_products(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
+        devices_per_node=_processes(flags),
         overlaps="Megatron",
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
+
+
+def _processes(flags: dict[str, str]) -> int | None:
+    """Processes of each node; None where the flags leave it to torchrun or to a variable."""
+    said = flags.get("nproc-per-node", "")
+    return whole_number("--nproc-per-node", said) if said.isdigit() else None
 
 
 def _products(flags: dict[str, str]) -> dict[str, str]:

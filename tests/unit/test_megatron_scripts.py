@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, read_written_layout
+from autoshard.planner.written import Written, read_written
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -15,6 +16,11 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 def script(text: str) -> WrittenLayout:
     Path("train.sh").write_text(text)
     return read_written_layout("train.sh")
+
+
+def written(text: str, **options: object) -> Written:
+    Path("train.sh").write_text(text)
+    return read_written("train.sh", {"model": "llama3-8b", "instance": "h100-80gb", "nodes": 3, **options})
 
 
 @pytest.mark.parametrize(
@@ -87,3 +93,25 @@ def test_megatron_deepspeed() -> None:
     assert script("--zero-stage 0 --use-distributed-optimizer").fields["zero"] == 0
     with pytest.raises(AutoshardError, match=r"^train.sh: --zero-stage is 4; it must be 0, 1, 2 or 3$"):
         script("--zero-stage 4")
+
+
+def test_without_a_global_batch_each_replica_takes_one_microbatch() -> None:
+    text = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --micro-batch-size 2"
+    told = "without one in the file Megatron takes one microbatch of each replica"
+    found = written(text)
+    assert found.problem.training.global_batch_size == 2 * 3
+    assert f"global batch of 2 x dp=3: {told}" in found.notes
+    assert written(text, micro_batch=1).problem.training.global_batch_size == 3
+    given = written(text, global_batch=12)
+    assert given.problem.training.global_batch_size == 12 and told not in " ".join((*given.notes, *given.warnings))
+    own = written(f"{text} --global-batch-size 24")
+    assert own.problem.training.global_batch_size == 24 and told not in " ".join((*own.notes, *own.warnings))
+
+
+def test_processes_of_a_node_that_are_not_its_devices() -> None:
+    def warnings(said: str) -> tuple[str, ...]:
+        return written(f"torchrun {said} pretrain_gpt.py --tensor-model-parallel-size 4").warnings
+
+    told = "4 devices a node, as the file says; h100-80gb has 8, and the layout takes all of them"
+    assert warnings("--nproc_per_node 4") == (told,)
+    assert [warnings(f"--nproc_per_node {said}") for said in ("8", "$GPUS_PER_NODE", "gpu")] == [()] * 3
