@@ -115,6 +115,9 @@ TP_PP_DP = "dp-pp-cp-tp"
 FP8_RECIPES = {"blockwise": "fp8_block", "mxfp8": "mxfp8"}
 """--fp8-recipe and the precision here, where it is not fp8."""
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+SHARDING_FLAG, USUAL_SHARDING = "data-parallel-sharding-strategy", "optim_grads_params"
+"""What --use-megatron-fsdp shards, and what it does without that flag, since Megatron-Core 0.18; before, nothing."""
+TORCH_FSDP, TORCH_FSDP_ZERO_2 = "use-torch-fsdp2", "torch-fsdp2-no-reshard-after-forward"
 KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
 
@@ -149,6 +152,9 @@ def megatron_layout(text: str) -> WrittenLayout:
         options["axis_order"] = TP_PP_DP
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
     notes: tuple[str, ...] = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
+    if "use-megatron-fsdp" in flags and not {SHARDING_FLAG, DEEPSPEED_ZERO} & flags.keys():
+        older = "before core_v0.18.0 it was no_shard"
+        notes += (f"--use-megatron-fsdp without --{SHARDING_FLAG}: {USUAL_SHARDING}, Megatron's default; {older}",)
     if (etp := _expert_ranks(flags, options["tp"])) is not None and _is_spread(options, etp):
         options["etp"] = etp
     if "axis_order" in options and options["ep"] > 1:
@@ -373,7 +379,7 @@ READ = (
     *("moe-ffn-hidden-size", "moe-shared-expert-gate", "moe-expert-capacity-factor", "moe-token-dispatcher-type"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
-    *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
+    *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
     *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW),
     *("nproc-per-node", GROUPED),
@@ -471,9 +477,11 @@ def _zero(flags: dict[str, str]) -> int:
         if stage > 3:
             raise AutoshardError(f"--{DEEPSPEED_ZERO} is {stage}; it must be 0, 1, 2 or 3")
         return stage
+    if TORCH_FSDP in flags:
+        return 2 if TORCH_FSDP_ZERO_2 in flags else 3
     if "use-megatron-fsdp" not in flags:
         return int("use-distributed-optimizer" in flags)
-    strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
+    strategy = flags.get(SHARDING_FLAG, USUAL_SHARDING)
     if strategy not in SHARDING:
-        raise AutoshardError(f"--data-parallel-sharding-strategy is {strategy[:40]!r}; known: {', '.join(SHARDING)}")
+        raise AutoshardError(f"--{SHARDING_FLAG} is {strategy[:40]!r}; known: {', '.join(SHARDING)}")
     return SHARDING[strategy]

@@ -115,3 +115,23 @@ def test_processes_of_a_node_that_are_not_its_devices() -> None:
     told = "4 devices a node, as the file says; h100-80gb has 8, and the layout takes all of them"
     assert warnings("--nproc_per_node 4") == (told,)
     assert [warnings(f"--nproc_per_node {said}") for said in ("8", "$GPUS_PER_NODE", "gpu")] == [()] * 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero"),
+    [
+        ("--use-megatron-fsdp", 3),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard", 0),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
+        ("--use-torch-fsdp2", 3),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", 2),
+    ],
+)
+def test_fully_sharded(flags: str, zero: int) -> None:
+    found = script(flags)
+    assert (found.fields["zero"], found.left_out) == (zero, ())
+    told = (
+        "--use-megatron-fsdp without --data-parallel-sharding-strategy: optim_grads_params, Megatron's default; before "
+        "core_v0.18.0 it was no_shard"
+    )
+    assert found.notes == ((told,) if flags == "--use-megatron-fsdp" else ())
