@@ -11,6 +11,7 @@ from autoshard.files.fields import show
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import TRACED
+from autoshard.spec.rope import RopeScaling
 
 UNKNOWN = object()
 """A property that a model does not have, or that says nothing about its graph."""
@@ -102,17 +103,31 @@ def property_of(model: ModelSpec, name: str) -> Any:
     return getattr(model, name)
 
 
-def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None:
-    """Raise AutoshardError, naming the file's key, for the first property that the model has otherwise. file: its name.
+def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> tuple[str, ...]:
+    """Notes on what the file says otherwise than the model and that has no price: how rope is stretched.
 
-    The number of blocks is not compared: a file may train fewer of them.
+    file: its name. The number of blocks is not compared: a file may train fewer of them. Raises AutoshardError, naming
+    the file's key, for the first other property that the model has otherwise.
     """
+    notes: tuple[str, ...] = ()
     for name, (key, value) in written.said.items():
         models_own = property_of(model, name)
+        if _is_stretched_otherwise(value, models_own):
+            own = f"{model.name} does it otherwise, with factor {models_own.factor:g}"
+            both = "the plan has the latter, and both take the same time"
+            notes += (f"{key} stretches rope with factor {value.factor:g}; {own}: {both}",)
+            continue
         if name != "num_hidden_layers" and models_own is not UNKNOWN and models_own != value:
             raise AutoshardError(
                 f"{file} has {key}={shown(value)}, but {model.name} has {shown(models_own)}: another model"
             )
+    return notes
+
+
+def _is_stretched_otherwise(one: object, other: object) -> bool:
+    """Whether both stretch rope in the same manner, with other numbers."""
+    are_both = isinstance(one, RopeScaling) and isinstance(other, RopeScaling)
+    return are_both and one != other and one.rope_type == other.rope_type
 
 
 def shown(value: object) -> str:

@@ -210,7 +210,7 @@ def _problem(
     from autoshard.planner.planning import inputs_of
 
     model, training, cluster, notes = inputs_of(request, model)
-    check_same_model(file, written.model, model)
+    notes += check_same_model(file, written.model, model)
     layers = written.model.wanted.get("num_hidden_layers", model.num_hidden_layers)
     if layers != model.num_hidden_layers:
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)

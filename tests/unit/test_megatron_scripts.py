@@ -135,3 +135,20 @@ def test_fully_sharded(flags: str, zero: int) -> None:
         "core_v0.18.0 it was no_shard"
     )
     assert found.notes == ((told,) if flags == "--use-megatron-fsdp" else ())
+
+
+def test_a_padded_vocabulary_is_the_models_where_no_other_is_said() -> None:
+    sizes = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 2048"
+    said = [script(f"{sizes} {more}").model.wanted.get("vocab_size") for more in ("", "--padded-vocab-size 201_088")]
+    both = script(f"{sizes} --vocab-size 201_000 --padded-vocab-size 201_088")
+    assert (*said, both.model.wanted["vocab_size"], both.left_out) == (None, 201_088, 201_000, ())
+
+
+@pytest.mark.parametrize(("model", "factor"), [("llama3.2-1b", 32), ("llama4-scout", 16)])
+def test_how_rope_is_stretched_is_no_other_model(model: str, factor: int) -> None:
+    """NVIDIA's own arguments for these two say the default factor, and have no flag for Llama 4's other numbers."""
+    told = f"--use-rope-scaling stretches rope with factor 8; {model} does it otherwise, with factor {factor}"
+    found = written("--tensor-model-parallel-size 4 --use-rope-scaling", model=model)
+    assert f"{told}: the plan has the latter, and both take the same time" in found.notes
+    with pytest.raises(AutoshardError, match=r"llama2-7b has None: another model$"):
+        written("--tensor-model-parallel-size 4 --use-rope-scaling", model="llama2-7b")
