@@ -42,6 +42,7 @@ SIZES = {
     KEYS: "num_key_value_heads",
     "kv-channels": "head_dim",
     "max-position-embeddings": "max_position_embeddings",
+    "padded-vocab-size": "vocab_size",
     "vocab-size": "vocab_size",
     "num-experts": "num_local_experts",
     "moe-router-topk": "num_experts_per_tok",
