@@ -167,7 +167,13 @@ def _model(found: Values) -> WrittenModel:
         types = MODEL_TYPES.get(str(found.get("name")), ())
         config = found.peek("model.model_config")
         assumed = {"num_local_experts": 0} if not types else {}
-        return WrittenModel(said, assumed, model_types=types, config=None if config is None else str(config))
+        return WrittenModel(
+            said,
+            assumed,
+            model_types=types,
+            config=None if config is None else str(config),
+            plain=found.get("name") == "hf_llama",
+        )
     unread = said.pop("rope_theta", None)
     base, stretch = (found.number(f"model.position_{part}") for part in ("freq_base", "abf_factor"))
     if base is not None or stretch is not None:
@@ -342,7 +348,7 @@ def _recompute(found: Values, flash: bool) -> tuple[str, tuple[str, ...]]:
 
 
 def _unlisted(found: Values) -> tuple[str, tuple[str, ...]]:
-    """The recompute set of a selective file that lists no classes; with a key of SDK 2.20 it is what that made of it."""
+    """The recompute set of a selective file that lists no classes; by SDK 2.20 if a key is of then."""
     key = "activations_checkpoint_recompute"
     with_mlp = found.flag(f"model.{key}_mlp")
     if with_mlp is None:

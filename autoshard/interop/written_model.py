@@ -31,8 +31,9 @@ class WrittenModel:
 
     said: (the file's key, its value). assumed: values that the format takes if the file is silent. whole: whether both
     together are a model, except for a vocabulary, rather than a few sizes of one that another file describes.
-    model_types: those that it can be; empty for any. config: the other file, as the file names it. notes: which of
-    `assumed` are guesses.
+    model_types: those that it can be; empty for any. config: the other file, as the file names it. plain: whether the
+    framework runs it as Llama 2's graph, whatever window and width of heads it has. notes: which of `assumed` are
+    guesses.
     """
 
     said: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class WrittenModel:
     whole: bool = False
     model_types: tuple[str, ...] = ()
     config: str | None = None
+    plain: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,10 +126,26 @@ def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> tupl
     return notes
 
 
+def plain_llama(model: ModelSpec) -> tuple[ModelSpec, tuple[str, ...]]:
+    """(the model without a window and with heads that share the hidden size, notes on what that changes), as NxD
+    Training's hf_llama runs it [NxDT models/hf_models/modeling_llama.py]. A model of another family stays as it is.
+    """
+    if model.model_type not in ("llama", "mistral"):
+        return model, (f"{model.name}: priced as {model.model_type}; NxD Training's hf_llama runs any as llama",)
+    notes: tuple[str, ...] = ()
+    if (window := model.sliding_window) is not None:
+        notes += (f"{model.name} without its window of {window:,} tokens, as NxD Training's hf_llama trains it",)
+    width = model.hidden_size // model.num_attention_heads
+    if width != model.head_dim:
+        notes += (f"heads of {width} values, as NxD Training's hf_llama has, not {model.name}'s {model.head_dim}",)
+    return (replace(model, sliding_window=None, head_dim=width) if notes else model), notes
+
+
 def _is_stretched_otherwise(one: object, other: object) -> bool:
     """Whether both stretch rope in the same manner, with other numbers."""
-    are_both = isinstance(one, RopeScaling) and isinstance(other, RopeScaling)
-    return are_both and one != other and one.rope_type == other.rope_type
+    if not isinstance(one, RopeScaling) or not isinstance(other, RopeScaling):
+        return False
+    return one != other and one.rope_type == other.rope_type
 
 
 def shown(value: object) -> str:

@@ -206,11 +206,14 @@ def _problem(
 ) -> tuple[Problem, tuple[str, ...]]:
     """The file's own number of blocks stands; any other size that is not the model's means another model."""
     from autoshard.backends.rules import Problem
-    from autoshard.interop.written_model import check_same_model
+    from autoshard.interop.written_model import check_same_model, plain_llama
     from autoshard.planner.planning import inputs_of
 
     model, training, cluster, notes = inputs_of(request, model)
     notes += check_same_model(file, written.model, model)
+    if written.model.plain:
+        model, plainly = plain_llama(model)
+        notes += plainly
     layers = written.model.wanted.get("num_hidden_layers", model.num_hidden_layers)
     if layers != model.num_hidden_layers:
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)
