@@ -68,7 +68,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
     def compose_document(self) -> yaml.Node | None:
         node = super().compose_document()
-        if not self.check_event(yaml.StreamEndEvent):  # type: ignore[no-untyped-call]
+        if not self.check_event(yaml.StreamEndEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             _refuse(event, "a second document begins; a file of one is read")
         return node

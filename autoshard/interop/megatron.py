@@ -125,7 +125,8 @@ KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "pla
 def megatron_layout(text: str) -> WrittenLayout:
     """The layout in Megatron-LM's arguments. text: a whole launch command will do, with its line ends escaped.
 
-    Degrees default to 1, as in Megatron. Raises AutoshardError for values that make no layout.
+    Degrees default to 1, and the global batch to one microbatch of each replica, as in Megatron. Raises AutoshardError
+    for values that make no layout.
     """
     flags = _flags(text)
     if not (flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS)):
