@@ -90,8 +90,12 @@ def from_config(config: object, name: str) -> ModelSpec:
 
 def _nearest(config: Mapping[str, Any]) -> str:
     """The known family that is nearest to a config of an unknown one, and what that does not know, in words."""
-    if isinstance(config.get("text_config"), Mapping):
-        return "its text_config may be a config that is: give that alone"
+    inner = config.get("text_config")
+    if isinstance(inner, Mapping):
+        of_text = inner.get("model_type")
+        if isinstance(of_text, str) and of_text in FAMILIES and of_text != TRACED:
+            return "its text_config may be a config that is: give that alone"
+        return f"nor is its text_config, of model_type={show(of_text)}"
     nearest = nearest_family(config)
     keys = unknown_keys(config, nearest)
     more = "" if len(keys) <= MOST_NAMED else f" and {len(keys) - MOST_NAMED} more"

@@ -23,9 +23,9 @@ def read_yaml(path: str | Path, what: str, max_bytes: int) -> object:
     """The value in a YAML file in UTF-8. what: names the file's role in errors, such as "sweep".
 
     Raises AutoshardError, one line with the file, and line and column where there are some, for: no such file, no
-    regular file, too large, not UTF-8, not YAML or more than plain values, nesting deeper than 100, a number of more
-    than 300 digits, a key twice in one object, an alias inside what it repeats, aliases that repeat more than
-    MAX_WRITTEN_OUT.
+    regular file, too large, not UTF-8, not YAML or more than plain values, several documents, nesting deeper than 100,
+    a number of more than 300 digits, a key twice in one object, an alias inside what it repeats, aliases that repeat
+    more than MAX_WRITTEN_OUT.
     """
     where = f"{what} {printable(path)}"
     return parse_yaml(read_text(path, where, max_bytes, "YAML"), where)
@@ -48,7 +48,9 @@ def parse_yaml(text: str, where: str) -> object:
 
 
 class _RefusedError(yaml.MarkedYAMLError):
-    """The text is YAML, but has something that is not read: too deep, too long, a key twice, or a recursive alias."""
+    """The text is YAML, but has something that is not read: too deep, too long, a key twice, a recursive alias or a
+    second document.
+    """
 
 
 class _BoundedLoader(yaml.SafeLoader):
@@ -63,6 +65,13 @@ class _BoundedLoader(yaml.SafeLoader):
         self._written_out = 0
         self._sizes: dict[str, int] = {}
         """Anchor -> what its node adds to _written_out."""
+
+    def compose_document(self) -> yaml.Node | None:
+        node = super().compose_document()
+        if not self.check_event(yaml.StreamEndEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            _refuse(event, "a second document begins; a file of one is read")
+        return node
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]

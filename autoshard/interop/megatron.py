@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from math import ceil
 from typing import Any
 
@@ -42,6 +42,7 @@ SIZES = {
     KEYS: "num_key_value_heads",
     "kv-channels": "head_dim",
     "max-position-embeddings": "max_position_embeddings",
+    "padded-vocab-size": "vocab_size",
     "vocab-size": "vocab_size",
     "num-experts": "num_local_experts",
     "moe-router-topk": "num_experts_per_tok",
@@ -115,18 +116,22 @@ TP_PP_DP = "dp-pp-cp-tp"
 FP8_RECIPES = {"blockwise": "fp8_block", "mxfp8": "mxfp8"}
 """--fp8-recipe and the precision here, where it is not fp8."""
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+SHARDING_FLAG, USUAL_SHARDING = "data-parallel-sharding-strategy", "optim_grads_params"
+"""What --use-megatron-fsdp shards, and what it does without that flag, since Megatron-Core 0.18; before, nothing."""
+TORCH_FSDP, TORCH_FSDP_ZERO_2 = "use-torch-fsdp2", "torch-fsdp2-no-reshard-after-forward"
 KERNELS = {"flash": "flash", "fused": "flash", "unfused": "plain", "local": "plain"}
 
 
 def megatron_layout(text: str) -> WrittenLayout:
     """The layout in Megatron-LM's arguments. text: a whole launch command will do, with its line ends escaped.
 
-    Degrees default to 1, as in Megatron. Raises AutoshardError for values that make no layout.
+    Degrees default to 1, and the global batch to one microbatch of each replica, as in Megatron. Raises AutoshardError
+    for values that make no layout.
     """
     flags = _flags(text)
-    if not flags.keys() & set(READ).difference(ANYBODYS):
+    if not (flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS)):
         raise AutoshardError(
-            "none of its arguments is Megatron's, such as --tensor-model-parallel-size or --num-layers"
+            "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
         )
     options: dict[str, Any] = dict.fromkeys(("tp", "pp", "cp", "ep", "micro_batch"), 1)
     for flag, name in NUMBERS.items():
@@ -149,6 +154,9 @@ def megatron_layout(text: str) -> WrittenLayout:
         options["axis_order"] = TP_PP_DP
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
     notes: tuple[str, ...] = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
+    if "use-megatron-fsdp" in flags and not {SHARDING_FLAG, DEEPSPEED_ZERO} & flags.keys():
+        older = "before core_v0.18.0 it was no_shard"
+        notes += (f"--use-megatron-fsdp without --{SHARDING_FLAG}: {USUAL_SHARDING}, Megatron's default; {older}",)
     if (etp := _expert_ranks(flags, options["tp"])) is not None and _is_spread(options, etp):
         options["etp"] = etp
     if "axis_order" in options and options["ep"] > 1:
@@ -157,6 +165,8 @@ def megatron_layout(text: str) -> WrittenLayout:
         "sequence_parallel": "sequence-parallel" in flags and options["tp"] > 1,
         "zero": _zero(flags),
     }
+    if "global_batch" not in options:
+        fields["one_microbatch"] = True
     instances = whole_number(f"--{INSTANCES}", flags.get(INSTANCES, "1"))
     if fields["zero"] and instances > 1:
         fields["dp_replicate"] = instances
@@ -175,10 +185,17 @@ def megatron_layout(text: str) -> WrittenLayout:
         warnings=(*approximations, *_warnings(flags, options)),
         products=_products(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
+        devices_per_node=_processes(flags),
         overlaps="Megatron",
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
+
+
+def _processes(flags: dict[str, str]) -> int | None:
+    """Processes of each node; None where the flags leave it to torchrun or to a variable."""
+    said = flags.get("nproc-per-node", "")
+    return whole_number("--nproc-per-node", said) if said.isdigit() else None
 
 
 def _products(flags: dict[str, str]) -> dict[str, str]:
@@ -364,15 +381,26 @@ READ = (
     *("moe-ffn-hidden-size", "moe-shared-expert-gate", "moe-expert-capacity-factor", "moe-token-dispatcher-type"),
     *("recompute-activations", "recompute-granularity", "recompute-modules", "recompute-method"),
     *("recompute-num-layers", "attention-backend", "cp-comm-type", "bf16", "fp16", "sequence-parallel"),
-    *("use-megatron-fsdp", "data-parallel-sharding-strategy", "use-tp-pp-dp-mapping"),
+    *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
     *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW),
     *("nproc-per-node", GROUPED),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""
-ANYBODYS = ("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend")
-"""Those that scripts of other frameworks have too."""
+MOST_FLAGS = ("num-layers", "hidden-size", "num-attention-heads")
+ANYBODYS = (
+    *("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend", "seq-length"),
+    *("micro-batch-size", "global-batch-size", "context-parallel-size", "num-experts", *MOST_FLAGS),
+)
+"""Those that scripts of other frameworks have too, if not all of MOST_FLAGS."""
+
+
+_WRITTEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n]*""", re.DOTALL)
+"""Quoted texts and escaped characters, which stay as they are; line ends that are escaped; comments, up to their own
+line's end, escaped or not."""
+_SHOW = ("echo", "printf", "-e")
+"""Words before a text that is shown, not run."""
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -381,10 +409,9 @@ def _flags(text: str) -> dict[str, str]:
     Underscores are dashes, as in torchrun. Quotes around several words, of an array or a variable, are no matter.
     """
     try:
-        quoted = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = _words(text)
     except ValueError as error:
         raise AutoshardError(f"it is no command line: {error}") from None
-    words = [word for one in quoted for word in _unquoted(one)]
     flags: dict[str, str] = {}
     for index, word in enumerate(words):
         if word.startswith("--"):
@@ -395,14 +422,30 @@ def _flags(text: str) -> dict[str, str]:
     return flags
 
 
-def _unquoted(word: str) -> list[str]:
-    """The words in one that a shell takes as a whole: '--fp8-format hybrid', or 'ARGS=--bf16 --swiglu'."""
-    words = re.sub(r"^\w+\+?=(?=\s*--)", "", word).split()
-    begins = [one for one in words if one.startswith("--")]
-    if not begins or words[0] != begins[0]:
+def _words(text: str) -> list[str]:
+    """The words of a command line. Raises ValueError where a quote does not end."""
+    quoted = shlex.split(_WRITTEN.sub(lambda found: found[1] or " ", text))
+    return [word for before, one in pairwise(("", *quoted)) for word in _unquoted(one, before)]
+
+
+def _unquoted(word: str, before: str) -> list[str]:
+    """The words in one that a shell takes as a whole: '--fp8-format hybrid', 'ARGS=--bf16 --swiglu' or a command.
+
+    before: the word before it, of which it may be the value.
+    """
+    text = re.sub(r"^\w+\+?=", "", word)
+    flags = re.findall(r"(?<!\S)--\S+", text)
+    if not flags or text.split() == flags[:1]:
+        return [text.strip() if flags else word]
+    begins_with_one = text.split()[0] == flags[0]
+    is_value = begins_with_one and "=" in flags[0] and len(flags) == 1  # '--name=some words'
+    is_value |= not begins_with_one and (before in _SHOW or re.fullmatch("--[^=]+", before) is not None)
+    if text == word and is_value:
         return [word]
-    is_one_value = "=" in words[0] and len(begins) == 1  # '--name=some words'
-    return [word] if is_one_value else words
+    try:
+        return _words(text)
+    except ValueError:
+        return text.split()
 
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:
@@ -436,9 +479,11 @@ def _zero(flags: dict[str, str]) -> int:
         if stage > 3:
             raise AutoshardError(f"--{DEEPSPEED_ZERO} is {stage}; it must be 0, 1, 2 or 3")
         return stage
+    if TORCH_FSDP in flags:
+        return 2 if TORCH_FSDP_ZERO_2 in flags else 3
     if "use-megatron-fsdp" not in flags:
         return int("use-distributed-optimizer" in flags)
-    strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
+    strategy = flags.get(SHARDING_FLAG, USUAL_SHARDING)
     if strategy not in SHARDING:
-        raise AutoshardError(f"--data-parallel-sharding-strategy is {strategy[:40]!r}; known: {', '.join(SHARDING)}")
+        raise AutoshardError(f"--{SHARDING_FLAG} is {strategy[:40]!r}; known: {', '.join(SHARDING)}")
     return SHARDING[strategy]

@@ -31,6 +31,8 @@ RECOMPUTED: dict[bool, dict[str, tuple[str, ...]]] = {
 }
 """By whether there are experts: classes of activations_checkpoint_recompute and what a set of ours calls them
 [NxDT models/hf_models/modeling_llama.py, modeling_mixtral.py]. The norm behind the last block is in no set of ours."""
+LONG = 8192
+"""Tokens of a sequence from which NxDT of SDK 2.20 recomputed the MLP too, if it was asked to."""
 PRECISIONS = {"mixed_precision": "mixed_precision", "bf16SR": "bf16_sr", "fp32": "fp32"}
 
 
@@ -102,7 +104,7 @@ NO_EFFECT = re.compile(
 def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """The layout in a parsed NxDT configuration. References such as ${model.encoder_seq_length} are followed.
 
-    Degrees default to 1, as in NxDT. Raises AutoshardError for values that make no layout.
+    Degrees default to 1 and zero1 to True, as in NxDT. Raises AutoshardError for values that make no layout.
     """
     values = Values(data)
     options = _sizes(values)
@@ -121,7 +123,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     layers = values.whole("model.num_layers")
     fields: dict[str, Any] = {
         "sequence_parallel": bool(values.get("distributed_strategy.sequence_parallel")) and options["tp"] > 1,
-        "zero": int(bool(values.get("distributed_strategy.zero1"))),
+        "zero": int(bool(values.get("distributed_strategy.zero1")) or not values.has("distributed_strategy.zero1")),
     }
     cuts, stages = values.get("model.pipeline_cuts"), options["pp"] * options["vpp"]
     if cuts:
@@ -165,7 +167,13 @@ def _model(found: Values) -> WrittenModel:
         types = MODEL_TYPES.get(str(found.get("name")), ())
         config = found.peek("model.model_config")
         assumed = {"num_local_experts": 0} if not types else {}
-        return WrittenModel(said, assumed, model_types=types, config=None if config is None else str(config))
+        return WrittenModel(
+            said,
+            assumed,
+            model_types=types,
+            config=None if config is None else str(config),
+            plain=found.get("name") == "hf_llama",
+        )
     unread = said.pop("rope_theta", None)
     base, stretch = (found.number(f"model.position_{part}") for part in ("freq_base", "abf_factor"))
     if base is not None or stretch is not None:
@@ -292,6 +300,12 @@ class Values:
         self._asked = asked
         return value
 
+    def has(self, path: str) -> bool:
+        """Whether the file says it, if only as null."""
+        parent, _, name = path.rpartition(".")
+        node = self.peek(parent)
+        return isinstance(node, Mapping) and name in node
+
     def flag(self, path: str) -> bool | None:
         value = self.get(path)
         if not isinstance(value, bool | None):
@@ -323,12 +337,28 @@ def _recompute(found: Values, flash: bool) -> tuple[str, tuple[str, ...]]:
         return ("core_attention" if source == "hf" and not moe and not flash else "none"), ()
     if granularity == "full":
         return "full", ()
-    names = tuple(map(str, modules)) if isinstance(modules, list) else ("CoreAttention",)
+    names = tuple(map(str, modules)) if isinstance(modules, list) else ()
     known = RECOMPUTED[bool(found.get("model.moe"))]
-    if names and known.keys() >= set(names):
+    if not names:
+        return _unlisted(found)
+    if known.keys() >= set(names):
         return canonical("+".join(part for name in names for part in known[name])), ()
     nearest = "core_attention" if "CoreAttention" in names else "none"
     return nearest, (f"activations_checkpoint_recompute={', '.join(names)} is priced as {nearest}",)
+
+
+def _unlisted(found: Values) -> tuple[str, tuple[str, ...]]:
+    """The recompute set of a selective file that lists no classes; by SDK 2.20 if a key is of then."""
+    key = "activations_checkpoint_recompute"
+    with_mlp = found.flag(f"model.{key}_mlp")
+    if with_mlp is None:
+        told = "NxD Training recomputes nothing; until SDK 2.20 it was core attention"
+        return "none", (f"activations_checkpoint_granularity=selective without {key}: {told}",)
+    is_long = (found.whole("model.encoder_seq_length") or 0) >= LONG
+    name = "core_attention+mlp" if with_mlp and is_long else "core_attention"
+    return name, (
+        f"{key}_mlp={with_mlp} is priced as {name}, as NxD Training read it until SDK 2.20; later ones have {key}",
+    )
 
 
 def _stage_layers(cuts: object, layers: int | None) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ class WrittenLayout:
     """A layout that a file describes.
 
     options: by the names of `autoshard plan`, pins included; what the file does not say is absent.
-    fields: of Strategy, for choices that no option pins. stages: where the format's own cut of a model is not even:
+    fields: of Strategy, for choices that no option pins; besides, sequences_per_replica or one_microbatch, which say a
+    global batch by its replicas. stages: where the format's own cut of a model is not even:
     (the model's blocks, pp, vpp or None for what the file says) -> blocks of each stage. complete: whether absent
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be

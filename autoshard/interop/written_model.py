@@ -11,6 +11,7 @@ from autoshard.files.fields import show
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import TRACED
+from autoshard.spec.rope import RopeScaling
 
 UNKNOWN = object()
 """A property that a model does not have, or that says nothing about its graph."""
@@ -30,8 +31,9 @@ class WrittenModel:
 
     said: (the file's key, its value). assumed: values that the format takes if the file is silent. whole: whether both
     together are a model, except for a vocabulary, rather than a few sizes of one that another file describes.
-    model_types: those that it can be; empty for any. config: the other file, as the file names it. notes: which of
-    `assumed` are guesses.
+    model_types: those that it can be; empty for any. config: the other file, as the file names it. plain: whether the
+    framework runs it as Llama 2's graph, whatever window and width of heads it has. notes: which of `assumed` are
+    guesses.
     """
 
     said: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class WrittenModel:
     whole: bool = False
     model_types: tuple[str, ...] = ()
     config: str | None = None
+    plain: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -102,17 +105,47 @@ def property_of(model: ModelSpec, name: str) -> Any:
     return getattr(model, name)
 
 
-def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> None:
-    """Raise AutoshardError, naming the file's key, for the first property that the model has otherwise. file: its name.
+def check_same_model(file: str, written: WrittenModel, model: ModelSpec) -> tuple[str, ...]:
+    """Notes on what the file says otherwise than the model and that has no price: how rope is stretched.
 
-    The number of blocks is not compared: a file may train fewer of them.
+    file: its name. The number of blocks is not compared: a file may train fewer of them. Raises AutoshardError, naming
+    the file's key, for the first other property that the model has otherwise.
     """
+    notes: tuple[str, ...] = ()
     for name, (key, value) in written.said.items():
         models_own = property_of(model, name)
+        if _is_stretched_otherwise(value, models_own):
+            own = f"{model.name} does it otherwise, with factor {models_own.factor:g}"
+            both = "the plan has the latter, and both take the same time"
+            notes += (f"{key} stretches rope with factor {value.factor:g}; {own}: {both}",)
+            continue
         if name != "num_hidden_layers" and models_own is not UNKNOWN and models_own != value:
             raise AutoshardError(
                 f"{file} has {key}={shown(value)}, but {model.name} has {shown(models_own)}: another model"
             )
+    return notes
+
+
+def plain_llama(model: ModelSpec) -> tuple[ModelSpec, tuple[str, ...]]:
+    """(the model without a window and with heads that share the hidden size, notes on what that changes), as NxD
+    Training's hf_llama runs it [NxDT models/hf_models/modeling_llama.py]. A model of another family stays as it is.
+    """
+    if model.model_type not in ("llama", "mistral"):
+        return model, (f"{model.name}: priced as {model.model_type}; NxD Training's hf_llama runs any as llama",)
+    notes: tuple[str, ...] = ()
+    if (window := model.sliding_window) is not None:
+        notes += (f"{model.name} without its window of {window:,} tokens, as NxD Training's hf_llama trains it",)
+    width = model.hidden_size // model.num_attention_heads
+    if width != model.head_dim:
+        notes += (f"heads of {width} values, as NxD Training's hf_llama has, not {model.name}'s {model.head_dim}",)
+    return (replace(model, sliding_window=None, head_dim=width) if notes else model), notes
+
+
+def _is_stretched_otherwise(one: object, other: object) -> bool:
+    """Whether both stretch rope in the same manner, with other numbers."""
+    if not isinstance(one, RopeScaling) or not isinstance(other, RopeScaling):
+        return False
+    return one != other and one.rope_type == other.rope_type
 
 
 def shown(value: object) -> str:

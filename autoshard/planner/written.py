@@ -35,6 +35,9 @@ ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
     "went through it at once, with one bubble"
 )
+ONE_MICROBATCH = (
+    "global batch of {size} x dp={dp}: without one in the file {framework} takes one microbatch of each replica"
+)
 AS_OURS = (
     "priced as autoshard's own runtime would run it, which hides no transfer behind work; {framework} does, so it may "
     "take less"
@@ -92,8 +95,10 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
     devices, cluster = written.devices_per_node, problem.cluster
-    if devices is not None and devices != cluster.devices_per_node and not {"instance", "hardware", "lnc"} & {*given}:
-        has = f"{cluster.instance} has {cluster.devices_per_node} at lnc {cluster.lnc}"
+    is_elsewhere = "instance" in written.options and {"instance", "hardware", "lnc"} & {*given}
+    if devices not in (None, cluster.devices_per_node) and not is_elsewhere:
+        lnc = f" at lnc {cluster.lnc}" if cluster.platform.is_trainium else ""
+        has = f"{cluster.instance} has {cluster.devices_per_node}{lnc}"
         warnings += (f"{devices} devices a node, as the file says; {has}, and the layout takes all of them",)
     if written.drops and request.dropout is None:
         warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
@@ -107,6 +112,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
 
     fields = dict(written.fields)
     per_replica = fields.pop("sequences_per_replica", None)
+    is_one_microbatch = fields.pop("one_microbatch", False) and "global_batch" not in options
     if not written.complete and not fields:
         searched = _completed_by_search(problem, request)
         if searched is not None:
@@ -118,6 +124,9 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         fields["stage_layers"] = in_file(file, cut)
         pinned["num_virtual_stages"] = len(fields["stage_layers"]) // pp
     strategy = completed(problem, {**pinned, **fields})
+    if is_one_microbatch:
+        per_replica = strategy.microbatch_size
+        notes += (ONE_MICROBATCH.format(framework=written.overlaps, size=per_replica, dp=strategy.dp),)
     if per_replica is not None and "global_batch" not in options:
         training = replace(problem.training, global_batch_size=per_replica * strategy.dp)
         problem = problem._replace(training=training)
@@ -197,11 +206,14 @@ def _problem(
 ) -> tuple[Problem, tuple[str, ...]]:
     """The file's own number of blocks stands; any other size that is not the model's means another model."""
     from autoshard.backends.rules import Problem
-    from autoshard.interop.written_model import check_same_model
+    from autoshard.interop.written_model import check_same_model, plain_llama
     from autoshard.planner.planning import inputs_of
 
     model, training, cluster, notes = inputs_of(request, model)
-    check_same_model(file, written.model, model)
+    notes += check_same_model(file, written.model, model)
+    if written.model.plain:
+        model, plainly = plain_llama(model)
+        notes += plainly
     layers = written.model.wanted.get("num_hidden_layers", model.num_hidden_layers)
     if layers != model.num_hidden_layers:
         notes += (f"{layers} blocks, as the file says, where {model.name} has {model.num_hidden_layers}",)

@@ -384,6 +384,20 @@ def test_other_rope() -> None:
             ),
         ),
         (
+            {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}},
+            (
+                "model_type='qwen3_vl' of m is not supported; nor is its text_config, of model_type='qwen3_vl_text'; "
+                f"supported: {FAMILIES}"
+            ),
+        ),
+        (
+            {"model_type": "qwen3_vl", "text_config": {"hidden_size": 2048}},
+            (
+                "model_type='qwen3_vl' of m is not supported; nor is its text_config, of model_type=None; "
+                f"supported: {FAMILIES}"
+            ),
+        ),
+        (
             {"mamba_n_heads": 8},
             (
                 "mamba_n_heads=8 of m is not a key of model_type=llama, which would be another model without it; "

@@ -179,7 +179,7 @@ def test_a_size_that_the_named_model_has_otherwise_is_refused(key: str, value: o
 )
 def test_megatrons_sizes_are_compared_too(flags: str, text: str) -> None:
     with pytest.raises(AutoshardError) as error:
-        imported(f"--hidden-size 4096 {flags}", "train.sh", model="llama2-7b")
+        imported(f"--hidden-size 4096 --tensor-model-parallel-size 1 {flags}", "train.sh", model="llama2-7b")
     assert str(error.value) == text
 
 
@@ -313,3 +313,32 @@ def test_the_config_that_a_file_names_is_read_if_it_is_here() -> None:
     Path("config.json").write_text(json.dumps(to_config(load_model("llama2-13b"))))
     with pytest.raises(AutoshardError, match=r"^conf.yaml has model.hidden_size=4096, but .* has 5120: another model$"):
         imported(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("mistral-7b", "mistral-7b without its window of 4,096 tokens, as NxD Training's hf_llama trains it"),
+        ("mistral-nemo-12b", "heads of 160 values, as NxD Training's hf_llama has, not mistral-nemo-12b's 128"),
+        ("mistral-7b-v0.3", None),
+        ("qwen3-8b", "own: priced as qwen3; NxD Training's hf_llama runs any as llama"),
+    ],
+)
+def test_nxd_trainings_hf_llama_is_plain(name: str, note: str | None) -> None:
+    """Whatever config.json says of windows and heads; where it is not here, the built-in model's."""
+    built_in = load_model(name)
+    sizes = {"num_layers": built_in.num_hidden_layers, "hidden_size": built_in.hidden_size}
+    data = json.loads(json.dumps(PUBLIC["hf_llama3_8B"]))
+    del data["model"]["rope_theta"], data["model"]["max_position_embeddings"]
+    data["model"] |= {**sizes, "model_config": "own.json"}
+    Path("own.json").write_text(json.dumps(to_config(built_in)))
+    plan = imported(data)
+    said = [one for one in plan.notes if "hf_llama" in one]
+    assert said == ([] if note is None else [note.replace(name, "own")])
+    if built_in.model_type == "mistral":
+        assert plan.model.sliding_window is None
+        assert plan.model.head_dim == plan.model.hidden_size // plan.model.num_attention_heads
+        Path("own.json").unlink()
+        assert [one for one in imported(data, model=name).notes if "hf_llama" in one] == (
+            [] if note is None else [note]
+        )

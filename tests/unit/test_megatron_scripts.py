@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.written_layout import WrittenLayout, read_written_layout
+from autoshard.planner.written import Written, read_written
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -15,6 +16,11 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 def script(text: str) -> WrittenLayout:
     Path("train.sh").write_text(text)
     return read_written_layout("train.sh")
+
+
+def written(text: str, **options: object) -> Written:
+    Path("train.sh").write_text(text)
+    return read_written("train.sh", {"model": "llama3-8b", "instance": "h100-80gb", "nodes": 3, **options})
 
 
 @pytest.mark.parametrize(
@@ -33,12 +39,50 @@ def test_quotes_around_several_words(text: str) -> None:
     assert found.left_out == ()
 
 
-@pytest.mark.parametrize("text", ["--tensor_parallel_size 8 --pipeline_parallel_size 2 --zero_1 --bf16", "--x"])
+@pytest.mark.parametrize(
+    ("text", "tp"),
+    [
+        ('CMD="pretrain_gpt.py --tensor-model-parallel-size 4 --num-layers 32"', 4),
+        ('export CMD=" \\\n  pretrain_gpt.py \\\n  --tensor-model-parallel-size 4 \\\n  --num-layers 32 \\\n"', 4),
+        ('MODEL="$MODEL --tensor-model-parallel-size=4"\n--num-layers 32', 4),
+        ('ARGS="--tensor-model-parallel-size=4"\n--num-layers 32', 4),
+        ("srun --label bash -c 'torchrun \"pretrain gpt.py\" --tensor-model-parallel-size 4 --num-layers 32'", 4),
+        ('CMD="it\'s pretrain_gpt.py --tensor-model-parallel-size 4 --num-layers 32"', 4),
+        ('echo "or --tensor-model-parallel-size 8"\n--num-layers 32', 1),
+        ('echo -e "or --tensor-model-parallel-size 8"\n--num-layers 32', 1),
+        ('--wandb-exp-name "not --tensor-model-parallel-size 8" --num-layers 32', 1),
+        ("# --tensor-model-parallel-size 8 \\\n--num-layers 32", 1),
+        ("# it's --tensor-model-parallel-size 8 \\\n--num-layers 32 # --num-layers 4", 1),
+        ("STEM=${NAME#pretrain_}; torchrun $STEM --num-layers 32 --tensor-model-parallel-size 4", 4),
+        ('ARGS="\n  --num-layers 32 \\\n  # --tensor-model-parallel-size 8 \\\n  --num-experts 8\n"', 1),
+    ],
+)
+def test_texts_that_a_shell_runs(text: str, tp: int) -> None:
+    """Flags of commands in quotes are read, behind any word; those of comments, shown texts and values are not."""
+    found = script(f"{text}\n--swiglu")
+    assert (found.options["tp"], found.model.wanted["num_hidden_layers"]) == (tp, 32)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--tensor_parallel_size 8 --pipeline_parallel_size 2 --zero_1 --bf16",
+        "--x",
+        "--max_context_width=8192 --num_layers=32 --hidden_width=4096 --num_heads=32 --offload_activations=1",
+        "--num_layers 44 --hidden_size 6144 --micro_batch_size 1 --context_parallel_size 2 --global-batch-size 8",
+        "--num-experts 288 --num-tokens 128 --seq-length 8192 --experiment-name test --tp 2",
+    ],
+)
 def test_other_frameworks_scripts(text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         script(f"torchrun --nproc_per_node 32 finetune.py {text}")
-    told = "none of its arguments is Megatron's, such as --tensor-model-parallel-size or --num-layers"
+    told = "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
     assert str(error.value) == f"train.sh: {told}"
+
+
+def test_a_model_is_megatrons_too() -> None:
+    found = script("torchrun pretrain.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 2048")
+    assert (found.options["tp"], found.model.whole) == (1, True)
 
 
 def test_megatron_deepspeed() -> None:
@@ -49,3 +93,62 @@ def test_megatron_deepspeed() -> None:
     assert script("--zero-stage 0 --use-distributed-optimizer").fields["zero"] == 0
     with pytest.raises(AutoshardError, match=r"^train.sh: --zero-stage is 4; it must be 0, 1, 2 or 3$"):
         script("--zero-stage 4")
+
+
+def test_without_a_global_batch_each_replica_takes_one_microbatch() -> None:
+    text = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --micro-batch-size 2"
+    told = "without one in the file Megatron takes one microbatch of each replica"
+    found = written(text)
+    assert found.problem.training.global_batch_size == 2 * 3
+    assert f"global batch of 2 x dp=3: {told}" in found.notes
+    assert written(text, micro_batch=1).problem.training.global_batch_size == 3
+    given = written(text, global_batch=12)
+    assert given.problem.training.global_batch_size == 12 and told not in " ".join((*given.notes, *given.warnings))
+    own = written(f"{text} --global-batch-size 24")
+    assert own.problem.training.global_batch_size == 24 and told not in " ".join((*own.notes, *own.warnings))
+
+
+def test_processes_of_a_node_that_are_not_its_devices() -> None:
+    def warnings(said: str) -> tuple[str, ...]:
+        return written(f"torchrun {said} pretrain_gpt.py --tensor-model-parallel-size 4").warnings
+
+    told = "4 devices a node, as the file says; h100-80gb has 8, and the layout takes all of them"
+    assert warnings("--nproc_per_node 4") == (told,)
+    assert [warnings(f"--nproc_per_node {said}") for said in ("8", "$GPUS_PER_NODE", "gpu")] == [()] * 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero"),
+    [
+        ("--use-megatron-fsdp", 3),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard", 0),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
+        ("--use-torch-fsdp2", 3),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", 2),
+    ],
+)
+def test_fully_sharded(flags: str, zero: int) -> None:
+    found = script(flags)
+    assert (found.fields["zero"], found.left_out) == (zero, ())
+    told = (
+        "--use-megatron-fsdp without --data-parallel-sharding-strategy: optim_grads_params, Megatron's default; before "
+        "core_v0.18.0 it was no_shard"
+    )
+    assert found.notes == ((told,) if flags == "--use-megatron-fsdp" else ())
+
+
+def test_a_padded_vocabulary_is_the_models_where_no_other_is_said() -> None:
+    sizes = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 2048"
+    said = [script(f"{sizes} {more}").model.wanted.get("vocab_size") for more in ("", "--padded-vocab-size 201_088")]
+    both = script(f"{sizes} --vocab-size 201_000 --padded-vocab-size 201_088")
+    assert (*said, both.model.wanted["vocab_size"], both.left_out) == (None, 201_088, 201_000, ())
+
+
+@pytest.mark.parametrize(("model", "factor"), [("llama3.2-1b", 32), ("llama4-scout", 16)])
+def test_how_rope_is_stretched_is_no_other_model(model: str, factor: int) -> None:
+    """NVIDIA's own arguments for these two say the default factor, and have no flag for Llama 4's other numbers."""
+    told = f"--use-rope-scaling stretches rope with factor 8; {model} does it otherwise, with factor {factor}"
+    found = written("--tensor-model-parallel-size 4 --use-rope-scaling", model=model)
+    assert f"{told}: the plan has the latter, and both take the same time" in found.notes
+    with pytest.raises(AutoshardError, match=r"llama2-7b has None: another model$"):
+        written("--tensor-model-parallel-size 4 --use-rope-scaling", model="llama2-7b")

@@ -369,22 +369,22 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
     [
         (
             "a.sh",
-            "--micro-batch-size 1 --fp8-format hybrid",
+            "--tensor-model-parallel-size 1 --fp8-format hybrid",
             [f"--fp8-format hybrid: {FLOAT8} fp8, which --precision fp8 prices"],
         ),
         (
             "e.sh",
-            "--micro-batch-size 1 --hidden-dropout 0.1 --attention-dropout 0.0",
+            "--tensor-model-parallel-size 1 --hidden-dropout 0.1 --attention-dropout 0.0",
             ["--hidden-dropout 0.1: dropout is not in the price; --dropout puts it there, with backend torch"],
         ),
         (
             "g.sh",
-            "--micro-batch-size 1 --fp8-format e4m3 --fp8-recipe mxfp8",
+            "--tensor-model-parallel-size 1 --fp8-format e4m3 --fp8-recipe mxfp8",
             [f"--fp8-format e4m3: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
         ),
         (
             "h.sh",
-            "--micro-batch-size 1 --fp4-format e2m1",
+            "--tensor-model-parallel-size 1 --fp4-format e2m1",
             [f"--fp4-format e2m1: {FLOAT8} nvfp4, which --precision nvfp4 prices"],
         ),
         (
@@ -392,13 +392,17 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
             '[model]\nconverters = ["quantize.linear.mx"]\n' + KEEPS_ALL,
             [f"model.converters has quantize.linear.mx: {FLOAT8} mxfp8, which --precision mxfp8 prices"],
         ),
-        ("b.sh", "--micro-batch-size 1 --optimizer sgd", ["--optimizer sgd is priced as AdamW, with two moments"]),
+        (
+            "b.sh",
+            "--tensor-model-parallel-size 1 --optimizer sgd",
+            ["--optimizer sgd is priced as AdamW, with two moments"],
+        ),
         (
             "f.sh",
             "--moe-shared-expert-intermediate-size 20480 --moe-expert-capacity-factor 1",
             ["--moe-shared-expert-intermediate-size without --moe-shared-expert-gate is priced with the gate"],
         ),
-        ("c.sh", "--num-experts 8", [DROPLESS_WARNING]),
+        ("c.sh", "--num-experts 8 --tensor-model-parallel-size 1", [DROPLESS_WARNING]),
         (
             "d.sh",
             "--num-experts 8 --moe-expert-capacity-factor 1 --expert-tensor-parallel-size 2",
@@ -429,7 +433,7 @@ def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> No
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.sh", "--micro-batch-size 1 --fp8-format hybrid"),
+        ("a.sh", "--tensor-model-parallel-size 1 --fp8-format hybrid"),
         ("a.toml", '[model]\nconverters = ["quantize.linear.float8"]\n' + KEEPS_ALL),
     ],
 )
@@ -440,7 +444,7 @@ def test_products_that_are_priced_are_not_warned_of(name: str, text: str) -> Non
 
 
 def test_dropout_that_is_asked_for_is_not_warned_of() -> None:
-    file = written("a.sh", "--micro-batch-size 1 --hidden-dropout 0.1")
+    file = written("a.sh", "--tensor-model-parallel-size 1 --hidden-dropout 0.1")
     assert read_written(file, {"model": "llama3-8b", "dropout": "residual=0.1"}).warnings == ()
 
 
@@ -455,7 +459,7 @@ def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.Capture
     assert "note    not in the price: model.use_emha\n" in page
     assert "sequences of 4,096 tokens, as data.seq_length says, not model.encoder_seq_length" in page
     given = {"model": "llama3-8b"}
-    flags = "--micro-batch-size 1 --lr 1 --train-iters 9 --overlap-grad-reduce"
+    flags = "--tensor-model-parallel-size 1 --lr 1 --train-iters 9 --overlap-grad-reduce"
     assert read_written(written("a.sh", flags), given).not_priced == ("--overlap-grad-reduce",)
     text = "[training]\nsteps = 9\n[parallelism]\nenable_async_tensor_parallel = true\n"
     assert read_written(written("a.toml", text), given).not_priced == ("parallelism.enable_async_tensor_parallel",)
@@ -481,7 +485,7 @@ def test_another_programs_json_is_no_plan(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_options_overrule_variables_of_the_shell() -> None:
-    file = written("vars.sh", '--nnodes $NNODES --seq-length "${LENGTH}" --micro-batch-size 1')
+    file = written("vars.sh", '--nnodes $NNODES --seq-length "${LENGTH}" --tensor-model-parallel-size 1')
     given = {"model": "llama3-8b", "instance": "h100-80gb", "nodes": 2, "seq_len": 1024}
     problem = read_written(file, given).problem
     assert (problem.cluster.nodes, problem.training.sequence_length) == (2, 1024)

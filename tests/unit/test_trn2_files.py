@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cli import main
@@ -16,6 +17,7 @@ from autoshard.cost.collectives import collective_time_s, group_shape
 from autoshard.cost.local_shape import mesh_order, strategy_mesh
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
+from autoshard.interop.nxdt import nxdt_layout
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.models.registry import load_model
 from autoshard.planner.score import score
@@ -272,3 +274,36 @@ def test_what_nxd_gets_wrong_in_folded_groups_is_refused(fields: dict[str, Any],
     assert str(error.value) == text
     if "cp" in fields:
         check_strategy(model, plan.training, cluster, "torch", layout)
+
+
+def test_classes_that_are_not_listed() -> None:
+    """NxD Training of SDK 2.20 recomputed core attention, and the MLP where it was asked to and sequences had 8,192
+    tokens or more; later ones go by the list.
+    """
+
+    def read(lines: str, length: int = 8192) -> tuple[str, tuple[str, ...]]:
+        data = yaml.safe_load(FILES[BIG])
+        del data["model"]["activations_checkpoint_recompute"]
+        data["model"] |= {"encoder_seq_length": length, **yaml.safe_load(lines)}
+        data["data"].pop("seq_length", None)
+        found = nxdt_layout(data)
+        return found.options["recompute"], tuple(note for note in found.notes if "activations" in note)
+
+    told = "activations_checkpoint_granularity=selective without activations_checkpoint_recompute: NxD Training "
+    nothing = ("none", (f"{told}recomputes nothing; until SDK 2.20 it was core attention",))
+    assert [read(lines) for lines in ("{}", "activations_checkpoint_recompute: []")] == [nothing] * 2
+    with_mlp = "activations_checkpoint_recompute_mlp"
+    said = "as NxD Training read it until SDK 2.20; later ones have activations_checkpoint_recompute"
+    for value, length, name in (
+        (True, 8192, "core_attention+mlp"),
+        (True, 4096, "core_attention"),
+        (False, 8192, "core_attention"),
+    ):
+        assert read(f"{with_mlp}: {value}", length) == (name, (f"{with_mlp}={value} is priced as {name}, {said}",))
+
+
+@pytest.mark.parametrize(
+    ("lines", "zero"), [({}, 1), ({"zero1": True}, 1), ({"zero1": False}, 0), ({"zero1": None}, 0)]
+)
+def test_zero1_that_is_not_said_is_on(lines: dict[str, bool | None], zero: int) -> None:
+    assert nxdt_layout({"distributed_strategy": {"tensor_model_parallel_size": 8, **lines}}).fields["zero"] == zero

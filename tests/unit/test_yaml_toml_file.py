@@ -27,6 +27,7 @@ def merges(levels: int) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("a: 1\n---\nb: 2\n", "FILE, line 2, column 1: a second document begins; a file of one is read"),
         ("a: [", "FILE, line 1, column 5: not YAML: expected the node content, but found '<stream end>'"),
         ("a: !!python/object:os.system x", "FILE, line 1, column 4: not YAML: could not determine a constructor"),
         ("- [1]\n- 2001-99-99", "FILE: not YAML: it cannot be parsed"),
