@@ -416,7 +416,8 @@ def _flags(text: str) -> dict[str, str]:
     for index, word in enumerate(words):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
-            after = list(takewhile(lambda word: not word.startswith("--"), words[index + 1 :]))
+            following = map(words.__getitem__, range(index + 1, len(words)))
+            after = list(takewhile(lambda word: not word.startswith("--"), following))
             several = name.replace("_", "-") in SEVERAL
             flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
     return flags
