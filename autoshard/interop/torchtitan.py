@@ -38,6 +38,10 @@ STAND_INS = {"InterleavedZeroBubble": "interleaved", "ZBVZeroBubble": "interleav
 PARAMETERS = "mixed_precision_param"
 PRECISIONS = {"float32": "fp32"}
 """What parameters are computed with, where it is not bfloat16, and the precision here."""
+DTYPE = "dtype"
+"""What parameters, gradients and optimizer states are kept in: float32, the default, or bfloat16."""
+IN_BF16 = "bf16_sr"
+"""The precision without a copy of the weights in float32."""
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
 CONTEXT_PARALLEL = {"allgather": "all_gather", "alltoall": "zigzag_ring"}
 """context_parallel_rotate_method: its all-to-all passes keys and values around; the sequence is balanced by zigzag."""
@@ -52,7 +56,7 @@ SELECTIVE_OPTION = "selective_ac_option"
 """op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
 READ = {
     "model": ("name", "flavor"),
-    "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size"),
+    "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size", DTYPE),
     "experimental": tuple(DEGREES.values()),
     "activation_checkpoint": ("mode", SELECTIVE_OPTION),
     "parallelism": (
@@ -79,7 +83,7 @@ NO_EFFECT = re.compile(
     r"""(job|profiling|metrics|lr_scheduler|optimizer|checkpoint|comm|validation|debug|fault_tolerance|compile
     |memory_estimation|quantize|float8|mx|lora|peft)(\..*)?
     |model\.(hf_assets_path|tokenizer_path|tokenizer|print_after_conversion|converters)
-    |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+|dtype|data_parallel_\w+)
+    |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+|data_parallel_\w+)
     |experimental\.custom_\w+|parallelism\.disable_loss_parallel""",
     re.VERBOSE,
 )
@@ -129,7 +133,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
     options["schedule"] = schedule or usual_schedule(options.get("vpp", 1))
     options["recompute"], kept, approximation = _recompute(_section(data, "activation_checkpoint"))
-    options["precision"] = PRECISIONS.get(str(training.get(PARAMETERS)), "mixed_precision")
+    options["precision"] = _precision(training)
     options["backend"] = TORCH.name
     model = _section(data, "model")
     known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
@@ -178,6 +182,14 @@ def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
         return RECOMPUTE["full"], [], []
     told = f"one block of {option} runs again, whole; priced as {recompute} of each"
     return recompute, [], [f"{key}={option}: {told}"]
+
+
+def _precision(training: Mapping[str, Any]) -> str:
+    """The name of the precision. Raises AutoshardError for a dtype that torchtitan has not."""
+    kept = training.get(DTYPE, "float32")
+    if kept not in ("float32", "bfloat16"):
+        raise AutoshardError(f"training.{DTYPE} is {show(kept)}; it must be float32 or bfloat16")
+    return IN_BF16 if kept == "bfloat16" else PRECISIONS.get(str(training.get(PARAMETERS)), "mixed_precision")
 
 
 def _schedule(parallelism: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -229,6 +241,9 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
     for key, priced in {PARAMETERS: ("bfloat16", *PRECISIONS), "mixed_precision_reduce": ("float32",)}.items():
         if training.get(key, priced[0]) not in priced:
             yield f"training.{key}={show(training[key])} is priced as {priced[0]}"
+    if training.get(DTYPE) == "bfloat16":
+        rounds = "which sums gradients of all ranks in bfloat16 too and rounds at random"
+        yield f"training.{DTYPE}=bfloat16 is priced as {IN_BF16}, {rounds}"
     if training.get("enable_cpu_offload") is True:
         yield "training.enable_cpu_offload: copies to and from the host are not in the price"
     if not optimizer.startswith("Adam"):

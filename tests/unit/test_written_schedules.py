@@ -86,6 +86,20 @@ def test_parameters_that_torchtitan_keeps_in_float32() -> None:
     assert (found.problem.training.precision.name, found.warnings) == ("fp32", ())
 
 
+def test_all_of_torchtitans_states_in_bfloat16() -> None:
+    training = "global_batch_size = 64\nlocal_batch_size = 32\n"
+    found = titan("", f'{training}dtype = "bfloat16"')
+    assert (found.problem.training.precision.name, found.left_out) == ("bf16_sr", ())
+    (warning,) = found.warnings
+    assert warning == (
+        "training.dtype=bfloat16 is priced as bf16_sr, which sums gradients of all ranks in bfloat16 too and rounds at "
+        "random"
+    )
+    assert titan("", f'{training}dtype = "float32"').problem.training.precision.name == "mixed_precision"
+    with pytest.raises(AutoshardError, match=r"^train.toml: training.dtype is 'half'; it must be float32 or bfloat16$"):
+        titan("", f'{training}dtype = "half"')
+
+
 @pytest.mark.parametrize(
     ("strategy", "left_out", "replicas"),
     [
