@@ -1,4 +1,4 @@
-"""Read torchtitan's configurations as layouts: TOML until release 0.2.2, Python registries after it."""
+"""Read torchtitan's configurations as layouts: TOML of releases 0.1.0 to 0.2.2, Python registries after them."""
 
 from __future__ import annotations
 
@@ -55,25 +55,35 @@ EXPERT_RANKS = "expert_tensor_parallel_degree"
 SELECTIVE_OPTION = "selective_ac_option"
 """op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
 READ = {
-    "model": ("name", "flavor"),
-    "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size", DTYPE),
-    "experimental": tuple(DEGREES.values()),
-    "activation_checkpoint": ("mode", SELECTIVE_OPTION),
-    "parallelism": (
-        *DEGREES.values(),
-        EXPERT_RANKS,
-        "data_parallel_shard_degree",
-        "data_parallel_replicate_degree",
-        "fsdp_reshard_after_forward",
-        "enable_sequence_parallel",
-        "pipeline_parallel_schedule",
-        "pipeline_parallel_microbatch_size",
-        "module_fqns_per_model_part",
-        *STAGE_KEYS,
-        "context_parallel_rotate_method",
-    ),
+    f"{section}.{key}"
+    for section, keys in {
+        "model": ("name", "flavor"),
+        "training": ("seq_len", "local_batch_size", "batch_size", "global_batch_size", DTYPE),
+        "activation_checkpoint": ("mode", SELECTIVE_OPTION),
+        "parallelism": (
+            *DEGREES.values(),
+            EXPERT_RANKS,
+            "data_parallel_shard_degree",
+            "data_parallel_replicate_degree",
+            "fsdp_reshard_after_forward",
+            "enable_sequence_parallel",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_microbatch_size",
+            "module_fqns_per_model_part",
+            *STAGE_KEYS,
+            "context_parallel_rotate_method",
+        ),
+    }.items()
+    for key in keys
 }
-"""Keys that say something about the layout, or the model that it is for, by section."""
+"""Keys that say something about the layout, or the model that it is for, each with its section."""
+BEFORE = re.compile(
+    r"""training\.(\w+_parallel_\w+|fsdp_reshard_after_forward|(enable_)?fp8_linear|enable_float8_linear)
+    |experimental\.(tensor|pipeline|context|expert)_parallel_\w+
+    |float8\.enable_float8_linear""",
+    re.VERBOSE,
+)
+"""Keys on the layout, or on products of matrices, from before release 0.1.0."""
 FLAVOR_SIZES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"),
     "rope_theta",
@@ -83,7 +93,7 @@ NO_EFFECT = re.compile(
     r"""(job|profiling|metrics|lr_scheduler|optimizer|checkpoint|comm|validation|debug|fault_tolerance|compile
     |memory_estimation|quantize|float8|mx|lora|peft)(\..*)?
     |model\.(hf_assets_path|tokenizer_path|tokenizer|print_after_conversion|converters)
-    |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+|data_parallel_\w+)
+    |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+)
     |experimental\.custom_\w+|parallelism\.disable_loss_parallel""",
     re.VERBOSE,
 )
@@ -96,12 +106,12 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     Degrees default to 1; data-parallel shards and replicas take the devices that are left, as in torchtitan.
     Raises AutoshardError for values that make no layout.
     """
+    said = [f"{section}.{key}" for section, values in data.items() if isinstance(values, Mapping) for key in values]
+    if old := next(filter(BEFORE.fullmatch, said), None):
+        today = "[parallelism] has the degrees and model.converters names float8"
+        raise AutoshardError(f"{old} is of torchtitan before 0.1.0; files are read from 0.1.0 on, where {today}")
     parallelism, training = _section(data, "parallelism"), _section(data, "training")
-    experimental = _section(data, "experimental")
-    options: dict[str, Any] = {}
-    for name, key in DEGREES.items():
-        value = next((part[key] for part in (parallelism, experimental, training) if key in part), 1)
-        options[name] = whole_number(key, value)
+    options: dict[str, Any] = {name: whole_number(key, parallelism.get(key, 1)) for name, key in DEGREES.items()}
     if (etp := _expert_ranks(parallelism, options)) is not None:
         options["etp"] = etp
     for name, keys in {"seq_len": ("seq_len",), "local": ("local_batch_size", "batch_size")}.items():
@@ -141,13 +151,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["model"] = known
     notes = [NOTES[fields["zero"]]] if fields["zero"] else []
     notes += kept
-    left_out = tuple(
-        f"{section}.{name}"
-        for section, values in data.items()
-        if isinstance(values, Mapping)
-        for name in values
-        if name not in READ.get(section, ())
-    )
+    left_out = tuple(key for key in said if key not in READ)
     return WrittenLayout(
         "torchtitan configuration",
         options,
