@@ -38,6 +38,9 @@ STAND_INS = {"InterleavedZeroBubble": "interleaved", "ZBVZeroBubble": "interleav
 PARAMETERS = "mixed_precision_param"
 PRECISIONS = {"float32": "fp32"}
 """What parameters are computed with, where it is not bfloat16, and the precision here."""
+SEQUENCE_LENGTH, USUAL_LOCAL_BATCH = 2048, 8
+"""torchtitan's defaults: tokens, and sequences of a data-parallel rank between two gradients."""
+LOCAL_BATCH = ("local_batch_size", "batch_size")
 DTYPE = "dtype"
 """What parameters, gradients and optimizer states are kept in: float32, the default, or bfloat16."""
 IN_BF16 = "bf16_sr"
@@ -58,7 +61,7 @@ READ = {
     f"{section}.{key}"
     for section, keys in {
         "model": ("name", "flavor"),
-        "training": ("seq_len", "local_batch_size", "batch_size", "global_batch_size", DTYPE),
+        "training": ("seq_len", *LOCAL_BATCH, "global_batch_size", DTYPE),
         "activation_checkpoint": ("mode", SELECTIVE_OPTION),
         "parallelism": (
             *DEGREES.values(),
@@ -103,7 +106,8 @@ NO_EFFECT = re.compile(
 def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """The layout in a parsed torchtitan configuration.
 
-    Degrees default to 1; data-parallel shards and replicas take the devices that are left, as in torchtitan.
+    What is absent has torchtitan's default: degrees are 1, and data-parallel shards and replicas take the devices that
+    are left.
     Raises AutoshardError for values that make no layout.
     """
     said = [f"{section}.{key}" for section, values in data.items() if isinstance(values, Mapping) for key in values]
@@ -114,11 +118,9 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     options: dict[str, Any] = {name: whole_number(key, parallelism.get(key, 1)) for name, key in DEGREES.items()}
     if (etp := _expert_ranks(parallelism, options)) is not None:
         options["etp"] = etp
-    for name, keys in {"seq_len": ("seq_len",), "local": ("local_batch_size", "batch_size")}.items():
-        for key in keys:
-            if key in training:
-                options[name] = whole_number(f"training.{key}", training[key])
-    local = options.pop("local", 1)
+    options["seq_len"] = whole_number("training.seq_len", training.get("seq_len", SEQUENCE_LENGTH))
+    key = next((key for key in LOCAL_BATCH if key in training), LOCAL_BATCH[0])
+    local = whole_number(f"training.{key}", training.get(key, USUAL_LOCAL_BATCH))
     options["micro_batch"] = local if options["pp"] == 1 else parallelism.get("pipeline_parallel_microbatch_size", 1)
     batch = training.get("global_batch_size", -1)
     fields: dict[str, Any] = {

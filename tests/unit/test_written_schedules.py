@@ -86,6 +86,14 @@ def test_parameters_that_torchtitan_keeps_in_float32() -> None:
     assert (found.problem.training.precision.name, found.warnings) == ("fp32", ())
 
 
+def test_sequences_that_torchtitans_file_leaves_to_its_defaults() -> None:
+    """8 sequences of 2,048 tokens for each of 8 ranks."""
+    Path("train.toml").write_text("[training]\nsteps = 10\n")
+    found = read_written("train.toml", {"model": "llama3-8b", "instance": "h100-80gb"})
+    training = found.problem.training
+    assert (training.sequence_length, training.global_batch_size, found.strategy.microbatch_size) == (2048, 64, 8)
+
+
 def test_all_of_torchtitans_states_in_bfloat16() -> None:
     training = "global_batch_size = 64\nlocal_batch_size = 32\n"
     found = titan("", f'{training}dtype = "bfloat16"')
