@@ -9,7 +9,7 @@ from typing import Any
 from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.interop.torchtitan_stages import EACH, STAGE_KEYS, stages_of
+from autoshard.interop.torchtitan_stages import EACH, SPLITS, STAGE_KEYS, stages_of
 from autoshard.interop.written_layout import WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
@@ -135,7 +135,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     if batch == -1 or options["pp"] > 1:
         fields["sequences_per_replica"] = local
     schedule, stand_in = _schedule(parallelism) if options["pp"] > 1 else (None, None)
-    if options["pp"] == 1 or EACH not in parallelism:
+    if options["pp"] == 1 or not (EACH in parallelism or parallelism.get(SPLITS)):
         options["vpp"] = 2 if schedule == "interleaved" else 1
     if parts := parallelism.get("module_fqns_per_model_part"):
         fields["stage_layers"] = stage_layers(parts)
