@@ -53,6 +53,8 @@ NOTES = {
     3: "FSDP that reshards parameters after forward is priced as ZeRO-3",
 }
 """By stage of ZeRO."""
+SHARDS = "data_parallel_shard_degree"
+"""Ranks that share shards, but for those of context parallelism; -1, the default, for all that are left."""
 EXPERT_RANKS = "expert_tensor_parallel_degree"
 """Ranks that cut an expert: those of tensor parallelism or 1, the default."""
 SELECTIVE_OPTION = "selective_ac_option"
@@ -66,7 +68,7 @@ READ = {
         "parallelism": (
             *DEGREES.values(),
             EXPERT_RANKS,
-            "data_parallel_shard_degree",
+            SHARDS,
             "data_parallel_replicate_degree",
             "fsdp_reshard_after_forward",
             "enable_sequence_parallel",
@@ -106,8 +108,7 @@ NO_EFFECT = re.compile(
 def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """The layout in a parsed torchtitan configuration.
 
-    What is absent has torchtitan's default: degrees are 1, and data-parallel shards and replicas take the devices that
-    are left.
+    What is absent has torchtitan's default: degrees are 1, and data-parallel shards take the devices that are left.
     Raises AutoshardError for values that make no layout.
     """
     said = [f"{section}.{key}" for section, values in data.items() if isinstance(values, Mapping) for key in values]
@@ -130,6 +131,8 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     copies = whole_number("data_parallel_replicate_degree", parallelism.get("data_parallel_replicate_degree", 1))
     if fields["zero"] and copies > 1:
         fields["dp_replicate"] = copies
+    if (shards := parallelism.get(SHARDS, -1)) != -1:
+        options["dp"] = copies * whole_number(f"parallelism.{SHARDS}", shards)
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)
     if batch == -1 or options["pp"] > 1:
@@ -271,7 +274,7 @@ def _products(converter: str) -> str | None:
 def _zero(parallelism: Mapping[str, Any], pp: int, cp: int) -> int:
     """The ZeRO stage; ranks of cp share shards too. By torchtitan's default, parameters are sharded again after forward
     if there is no pipeline."""
-    if parallelism.get("data_parallel_shard_degree", -1) == 1 and cp == 1:
+    if parallelism.get(SHARDS, -1) == 1 and cp == 1:
         return 0
     after = parallelism.get("fsdp_reshard_after_forward", "default")
     return 3 if after == "always" or (after == "default" and pp == 1) else 1
