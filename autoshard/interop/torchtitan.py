@@ -29,7 +29,12 @@ MODELS = {
     ("qwen3", "32B"): "qwen3-32b",
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
 }
-RECOMPUTE = {"none": "none", "full": "full", "selective": "core_attention+mlp"}
+RECOMPUTE = {
+    "none": "none",
+    "full": "full",
+    "selective": "core_attention+mlp",
+    "memory_budget": "core_attention+mlp",
+}
 
 SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}
 """pipeline_parallel_schedule, whose case does not matter, and the schedule here that it is."""
@@ -60,11 +65,13 @@ EXPERT_RANKS = "expert_tensor_parallel_degree"
 SELECTIVE_OPTION = "selective_ac_option"
 """op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
 READ = {
+BUDGET = "memory_budget"
+"""Activations that torch.compile may keep: 0 for those of full recompute, 1 for all."""
     f"{section}.{key}"
     for section, keys in {
         "model": ("name", "flavor"),
         "training": ("seq_len", *LOCAL_BATCH, "global_batch_size", DTYPE),
-        "activation_checkpoint": ("mode", SELECTIVE_OPTION),
+        "activation_checkpoint": ("mode", SELECTIVE_OPTION, BUDGET),
         "parallelism": (
             *DEGREES.values(),
             EXPERT_RANKS,
@@ -178,10 +185,13 @@ def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
     """(the recompute set, notes, warnings). Raises AutoshardError for words that torchtitan has not."""
     mode, option = str(section.get("mode", "selective")), str(section.get(SELECTIVE_OPTION, "2"))
     if mode not in RECOMPUTE:
-        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
+        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be one of {', '.join(RECOMPUTE)}")
     recompute, key = RECOMPUTE[mode], f"activation_checkpoint.{SELECTIVE_OPTION}"
     if mode != "selective":
         return recompute, [], []
+    if mode == "memory_budget":
+        budget = f"activation_checkpoint.{BUDGET}={show(section.get(BUDGET, 0.5))}"
+        return recompute, [], [f"{budget}: torch.compile chooses what runs again; priced as {recompute}"]
     if option == "op":
         kept = "torchtitan keeps attention and every second product of matrices"
         return recompute, [f"{key}=op is priced as {recompute}; {kept}"], []

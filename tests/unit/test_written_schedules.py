@@ -266,6 +266,22 @@ def test_torchtitans_selective_recompute(lines: str, recompute: str, warnings: t
     assert (f"{OPTION}=op is priced as {recompute}; {kept}" in found.notes) == ("op" in lines.split('"'))
 
 
+@pytest.mark.parametrize(("line", "budget"), [("", "0.5"), ("memory_budget = 0.25", "0.25")])
+def test_a_memory_budget_stands_in_for_what_the_compiler_chooses(line: str, budget: str) -> None:
+    found = torchtitans_recompute(f'mode = "memory_budget"\n{line}')
+    assert (found.strategy.recompute, found.left_out) == (("core_attention+mlp",), ())
+    told = "torch.compile chooses what runs again; priced as core_attention+mlp"
+    assert found.warnings == (f"activation_checkpoint.memory_budget={budget}: {told}",)
+
+
+def test_another_mode_of_torchtitans_recompute() -> None:
+    message = (
+        r"^train.toml: activation_checkpoint.mode is 'half'; it must be one of none, full, selective, memory_budget$"
+    )
+    with pytest.raises(AutoshardError, match=message):
+        torchtitans_recompute('mode = "half"')
+
+
 @pytest.mark.parametrize("option", ["0", "-1", "ops", "2.5"])
 def test_options_that_torchtitans_selective_recompute_has_not(option: str) -> None:
     with pytest.raises(AutoshardError) as error:
