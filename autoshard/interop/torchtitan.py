@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import gcd
 from typing import Any
 
 from autoshard.backends.torch import TORCH
@@ -64,9 +65,9 @@ EXPERT_RANKS = "expert_tensor_parallel_degree"
 """Ranks that cut an expert: those of tensor parallelism or 1, the default."""
 SELECTIVE_OPTION = "selective_ac_option"
 """op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
-READ = {
 BUDGET = "memory_budget"
 """Activations that torch.compile may keep: 0 for those of full recompute, 1 for all."""
+READ = {
     f"{section}.{key}"
     for section, keys in {
         "model": ("name", "flavor"),
@@ -124,7 +125,8 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         raise AutoshardError(f"{old} is of torchtitan before 0.1.0; files are read from 0.1.0 on, where {today}")
     parallelism, training = _section(data, "parallelism"), _section(data, "training")
     options: dict[str, Any] = {name: whole_number(key, parallelism.get(key, 1)) for name, key in DEGREES.items()}
-    if (etp := _expert_ranks(parallelism, options)) is not None:
+    etp, cut_experts = _expert_ranks(parallelism, options)
+    if etp is not None:
         options["etp"] = etp
     options["seq_len"] = whole_number("training.seq_len", training.get("seq_len", SEQUENCE_LENGTH))
     key = next((key for key in LOCAL_BATCH if key in training), LOCAL_BATCH[0])
@@ -174,7 +176,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         products={
             f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
         },
-        warnings=(*_warnings(data), *([] if stand_in is None else [stand_in]), *approximation),
+        warnings=(*_warnings(data), *filter(None, (stand_in, cut_experts)), *approximation),
         overlaps="torchtitan",
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
@@ -187,11 +189,11 @@ def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
     if mode not in RECOMPUTE:
         raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be one of {', '.join(RECOMPUTE)}")
     recompute, key = RECOMPUTE[mode], f"activation_checkpoint.{SELECTIVE_OPTION}"
-    if mode != "selective":
-        return recompute, [], []
     if mode == "memory_budget":
         budget = f"activation_checkpoint.{BUDGET}={show(section.get(BUDGET, 0.5))}"
         return recompute, [], [f"{budget}: torch.compile chooses what runs again; priced as {recompute}"]
+    if mode != "selective":
+        return recompute, [], []
     if option == "op":
         kept = "torchtitan keeps attention and every second product of matrices"
         return recompute, [f"{key}=op is priced as {recompute}; {kept}"], []
@@ -226,17 +228,23 @@ def _schedule(parallelism: Mapping[str, Any]) -> tuple[str | None, str | None]:
     raise AutoshardError(f"{SCHEDULE} is {written[:40]!r}, which has no price here; those that have: {names}")
 
 
-def _expert_ranks(parallelism: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
-    """How many ranks cut an expert; None where it is as many as cut the rest. Where nothing says it, it is the default
-    of 1 if ep takes all ranks of tp, as torchtitan then asks; else the file is of a release without the field."""
-    ep, tp, cp = options["ep"], options["tp"], options["cp"]
+def _expert_ranks(parallelism: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """(how many ranks cut an expert, None where it is as many as cut the rest; a warning where torchtitan has none do).
+
+    torchtitan keeps experts whole by default. Where ep has too few ranks for each of tp to hold other experts, ranks of
+    the same experts split the tokens there and the experts here, which is as much work.
+    """
+    ep, tp = options["ep"], options["tp"]
     if ep == 1 or tp == 1:
-        return None
-    usual = 1 if ep % (tp * cp) == 0 else tp
-    etp = whole_number(EXPERT_RANKS, parallelism.get(EXPERT_RANKS, usual))
+        return None, None
+    etp = whole_number(EXPERT_RANKS, parallelism.get(EXPERT_RANKS, 1))
     if etp not in (1, tp):
         raise AutoshardError(f"parallelism.{EXPERT_RANKS}={etp} must be 1 or tensor_parallel_degree={tp}")
-    return None if etp == tp else etp
+    if etp == tp:
+        return None, None
+    etp = tp // gcd(ep // options["cp"], tp)
+    said = f"parallelism.{DEGREES['ep']}={ep}: torchtitan keeps experts whole"
+    return None if etp == tp else etp, None if etp == 1 else f"{said}; priced with each cut over {etp} ranks of tp={tp}"
 
 
 def _flavor(name: str, flavor: str) -> WrittenModel:
