@@ -90,6 +90,8 @@ READ = {
     for key in keys
 }
 """Keys that say something about the layout, or the model that it is for, each with its section."""
+UNREAD = "unread"
+"""A section that no file has: of a registry, the calls whose settings are not known."""
 BEFORE = re.compile(
     r"""training\.(\w+_parallel_\w+|fsdp_reshard_after_forward|(enable_)?fp8_linear|enable_float8_linear)
     |experimental\.(tensor|pipeline|context|expert)_parallel_\w+
@@ -165,7 +167,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["model"] = known
     notes = [NOTES[fields["zero"]]] if fields["zero"] else []
     notes += kept
-    left_out = tuple(key for key in said if key not in READ)
+    left_out = tuple(key for key in said if key not in READ and not key.startswith(f"{UNREAD}."))
     return WrittenLayout(
         "torchtitan configuration",
         options,
@@ -261,6 +263,8 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"model.converters has {name}: priced as training of all weights; LoRA freezes most of them"
         elif not _products(name):
             yield f"model.converters has {name}: it is not in the price"
+    for call in _section(data, UNREAD):
+        yield f"{call}: what it sets is not read"
     for section in ("lora", "peft"):
         if section in data:
             yield f"[{section}]: priced as training of all weights; LoRA freezes most of them"
@@ -286,7 +290,8 @@ def _products(converter: str) -> str | None:
     """The precision here that a converter stands for; None for another kind of converter."""
     if "lora" in converter.lower():
         return None
-    return "mxfp8" if "mx" in converter.split(".") else "fp8" if "float8" in converter else None
+    parts = converter.lower().split(".")
+    return "mxfp8" if "mx" in parts or "mxfp8" in parts[-1] else "fp8" if "float8" in converter.lower() else None
 
 
 def _zero(parallelism: Mapping[str, Any], pp: int, cp: int) -> int:
