@@ -21,8 +21,8 @@ from autoshard.interop.torchtitan import NO_EFFECT, SEQUENCE_LENGTH, UNREAD
 
 MOST_STEPS = 20_000
 """Nodes of the syntax tree that are looked at."""
-TOKENS = "num_tokens_per_microbatch_per_dp_rank"
-"""Today's name of a microbatch."""
+TOKENS, USUAL_TOKENS = "num_tokens_per_microbatch_per_dp_rank", 16_384
+"""Today's name of a microbatch, and its default."""
 ACTIVATION_CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 READ_AS = {
     "model_spec": re.compile(r".+"),
@@ -333,16 +333,20 @@ def _shown(value: ast.AST) -> str:
 
 
 def _with_old_names(found: Sections) -> Sections:
-    """The sections in the names of the TOML, which counted sequences where today's names count tokens."""
+    """The sections in the names of the TOML, which counted sequences where today's names count tokens. What is absent
+    and has another default there has today's."""
     training, parallelism = found.setdefault("training", {}), found.setdefault("parallelism", {})
     if found.setdefault("activation_checkpoint", {"mode": "selective"}).get("mode") == "selective":
         found["activation_checkpoint"].setdefault("selective_ac_option", "op")  # in all of its registries
+    counts_sequences = training.keys() & {"seq_len", "local_batch_size"}  # as TorchTitan Neuron, of release 0.2.2
+    tokens = training.pop(TOKENS, None if counts_sequences else USUAL_TOKENS)
     if "max_context_length" in training:
         training["seq_len"] = training.pop("max_context_length")
     length = training.get("seq_len", SEQUENCE_LENGTH)
-    if (tokens := training.pop(TOKENS, None)) is not None:
+    if tokens is not None:
         sequences = _sequences(TOKENS, tokens, length)
-        microbatches = parallelism.get("num_pp_microbatches", 1)
+        in_pipeline = parallelism.get("pipeline_parallel_degree", 1) != 1
+        microbatches = parallelism.get("num_pp_microbatches", 1) if in_pipeline else 1
         training["local_batch_size"] = sequences * (microbatches if isinstance(microbatches, int) else 1)
         parallelism["pipeline_parallel_microbatch_size"] = sequences
     if (tokens := training.pop("num_tokens_per_train_step", -1)) != -1:

@@ -241,6 +241,27 @@ def test_calls_whose_settings_are_not_known_are_told() -> None:
     assert torchtitan_layout(parse_registry(export(plan_70b(), "torchtitan").text, "r", None)).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("training", "parallelism", "expected"),
+    [
+        ("", "", (2048, 8, 8)),
+        ("max_context_length=8192", "", (8192, 2, 2)),
+        ("seq_len=4096", "", (4096, 8, 8)),
+        ("seq_len=4096, local_batch_size=1", "", (4096, 1, 1)),
+        ("", "num_pp_microbatches=8", (2048, 8, 8)),
+        ("", "num_pp_microbatches=8, pipeline_parallel_degree=2", (2048, 8, 64)),
+    ],
+)
+def test_sequences_of_a_microbatch_and_of_a_rank(
+    training: str, parallelism: str, expected: tuple[int, int, int]
+) -> None:
+    """16,384 tokens by default, 8 sequences by the names of releases; a pipeline alone has several microbatches."""
+    config = f"Trainer.Config(training=TrainingConfig({training}), parallelism=ParallelismConfig({parallelism}))"
+    written = torchtitan_layout(parse_registry(f"def f() -> Trainer.Config:\n    return {config}", "r.py", "f"))
+    counts = (written.options["seq_len"], written.options["micro_batch"], written.fields["sequences_per_replica"])
+    assert (counts, written.warnings) == (expected, ())
+
+
 def test_the_command_reads_one_function() -> None:
     Path("registry.py").write_text(REGISTRY)
     given = {"instance": "trn1.32xlarge", "nodes": 16, "backend": "torch"}
