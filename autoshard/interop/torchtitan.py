@@ -1,15 +1,16 @@
-"""Read torchtitan's configurations as layouts: TOML until release 0.2.2, Python registries after it."""
+"""Read torchtitan's configurations as layouts: TOML of releases 0.1.0 to 0.2.2, Python registries after them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import gcd
 from typing import Any
 
 from autoshard.backends.torch import TORCH
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.interop.torchtitan_stages import EACH, STAGE_KEYS, stages_of
+from autoshard.interop.torchtitan_stages import EACH, SPLITS, STAGE_KEYS, stages_of
 from autoshard.interop.written_layout import WrittenLayout, whole_number
 from autoshard.interop.written_model import WrittenModel, property_of
 from autoshard.models.registry import load_model
@@ -29,7 +30,12 @@ MODELS = {
     ("qwen3", "32B"): "qwen3-32b",
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
 }
-RECOMPUTE = {"none": "none", "full": "full", "selective": "core_attention+mlp"}
+RECOMPUTE = {
+    "none": "none",
+    "full": "full",
+    "selective": "core_attention+mlp",
+    "memory_budget": "core_attention+mlp",
+}
 
 SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}
 """pipeline_parallel_schedule, whose case does not matter, and the schedule here that it is."""
@@ -38,6 +44,13 @@ STAND_INS = {"InterleavedZeroBubble": "interleaved", "ZBVZeroBubble": "interleav
 PARAMETERS = "mixed_precision_param"
 PRECISIONS = {"float32": "fp32"}
 """What parameters are computed with, where it is not bfloat16, and the precision here."""
+SEQUENCE_LENGTH, USUAL_LOCAL_BATCH = 2048, 8
+"""torchtitan's defaults: tokens, and sequences of a data-parallel rank between two gradients."""
+LOCAL_BATCH = ("local_batch_size", "batch_size")
+DTYPE = "dtype"
+"""What parameters, gradients and optimizer states are kept in: float32, the default, or bfloat16."""
+IN_BF16 = "bf16_sr"
+"""The precision without a copy of the weights in float32."""
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
 CONTEXT_PARALLEL = {"allgather": "all_gather", "alltoall": "zigzag_ring"}
 """context_parallel_rotate_method: its all-to-all passes keys and values around; the sequence is balanced by zigzag."""
@@ -46,30 +59,46 @@ NOTES = {
     3: "FSDP that reshards parameters after forward is priced as ZeRO-3",
 }
 """By stage of ZeRO."""
+SHARDS = "data_parallel_shard_degree"
+"""Ranks that share shards, but for those of context parallelism; -1, the default, for all that are left."""
 EXPERT_RANKS = "expert_tensor_parallel_degree"
 """Ranks that cut an expert: those of tensor parallelism or 1, the default."""
 SELECTIVE_OPTION = "selective_ac_option"
 """op, or how many blocks there are for each that runs again whole: 2 where it is not given."""
+BUDGET = "memory_budget"
+"""Activations that torch.compile may keep: 0 for those of full recompute, 1 for all."""
 READ = {
-    "model": ("name", "flavor"),
-    "training": (*DEGREES.values(), "seq_len", "local_batch_size", "batch_size", "global_batch_size"),
-    "experimental": tuple(DEGREES.values()),
-    "activation_checkpoint": ("mode", SELECTIVE_OPTION),
-    "parallelism": (
-        *DEGREES.values(),
-        EXPERT_RANKS,
-        "data_parallel_shard_degree",
-        "data_parallel_replicate_degree",
-        "fsdp_reshard_after_forward",
-        "enable_sequence_parallel",
-        "pipeline_parallel_schedule",
-        "pipeline_parallel_microbatch_size",
-        "module_fqns_per_model_part",
-        *STAGE_KEYS,
-        "context_parallel_rotate_method",
-    ),
+    f"{section}.{key}"
+    for section, keys in {
+        "model": ("name", "flavor"),
+        "training": ("seq_len", *LOCAL_BATCH, "global_batch_size", DTYPE),
+        "activation_checkpoint": ("mode", SELECTIVE_OPTION, BUDGET),
+        "parallelism": (
+            *DEGREES.values(),
+            EXPERT_RANKS,
+            SHARDS,
+            "data_parallel_replicate_degree",
+            "fsdp_reshard_after_forward",
+            "enable_sequence_parallel",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_microbatch_size",
+            "module_fqns_per_model_part",
+            *STAGE_KEYS,
+            "context_parallel_rotate_method",
+        ),
+    }.items()
+    for key in keys
 }
-"""Keys that say something about the layout, or the model that it is for, by section."""
+"""Keys that say something about the layout, or the model that it is for, each with its section."""
+UNREAD = "unread"
+"""A section that no file has: of a registry, the calls whose settings are not known."""
+BEFORE = re.compile(
+    r"""training\.(\w+_parallel_\w+|fsdp_reshard_after_forward|(enable_)?fp8_linear|enable_float8_linear)
+    |experimental\.(tensor|pipeline|context|expert)_parallel_\w+
+    |float8\.enable_float8_linear""",
+    re.VERBOSE,
+)
+"""Keys on the layout, or on products of matrices, from before release 0.1.0."""
 FLAVOR_SIZES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"),
     "rope_theta",
@@ -79,7 +108,7 @@ NO_EFFECT = re.compile(
     r"""(job|profiling|metrics|lr_scheduler|optimizer|checkpoint|comm|validation|debug|fault_tolerance|compile
     |memory_estimation|quantize|float8|mx|lora|peft)(\..*)?
     |model\.(hf_assets_path|tokenizer_path|tokenizer|print_after_conversion|converters)
-    |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+|dtype|data_parallel_\w+)
+    |training\.(dataset\w*|max_norm|steps|seed|deterministic|gc_freq|gc_debug|mixed_precision_\w+)
     |experimental\.custom_\w+|parallelism\.disable_loss_parallel""",
     re.VERBOSE,
 )
@@ -89,22 +118,21 @@ NO_EFFECT = re.compile(
 def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     """The layout in a parsed torchtitan configuration.
 
-    Degrees default to 1; data-parallel shards and replicas take the devices that are left, as in torchtitan.
+    What is absent has torchtitan's default: degrees are 1, and data-parallel shards take the devices that are left.
     Raises AutoshardError for values that make no layout.
     """
+    said = [f"{section}.{key}" for section, values in data.items() if isinstance(values, Mapping) for key in values]
+    if old := next(filter(BEFORE.fullmatch, said), None):
+        today = "[parallelism] has the degrees and model.converters names float8"
+        raise AutoshardError(f"{old} is of torchtitan before 0.1.0; files are read from 0.1.0 on, where {today}")
     parallelism, training = _section(data, "parallelism"), _section(data, "training")
-    experimental = _section(data, "experimental")
-    options: dict[str, Any] = {}
-    for name, key in DEGREES.items():
-        value = next((part[key] for part in (parallelism, experimental, training) if key in part), 1)
-        options[name] = whole_number(key, value)
-    if (etp := _expert_ranks(parallelism, options)) is not None:
+    options: dict[str, Any] = {name: whole_number(key, parallelism.get(key, 1)) for name, key in DEGREES.items()}
+    etp, cut_experts = _expert_ranks(parallelism, options)
+    if etp is not None:
         options["etp"] = etp
-    for name, keys in {"seq_len": ("seq_len",), "local": ("local_batch_size", "batch_size")}.items():
-        for key in keys:
-            if key in training:
-                options[name] = whole_number(f"training.{key}", training[key])
-    local = options.pop("local", 1)
+    options["seq_len"] = whole_number("training.seq_len", training.get("seq_len", SEQUENCE_LENGTH))
+    key = next((key for key in LOCAL_BATCH if key in training), LOCAL_BATCH[0])
+    local = whole_number(f"training.{key}", training.get(key, USUAL_LOCAL_BATCH))
     options["micro_batch"] = local if options["pp"] == 1 else parallelism.get("pipeline_parallel_microbatch_size", 1)
     batch = training.get("global_batch_size", -1)
     fields: dict[str, Any] = {
@@ -114,12 +142,14 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
     copies = whole_number("data_parallel_replicate_degree", parallelism.get("data_parallel_replicate_degree", 1))
     if fields["zero"] and copies > 1:
         fields["dp_replicate"] = copies
+    if (shards := parallelism.get(SHARDS, -1)) != -1:
+        options["dp"] = copies * whole_number(f"parallelism.{SHARDS}", shards)
     if batch != -1:
         options["global_batch"] = whole_number("training.global_batch_size", batch)
     if batch == -1 or options["pp"] > 1:
         fields["sequences_per_replica"] = local
     schedule, stand_in = _schedule(parallelism) if options["pp"] > 1 else (None, None)
-    if options["pp"] == 1 or EACH not in parallelism:
+    if options["pp"] == 1 or not (EACH in parallelism or parallelism.get(SPLITS)):
         options["vpp"] = 2 if schedule == "interleaved" else 1
     if parts := parallelism.get("module_fqns_per_model_part"):
         fields["stage_layers"] = stage_layers(parts)
@@ -129,7 +159,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["context_parallel"] = CONTEXT_PARALLEL.get(rotate, "all_gather")
     options["schedule"] = schedule or usual_schedule(options.get("vpp", 1))
     options["recompute"], kept, approximation = _recompute(_section(data, "activation_checkpoint"))
-    options["precision"] = PRECISIONS.get(str(training.get(PARAMETERS)), "mixed_precision")
+    options["precision"] = _precision(training)
     options["backend"] = TORCH.name
     model = _section(data, "model")
     known = MODELS.get((str(model.get("name")), str(model.get("flavor"))))
@@ -137,13 +167,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["model"] = known
     notes = [NOTES[fields["zero"]]] if fields["zero"] else []
     notes += kept
-    left_out = tuple(
-        f"{section}.{name}"
-        for section, values in data.items()
-        if isinstance(values, Mapping)
-        for name in values
-        if name not in READ.get(section, ())
-    )
+    left_out = tuple(key for key in said if key not in READ and not key.startswith(f"{UNREAD}."))
     return WrittenLayout(
         "torchtitan configuration",
         options,
@@ -154,7 +178,7 @@ def torchtitan_layout(data: Mapping[str, Any]) -> WrittenLayout:
         products={
             f"model.converters has {name}": precision for name in _converters(data) if (precision := _products(name))
         },
-        warnings=(*_warnings(data), *([] if stand_in is None else [stand_in]), *approximation),
+        warnings=(*_warnings(data), *filter(None, (stand_in, cut_experts)), *approximation),
         overlaps="torchtitan",
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
@@ -165,8 +189,11 @@ def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
     """(the recompute set, notes, warnings). Raises AutoshardError for words that torchtitan has not."""
     mode, option = str(section.get("mode", "selective")), str(section.get(SELECTIVE_OPTION, "2"))
     if mode not in RECOMPUTE:
-        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be none, selective or full")
+        raise AutoshardError(f"activation_checkpoint.mode is {mode[:40]!r}; it must be one of {', '.join(RECOMPUTE)}")
     recompute, key = RECOMPUTE[mode], f"activation_checkpoint.{SELECTIVE_OPTION}"
+    if mode == "memory_budget":
+        budget = f"activation_checkpoint.{BUDGET}={show(section.get(BUDGET, 0.5))}"
+        return recompute, [], [f"{budget}: torch.compile chooses what runs again; priced as {recompute}"]
     if mode != "selective":
         return recompute, [], []
     if option == "op":
@@ -178,6 +205,14 @@ def _recompute(section: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
         return RECOMPUTE["full"], [], []
     told = f"one block of {option} runs again, whole; priced as {recompute} of each"
     return recompute, [], [f"{key}={option}: {told}"]
+
+
+def _precision(training: Mapping[str, Any]) -> str:
+    """The name of the precision. Raises AutoshardError for a dtype that torchtitan has not."""
+    kept = training.get(DTYPE, "float32")
+    if kept not in ("float32", "bfloat16"):
+        raise AutoshardError(f"training.{DTYPE} is {show(kept)}; it must be float32 or bfloat16")
+    return IN_BF16 if kept == "bfloat16" else PRECISIONS.get(str(training.get(PARAMETERS)), "mixed_precision")
 
 
 def _schedule(parallelism: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -195,17 +230,23 @@ def _schedule(parallelism: Mapping[str, Any]) -> tuple[str | None, str | None]:
     raise AutoshardError(f"{SCHEDULE} is {written[:40]!r}, which has no price here; those that have: {names}")
 
 
-def _expert_ranks(parallelism: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
-    """How many ranks cut an expert; None where it is as many as cut the rest. Where nothing says it, it is the default
-    of 1 if ep takes all ranks of tp, as torchtitan then asks; else the file is of a release without the field."""
-    ep, tp, cp = options["ep"], options["tp"], options["cp"]
+def _expert_ranks(parallelism: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """(how many ranks cut an expert, None where it is as many as cut the rest; a warning where torchtitan has none do).
+
+    torchtitan keeps experts whole by default. Where ep has too few ranks for each of tp to hold other experts, ranks of
+    the same experts split the tokens there and the experts here, which is as much work.
+    """
+    ep, tp = options["ep"], options["tp"]
     if ep == 1 or tp == 1:
-        return None
-    usual = 1 if ep % (tp * cp) == 0 else tp
-    etp = whole_number(EXPERT_RANKS, parallelism.get(EXPERT_RANKS, usual))
+        return None, None
+    etp = whole_number(EXPERT_RANKS, parallelism.get(EXPERT_RANKS, 1))
     if etp not in (1, tp):
         raise AutoshardError(f"parallelism.{EXPERT_RANKS}={etp} must be 1 or tensor_parallel_degree={tp}")
-    return None if etp == tp else etp
+    if etp == tp:
+        return None, None
+    etp = tp // gcd(ep // options["cp"], tp)
+    said = f"parallelism.{DEGREES['ep']}={ep}: torchtitan keeps experts whole"
+    return None if etp == tp else etp, None if etp == 1 else f"{said}; priced with each cut over {etp} ranks of tp={tp}"
 
 
 def _flavor(name: str, flavor: str) -> WrittenModel:
@@ -222,6 +263,8 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"model.converters has {name}: priced as training of all weights; LoRA freezes most of them"
         elif not _products(name):
             yield f"model.converters has {name}: it is not in the price"
+    for call in _section(data, UNREAD):
+        yield f"{call}: what it sets is not read"
     for section in ("lora", "peft"):
         if section in data:
             yield f"[{section}]: priced as training of all weights; LoRA freezes most of them"
@@ -229,6 +272,9 @@ def _warnings(data: Mapping[str, Any]) -> Iterator[str]:
     for key, priced in {PARAMETERS: ("bfloat16", *PRECISIONS), "mixed_precision_reduce": ("float32",)}.items():
         if training.get(key, priced[0]) not in priced:
             yield f"training.{key}={show(training[key])} is priced as {priced[0]}"
+    if training.get(DTYPE) == "bfloat16":
+        rounds = "which sums gradients of all ranks in bfloat16 too and rounds at random"
+        yield f"training.{DTYPE}=bfloat16 is priced as {IN_BF16}, {rounds}"
     if training.get("enable_cpu_offload") is True:
         yield "training.enable_cpu_offload: copies to and from the host are not in the price"
     if not optimizer.startswith("Adam"):
@@ -244,13 +290,14 @@ def _products(converter: str) -> str | None:
     """The precision here that a converter stands for; None for another kind of converter."""
     if "lora" in converter.lower():
         return None
-    return "mxfp8" if "mx" in converter.split(".") else "fp8" if "float8" in converter else None
+    parts = converter.lower().split(".")
+    return "mxfp8" if "mx" in parts or "mxfp8" in parts[-1] else "fp8" if "float8" in converter.lower() else None
 
 
 def _zero(parallelism: Mapping[str, Any], pp: int, cp: int) -> int:
     """The ZeRO stage; ranks of cp share shards too. By torchtitan's default, parameters are sharded again after forward
     if there is no pipeline."""
-    if parallelism.get("data_parallel_shard_degree", -1) == 1 and cp == 1:
+    if parallelism.get(SHARDS, -1) == 1 and cp == 1:
         return 0
     after = parallelism.get("fsdp_reshard_after_forward", "default")
     return 3 if after == "always" or (after == "default" and pp == 1) else 1

@@ -166,9 +166,10 @@ def test_other_frameworks_read_and_write_the_same_layout(
     if form == "torchtitan-toml" and plan.strategy.etp == 2:
         assert "etp=2: torchtitan has 1 and tp=4, which is written" in written.left_out
         assert (read.etp, read.ep) == (None, 2)
-    elif form == "torchtitan" and plan.strategy.etp == 2:
-        assert "etp=2: torchtitan's main branch keeps experts whole where ep=4 spreads them" in written.left_out
-        assert (read.etp, read.ep) == (1, 4)
+    elif form == "torchtitan" and plan.strategy.etp != 1:
+        etp, ep = plan.strategy.etp or plan.strategy.tp, plan.strategy.ep
+        assert f"etp={etp}: torchtitan's main branch keeps experts whole where ep={ep} spreads them" in written.left_out
+        assert (read.etp, read.ep) == ({"parts of them": 1, "as the rest": 2}[name], ep)
     else:
         assert (read.tp, read.ep, read.etp, read.dp) == tuple(
             getattr(plan.strategy, field) for field in ("tp", "ep", "etp", "dp")
@@ -214,13 +215,29 @@ def test_ranks_of_megatron_with_the_same_experts_and_tokens_of_one_sequence_have
     [
         ("expert_parallel_degree = 8\n", (8, 1)),
         ("expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 4\n", (8, None)),
-        ("expert_parallel_degree = 2\n", (2, None)),
+        ("expert_parallel_degree = 2\n", (2, 2)),
+        ("expert_parallel_degree = 6\n", (6, 2)),
+        ("expert_parallel_degree = 3\n", (3, None)),
+        ("expert_parallel_degree = 4\ncontext_parallel_degree = 2\n", (4, 2)),
         ("", (1, None)),
     ],
 )
 def test_torchtitans_default_is_whole_experts(more: str, expected: tuple[int, int | None]) -> None:
     options = torchtitan_layout(parse_toml(f"[parallelism]\ntensor_parallel_degree = 4\n{more}", "it")).options
     assert (options["ep"], options.get("etp")) == expected
+
+
+def test_whole_experts_on_fewer_ranks_than_tp_has_are_said_to_be_priced_in_parts() -> None:
+    """32 of 128 experts on each of 4 ranks, or halves of 64 on each of 8: an eighth of the weights either way."""
+
+    def warnings(more: str) -> tuple[str, ...]:
+        text = f"[parallelism]\ntensor_parallel_degree = 8\n{more}[activation_checkpoint]\nmode = 'full'\n"
+        return torchtitan_layout(parse_toml(text, "it")).warnings
+
+    whole = "parallelism.expert_parallel_degree=4: torchtitan keeps experts whole"
+    assert warnings("expert_parallel_degree = 4\n") == (f"{whole}; priced with each cut over 2 ranks of tp=8",)
+    assert warnings("expert_parallel_degree = 8\n") == ()
+    assert warnings("expert_parallel_degree = 4\nexpert_tensor_parallel_degree = 8\n") == ()
 
 
 def test_torchtitan_cuts_experts_over_all_or_none() -> None:

@@ -18,6 +18,7 @@ from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
 from autoshard.files.codec import to_json
 from autoshard.graph.count import Collective, backward_collectives, forward_collectives
+from autoshard.interface.exchange import import_plan
 from autoshard.interop.export import export
 from autoshard.layout.strategy import Strategy, read_strategy
 from autoshard.models.registry import load_model
@@ -267,3 +268,16 @@ def test_a_plan_that_is_edited_stays_a_plan() -> None:
     assert str(error.value) == (
         "strategy: dp_replicate=3 must divide dp=16: ZeRO shards inside each of so many groups of replicas"
     )
+
+
+@pytest.mark.parametrize(("shards", "replicas"), [(8, 1), (4, 2), (-1, 2), (1, 8)])
+def test_torchtitans_degrees_are_held_against_the_machine(shards: int, replicas: int, tmp_path: Path) -> None:
+    degrees = f"data_parallel_shard_degree = {shards}\ndata_parallel_replicate_degree = {replicas}\n"
+    file = tmp_path / "r.toml"
+    file.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{degrees}')
+    found = import_plan(file, instance="h100-80gb").plan.strategy
+    assert (found.dp, found.zero) == (8, 0 if shards == 1 else 3)
+    if shards != -1:
+        with pytest.raises(AutoshardError) as error:
+            import_plan(file, instance="h100-80gb", nodes=4)
+        assert str(error.value) == "tp=1 x pp=1 x dp=8 x cp=1 is 8 devices; 4 x h100-80gb has 32"

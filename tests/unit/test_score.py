@@ -431,6 +431,26 @@ def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> No
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "training.data_parallel_shard_degree",
+        "training.data_parallel_degree",
+        "training.fsdp_reshard_after_forward",
+        "experimental.pipeline_parallel_schedule",
+        "float8.enable_float8_linear",
+    ],
+)
+def test_torchtitan_before_its_first_release(key: str) -> None:
+    section, name = key.split(".")
+    with pytest.raises(AutoshardError) as error:
+        read_written(written("a.toml", f'[{section}]\n{name} = "1"\n{KEEPS_ALL}'), {"model": "llama3-8b"})
+    assert str(error.value) == (
+        f"a.toml: {key} is of torchtitan before 0.1.0; files are read from 0.1.0 on, where [parallelism] has the "
+        "degrees and model.converters names float8"
+    )
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.sh", "--tensor-model-parallel-size 1 --fp8-format hybrid"),

@@ -7,6 +7,7 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
+from autoshard.interop.torchtitan import torchtitan_layout
 from autoshard.interop.torchtitan_registry import parse_registry
 from autoshard.planner.imported import plan_of
 from autoshard.planner.planning import plan_for
@@ -62,7 +63,7 @@ def native(**pins: object) -> Plan:
 
 def test_a_function_is_read() -> None:
     assert parse_registry(REGISTRY, "r.py", "llama3_70b") == {
-        "model": {"flavor": "70B", "name": "llama3"},
+        "model": {"converters": ["x"], "flavor": "70B", "name": "llama3"},
         "training": {"steps": 1000, "seq_len": 8192, "local_batch_size": 2},
         "parallelism": {
             "tensor_parallel_degree": 8,
@@ -105,9 +106,10 @@ def test_a_function_on_top_of_another_one() -> None:
         (REGISTRY, "round_and_round", "r.py: round_and_round starts from round_and_round, which never ends"),
         ("def f(:", None, "r.py is no Python that can be read in line 1"),
         ("x = " + "(" * 400 + ")" * 400, None, "r.py is no Python that can be read in line 1"),
+        ("x" + ".y" * 500 + " = 1", None, "r.py has expressions too deep to read"),
         ("x = [" + "1," * 20_001 + "]", None, "r.py has 20,007 parts, more than the 20,000 that are read"),
         (
-            "def f() -> Trainer.Config:\n    c = g()\n    c.training.num_tokens_per_train_step = 100",
+            "def f() -> Trainer.Config:\n    c = g()\n    c.training.num_tokens_per_train_step = 100\n    return c",
             "f",
             "training.num_tokens_per_train_step=100 must be whole sequences of 2048 tokens",
         ),
@@ -117,6 +119,147 @@ def test_errors(text: str, name: str | None, error: str) -> None:
     with pytest.raises(AutoshardError) as raised:
         parse_registry(text, "r.py", name)
     assert str(raised.value) == error
+
+
+CALLED = """
+TP = 4
+CONVERTERS = [Float8LinearConverter.Config(recipe="rowwise"), MXFP8GroupedExpertsConverter.Config()]
+SPEC = model_registry("8B", converters=CONVERTERS)
+
+def llama3_local() -> Trainer.Config:
+    length = 2 * 4096
+    parallelism = ParallelismConfig(tensor_parallel_degree=TP, pipeline_parallel_degree=4)
+    parallelism.pipeline_parallel_degree = 2
+    model_spec = SPEC
+    training = TrainingConfig(max_context_length=length, num_tokens_per_microbatch_per_dp_rank=2 * length)
+    config: Trainer.Config = _OwnTrainerConfig(
+        model_spec=model_spec, parallelism=parallelism, training=training, activation_checkpoint=FullAC.Config()
+    )
+    parallelism.context_parallel_degree = 2
+    titan = config.training
+    titan.dtype = "bfloat16"
+    return config
+
+def llama3_plain() -> Trainer.Config:
+    config = llama3_local()
+    config.model_spec = model_registry("8B")
+    return config
+
+def llama3_lora() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("8B", converters=[LoRAConverter.Config(rank=8), NVFP4.Config()]))
+"""
+
+
+def test_names_stand_for_what_they_were_set_to() -> None:
+    found = parse_registry(CALLED, "r.py", "llama3_local")
+    assert found["parallelism"] == {
+        "tensor_parallel_degree": 4,
+        "pipeline_parallel_degree": 2,
+        "context_parallel_degree": 2,
+        "pipeline_parallel_microbatch_size": 2,
+    }
+    assert found["training"] == {"dtype": "bfloat16", "seq_len": 8192, "local_batch_size": 2}
+    assert found["activation_checkpoint"] == {"mode": "full"}
+
+
+def test_converters_are_read_or_told() -> None:
+    """Another model_spec has other converters."""
+    local, plain, lora = (
+        torchtitan_layout(parse_registry(CALLED, "r.py", f"llama3_{name}")) for name in ("local", "plain", "lora")
+    )
+    assert local.products == {
+        "model.converters has Float8LinearConverter": "fp8",
+        "model.converters has MXFP8GroupedExpertsConverter": "mxfp8",
+    }
+    assert (plain.options["model"], plain.products) == ("llama3-8b", {})
+    assert lora.warnings == (
+        "model.converters has LoRAConverter: priced as training of all weights; LoRA freezes most of them",
+        "model.converters has NVFP4: it is not in the price",
+    )
+
+
+WRITTEN_OUT, LITERAL = "torchtitan's own dataclass, written out,", "a literal or the name of one"
+STATEMENT = "a plain statement of the function"
+BODIES = {
+    "config.parallelism = degrees(8)": (3, "has parallelism=degrees(8)", WRITTEN_OUT),
+    "config.training = base.training": (3, "has training=base.training", WRITTEN_OUT),
+    "config.activation_checkpoint = MyAC.Config()": (3, "has activation_checkpoint=MyAC.Config()", WRITTEN_OUT),
+    "config.model_spec = spec": (3, "has model_spec=spec", WRITTEN_OUT),
+    "config.parallelism = ParallelismConfig(**degrees)": (
+        3,
+        "has ParallelismConfig(**degrees)",
+        "keywords that are written out",
+    ),
+    "config.training.seq_len = total // 4": (3, "has training.seq_len=total // 4", LITERAL),
+    "if FAST: config.training.seq_len = 4": (
+        3,
+        "changes config.training.seq_len on a condition or in place",
+        STATEMENT,
+    ),
+    "config.training.seq_len *= 2": (3, "changes config.training.seq_len on a condition or in place", STATEMENT),
+    "if FAST: return config": (3, "returns on a condition", STATEMENT),
+    "config = replace(config, steps=1)": (3, "takes replace(config, steps=1)", "a call of Trainer.Config"),
+    "tp = 4\n    if FAST: tp = 8\n    config.parallelism.tensor_parallel_degree = tp": (
+        5,
+        "has parallelism.tensor_parallel_degree=tp",
+        LITERAL,
+    ),
+    "first = llama3_8b()\n    first.training.seq_len = 4\n    config = first": (
+        5,
+        "takes first",
+        "a call of Trainer.Config",
+    ),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_layout_that_is_not_written_out_is_refused(body: str) -> None:
+    text = f"def f() -> Trainer.Config:\n    config = Trainer.Config()\n    {body}\n    return config"
+    with pytest.raises(AutoshardError) as raised:
+        parse_registry(text, "r.py", "f")
+    line, told, instead = BODIES[body]
+    assert str(raised.value) == f"r.py: line {line} of f {told}, which cannot be read; {instead} can be"
+
+
+def test_what_does_not_matter_to_the_layout_may_be_anything() -> None:
+    body = "config.training.steps = n\n    config.checkpoint.interval += 1\n    config.loss = loss(1)\n    log.info(1)"
+    text = f"def f() -> Trainer.Config:\n    config = Trainer.Config()\n    {body}\n    return config"
+    assert torchtitan_layout(parse_registry(text, "r", "f")).warnings == ()
+
+
+def test_a_function_without_a_configuration() -> None:
+    with pytest.raises(AutoshardError, match=r"^r: f returns nothing that can be read$"):
+        parse_registry("def f() -> Trainer.Config:\n    pass", "r", "f")
+
+
+def test_calls_whose_settings_are_not_known_are_told() -> None:
+    """Not a base of which all that matters is overruled, as in what export writes."""
+    text = "def f() -> Trainer.Config:\n    config = llama3_8b()\n    tune(config, 4)\n    return config"
+    written = torchtitan_layout(parse_registry(text, "r", "f"))
+    told = ("tune(config, 4): what it sets is not read", "llama3_8b(): what it sets is not read")
+    assert (set(written.warnings), written.left_out) == (set(told), ())
+    assert torchtitan_layout(parse_registry(export(plan_70b(), "torchtitan").text, "r", None)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism", "expected"),
+    [
+        ("", "", (2048, 8, 8)),
+        ("max_context_length=8192", "", (8192, 2, 2)),
+        ("seq_len=4096", "", (4096, 8, 8)),
+        ("seq_len=4096, local_batch_size=1", "", (4096, 1, 1)),
+        ("", "num_pp_microbatches=8", (2048, 8, 8)),
+        ("", "num_pp_microbatches=8, pipeline_parallel_degree=2", (2048, 8, 64)),
+    ],
+)
+def test_sequences_of_a_microbatch_and_of_a_rank(
+    training: str, parallelism: str, expected: tuple[int, int, int]
+) -> None:
+    """16,384 tokens by default, 8 sequences by the names of releases; a pipeline alone has several microbatches."""
+    config = f"Trainer.Config(training=TrainingConfig({training}), parallelism=ParallelismConfig({parallelism}))"
+    written = torchtitan_layout(parse_registry(f"def f() -> Trainer.Config:\n    return {config}", "r.py", "f"))
+    counts = (written.options["seq_len"], written.options["micro_batch"], written.fields["sequences_per_replica"])
+    assert (counts, written.warnings) == (expected, ())
 
 
 def test_the_command_reads_one_function() -> None:

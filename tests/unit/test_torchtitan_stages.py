@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 EACH, FIRST, LAST = (
     f"pipeline_parallel_{name}" for name in ("layers_per_stage", "first_stage_less_layers", "last_stage_less_layers")
 )
+SPLITS = "pipeline_parallel_split_points"
 INTERLEAVED = 'pipeline_parallel_schedule = "Interleaved1F1B"'
 
 
@@ -36,6 +37,9 @@ def titan(degree: int, lines: str = "", model: str = "llama3-8b", **given: Any) 
         (2, f"{INTERLEAVED}\n{EACH} = 9", "llama3-8b", (8, 9, 8, 7)),
         (2, f"{INTERLEAVED}\n{EACH} = 6", "llama3-8b", (5, 6, 6, 6, 5, 4)),
         (1, f"{EACH} = 6", "llama3-8b", (32,)),
+        (4, f'{SPLITS} = ["layers.4", "layers.8", "layers.12"]', "llama3-8b", (4, 4, 4, 20)),
+        (2, f'{INTERLEAVED}\n{SPLITS} = ["layers.4", "layers.8", "layers.12"]', "llama3-8b", (4, 4, 4, 20)),
+        (4, f"{SPLITS} = []", "llama3-8b", (8, 9, 8, 7)),
     ],
 )
 def test_the_cut(pp: int, lines: str, model: str, stages: tuple[int, ...]) -> None:
@@ -51,12 +55,32 @@ def test_options_overrule_the_files_stages() -> None:
     assert titan(2, f"{INTERLEAVED}\n{EACH} = 6", vpp=2).strategy.stage_layers == (8, 9, 8, 7)
 
 
+def test_options_that_the_files_splits_contradict() -> None:
+    with pytest.raises(AutoshardError) as error:
+        titan(2, f'{INTERLEAVED}\n{SPLITS} = ["layers.8", "layers.16", "layers.24"]', vpp=4)
+    assert str(error.value) == f"train.toml: parallelism.{SPLITS} makes 4 stages, not pp=2 x vpp=4"
+
+
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
         (f"{EACH} = 12", f"parallelism.{EACH}=12 makes 3 stages of 32 blocks, which pp=2 must divide"),
         (f"{FIRST} = 40", f"32 blocks are too few for 2 stages with parallelism.{FIRST}=40 and {LAST}=1"),
         (f"{LAST} = -1", f"parallelism.{LAST} is '-1'; it must be a whole number of at least 0"),
+        (f'{SPLITS} = ["layers.8", "layers.16"]', f"parallelism.{SPLITS} makes 3 stages, which pp=2 must divide"),
+        (f'{SPLITS} = ["layers.32"]', f"parallelism.{SPLITS} has layers.32, but the model has 32 blocks"),
+        *(
+            (
+                f"{SPLITS} = {names}",
+                f"parallelism.{SPLITS} is {said}; it must be a list such as ['layers.8', 'layers.16']",
+            )
+            for names, said in {
+                '"layers.8"': "'layers.8'",
+                '["norm"]': "a list of 1",
+                '["layers.8", "layers.8"]': "a list of 2",
+                '["layers.0"]': "a list of 1",
+            }.items()
+        ),
         (f"{EACH} = 0", f"parallelism.{EACH} is '0'; it must be a whole number of at least 1"),
     ],
 )

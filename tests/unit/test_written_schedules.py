@@ -86,6 +86,28 @@ def test_parameters_that_torchtitan_keeps_in_float32() -> None:
     assert (found.problem.training.precision.name, found.warnings) == ("fp32", ())
 
 
+def test_sequences_that_torchtitans_file_leaves_to_its_defaults() -> None:
+    """8 sequences of 2,048 tokens for each of 8 ranks."""
+    Path("train.toml").write_text("[training]\nsteps = 10\n")
+    found = read_written("train.toml", {"model": "llama3-8b", "instance": "h100-80gb"})
+    training = found.problem.training
+    assert (training.sequence_length, training.global_batch_size, found.strategy.microbatch_size) == (2048, 64, 8)
+
+
+def test_all_of_torchtitans_states_in_bfloat16() -> None:
+    training = "global_batch_size = 64\nlocal_batch_size = 32\n"
+    found = titan("", f'{training}dtype = "bfloat16"')
+    assert (found.problem.training.precision.name, found.left_out) == ("bf16_sr", ())
+    (warning,) = found.warnings
+    assert warning == (
+        "training.dtype=bfloat16 is priced as bf16_sr, which sums gradients of all ranks in bfloat16 too and rounds at "
+        "random"
+    )
+    assert titan("", f'{training}dtype = "float32"').problem.training.precision.name == "mixed_precision"
+    with pytest.raises(AutoshardError, match=r"^train.toml: training.dtype is 'half'; it must be float32 or bfloat16$"):
+        titan("", f'{training}dtype = "half"')
+
+
 @pytest.mark.parametrize(
     ("strategy", "left_out", "replicas"),
     [
@@ -242,6 +264,22 @@ def test_torchtitans_selective_recompute(lines: str, recompute: str, warnings: t
     assert (found.strategy.recompute, found.warnings, found.left_out) == ((recompute,), warnings, ())
     kept = "torchtitan keeps attention and every second product of matrices"
     assert (f"{OPTION}=op is priced as {recompute}; {kept}" in found.notes) == ("op" in lines.split('"'))
+
+
+@pytest.mark.parametrize(("line", "budget"), [("", "0.5"), ("memory_budget = 0.25", "0.25")])
+def test_a_memory_budget_stands_in_for_what_the_compiler_chooses(line: str, budget: str) -> None:
+    found = torchtitans_recompute(f'mode = "memory_budget"\n{line}')
+    assert (found.strategy.recompute, found.left_out) == (("core_attention+mlp",), ())
+    told = "torch.compile chooses what runs again; priced as core_attention+mlp"
+    assert found.warnings == (f"activation_checkpoint.memory_budget={budget}: {told}",)
+
+
+def test_another_mode_of_torchtitans_recompute() -> None:
+    message = (
+        r"^train.toml: activation_checkpoint.mode is 'half'; it must be one of none, full, selective, memory_budget$"
+    )
+    with pytest.raises(AutoshardError, match=message):
+        torchtitans_recompute('mode = "half"')
 
 
 @pytest.mark.parametrize("option", ["0", "-1", "ops", "2.5"])
