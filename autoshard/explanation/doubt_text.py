@@ -150,4 +150,5 @@ def _numbers(one: Description, other: Description) -> list[tuple[str, ...]]:
         ("capacity", one.memory_capacity_bytes, other.memory_capacity_bytes, format_bytes),
         ("probability to fit", one.fits_probability, other.fits_probability, percent),
     ]
-    return [(name, shown(a), shown(b), f"{b / a:.2f}") for name, a, b, shown in rows]
+    # over what shows as nothing a ratio would say nothing
+    return [(name, shown(a), shown(b), "-" if shown(a) == shown(0) else f"{b / a:.2f}") for name, a, b, shown in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -463,6 +464,21 @@ def test_a_plan_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Differ" not in printed
     assert "0.0 % slower" in printed
+
+
+@pytest.mark.parametrize("probability", [0.0, 1e-9])
+def test_a_plan_that_cannot_fit_has_no_ratio_of_probabilities(
+    probability: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layout that somebody wrote may be so far above the memory that no probability is left."""
+    plan = plan_70b()
+    write_plan(replace(plan, estimate=replace(plan.estimate, fits_probability=probability)), "a.json")
+    write_plan(plan, "b.json")
+    found = []
+    for names in (("a.json", "b.json"), ("b.json", "a.json"), ("a.json", "a.json")):
+        assert main(["compare", *names]) == 0
+        found += re.findall(r"probability to fit +(\S+ %) +(\S+ %) +(\S+)", capsys.readouterr().out)
+    assert found == [("0.0 %", "97.0 %", "-"), ("97.0 %", "0.0 %", "0.00"), ("0.0 %", "0.0 %", "-")]
 
 
 def test_a_fact_that_one_plan_has_alone(capsys: pytest.CaptureFixture[str]) -> None:
