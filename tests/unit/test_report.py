@@ -28,8 +28,8 @@ from autoshard.reports.machine import axes, drawn
 from autoshard.reports.page import MOST_BYTES, report_page
 from autoshard.reports.pipeline import (
     MOST_SPANS,
-    STEADY,
     TICKS,
+    TOGETHER,
     Span,
     bubble_table,
     measured_rows,
@@ -204,15 +204,21 @@ def test_a_timeline_ends_when_the_step_does() -> None:
     assert {span.what for _, row in rows for span in row} >= {"forward", "backward"}
 
 
-def test_of_a_long_timeline_the_middle_is_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_long_timeline_several_actions_of_the_middle_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends are as they were, and the table of bubbles is."""
     whole = predicted_rows(plan_70b())
-    monkeypatch.setattr("autoshard.reports.pipeline.MOST_SPANS", 8 * len(whole))
-    for (_, all_of_it), (_, some) in zip(whole, predicted_rows(plan_70b()), strict=True):
+    monkeypatch.setattr("autoshard.reports.pipeline.MOST_SPANS", 40 * len(whole))
+    short = predicted_rows(plan_70b())
+    for (_, all_of_it), (_, some) in zip(whole, short, strict=True):
         actions = [span for span in all_of_it if span.microbatch >= 0]
-        middle = [span for span in some if span.what == STEADY]
-        assert some[:4] == actions[:4]
-        assert [span for span in some if span.microbatch >= 0][4:] == actions[-4:]
-        assert middle == [Span(STEADY, actions[4].start_s, actions[-5].end_s)]
+        middle = [place for place, span in enumerate(some) if span.what == TOGETHER]
+        assert middle == [*range(10, 10 + len(middle))] and 15 < len(middle) <= 20
+        assert [span for span in some if span.microbatch >= 0] == [*actions[:10], *actions[-10:]]
+        assert {some[place].start_s for place in middle} <= {span.start_s for span in actions[10:-10]}
+        for place in middle:
+            assert some[place].end_s <= some[place + 1].start_s + 1e-9
+    for one, other in zip(bubble_table(whole), bubble_table(short), strict=True):
+        assert one[0] == other[0] and one[1:] == pytest.approx(other[1:])
     assert MOST_SPANS > 10_000
 
 
