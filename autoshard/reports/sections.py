@@ -162,7 +162,7 @@ def machine(view: View) -> Html:
         (
             one.name,
             f"{one.size:,}",
-            f"{one.stride:,}",
+            " or ".join(f"{ranks:,}" for ranks in one.apart),
             f"{one.nodes:,}",
             one.link,
             f"{one.bandwidth_bytes_per_s / GB:,.4g} GB/s",

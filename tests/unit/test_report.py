@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -246,11 +247,23 @@ def test_axes_on_the_machine_by_hand() -> None:
     """tp 32 fills a trn1 node, so dp and pp leave it: dp 2 at 32 ranks, pp 8 at 64, over 2 and 8 nodes."""
     plan = plan_70b()
     assert (plan.strategy.tp, plan.strategy.pp, plan.strategy.dp, plan.cluster.devices_per_node) == (32, 8, 2, 32)
-    found = [(one.name, one.size, one.stride, one.nodes, one.link) for one in axes(plan)]
+    found = [(one.name, one.size, one.apart, one.nodes, one.link) for one in axes(plan)]
     network = plan.cluster.inter_node.name
-    assert found[:2] == [("pp", 8, 64, 8, network), ("dp", 2, 32, 2, network)]
+    assert found[:2] == [("pp", 8, (64,), 8, network), ("dp", 2, (32,), 2, network)]
     assert all(one[3] == 1 and one[4] != network for one in found[2:])
     assert drawn(plan)["shown"] == plan.cluster.nodes == 16
+
+
+def test_ranks_apart_on_a_folded_mesh_are_those_of_its_groups() -> None:
+    """Two groups of tp 32 share a trn2 node, whose rows of 16 ranks are counted 0, 3, 1, 2: the first has 0 and 3."""
+    plan = autoshard.plan("llama3-70b", "trn2.48xlarge", nodes=4, tp=32, dp=2, pp=4, global_batch=128)
+    found = {one.name: one.apart for one in axes(plan)}
+    assert plan.mesh.fold is not None
+    assert found == {"pp": (64,), "dp": (16,), "tp0": (4, 36), "tp1": (1,)}
+    for name, apart in found.items():
+        groups = plan.mesh.groups((name,))
+        assert {abs(after - before) for ranks in groups for before, after in pairwise(ranks)} == {*apart}
+    assert '<td class="number">4 or 36</td>' in report_page(view_of(plan, quick=True))
 
 
 # Candidates
