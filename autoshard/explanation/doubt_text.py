@@ -13,7 +13,7 @@ from autoshard.explanation.why import Why
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 
 def pair_lines(
@@ -136,7 +136,7 @@ def verdict(found: Comparison) -> str:
     first, second = (format_seconds(one.step_time_s) for one in (found.one, found.other))
     text = f"the second takes ~{second} a step, the first ~{first}: "
     if found.doubt is None:
-        return text + f"{ratio:.3g} times as long, but the inputs differ"
+        return text + f"{format_number(ratio)} times as long, but the inputs differ"
     return text + f"{slower_text(ratio)} ({doubt_text(found.doubt)})"
 
 

@@ -22,7 +22,7 @@ from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
 from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, describe
 from autoshard.explanation.doubt import doubt, pairs
-from autoshard.explanation.doubt_text import pair_lines, why_page
+from autoshard.explanation.doubt_text import pair_lines, verdict, why_page
 from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
 from autoshard.explanation.operators import operator_rows
@@ -464,6 +464,16 @@ def test_a_plan_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Differ" not in printed
     assert "0.0 % slower" in printed
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(2900.4, "2,900"), (999.96, "1,000"), (99.96, "100"), (0.00345, "0.00345")]
+)
+def test_how_many_times_as_long(ratio: float, text: str) -> None:
+    one, other = plan_70b(), plan_mixtral()
+    estimates = (replace(one.estimate, step_time_s=1.0), replace(other.estimate, step_time_s=ratio))
+    found = compare(replace(one, estimate=estimates[0], runners_up=()), replace(other, estimate=estimates[1]))
+    assert verdict(found).endswith(f" the first ~1.00 s: {text} times as long, but the inputs differ")
 
 
 @pytest.mark.parametrize("probability", [0.0, 1e-9])
