@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, floor
+from math import ceil
 
 from autoshard.cost.estimate import estimate
+from autoshard.explanation.page import percent
 from autoshard.planner.watching import BestSoFar
 from autoshard.plans.names import short_name
 from autoshard.reports.html import Html, element
@@ -52,7 +53,7 @@ def _sentences(one: BestSoFar) -> list[Html]:
         element(
             "p",
             f"~{format_seconds(one.best.step_time_s)} a step, ~{tokens_per_s:,.0f} tokens/s; ~{used} of {room} of "
-            f"memory, fits with {floor(100 * found.fits_probability)} % probability.",
+            f"memory, fits with {percent(found.fits_probability)} probability.",
         ),
         element(
             "p",

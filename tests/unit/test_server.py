@@ -19,9 +19,13 @@ import httpx
 import pytest
 
 import autoshard
+from autoshard.backends.problem import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
+from autoshard.planner.ranking import Timed
+from autoshard.planner.watching import BestSoFar
 from autoshard.server import desk
+from autoshard.server.best_shown import BestShown
 from autoshard.server.desk import Desk
 from autoshard.server.isolated import SAY_S, Limits, TookTooMuchError, Work
 from autoshard.server.state import State, commands, read_states
@@ -125,6 +129,13 @@ def test_work_that_nobody_waits_for_any_more_leaves_its_place(monkeypatch: pytes
 
     monkeypatch.setattr(desk, "work", server_jobs.find_slowly)
     assert asyncio.run(ask()) == {"found": "last"}
+
+
+def test_no_layout_so_far_fits_for_sure() -> None:
+    plan, said = autoshard.plan("llama3-8b", nodes=8, tp=32), list[Any]()
+    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    BestShown(said.append)(BestSoFar(problem, Timed(2.0, plan.strategy), 1.0))
+    assert " of memory, fits with more than 99.9 % probability.</p>" in said[0]["html"]
 
 
 def test_why_not_and_two_side_by_side(client: httpx.Client) -> None:
