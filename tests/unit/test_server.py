@@ -33,6 +33,7 @@ from autoshard.server.uploads import MOST_BYTES, MOST_IN_ALL, Uploads
 from autoshard.server.work import work
 from tests.unit import server_jobs
 
+STOPS = "# the page stops a search after 8 s; with --time-limit 8 a command does so, too"
 SMALL = {"model": "llama3-8b", "nodes": "1", "tp": "8"}
 CONFIG = Path(__file__).parents[2] / "models/llama/configs/llama3-8b.json"
 
@@ -157,7 +158,8 @@ def test_downloads(client: httpx.Client) -> None:
     assert "What differs" in client.get("/compare.html", params=both).text
     assert client.get("/compare.html", params=SMALL).json() == {"error": "a comparison needs two states"}
     assert client.get("/commands.txt", params=SMALL).text == (
-        "autoshard plan --model llama3-8b --nodes 1 --tp 8 -o plan.json\nautoshard report plan.json -o report.html\n"
+        f"{STOPS}\nautoshard plan --model llama3-8b --nodes 1 --tp 8 -o plan.json\n"
+        "autoshard report plan.json -o report.html\n"
     )
     for query in ({}, {**SMALL, "b.tp": "32"}):
         nothing = client.get("/commands.txt", params=query)
@@ -226,12 +228,13 @@ def test_a_name_twice_and_too_many_values() -> None:
 def test_states_and_their_commands() -> None:
     [one] = read_states([("model", "llama3-8b"), ("nodes", "4"), ("vpp", ""), ("why", "tp=4")])
     assert one == State({"model": "llama3-8b", "nodes": 4}, "", "tp=4")
-    assert commands([one]) == ["autoshard plan --model llama3-8b --nodes 4 -o plan.json"]
+    assert commands([one]) == [STOPS, "autoshard plan --model llama3-8b --nodes 4 -o plan.json"]
     upload = f"upload:{'0' * 32}"
     [one] = read_states([("model", upload), ("recompute", "full")])
     assert one.uploads == (upload,)
     assert commands([one]) == [
         "# save the config that was uploaded as config.json",
+        STOPS,
         "autoshard plan --model config.json --recompute full -o plan.json",
     ]
 
@@ -244,7 +247,7 @@ def test_commands_for_two_states_name_each_file_once() -> None:
         (
             {"model": "llama3-8b"},
             {"plan": first},
-            [right.format("plan", "other.json"), "autoshard plan --model llama3-8b -o plan.json"],
+            [right.format("plan", "other.json"), STOPS, "autoshard plan --model llama3-8b -o plan.json"],
         ),
         ({"plan": first}, {"plan": second}, [left.format("plan", "plan.json"), right.format("plan", "other.json")]),
         (
@@ -253,6 +256,7 @@ def test_commands_for_two_states_name_each_file_once() -> None:
             [
                 left.format("config", "config.json"),
                 right.format("config", "other_config.json"),
+                STOPS,
                 "autoshard plan --model config.json -o plan.json",
                 of_other.format("other_config.json"),
             ],
@@ -262,6 +266,7 @@ def test_commands_for_two_states_name_each_file_once() -> None:
             {"model": first, "nodes": "2"},
             [
                 left.format("config", "config.json"),
+                STOPS,
                 "autoshard plan --model config.json -o plan.json",
                 of_other.format("config.json"),
             ],
