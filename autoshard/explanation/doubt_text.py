@@ -28,16 +28,17 @@ def pair_lines(
         label = f"{len(close)} terms that hardly differ" if len(close) > 1 else close[0].name
         telling.append(Pair(label, sum(pair.one for pair in close), sum(pair.other for pair in close)))
     telling.append(Pair("sum", sum(pair.one for pair in found), sum(pair.other for pair in found)))
-    rows = [
-        (
-            pair.name,
-            f"~{shown(pair.one)}" if pair.one else "-",
-            f"~{shown(pair.other)}" if pair.other else "-",
-            f"{'-' if pair.difference < 0 else '+'}{shown(abs(pair.difference))}",
-        )
-        for pair in telling
-    ]
+    rows = [pair_cells(pair, shown) for pair in telling]
     return table((title, *names, "difference"), rows, width, right=(1, 2, 3))
+
+
+def pair_cells(pair: Pair, shown: Callable[[float], str]) -> tuple[str, str, str, str]:
+    """(name, first, second, difference) of a term as text; '-' for a plan that has nothing of it. shown: a value as
+    text."""
+    one, other = (f"~{shown(value)}" if value else "-" for value in (pair.one, pair.other))
+    size = shown(abs(pair.difference))
+    sign = "-" if pair.difference < 0 and size != shown(0) else "+"
+    return pair.name, one, other, f"{sign}{size}"
 
 
 def doubt_text(found: Doubt) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from autoshard.explanation.answers import Sensitivity
 from autoshard.explanation.compare import Comparison
 from autoshard.explanation.describe import Description, Share
-from autoshard.explanation.doubt_text import verdict
+from autoshard.explanation.doubt_text import pair_cells, verdict
 from autoshard.explanation.page import more, percent, span
 from autoshard.explanation.sensitivity_text import (
     NODES,
@@ -37,7 +37,7 @@ def comparison_markdown(found: Comparison, names: tuple[str, str]) -> str:
     one, other = names
     lines = [verdict(found), "", "## What differs", "", *markdown_table(("", one, other), found.different)]
     for title, pairs, text in (("Step", found.time, format_seconds), ("Memory", found.memory, format_bytes)):
-        rows = [(pair.name, f"~{text(pair.one)}", f"~{text(pair.other)}") for pair in pairs if pair.one or pair.other]
+        rows = [pair_cells(pair, text)[:3] for pair in pairs if pair.one or pair.other]
         lines += ["", f"## {title}", "", *markdown_table(("term", one, other), rows)]
     return "\n".join(lines) + "\n"
 

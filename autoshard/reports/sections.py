@@ -8,6 +8,7 @@ from typing import Any
 from autoshard.cost.values import Term
 from autoshard.explanation.describe import Description
 from autoshard.explanation.doubt import Pair
+from autoshard.explanation.doubt_text import pair_cells
 from autoshard.explanation.measured import Measured
 from autoshard.explanation.operators import Move, OperatorRow, operator_rows
 from autoshard.explanation.page import LEAST_SHARE, more, percent, span
@@ -460,13 +461,7 @@ def term_pairs(pairs: Sequence[Pair], shown: Callable[[float], str], caption: st
     """Two plans' terms side by side with their difference; those that round to nothing are left out."""
     whole = max([*(max(pair.one, pair.other) for pair in pairs), 1e-12])
     rows = [
-        (
-            pair.name,
-            f"~{shown(pair.one)}" if pair.one else "-",
-            f"~{shown(pair.other)}" if pair.other else "-",
-            f"{'-' if pair.difference < 0 else '+'}{shown(abs(pair.difference))}",
-            Html(bar(pair.one / whole) + bar(pair.other / whole, 1)),
-        )
+        (*pair_cells(pair, shown), Html(bar(pair.one / whole) + bar(pair.other / whole, 1)))
         for pair in pairs
         if max(pair.one, pair.other) > LEAST_SHARE * whole
     ]

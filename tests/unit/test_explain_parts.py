@@ -21,10 +21,11 @@ from autoshard.errors import AutoshardError
 from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
 from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, describe
-from autoshard.explanation.doubt import doubt, pairs
-from autoshard.explanation.doubt_text import pair_lines, verdict, why_page
+from autoshard.explanation.doubt import Pair, doubt, pairs
+from autoshard.explanation.doubt_text import pair_cells, pair_lines, verdict, why_page
 from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
+from autoshard.explanation.markdown import comparison_markdown
 from autoshard.explanation.operators import operator_rows
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint
@@ -41,6 +42,7 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.timeline import planned_timeline
+from autoshard.reports.sections import term_pairs
 from autoshard.schedules import actions, simulate
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.hardware_file import FOLDER, read_content
@@ -328,6 +330,24 @@ def test_pairs_have_every_term() -> None:
         ("a", 1.0, 0.0, -1.0),
         ("c", 0.0, 0.5, 0.5),
     ]
+
+
+def test_terms_side_by_side_as_text() -> None:
+    """What one of two has alone, and a difference that rounds to nothing, which has no sign of its own."""
+    found = (Pair("one", 2.0, 1.0), Pair("two", 0.0, 0.5), Pair("three", 2.0, 2.0 - 1e-12))
+    cells = [
+        ("one", "~2.00 s", "~1.00 s", "-1.00 s"),
+        ("two", "-", "~500 ms", "+500 ms"),
+        ("three", "~2.00 s", "~2.00 s", "+0.00 us"),
+    ]
+    assert [pair_cells(pair, format_seconds) for pair in found] == cells
+    text = comparison_markdown(replace(compare(plan_70b(), plan_70b()), time=found), ("x", "y"))
+    page = paint(pair_lines("step", found, ("x", "y"), format_seconds, 100), 100, False)
+    html = term_pairs(found, format_seconds, "")
+    for name, one, other, difference in cells:
+        assert f"\n| {name} | {one} | {other} |\n" in text
+        assert re.search(rf" {name} +{one} +{other} +{re.escape(difference)}\n", page)
+        assert "".join(f'<td class="number">{cell}</td>' for cell in (one, other, difference)) in html
 
 
 SECONDS = st.lists(st.floats(0, 1e4), min_size=1, max_size=12)
