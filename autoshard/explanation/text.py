@@ -131,9 +131,8 @@ def _terms(
         f"  {term.name:<{name_width}}  {value:>{value_width}}  {term.share:>6.1%}  "
         for term, value in zip(shown, values, strict=True)
     ]
-    shares = [min(term.share, 1) for term in shown]
-    full = min([BAR_WIDTH, *((width - len(texts[0])) / share for share in shares[:1])])
-    return [((text, ""), ("#" * round(share * full), style)) for text, share in zip(texts, shares, strict=True)]
+    full = min([BAR_WIDTH, *((width - len(texts[0])) / term.share for term in shown[:1])])
+    return [((text, ""), ("#" * round(term.share * full), style)) for text, term in zip(texts, shown, strict=True)]
 
 
 def _search(d: Description, width: int) -> list[Line]:

@@ -20,7 +20,7 @@ from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
 from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
-from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, describe
+from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, Share, describe
 from autoshard.explanation.doubt import Pair, doubt, pairs
 from autoshard.explanation.doubt_text import pair_cells, pair_lines, verdict, why_page
 from autoshard.explanation.grid import grid, schedule_lines
@@ -382,6 +382,16 @@ def test_terms_of_a_page_add_up(values: list[float]) -> None:
     small = sum(term.value for term in found.time_terms if term.share < LEAST_SHARE)
     assert shown + small == pytest.approx(whole)
     assert (f"~{format_seconds(small)}" in render(found, 100)) or not small
+
+
+def test_bars_of_more_than_the_whole_are_as_long_as_their_shares() -> None:
+    """The longest takes the room that is left of 100 columns, so that the others are on its scale."""
+    whole = describe(plan_70b()).memory_capacity_bytes
+    terms = tuple(Share(name, share * whole, share) for name, share in (("a", 3.0), ("b", 1.5), ("c", 0.5)))
+    lines = render(replace(describe(plan_70b()), memory_terms=terms), 100).splitlines()
+    bars = [line for line in lines if re.match("  [abc]  ~", line)]
+    assert len(bars[0]) == 100
+    assert [line.count("#") for line in bars] == [77, 38, 13]
 
 
 # --schedule
