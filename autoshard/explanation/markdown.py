@@ -20,7 +20,7 @@ from autoshard.explanation.sensitivity_text import (
     unanswered_line,
 )
 from autoshard.explanation.text import order_text
-from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_seconds
 
 
 def render_markdown(d: Description) -> str:
@@ -51,10 +51,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 def _title(d: Description) -> Iterator[str]:
     yield f"# {d.model} on {d.cluster}"
     yield ""
+    batch = f"{counted(d.global_batch_size, 'sequence')} of {d.sequence_length:,} tokens"
     yield (
-        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} x {d.device}; {d.global_batch_size:,} "
-        f"sequences of {d.sequence_length:,} tokens = {format_count(d.tokens_per_step)} tokens a step; {d.precision}; "
-        f"backend {d.backend}"
+        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} x {d.device}; {batch} = "
+        f"{format_count(d.tokens_per_step)} tokens a step; {d.precision}; backend {d.backend}"
     )
 
 
@@ -101,7 +101,7 @@ def _terms(terms: Sequence[Share], shown: Callable[[float], str]) -> list[str]:
 def _search(d: Description) -> Iterator[str]:
     if d.considered is None:
         return
-    yield f"## Search: {d.considered:,} layouts considered, {d.fitting or 0:,} fit"
+    yield f"## Search: {counted(d.considered, 'layout')} considered, {d.fitting or 0:,} fit"
     yield ""
     if d.given:
         yield f"Given, so not searched: `{d.given}`"

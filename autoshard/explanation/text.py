@@ -22,7 +22,7 @@ from autoshard.explanation.page import (
     wrapped,
 )
 from autoshard.explanation.sensitivity_text import sensitivity_lines
-from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import Sensitivity
@@ -62,18 +62,12 @@ def _joined(sections: Sequence[list[Line]]) -> list[Line]:
 
 
 def _title(d: Description, width: int) -> list[Line]:
-    batch = f"{d.global_batch_size:,} sequences of {d.sequence_length:,} tokens"
+    batch = f"{counted(d.global_batch_size, 'sequence')} of {d.sequence_length:,} tokens"
     facts = (
-        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} {_plural(d.device, d.num_devices)}; "
+        f"{format_count(d.num_parameters)} parameters, {counted(d.num_devices, d.device)}; "
         f"{batch} = {format_count(d.tokens_per_step)} tokens a step; {d.precision}; backend {d.backend}"
     )
     return [((f"{d.model} on {d.cluster}", "bold"),), *wrapped(facts, width, "  ")]
-
-
-def _plural(device: str, count: int) -> str:
-    if count == 1:
-        return device
-    return f"{device}es" if device.endswith("s") else f"{device}s"
 
 
 def _rate(value: float) -> str:
@@ -138,7 +132,7 @@ def _terms(
 def _search(d: Description, width: int) -> list[Line]:
     if d.considered is None:
         return []
-    count = f"{d.considered:,} layout{'s' if d.considered != 1 else ''} considered, {d.fitting or 0:,} fit"
+    count = f"{counted(d.considered, 'layout')} considered, {d.fitting or 0:,} fit"
     lines = heading("Search", f"{count}; given, so not searched: {d.given}" if d.given else count, width)
     lines += wrapped(d.optimality or "", width, "  ")
     rows = [(f"{one.count:,}", one.reason, one.example) for one in d.rejections]

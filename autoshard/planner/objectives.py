@@ -187,8 +187,9 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
         speed = best.result.best.estimate.tokens_per_s
         if speed >= wanted:
             days = format_number(request.tokens / speed / DAY_S)
+            see = "node sees" if nodes == 1 else "nodes see"
             note = (
-                f"objective nodes: {nodes:,} nodes see {format_count(request.tokens)} tokens in {days} days, "
+                f"objective nodes: {nodes:,} {see} {format_count(request.tokens)} tokens in {days} days, "
                 f"{request.days:g} allowed; the smallest of the sizes looked at, {STEPS_OF_AN_OCTAVE} an octave"
             )
             return replace(best, notes=(*best.notes, note))

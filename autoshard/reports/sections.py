@@ -27,7 +27,7 @@ from autoshard.reports.machine import axes, drawn
 from autoshard.reports.pipeline import bubble_table, packed
 from autoshard.reports.view import Rows, View
 from autoshard.reports.words import in_words
-from autoshard.units import GB, format_bytes, format_count, format_seconds
+from autoshard.units import GB, counted, format_bytes, format_count, format_seconds
 
 COLORS = 10
 """Colours that terms have, `c0` to `c9` in page.css; the last one is for the rest."""
@@ -99,9 +99,9 @@ def _chosen(view: View) -> Html:
         element("div", element("dt", name), element("dd", element("strong", value), element("span", sure)))
         for name, value, sure in cards
     ]
-    batch = f"{d.global_batch_size:,} sequences of {d.sequence_length:,} tokens a step"
+    batch = f"{counted(d.global_batch_size, 'sequence')} of {d.sequence_length:,} tokens a step"
     problem = (
-        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} devices ({d.device}), {batch}, "
+        f"{format_count(d.num_parameters)} parameters, {counted(d.num_devices, 'device')} ({d.device}), {batch}, "
         f"{d.precision}, backend {d.backend}. Layout: "
     )
     facts = table("How the layout works", ("", "what"), d.facts)
@@ -156,7 +156,7 @@ def machine(view: View) -> Html:
     first = drawn(view.plan)["shown"]
     part = "" if first == cluster.nodes else f" The first {first:,} of {cluster.nodes:,} nodes are drawn."
     lead = (
-        f"Each square is one of {cluster.world_size:,} devices; squares that touch share a chip, a frame is a node. "
+        f"Each square is one device of {cluster.world_size:,}; squares that touch share a chip, a frame is a node. "
         f"Pointing at one marks the ranks that it talks to.{part}"
     )
     rows = [
@@ -180,11 +180,12 @@ def machine(view: View) -> Html:
         "a direction",
         "what is sent",
     )
+    devices = f"{counted(cluster.world_size, 'device')} in {counted(cluster.nodes, 'node')}"
     choice = _select("Colour by", "color", [one.name for one in found] or ["pp"])
     return section(
         "The mesh on the machine",
         lead,
-        picture("machine", f"{cluster.world_size:,} devices in {cluster.nodes:,} nodes", controls=choice),
+        picture("machine", devices, controls=choice),
         table("Axes of the mesh, outermost first", header, rows, (1, 2, 3, 5)) if rows else Html(""),
     )
 

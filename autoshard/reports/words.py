@@ -6,7 +6,7 @@ from autoshard.explanation.describe import Description
 from autoshard.explanation.glossary import SECTIONS
 from autoshard.explanation.page import listed, percent, span
 from autoshard.plans.plan import Plan
-from autoshard.units import format_bytes, format_count, format_seconds
+from autoshard.units import counted, format_bytes, format_count, format_seconds
 
 SHOWN = (
     *("device", "rank", "step", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute", "zero", "collective"),
@@ -30,7 +30,7 @@ def in_words(plan: Plan, d: Description) -> tuple[tuple[str, ...], tuple[tuple[s
     times = span(d.step_time_low_s, d.step_time_high_s, format_seconds)
     first = (
         f"This page is a plan for training {d.model}, a model of {format_count(d.num_parameters)} parameters, on "
-        f"{d.cluster}, which has {d.num_devices:,} devices. {how}"
+        f"{d.cluster}, which has {counted(d.num_devices, 'device')}. {how}"
     )
     second = (
         f"One training step is predicted to take {format_seconds(d.step_time_s)}; with 90 % probability it takes "

@@ -25,7 +25,7 @@ from autoshard.explanation.doubt import Pair, doubt, pairs
 from autoshard.explanation.doubt_text import pair_cells, pair_lines, verdict, why_page
 from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
-from autoshard.explanation.markdown import comparison_markdown
+from autoshard.explanation.markdown import comparison_markdown, render_markdown
 from autoshard.explanation.operators import operator_rows
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint
@@ -42,7 +42,8 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.timeline import planned_timeline
-from autoshard.reports.sections import term_pairs
+from autoshard.reports.sections import body, term_pairs
+from autoshard.reports.view import view_of
 from autoshard.schedules import actions, simulate
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.hardware_file import FOLDER, read_content
@@ -382,6 +383,20 @@ def test_terms_of_a_page_add_up(values: list[float]) -> None:
     small = sum(term.value for term in found.time_terms if term.share < LEAST_SHARE)
     assert shown + small == pytest.approx(whole)
     assert (f"~{format_seconds(small)}" in render(found, 100)) or not small
+
+
+def test_one_of_a_thing_is_one() -> None:
+    plan = plan_one_device()
+    training = replace(plan.training, global_batch_size=1)
+    plan = replace(plan, training=training, strategy=replace(plan.strategy, stage_layers=(1,)))
+    d = describe(plan)
+    assert dict(d.facts)["stages"] == "1 with the only layer"
+    assert ", 1 process; 1 sequence of 256 tokens = 256 tokens a step;" in render(d, 120)
+    assert ", 1 x process; 1 sequence of 256 tokens = 256 tokens a step;" in render_markdown(d)
+    page = "".join(body(view_of(plan, quick=True))[0])
+    assert "1 device (process), 1 sequence of 256 tokens a step" in page and ", which has 1 device. One device" in page
+    assert "Each square is one device of 1; " in page and "1 device in 1 node. " in page
+    assert ", 8 processes; 8 sequences of 256 tokens" in render(describe(plan_interleaved()), 120)
 
 
 def test_bars_of_more_than_the_whole_are_as_long_as_their_shares() -> None:

@@ -71,6 +71,11 @@ def test_years_have_no_exponent() -> None:
     assert f" tokens in {days:,.0f} days, 5000 allowed; " in found.notes[-1]
 
 
+def test_one_node_is_one() -> None:
+    found = best_answer(request(objective="nodes", tokens=1e9, days=30.0))
+    assert found.notes[-1].startswith("objective nodes: 1 node sees 1.00 B tokens in ")
+
+
 def test_a_deadline_that_nothing_meets() -> None:
     with pytest.raises(NoLayoutFits) as error:
         plan_for(request(objective="nodes", nodes=4, tokens=1e12, days=0.5))
