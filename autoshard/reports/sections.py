@@ -22,6 +22,7 @@ from autoshard.explanation.sensitivity_text import (
     size_rows,
     unanswered_line,
 )
+from autoshard.explanation.text import order_text
 from autoshard.reports.html import Html, bar, bullets, element, table
 from autoshard.reports.machine import axes, drawn
 from autoshard.reports.pipeline import bubble_table, packed
@@ -384,7 +385,6 @@ def _values(column: Any) -> list[str]:
 def _runners_up(view: View) -> Html:
     rows = []
     for one in view.description.runners_up:
-        order = "a toss-up" if one.toss_up else f"slower with {percent(one.chosen_is_faster)} probability"
         terms = [
             f"{'+' if seconds > 0 else '-'}{format_seconds(abs(seconds))} {name}" for name, seconds in one.differences
         ]
@@ -393,7 +393,7 @@ def _runners_up(view: View) -> Html:
                 element("code", one.layout),
                 f"~{format_seconds(one.step_time_s)}",
                 f"{more(one.slower)} ({more(one.slower_low)} to {more(one.slower_high)})",
-                order,
+                order_text(one),
                 f"{format_bytes(one.memory_bytes)}, {percent(one.fits_probability)}",
                 "; ".join(terms),
             )

@@ -157,6 +157,26 @@ def test_ids_are_unique_and_every_picture_is_named_and_reached_by_keys(quick: bo
                 assert attributes["aria-labelledby"] in ids
 
 
+@pytest.mark.parametrize(
+    ("sure", "close", "said"),
+    [
+        (0.9, False, "None of the runners-up is likely to be faster."),
+        (0.9, True, "1 of the 2 runners-up is so close that only a measurement can tell which is faster."),
+        (0.2, False, "1 of the 2 runners-up is likely to be faster."),
+        (0.2, True, "1 of the 2 runners-up is likely to be faster. 1 of the 2 runners-up is so close that only"),
+    ],
+)
+def test_runners_up_that_are_likely_to_be_faster_are_said_to_be(sure: float, close: bool, said: str) -> None:
+    """The plan may be the slower one where a simpler layout, or one that has run, was wanted."""
+    view = view_of(plan_70b(), quick=True)
+    first, second = view.description.runners_up
+    runners_up = (replace(first, chosen_is_faster=sure, toss_up=False), replace(second, toss_up=close))
+    told = replace(view, description=replace(view.description, runners_up=runners_up))
+    text = " ".join(Elements(report_page(told)).texts)
+    assert f", of which 50 fit. {said}" in text
+    assert ("slower with 90.0 % probability" if sure > 0.5 else "faster with 80.0 % probability") in text
+
+
 # The pipeline
 
 
