@@ -145,7 +145,7 @@ def _numbers(one: Description, other: Description) -> list[tuple[str, ...]]:
     rows: list[tuple[str, float, float, Callable[[float], str]]] = [
         ("step, low end of 90 %", one.step_time_low_s, other.step_time_low_s, format_seconds),
         ("step, high end of 90 %", one.step_time_high_s, other.step_time_high_s, format_seconds),
-        ("tokens/s", one.tokens_per_s, other.tokens_per_s, lambda value: f"{value:,.0f}"),
+        ("tokens/s", one.tokens_per_s, other.tokens_per_s, format_number),
         ("MFU", one.mfu, other.mfu, lambda value: f"{value:.1%}"),
         ("memory, fullest device", one.memory_bytes, other.memory_bytes, format_bytes),
         ("capacity", one.memory_capacity_bytes, other.memory_capacity_bytes, format_bytes),

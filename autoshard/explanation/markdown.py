@@ -20,7 +20,7 @@ from autoshard.explanation.sensitivity_text import (
     unanswered_line,
 )
 from autoshard.explanation.text import order_text
-from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds
 
 
 def render_markdown(d: Description) -> str:
@@ -69,8 +69,8 @@ def _step(d: Description) -> Iterator[str]:
     yield f"## Step ~{format_seconds(d.step_time_s)}"
     yield ""
     yield (
-        f"90 %: {between}; ~{d.tokens_per_s:,.0f} tokens/s; MFU ~{d.mfu:.1%} of {d.peak_flops_per_s / TFLOPS:g} "
-        f"TFLOP/s {d.peak_dtype} a {d.device}"
+        f"90 %: {between}; ~{format_number(d.tokens_per_s)} tokens/s; MFU ~{d.mfu:.1%} of "
+        f"{d.peak_flops_per_s / TFLOPS:g} TFLOP/s {d.peak_dtype} a {d.device}"
     )
     yield ""
     yield from _terms(d.time_terms, format_seconds)

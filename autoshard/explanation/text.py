@@ -22,7 +22,7 @@ from autoshard.explanation.page import (
     wrapped,
 )
 from autoshard.explanation.sensitivity_text import sensitivity_lines
-from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import Sensitivity
@@ -70,10 +70,6 @@ def _title(d: Description, width: int) -> list[Line]:
     return [((f"{d.model} on {d.cluster}", "bold"),), *wrapped(facts, width, "  ")]
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _layout(d: Description, width: int) -> list[Line]:
     lines = heading("Layout", d.layout, width)
     for label, text in d.facts:
@@ -83,9 +79,10 @@ def _layout(d: Description, width: int) -> list[Line]:
 
 def _step(d: Description, width: int) -> list[Line]:
     slow, fast = d.step_time_s / d.step_time_high_s, d.step_time_s / d.step_time_low_s
+    rates = f"{format_number(d.tokens_per_s * slow)}-{format_number(d.tokens_per_s * fast)}"
     numbers = (
         f"~{format_seconds(d.step_time_s)} (90 %: {span(d.step_time_low_s, d.step_time_high_s, format_seconds)}), "
-        f"~{_rate(d.tokens_per_s)} tokens/s ({_rate(d.tokens_per_s * slow)}-{_rate(d.tokens_per_s * fast)}), "
+        f"~{format_number(d.tokens_per_s)} tokens/s ({rates}), "
         f"MFU ~{d.mfu:.1%} ({d.mfu * slow:.1%}-{d.mfu * fast:.1%}) of {d.peak_flops_per_s / TFLOPS:g} TFLOP/s "
         f"{d.peak_dtype} a {d.device}"
     )

@@ -117,7 +117,7 @@ def _with_training(best: Answer, tokens: float) -> Answer:
     speed, usd = best.result.best.estimate.tokens_per_s, usd_per_billion_tokens(best)
     costs = "" if usd is None else f" and cost {usd * tokens / BILLION:,.0f} USD"
     days = format_number(tokens / speed / DAY_S)
-    note = f"tokens: {format_count(tokens)} take {days} days at {speed:,.0f} a second{costs}"
+    note = f"tokens: {format_count(tokens)} take {days} days at {format_number(speed)} a second{costs}"
     return replace(best, notes=(*best.notes, note))
 
 

@@ -9,7 +9,7 @@ from autoshard.cost.values import Term
 from autoshard.explanation.describe import Description
 from autoshard.explanation.doubt import Pair
 from autoshard.explanation.doubt_text import pair_cells
-from autoshard.explanation.measured import Measured
+from autoshard.explanation.measured import quantity_text
 from autoshard.explanation.operators import Move, OperatorRow, operator_rows
 from autoshard.explanation.page import LEAST_SHARE, more, percent, span
 from autoshard.explanation.sensitivity_text import (
@@ -28,7 +28,7 @@ from autoshard.reports.machine import axes, drawn
 from autoshard.reports.pipeline import bubble_table, packed
 from autoshard.reports.view import Rows, View
 from autoshard.reports.words import in_words
-from autoshard.units import GB, counted, format_bytes, format_count, format_seconds
+from autoshard.units import GB, counted, format_bytes, format_count, format_number, format_seconds
 
 COLORS = 10
 """Colours that terms have, `c0` to `c9` in page.css; the last one is for the rest."""
@@ -81,14 +81,14 @@ def _chosen(view: View) -> Html:
     used = d.memory_bytes / d.memory_capacity_bytes
     slow, fast = d.step_time_s / d.step_time_high_s, d.step_time_s / d.step_time_low_s
     sizes = span(d.memory_low_bytes, d.memory_high_bytes, format_bytes)
-    rates = f"{d.tokens_per_s * slow:,.0f} to {d.tokens_per_s * fast:,.0f}"
+    rates = f"{format_number(d.tokens_per_s * slow)} to {format_number(d.tokens_per_s * fast)}"
     cards = (
         (
             "One step",
             f"~{format_seconds(d.step_time_s)}",
             f"90 %: {span(d.step_time_low_s, d.step_time_high_s, format_seconds)}",
         ),
-        ("Tokens a second", f"~{d.tokens_per_s:,.0f}", f"90 %: {rates}"),
+        ("Tokens a second", f"~{format_number(d.tokens_per_s)}", f"90 %: {rates}"),
         (
             "Memory",
             f"~{format_bytes(d.memory_bytes)}",
@@ -141,14 +141,9 @@ def _measured(view: View) -> Html:
         whole = max(one.predicted, one.actual) or 1.0
         ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
         bars = Html(bar(one.predicted / whole) + bar(one.actual / whole, 1))
-        rows.append((one.name, f"~{_shown(one, one.predicted)}", _shown(one, one.actual), ratio, bars))
+        rows.append((one.name, f"~{quantity_text(one, one.predicted)}", quantity_text(one, one.actual), ratio, bars))
     header = ("", "predicted", "measured", "ratio", "predicted over measured")
     return section("What was measured", lead, table("Predicted and measured", header, rows, (1, 2, 3)))
-
-
-def _shown(one: Measured, value: float) -> str:
-    formats: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
-    return formats.get(one.unit, "{:,.0f}".format)(value)
 
 
 def machine(view: View) -> Html:

@@ -18,14 +18,15 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
-from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
+from autoshard.explanation.answers import DegreeRow, SizeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
 from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, Share, describe
 from autoshard.explanation.doubt import Pair, doubt, pairs
-from autoshard.explanation.doubt_text import pair_cells, pair_lines, verdict, why_page
+from autoshard.explanation.doubt_text import compare_page, pair_cells, pair_lines, verdict, why_page
 from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
 from autoshard.explanation.markdown import comparison_markdown, render_markdown
+from autoshard.explanation.measured import Measured, quantity_text
 from autoshard.explanation.operators import operator_rows
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint
@@ -397,6 +398,20 @@ def test_one_of_a_thing_is_one() -> None:
     assert "1 device (process), 1 sequence of 256 tokens a step" in page and ", which has 1 device. One device" in page
     assert "Each square is one device of 1; " in page and "1 device in 1 node. " in page
     assert ", 8 processes; 8 sequences of 256 tokens" in render(describe(plan_interleaved()), 120)
+
+
+def test_slow_rates_have_three_digits_on_every_page() -> None:
+    """Less than 100 tokens a second, of a toy on processes: whole numbers would say 3 and 4 of 2.6 and 3.6."""
+    plan = plan_one_device()
+    slow = replace(plan, estimate=replace(plan.estimate, tokens_per_s=3.14159))
+    d = describe(slow)
+    assert "~3.14 tokens/s (2.51-3.49)" in render(d, 120)
+    assert "; ~3.14 tokens/s; " in render_markdown(d)
+    assert "3.14" in compare_page(compare(slow, slow), ("a", "b"), 120, False)
+    assert "<strong>~3.14</strong><span>90 %: 2.51 to 3.49</span>" in "".join(body(view_of(slow, quick=True))[0])
+    row = SizeRow(1, 1.0, 0.9, 1.1, 3.14159, 0.0, 1.0, None, "tp=1", "")
+    assert size_rows(replace(answers_by_hand(), sizes=(row,)))[0][3] == "~3.14"
+    assert quantity_text(Measured("tokens", "tokens/s", 3.14159, 3.0), 3.14159) == "3.14"
 
 
 def test_bars_of_more_than_the_whole_are_as_long_as_their_shares() -> None:
