@@ -31,6 +31,16 @@ def format_count(count: float) -> str:
     return f"{count:g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: 1 -> '1 node', 1024 -> '1,024 nodes', 4 -> '4 processes'."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def format_number(value: float, digits: int = 3) -> str:
+    """At least so many digits, and no exponent where a number is large: 1534.2 -> '1,534', 12.345 -> '12.3'."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
     if magnitude >= 99.95:

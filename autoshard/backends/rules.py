@@ -25,6 +25,7 @@ from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
+from autoshard.units import counted
 
 __all__ = ["Draft", "Problem", "divisors", "mesh_rules"]
 
@@ -155,9 +156,8 @@ def every_stage_has_blocks(problem: Problem, draft: Draft) -> str | None:
     layers, stages = problem.model.num_hidden_layers, draft.pp * draft.num_virtual_stages
     if stages <= layers:
         return None
-    return (
-        f"pp={draft.pp} x vpp={draft.num_virtual_stages} is {stages} stages; {problem.model.name} has {layers} blocks"
-    )
+    held = f"{layers} block{'s' * (layers > 1)}"
+    return f"pp={draft.pp} x vpp={draft.num_virtual_stages} is {stages} stages; {problem.model.name} has {held}"
 
 
 def virtual_stages_are_alike(problem: Problem, draft: Draft) -> str | None:
@@ -186,7 +186,8 @@ def ends_may_be_bare(problem: Problem, pp: int, vpp: int) -> bool:
 def stages_hold_the_model(problem: Problem, draft: Draft) -> str | None:
     model, stages = problem.model, draft.stage_layers
     if sum(stages) != model.num_hidden_layers:
-        return f"stage_layers={list(stages)} is {sum(stages)} blocks; {model.name} has {model.num_hidden_layers}"
+        held = counted(sum(stages), "block")
+        return f"stage_layers={list(stages)} is {held}; {model.name} has {model.num_hidden_layers}"
     return None
 
 

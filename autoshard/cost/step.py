@@ -24,6 +24,7 @@ from autoshard.cost.zero_sharding import State, parts_contents
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import Work, step_time_s
+from autoshard.schedules.step_time import SAME
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
@@ -86,7 +87,8 @@ def time_values(
     )
     if software is not COMPILED:
         after = _overlapped(after, busiest, (mesh.pp, num_microbatches, vpp), software)
-    bubble_s = max(0.0, pipeline_s - sum(work) - gathering_s - scattering_s)
+    bubble_s = pipeline_s - sum(work) - gathering_s - scattering_s
+    bubble_s = bubble_s if bubble_s > SAME * pipeline_s else 0.0
     after = after._replace(scatter_s=after.scatter_s + scattering_s, gather_s=after.gather_s + gathering_s)
     return (*work, bubble_s, max(0.0, with_transfers_s - pipeline_s), *after)
 

@@ -24,6 +24,7 @@ from autoshard.plans.plan import Plan, SearchSummary
 from autoshard.plans.search_result import Candidate, Rejection
 from autoshard.plans.stage_sections import RankGraphs
 from autoshard.schedules import SCHEDULES
+from autoshard.units import counted
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import Sensitivity
@@ -226,7 +227,7 @@ def _recompute(strategy: Strategy) -> str:
 def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, str]]:
     """(label, text) of the facts. wanted: labels of those that are; None for all. Graphs take longest to count."""
     strategy, size = plan.strategy, plan.strategy.microbatch_size
-    each = f"{size} sequence{'s' if size > 1 else ''}" + (f" on each of {strategy.dp} replicas" * (strategy.dp > 1))
+    each = counted(size, "sequence") + (f" on each of {strategy.dp} replicas" * (strategy.dp > 1))
     texts: dict[str, Callable[[], str | None]] = {
         "mesh": lambda: _mesh(plan.mesh),
         "links": lambda: axis_links(plan),
@@ -284,10 +285,10 @@ def _stages(strategy: Strategy) -> str:
     """The stages in words, equal neighbours folded: '8: layers 10 10 10 ...'."""
     counts = strategy.stage_layers
     if len(counts) == 1:
-        return f"1 with all {counts[0]} layers"
+        return f"1 with all {counts[0]} layers" if counts[0] > 1 else "1 with the only layer"
     runs = [(layers, len(list(group))) for layers, group in groupby(counts)]
     if len(runs) == 1:
-        layers = f"{counts[0]} layer{'s' * (counts[0] > 1)} each"
+        layers = f"{counted(counts[0], 'layer')} each"
     else:
         layers = "layers " + " ".join(f"{times} x {n}" if times > 1 else str(n) for n, times in runs)
     chunks = f", {strategy.num_virtual_stages} on each pipeline rank" if strategy.num_virtual_stages > 1 else ""

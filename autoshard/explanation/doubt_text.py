@@ -13,7 +13,7 @@ from autoshard.explanation.why import Why
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 
 def pair_lines(
@@ -28,16 +28,17 @@ def pair_lines(
         label = f"{len(close)} terms that hardly differ" if len(close) > 1 else close[0].name
         telling.append(Pair(label, sum(pair.one for pair in close), sum(pair.other for pair in close)))
     telling.append(Pair("sum", sum(pair.one for pair in found), sum(pair.other for pair in found)))
-    rows = [
-        (
-            pair.name,
-            f"~{shown(pair.one)}" if pair.one else "-",
-            f"~{shown(pair.other)}" if pair.other else "-",
-            f"{'-' if pair.difference < 0 else '+'}{shown(abs(pair.difference))}",
-        )
-        for pair in telling
-    ]
+    rows = [pair_cells(pair, shown) for pair in telling]
     return table((title, *names, "difference"), rows, width, right=(1, 2, 3))
+
+
+def pair_cells(pair: Pair, shown: Callable[[float], str]) -> tuple[str, str, str, str]:
+    """(name, first, second, difference) of a term as text; '-' for a plan that has nothing of it. shown: a value as
+    text."""
+    one, other = (f"~{shown(value)}" if value else "-" for value in (pair.one, pair.other))
+    size = shown(abs(pair.difference))
+    sign = "-" if pair.difference < 0 and size != shown(0) else "+"
+    return pair.name, one, other, f"{sign}{size}"
 
 
 def doubt_text(found: Doubt) -> str:
@@ -136,7 +137,7 @@ def verdict(found: Comparison) -> str:
     first, second = (format_seconds(one.step_time_s) for one in (found.one, found.other))
     text = f"the second takes ~{second} a step, the first ~{first}: "
     if found.doubt is None:
-        return text + f"{ratio:.3g} times as long, but the inputs differ"
+        return text + f"{format_number(ratio)} times as long, but the inputs differ"
     return text + f"{slower_text(ratio)} ({doubt_text(found.doubt)})"
 
 
@@ -144,10 +145,11 @@ def _numbers(one: Description, other: Description) -> list[tuple[str, ...]]:
     rows: list[tuple[str, float, float, Callable[[float], str]]] = [
         ("step, low end of 90 %", one.step_time_low_s, other.step_time_low_s, format_seconds),
         ("step, high end of 90 %", one.step_time_high_s, other.step_time_high_s, format_seconds),
-        ("tokens/s", one.tokens_per_s, other.tokens_per_s, lambda value: f"{value:,.0f}"),
+        ("tokens/s", one.tokens_per_s, other.tokens_per_s, format_number),
         ("MFU", one.mfu, other.mfu, lambda value: f"{value:.1%}"),
         ("memory, fullest device", one.memory_bytes, other.memory_bytes, format_bytes),
         ("capacity", one.memory_capacity_bytes, other.memory_capacity_bytes, format_bytes),
         ("probability to fit", one.fits_probability, other.fits_probability, percent),
     ]
-    return [(name, shown(a), shown(b), f"{b / a:.2f}") for name, a, b, shown in rows]
+    # over what shows as nothing a ratio would say nothing
+    return [(name, shown(a), shown(b), "-" if shown(a) == shown(0) else f"{b / a:.2f}") for name, a, b, shown in rows]

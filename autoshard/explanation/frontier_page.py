@@ -9,7 +9,7 @@ from autoshard.files.codec import to_json
 from autoshard.planner.objectives import usd_per_billion_tokens
 from autoshard.planner.planning import Answer
 from autoshard.plans.names import short_name
-from autoshard.units import format_seconds
+from autoshard.units import format_number, format_seconds
 
 HEADER = ("nodes", "step", "tokens/s", "of linear", "USD a billion tokens", "layout")
 
@@ -27,7 +27,7 @@ def frontier_page(points: tuple[Answer, ...], width: int, color: bool) -> str:
             (
                 f"{point.problem.cluster.nodes:,}",
                 f"~{format_seconds(estimate.step_time_s)}",
-                f"~{estimate.tokens_per_s:,.0f}",
+                f"~{format_number(estimate.tokens_per_s)}",
                 f"{_tokens_per_node_s(point) / _tokens_per_node_s(first):.0%}",
                 "?" if cost is None else f"~{cost:,.2f}",
                 short_name(point.result.best.strategy),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from autoshard.explanation.answers import Sensitivity
 from autoshard.explanation.compare import Comparison
 from autoshard.explanation.describe import Description, Share
-from autoshard.explanation.doubt_text import verdict
+from autoshard.explanation.doubt_text import pair_cells, verdict
 from autoshard.explanation.page import more, percent, span
 from autoshard.explanation.sensitivity_text import (
     NODES,
@@ -20,7 +20,7 @@ from autoshard.explanation.sensitivity_text import (
     unanswered_line,
 )
 from autoshard.explanation.text import order_text
-from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds
 
 
 def render_markdown(d: Description) -> str:
@@ -37,7 +37,7 @@ def comparison_markdown(found: Comparison, names: tuple[str, str]) -> str:
     one, other = names
     lines = [verdict(found), "", "## What differs", "", *markdown_table(("", one, other), found.different)]
     for title, pairs, text in (("Step", found.time, format_seconds), ("Memory", found.memory, format_bytes)):
-        rows = [(pair.name, f"~{text(pair.one)}", f"~{text(pair.other)}") for pair in pairs if pair.one or pair.other]
+        rows = [pair_cells(pair, text)[:3] for pair in pairs if pair.one or pair.other]
         lines += ["", f"## {title}", "", *markdown_table(("term", one, other), rows)]
     return "\n".join(lines) + "\n"
 
@@ -51,10 +51,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 def _title(d: Description) -> Iterator[str]:
     yield f"# {d.model} on {d.cluster}"
     yield ""
+    batch = f"{counted(d.global_batch_size, 'sequence')} of {d.sequence_length:,} tokens"
     yield (
-        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} x {d.device}; {d.global_batch_size:,} "
-        f"sequences of {d.sequence_length:,} tokens = {format_count(d.tokens_per_step)} tokens a step; {d.precision}; "
-        f"backend {d.backend}"
+        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} x {d.device}; {batch} = "
+        f"{format_count(d.tokens_per_step)} tokens a step; {d.precision}; backend {d.backend}"
     )
 
 
@@ -69,8 +69,8 @@ def _step(d: Description) -> Iterator[str]:
     yield f"## Step ~{format_seconds(d.step_time_s)}"
     yield ""
     yield (
-        f"90 %: {between}; ~{d.tokens_per_s:,.0f} tokens/s; MFU ~{d.mfu:.1%} of {d.peak_flops_per_s / TFLOPS:g} "
-        f"TFLOP/s {d.peak_dtype} a {d.device}"
+        f"90 %: {between}; ~{format_number(d.tokens_per_s)} tokens/s; MFU ~{d.mfu:.1%} of "
+        f"{d.peak_flops_per_s / TFLOPS:g} TFLOP/s {d.peak_dtype} a {d.device}"
     )
     yield ""
     yield from _terms(d.time_terms, format_seconds)
@@ -101,7 +101,7 @@ def _terms(terms: Sequence[Share], shown: Callable[[float], str]) -> list[str]:
 def _search(d: Description) -> Iterator[str]:
     if d.considered is None:
         return
-    yield f"## Search: {d.considered:,} layouts considered, {d.fitting or 0:,} fit"
+    yield f"## Search: {counted(d.considered, 'layout')} considered, {d.fitting or 0:,} fit"
     yield ""
     if d.given:
         yield f"Given, so not searched: `{d.given}`"

@@ -11,7 +11,7 @@ from autoshard.explanation.page import Line, heading, table, wrapped
 from autoshard.plans.measured_run import MeasuredRun, Profile, read_measured_run
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import text_digest
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 SHARES = {
     "collectives": (
@@ -119,8 +119,8 @@ def measured_lines(run: Run, width: int) -> list[Line]:
     rows = [
         (
             one.name,
-            f"~{_shown(one, one.predicted)}",
-            _shown(one, one.actual),
+            f"~{quantity_text(one, one.predicted)}",
+            quantity_text(one, one.actual),
             "-" if one.ratio is None else f"{one.ratio:.2f}",
         )
         for one in run.rows
@@ -134,9 +134,10 @@ def measured_lines(run: Run, width: int) -> list[Line]:
     return [*lines, *wrapped(note, width, "  ")]
 
 
-def _shown(one: Measured, value: float) -> str:
+def quantity_text(one: Measured, value: float) -> str:
+    """One of its two values, in its unit, as text."""
     if one.unit == "s":
         return format_seconds(value)
     if one.unit == "bytes":
         return format_bytes(value)
-    return f"{value:.1%}" if one.unit == "share" else f"{value:,.0f}"
+    return f"{value:.1%}" if one.unit == "share" else format_number(value)

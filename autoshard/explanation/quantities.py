@@ -9,7 +9,7 @@ from math import log2
 
 from autoshard.backends.rules import Problem
 from autoshard.spec.cluster import Cluster, Link
-from autoshard.units import TFLOPS, format_bytes
+from autoshard.units import TFLOPS, format_bytes, format_number
 
 FURTHEST, FURTHEST_MEMORY = 4.0, 2.0
 CLOSE = 1.03
@@ -91,8 +91,7 @@ def _rate(value: float) -> str:
 
 
 def _tflops(value: float) -> str:
-    peak = value / TFLOPS
-    return f"{peak:,.0f} TFLOP/s" if peak >= 100 else f"{peak:.3g} TFLOP/s"
+    return f"{format_number(value / TFLOPS)} TFLOP/s"
 
 
 def _count(value: float) -> str:

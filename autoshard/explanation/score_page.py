@@ -14,7 +14,7 @@ from autoshard.planner.written import Written
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.plans.rounding import rounded
 from autoshard.plans.search_result import Candidate
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 
 def score_page(written: Written, score: Score, best: Candidate | None, width: int, color: bool) -> str:
@@ -68,7 +68,7 @@ def _compared(own: Estimate, best: Estimate | None, width: int) -> list[Line]:
 
 
 def _verdict(own: Estimate, best: Estimate | None) -> str:
-    text = f"~{format_seconds(own.step_time_s)}, ~{own.tokens_per_s:,.0f} tokens/s, MFU ~{own.mfu:.1%}"
+    text = f"~{format_seconds(own.step_time_s)}, ~{format_number(own.tokens_per_s)} tokens/s, MFU ~{own.mfu:.1%}"
     if best is None:
         return text
     more = own.step_time_s / best.step_time_s - 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.explanation.page import Line, hanging, heading, listed, more, span, table
 from autoshard.explanation.quantities import CLOSE
-from autoshard.units import format_seconds
+from autoshard.units import format_number, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
@@ -150,7 +150,7 @@ def _size(one: SizeRow) -> tuple[str, ...]:
         return (f"{one.nodes:,}", "-", "-", "-", "-", "-", "-", one.refusal)
     cost = "?" if one.usd_per_billion_tokens is None else f"~{one.usd_per_billion_tokens:,.0f}"
     between = span(one.step_time_low_s, one.step_time_high_s, format_seconds)
-    step, speed = f"~{format_seconds(one.step_time_s)}", f"~{one.tokens_per_s:,.0f}"
+    step, speed = f"~{format_seconds(one.step_time_s)}", f"~{format_number(one.tokens_per_s)}"
     faster = more(one.more) if one.more else "now"
     idle = "; faster if the extra nodes stay idle" if one.more < 0 else ""
     return (f"{one.nodes:,}", step, between, speed, faster, f"{one.of_linear:.0%}", cost, f"{one.layout}{idle}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.explanation.describe import Description, Share
 from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, percent, span
 from autoshard.spec.stack import NATIVE_DEVICES
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 SURE_TO_FIT = 0.9
 MOST_FACT = 90
@@ -44,7 +44,7 @@ def _cut(text: str) -> str:
 
 def _fast(d: Description) -> str:
     seconds = span(d.step_time_low_s, d.step_time_high_s, format_seconds)
-    rate = f"{d.tokens_per_s:,.0f}" if d.tokens_per_s >= 100 else f"{d.tokens_per_s:.3g}"
+    rate = format_number(d.tokens_per_s)
     return (
         f"~{format_seconds(d.step_time_s)} a step (90 %: {seconds}), ~{rate} tokens/s, ~{d.mfu:.1%} of the devices' "
         "peak (MFU)"

@@ -22,7 +22,7 @@ from autoshard.explanation.page import (
     wrapped,
 )
 from autoshard.explanation.sensitivity_text import sensitivity_lines
-from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import Sensitivity
@@ -62,22 +62,12 @@ def _joined(sections: Sequence[list[Line]]) -> list[Line]:
 
 
 def _title(d: Description, width: int) -> list[Line]:
-    batch = f"{d.global_batch_size:,} sequences of {d.sequence_length:,} tokens"
+    batch = f"{counted(d.global_batch_size, 'sequence')} of {d.sequence_length:,} tokens"
     facts = (
-        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} {_plural(d.device, d.num_devices)}; "
+        f"{format_count(d.num_parameters)} parameters, {counted(d.num_devices, d.device)}; "
         f"{batch} = {format_count(d.tokens_per_step)} tokens a step; {d.precision}; backend {d.backend}"
     )
     return [((f"{d.model} on {d.cluster}", "bold"),), *wrapped(facts, width, "  ")]
-
-
-def _plural(device: str, count: int) -> str:
-    if count == 1:
-        return device
-    return f"{device}es" if device.endswith("s") else f"{device}s"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _layout(d: Description, width: int) -> list[Line]:
@@ -89,9 +79,10 @@ def _layout(d: Description, width: int) -> list[Line]:
 
 def _step(d: Description, width: int) -> list[Line]:
     slow, fast = d.step_time_s / d.step_time_high_s, d.step_time_s / d.step_time_low_s
+    rates = f"{format_number(d.tokens_per_s * slow)}-{format_number(d.tokens_per_s * fast)}"
     numbers = (
         f"~{format_seconds(d.step_time_s)} (90 %: {span(d.step_time_low_s, d.step_time_high_s, format_seconds)}), "
-        f"~{_rate(d.tokens_per_s)} tokens/s ({_rate(d.tokens_per_s * slow)}-{_rate(d.tokens_per_s * fast)}), "
+        f"~{format_number(d.tokens_per_s)} tokens/s ({rates}), "
         f"MFU ~{d.mfu:.1%} ({d.mfu * slow:.1%}-{d.mfu * fast:.1%}) of {d.peak_flops_per_s / TFLOPS:g} TFLOP/s "
         f"{d.peak_dtype} a {d.device}"
     )
@@ -131,15 +122,14 @@ def _terms(
         f"  {term.name:<{name_width}}  {value:>{value_width}}  {term.share:>6.1%}  "
         for term, value in zip(shown, values, strict=True)
     ]
-    shares = [min(term.share, 1) for term in shown]
-    full = min([BAR_WIDTH, *((width - len(texts[0])) / share for share in shares[:1])])
-    return [((text, ""), ("#" * round(share * full), style)) for text, share in zip(texts, shares, strict=True)]
+    full = min([BAR_WIDTH, *((width - len(texts[0])) / term.share for term in shown[:1])])
+    return [((text, ""), ("#" * round(term.share * full), style)) for text, term in zip(texts, shown, strict=True)]
 
 
 def _search(d: Description, width: int) -> list[Line]:
     if d.considered is None:
         return []
-    count = f"{d.considered:,} layout{'s' if d.considered != 1 else ''} considered, {d.fitting or 0:,} fit"
+    count = f"{counted(d.considered, 'layout')} considered, {d.fitting or 0:,} fit"
     lines = heading("Search", f"{count}; given, so not searched: {d.given}" if d.given else count, width)
     lines += wrapped(d.optimality or "", width, "  ")
     rows = [(f"{one.count:,}", one.reason, one.example) for one in d.rejections]

@@ -12,7 +12,7 @@ from autoshard.migration.migrate import Migration
 from autoshard.plans.differences import loses
 from autoshard.plans.plan import Plan
 from autoshard.spec.stack import STACKS
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 PLAN, CHECKPOINT, JOB, PAGE = "plan.json", "checkpoint", "job.sh", "MIGRATION.md"
 
@@ -88,7 +88,8 @@ def _software(plan: Plan) -> str:
 
 def _step(plan: Plan) -> str:
     estimate = plan.estimate
-    return f"~{format_seconds(estimate.step_time_s)}, ~{estimate.tokens_per_s:,.0f} tokens/s, MFU ~{estimate.mfu:.1%}"
+    rate = f"~{format_number(estimate.tokens_per_s)} tokens/s"
+    return f"~{format_seconds(estimate.step_time_s)}, {rate}, MFU ~{estimate.mfu:.1%}"
 
 
 def _memory(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
 from autoshard.planner.smallest_cluster import MOST_NODES
 from autoshard.spec.training import load_precision
-from autoshard.units import format_count, format_seconds
+from autoshard.units import format_count, format_number, format_seconds
 
 LOGICAL_CORES = (1, 2)
 STEPS_OF_AN_OCTAVE = 16
@@ -116,7 +116,8 @@ def _with_training(best: Answer, tokens: float) -> Answer:
     """The answer with a note of the days and dollars that the whole training takes. tokens: of the training."""
     speed, usd = best.result.best.estimate.tokens_per_s, usd_per_billion_tokens(best)
     costs = "" if usd is None else f" and cost {usd * tokens / BILLION:,.0f} USD"
-    note = f"tokens: {format_count(tokens)} take {tokens / speed / DAY_S:,.3g} days at {speed:,.0f} a second{costs}"
+    days = format_number(tokens / speed / DAY_S)
+    note = f"tokens: {format_count(tokens)} take {days} days at {format_number(speed)} a second{costs}"
     return replace(best, notes=(*best.notes, note))
 
 
@@ -185,9 +186,10 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
             continue
         speed = best.result.best.estimate.tokens_per_s
         if speed >= wanted:
-            days = request.tokens / speed / DAY_S
+            days = format_number(request.tokens / speed / DAY_S)
+            see = "node sees" if nodes == 1 else "nodes see"
             note = (
-                f"objective nodes: {nodes:,} nodes see {format_count(request.tokens)} tokens in {days:.3g} days, "
+                f"objective nodes: {nodes:,} {see} {format_count(request.tokens)} tokens in {days} days, "
                 f"{request.days:g} allowed; the smallest of the sizes looked at, {STEPS_OF_AN_OCTAVE} an octave"
             )
             return replace(best, notes=(*best.notes, note))

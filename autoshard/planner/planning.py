@@ -42,7 +42,7 @@ from autoshard.spec.sdk import release
 from autoshard.spec.stack import WHOLE_STAGES
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
-from autoshard.units import format_seconds
+from autoshard.units import counted, format_number, format_seconds
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,9 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
                 "first=N and last=N blocks"
             )
     if sum(ends.values()) > model.num_hidden_layers:
-        raise AutoshardError(f"keep_bf16={request.keep_bf16}: {model.name} has {model.num_hidden_layers} blocks")
+        raise AutoshardError(
+            f"keep_bf16={request.keep_bf16}: {model.name} has {counted(model.num_hidden_layers, 'block')}"
+        )
     return replace(
         training,
         unquantized=tuple(sorted(names)),
@@ -326,7 +328,9 @@ def _solved(
 
 def _proven(share: float) -> str:
     """share: of the step of the layout that is taken."""
-    return f"no layout, however its operators are sharded, is more than {100 * share:.2g} % faster, proven"
+    return (
+        f"no layout, however its operators are sharded, is more than {format_number(100 * share, 2)} % faster, proven"
+    )
 
 
 def solved_choices(problem: Problem, strategy: Strategy, others: OperatorChoices) -> dict[str, Choice]:

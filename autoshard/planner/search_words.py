@@ -16,6 +16,7 @@ from autoshard.planner.priced import Clock, PricedLayouts
 from autoshard.planner.ranking import Timed, describe
 from autoshard.plans.search_result import OPTIMAL, PathSummary, Pins, pipelines_not_tried, sets_not_tried
 from autoshard.spec.cluster import Cluster
+from autoshard.units import format_number
 
 PROVEN = 1e-6
 """Share of a step below which there is no gap."""
@@ -31,10 +32,11 @@ def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, g
     if gap + behind <= PROVEN:
         return OPTIMAL + but
     stopped = "" if clock.in_time() else f"stopped {clock.why_ended}: "
-    words = f"{stopped}within {100 * (gap + behind):.2g} % of the optimum within this model, proven{but}"
+    words = f"{stopped}within {format_number(100 * (gap + behind), 2)} % of the optimum within this model, proven{but}"
     if behind <= PROVEN:
         return words
-    return f"{words}; it takes {100 * behind:.2g} % longer than the fastest that was found, which a note explains"
+    longer = format_number(100 * behind, 2)
+    return f"{words}; it takes {longer} % longer than the fastest that was found, which a note explains"
 
 
 def _chunks_not_tried(problem: Problem) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ MOST_OPERATORS = 20_000
 """Operators of all layouts; a plan with five runners-up has some 200."""
 SAME = 1e-5
 """Relative: numbers have six digits, and machines may round the last one differently."""
+NOTHING = 1e-12
+"""Seconds, bytes or a probability: what sums may be off by where they are nothing."""
 
 
 def priced(plan: Plan) -> Plan:
@@ -70,7 +72,7 @@ def _words(one: Estimate) -> str:
 def _same(one: Estimate, other: Estimate) -> bool:
     ours, theirs = _numbers(one), _numbers(other)
     return ours.keys() == theirs.keys() and all(
-        math.isclose(value, theirs[name], rel_tol=SAME) for name, value in ours.items()
+        math.isclose(value, theirs[name], rel_tol=SAME, abs_tol=NOTHING) for name, value in ours.items()
     )
 
 

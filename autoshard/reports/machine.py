@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.cost.collectives import GroupShape, group_shape
 from autoshard.cost.local_shape import mesh_order
-from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, Mesh
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import Cluster, Link
 
@@ -27,13 +27,14 @@ WHAT = {
 class AxisLinks:
     """One axis of the mesh on the machine.
 
-    size: ranks of a group. stride: ranks from one member to the next. nodes: over how many a group spreads. link: the
-    slowest that it crosses, with its bandwidth in bytes per second; what: is sent.
+    size: ranks of a group. apart: ranks from one member to the next; on a folded mesh there may be several such
+    distances, the smallest comes first. nodes: over how many a group spreads. link: the slowest that it crosses, with
+    its bandwidth in bytes per second; what: is sent.
     """
 
     name: str
     size: int
-    stride: int
+    apart: tuple[int, ...]
     nodes: int
     link: str
     bandwidth_bytes_per_s: float
@@ -46,10 +47,19 @@ def axes(plan: Plan) -> tuple[AxisLinks, ...]:
     for name, size in reversed(order):
         if size > 1:
             shape = group_shape(order, (name,), plan.cluster)
-            link = _link(shape, plan.cluster)
-            found.append(AxisLinks(name, size, stride, shape.nodes, link.name, link.bandwidth_bytes_per_s, WHAT[name]))
+            link, apart = _link(shape, plan.cluster), _apart(plan.mesh, size, stride)
+            found.append(AxisLinks(name, size, apart, shape.nodes, link.name, link.bandwidth_bytes_per_s, WHAT[name]))
         stride *= size
     return tuple(reversed(found))
+
+
+def _apart(mesh: Mesh, size: int, stride: int) -> tuple[int, ...]:
+    """Ranks between neighbours along an axis of so many members. stride: places between them, in the mesh's order."""
+    fold = mesh.fold
+    if fold is None:
+        return (stride,)
+    places = (place for place in range(mesh.world_size) if place // stride % size < size - 1)
+    return tuple(sorted({abs(fold.rank(place + stride) - fold.rank(place)) for place in places}))
 
 
 def _link(shape: GroupShape, cluster: Cluster) -> Link:

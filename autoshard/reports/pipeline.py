@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 from autoshard.explanation.trace import seconds_behind
@@ -14,11 +15,11 @@ TICKS = 1_000_000
 """Of a step."""
 MOST_SPANS = 24_000
 """Of a timeline; each takes some 15 bytes of the page. Of longer ones the middle, where ranks repeat the same actions,
-is one span."""
+has several of them in one span."""
 KINDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 SHOWN = ("action", "optimizer", "measured")
 """Categories of a measured trace that are drawn: not whole steps, and not collectives, which are inside of actions."""
-STEADY = "steady state, not drawn one by one"
+TOGETHER = "several actions as one, their waits behind them"
 
 
 class Span(NamedTuple):
@@ -34,10 +35,10 @@ class Span(NamedTuple):
 def predicted_rows(plan: Plan) -> list[tuple[str, list[Span]]]:
     """(name, spans) of each pipeline rank for one step; what is between two spans is the bubble."""
     orders, timeline = planned_timeline(plan)
-    behind_s, each = seconds_behind(plan), MOST_SPANS // len(orders) // 2
+    behind_s, each = seconds_behind(plan), MOST_SPANS // len(orders) // 4
     rows = []
     for rank, (order, spans) in enumerate(zip(orders, timeline.spans, strict=True)):
-        row = [*_actions(order, spans, each)]
+        row = _actions(order, spans, each)
         at_s = timeline.total_s
         for name, seconds in behind_s.items():
             if seconds:
@@ -47,15 +48,24 @@ def predicted_rows(plan: Plan) -> list[tuple[str, list[Span]]]:
     return rows
 
 
-def _actions(order: Sequence[Action], spans: Sequence[tuple[float, float]], each: int) -> Iterable[Span]:
+def _actions(order: Sequence[Action], spans: Sequence[tuple[float, float]], each: int) -> list[Span]:
+    """The spans of a rank's actions, at most 4 * each: so many at either end one by one, twice as many for the rest."""
     named = [
         Span(KINDS[action.kind], start_s, end_s, action.microbatch, action.chunk)
         for action, (start_s, end_s) in zip(order, spans, strict=True)
     ]
-    if len(named) <= 2 * each:
+    if len(named) <= 4 * each:
         return named
-    middle = Span(STEADY, named[each].start_s, named[-each - 1].end_s)
-    return [*named[:each], middle, *named[-each:]]
+    middle = named[each:-each]
+    count = ceil(len(middle) / (2 * each))
+    together = [_together(middle[first : first + count]) for first in range(0, len(middle), count)]
+    return [*named[:each], *together, *named[-each:]]
+
+
+def _together(actions: Sequence[Span]) -> Span:
+    """One span as long as the actions work, so that the bubble behind it is as long as they wait."""
+    start_s = actions[0].start_s
+    return Span(TOGETHER, start_s, start_s + sum(one.end_s - one.start_s for one in actions))
 
 
 def measured_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Span]]]:

@@ -8,7 +8,8 @@ from typing import Any
 from autoshard.cost.values import Term
 from autoshard.explanation.describe import Description
 from autoshard.explanation.doubt import Pair
-from autoshard.explanation.measured import Measured
+from autoshard.explanation.doubt_text import pair_cells
+from autoshard.explanation.measured import quantity_text
 from autoshard.explanation.operators import Move, OperatorRow, operator_rows
 from autoshard.explanation.page import LEAST_SHARE, more, percent, span
 from autoshard.explanation.sensitivity_text import (
@@ -21,12 +22,13 @@ from autoshard.explanation.sensitivity_text import (
     size_rows,
     unanswered_line,
 )
+from autoshard.explanation.text import order_text
 from autoshard.reports.html import Html, bar, bullets, element, table
 from autoshard.reports.machine import axes, drawn
 from autoshard.reports.pipeline import bubble_table, packed
 from autoshard.reports.view import Rows, View
 from autoshard.reports.words import in_words
-from autoshard.units import GB, format_bytes, format_count, format_seconds
+from autoshard.units import GB, counted, format_bytes, format_count, format_number, format_seconds
 
 COLORS = 10
 """Colours that terms have, `c0` to `c9` in page.css; the last one is for the rest."""
@@ -79,14 +81,14 @@ def _chosen(view: View) -> Html:
     used = d.memory_bytes / d.memory_capacity_bytes
     slow, fast = d.step_time_s / d.step_time_high_s, d.step_time_s / d.step_time_low_s
     sizes = span(d.memory_low_bytes, d.memory_high_bytes, format_bytes)
-    rates = f"{d.tokens_per_s * slow:,.0f} to {d.tokens_per_s * fast:,.0f}"
+    rates = f"{format_number(d.tokens_per_s * slow)} to {format_number(d.tokens_per_s * fast)}"
     cards = (
         (
             "One step",
             f"~{format_seconds(d.step_time_s)}",
             f"90 %: {span(d.step_time_low_s, d.step_time_high_s, format_seconds)}",
         ),
-        ("Tokens a second", f"~{d.tokens_per_s:,.0f}", f"90 %: {rates}"),
+        ("Tokens a second", f"~{format_number(d.tokens_per_s)}", f"90 %: {rates}"),
         (
             "Memory",
             f"~{format_bytes(d.memory_bytes)}",
@@ -98,9 +100,9 @@ def _chosen(view: View) -> Html:
         element("div", element("dt", name), element("dd", element("strong", value), element("span", sure)))
         for name, value, sure in cards
     ]
-    batch = f"{d.global_batch_size:,} sequences of {d.sequence_length:,} tokens a step"
+    batch = f"{counted(d.global_batch_size, 'sequence')} of {d.sequence_length:,} tokens a step"
     problem = (
-        f"{format_count(d.num_parameters)} parameters, {d.num_devices:,} devices ({d.device}), {batch}, "
+        f"{format_count(d.num_parameters)} parameters, {counted(d.num_devices, 'device')} ({d.device}), {batch}, "
         f"{d.precision}, backend {d.backend}. Layout: "
     )
     facts = table("How the layout works", ("", "what"), d.facts)
@@ -139,14 +141,9 @@ def _measured(view: View) -> Html:
         whole = max(one.predicted, one.actual) or 1.0
         ratio = "-" if one.ratio is None else f"{one.ratio:.2f}"
         bars = Html(bar(one.predicted / whole) + bar(one.actual / whole, 1))
-        rows.append((one.name, f"~{_shown(one, one.predicted)}", _shown(one, one.actual), ratio, bars))
+        rows.append((one.name, f"~{quantity_text(one, one.predicted)}", quantity_text(one, one.actual), ratio, bars))
     header = ("", "predicted", "measured", "ratio", "predicted over measured")
     return section("What was measured", lead, table("Predicted and measured", header, rows, (1, 2, 3)))
-
-
-def _shown(one: Measured, value: float) -> str:
-    formats: dict[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
-    return formats.get(one.unit, "{:,.0f}".format)(value)
 
 
 def machine(view: View) -> Html:
@@ -155,14 +152,14 @@ def machine(view: View) -> Html:
     first = drawn(view.plan)["shown"]
     part = "" if first == cluster.nodes else f" The first {first:,} of {cluster.nodes:,} nodes are drawn."
     lead = (
-        f"Each square is one of {cluster.world_size:,} devices; squares that touch share a chip, a frame is a node. "
+        f"Each square is one device of {cluster.world_size:,}; squares that touch share a chip, a frame is a node. "
         f"Pointing at one marks the ranks that it talks to.{part}"
     )
     rows = [
         (
             one.name,
             f"{one.size:,}",
-            f"{one.stride:,}",
+            " or ".join(f"{ranks:,}" for ranks in one.apart),
             f"{one.nodes:,}",
             one.link,
             f"{one.bandwidth_bytes_per_s / GB:,.4g} GB/s",
@@ -179,11 +176,12 @@ def machine(view: View) -> Html:
         "a direction",
         "what is sent",
     )
+    devices = f"{counted(cluster.world_size, 'device')} in {counted(cluster.nodes, 'node')}"
     choice = _select("Colour by", "color", [one.name for one in found] or ["pp"])
     return section(
         "The mesh on the machine",
         lead,
-        picture("machine", f"{cluster.world_size:,} devices in {cluster.nodes:,} nodes", controls=choice),
+        picture("machine", devices, controls=choice),
         table("Axes of the mesh, outermost first", header, rows, (1, 2, 3, 5)) if rows else Html(""),
     )
 
@@ -382,7 +380,6 @@ def _values(column: Any) -> list[str]:
 def _runners_up(view: View) -> Html:
     rows = []
     for one in view.description.runners_up:
-        order = "a toss-up" if one.toss_up else f"slower with {percent(one.chosen_is_faster)} probability"
         terms = [
             f"{'+' if seconds > 0 else '-'}{format_seconds(abs(seconds))} {name}" for name, seconds in one.differences
         ]
@@ -391,7 +388,7 @@ def _runners_up(view: View) -> Html:
                 element("code", one.layout),
                 f"~{format_seconds(one.step_time_s)}",
                 f"{more(one.slower)} ({more(one.slower_low)} to {more(one.slower_high)})",
-                order,
+                order_text(one),
                 f"{format_bytes(one.memory_bytes)}, {percent(one.fits_probability)}",
                 "; ".join(terms),
             )
@@ -460,13 +457,7 @@ def term_pairs(pairs: Sequence[Pair], shown: Callable[[float], str], caption: st
     """Two plans' terms side by side with their difference; those that round to nothing are left out."""
     whole = max([*(max(pair.one, pair.other) for pair in pairs), 1e-12])
     rows = [
-        (
-            pair.name,
-            f"~{shown(pair.one)}" if pair.one else "-",
-            f"~{shown(pair.other)}" if pair.other else "-",
-            f"{'-' if pair.difference < 0 else '+'}{shown(abs(pair.difference))}",
-            Html(bar(pair.one / whole) + bar(pair.other / whole, 1)),
-        )
+        (*pair_cells(pair, shown), Html(bar(pair.one / whole) + bar(pair.other / whole, 1)))
         for pair in pairs
         if max(pair.one, pair.other) > LEAST_SHARE * whole
     ]

@@ -6,7 +6,7 @@ from autoshard.explanation.describe import Description
 from autoshard.explanation.glossary import SECTIONS
 from autoshard.explanation.page import listed, percent, span
 from autoshard.plans.plan import Plan
-from autoshard.units import format_bytes, format_count, format_seconds
+from autoshard.units import counted, format_bytes, format_count, format_seconds
 
 SHOWN = (
     *("device", "rank", "step", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute", "zero", "collective"),
@@ -30,7 +30,7 @@ def in_words(plan: Plan, d: Description) -> tuple[tuple[str, ...], tuple[tuple[s
     times = span(d.step_time_low_s, d.step_time_high_s, format_seconds)
     first = (
         f"This page is a plan for training {d.model}, a model of {format_count(d.num_parameters)} parameters, on "
-        f"{d.cluster}, which has {d.num_devices:,} devices. {how}"
+        f"{d.cluster}, which has {counted(d.num_devices, 'device')}. {how}"
     )
     second = (
         f"One training step is predicted to take {format_seconds(d.step_time_s)}; with 90 % probability it takes "
@@ -45,10 +45,19 @@ def _choice(d: Description) -> str:
     if d.considered is None:
         return "A person chose this layout; nothing else was searched."
     close = sum(one.toss_up for one in d.runners_up)
-    chosen = f"It was chosen among {d.considered:,} layouts, of which {d.fitting:,} fit."
-    if not close:
-        return f"{chosen} None of the runners-up is likely to be faster."
-    return (
-        f"{chosen} {close} of the {len(d.runners_up)} runners-up {'is' if close == 1 else 'are'} so close that only a "
-        "measurement can tell which is faster."
-    )
+    faster = sum(one.chosen_is_faster < 0.5 for one in d.runners_up if not one.toss_up)
+    words = [f"It was chosen among {d.considered:,} layouts, of which {d.fitting:,} fit."]
+    if faster:
+        words.append(f"{faster} of the {len(d.runners_up)} runners-up {_is(faster)} likely to be faster.")
+    if close:
+        words.append(
+            f"{close} of the {len(d.runners_up)} runners-up {_is(close)} so close that only a measurement can tell "
+            "which is faster."
+        )
+    if not faster and not close:
+        words.append("None of the runners-up is likely to be faster.")
+    return " ".join(words)
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"

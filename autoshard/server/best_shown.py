@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, floor
+from math import ceil
 
 from autoshard.cost.estimate import estimate
+from autoshard.explanation.page import percent
 from autoshard.planner.watching import BestSoFar
 from autoshard.plans.names import short_name
 from autoshard.reports.html import Html, element
 from autoshard.reports.sections import section
 from autoshard.server.isolated import Say
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 
 class BestShown:
@@ -51,8 +52,8 @@ def _sentences(one: BestSoFar) -> list[Html]:
         element("p", element("code", short_name(one.best.strategy))),
         element(
             "p",
-            f"~{format_seconds(one.best.step_time_s)} a step, ~{tokens_per_s:,.0f} tokens/s; ~{used} of {room} of "
-            f"memory, fits with {floor(100 * found.fits_probability)} % probability.",
+            f"~{format_seconds(one.best.step_time_s)} a step, ~{format_number(tokens_per_s)} tokens/s; "
+            f"~{used} of {room} of memory, fits with {percent(found.fits_probability)} probability.",
         ),
         element(
             "p",

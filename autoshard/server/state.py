@@ -41,6 +41,8 @@ PLAN_FILES, CONFIG_FILES = ("plan.json", "other.json"), ("config.json", "other_c
 PLAN, WHY, OTHER = "plan", "why", "b."
 """An uploaded plan in place of all that; the question why not another layout; in front of the names of a second
 state."""
+SEARCH_LIMIT_S = 8.0
+"""Seconds that a search may take here."""
 MOST_LETTERS, MOST_VALUES = 300, 100
 UPLOAD = re.compile(r"upload:[0-9a-f]{32}")
 
@@ -62,7 +64,7 @@ class State:
 
 def commands(states: Sequence[State]) -> list[str]:
     """The commands that make the plans of one or two states, in PLAN_FILES. Comments before them say under which names
-    uploads must be saved.
+    uploads must be saved, and how to end a search where it ends here.
 
     Raises AutoshardError for a state that has no plan."""
     saved, made, configs = list[str](), list[str](), dict[str, str]()
@@ -80,7 +82,9 @@ def commands(states: Sequence[State]) -> list[str]:
             values["model"] = configs[upload]
         words = [word for name, value in values.items() for word in (OPTIONS[name].flag, str(value))]
         made.append(shlex.join(["autoshard", "plan", *words, "-o", file]))
-    return saved + made
+    limit = f"{SEARCH_LIMIT_S:g}"
+    stops = f"# the page stops a search after {limit} s; with --time-limit {limit} a command does so, too"
+    return [*saved, *([stops] if made else []), *made]
 
 
 def check_answerable(values: Mapping[str, Any]) -> None:

@@ -31,12 +31,12 @@ from autoshard.reports.sections import body, capital, section, term_pairs
 from autoshard.reports.view import view_of
 from autoshard.server.best_shown import BestShown
 from autoshard.server.isolated import Say
-from autoshard.server.state import SIDES, check_answerable
+from autoshard.server.state import SEARCH_LIMIT_S, SIDES, check_answerable
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
 
-SEARCH_LIMIT_S, REPORT_LIMIT_S = 8.0, 5.0
-"""Seconds that a search may take, and what else a report asks."""
+REPORT_LIMIT_S = 5.0
+"""Seconds that what a report asks beside its plan may take."""
 TRIED = {"tp": (1, 2, 4, 8, 16, 32, 64), "pp": (1, 2, 4, 8, 16, 32), "cp": (1, 2, 4, 8)}
 
 

@@ -8,7 +8,7 @@ from autoshard.explanation.page import paint, table
 from autoshard.plans.names import shortened
 from autoshard.sweeps.grid import Point, Sweep
 from autoshard.sweeps.outcome import Outcome
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds
 
 
 def sweep_page(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], width: int, color: bool) -> str:
@@ -31,7 +31,7 @@ def _cells(outcome: Outcome, ran: bool) -> tuple[str, ...]:
         return ("-",) * (7 if ran else 4) + (f"{outcome.status}: {outcome.reason}",)
     return (
         f"~{format_seconds(step)}",
-        f"~{tokens:,.0f}",
+        f"~{format_number(tokens)}",
         f"~{mfu:.1%}",
         f"~{format_bytes(memory)}",
         *(_measured(outcome) if ran else ()),

@@ -248,6 +248,15 @@ def test_even_pipeline_has_the_textbook_bubble() -> None:
     assert one["pipeline bubble"] / one["launches"] == pytest.approx(3 / 16, rel=1e-3)
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 5, 7, 12, 48])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_no_pipeline_has_no_bubble(zero: int, num_microbatches: int) -> None:
+    """Not even what a sum of terms is off by."""
+    training = replace(TRAINING, global_batch_size=2 * num_microbatches)
+    one = values(estimate(LLAMA, training, _devices(2), strategy(dp=2, zero=zero)))
+    assert one["pipeline bubble"] == 0
+
+
 @pytest.mark.parametrize("one", [s for s in STRATEGIES if s.pp > 1])
 def test_closed_form_is_the_simulation(one: Strategy) -> None:
     cluster = _devices(one.world_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
-from autoshard.explanation.answers import DegreeRow, degree_row, problem_of
+from autoshard.explanation.answers import DegreeRow, SizeRow, degree_row, problem_of
 from autoshard.explanation.compare import compare
-from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, describe
-from autoshard.explanation.doubt import doubt, pairs
-from autoshard.explanation.doubt_text import pair_lines, why_page
+from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, Share, describe
+from autoshard.explanation.doubt import Pair, doubt, pairs
+from autoshard.explanation.doubt_text import compare_page, pair_cells, pair_lines, verdict, why_page
 from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
+from autoshard.explanation.markdown import comparison_markdown, render_markdown
+from autoshard.explanation.measured import Measured, quantity_text
 from autoshard.explanation.operators import operator_rows
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint
@@ -40,6 +43,8 @@ from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.plans.timeline import planned_timeline
+from autoshard.reports.sections import body, term_pairs
+from autoshard.reports.view import view_of
 from autoshard.schedules import actions, simulate
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.hardware_file import FOLDER, read_content
@@ -329,6 +334,24 @@ def test_pairs_have_every_term() -> None:
     ]
 
 
+def test_terms_side_by_side_as_text() -> None:
+    """What one of two has alone, and a difference that rounds to nothing, which has no sign of its own."""
+    found = (Pair("one", 2.0, 1.0), Pair("two", 0.0, 0.5), Pair("three", 2.0, 2.0 - 1e-12))
+    cells = [
+        ("one", "~2.00 s", "~1.00 s", "-1.00 s"),
+        ("two", "-", "~500 ms", "+500 ms"),
+        ("three", "~2.00 s", "~2.00 s", "+0.00 us"),
+    ]
+    assert [pair_cells(pair, format_seconds) for pair in found] == cells
+    text = comparison_markdown(replace(compare(plan_70b(), plan_70b()), time=found), ("x", "y"))
+    page = paint(pair_lines("step", found, ("x", "y"), format_seconds, 100), 100, False)
+    html = term_pairs(found, format_seconds, "")
+    for name, one, other, difference in cells:
+        assert f"\n| {name} | {one} | {other} |\n" in text
+        assert re.search(rf" {name} +{one} +{other} +{re.escape(difference)}\n", page)
+        assert "".join(f'<td class="number">{cell}</td>' for cell in (one, other, difference)) in html
+
+
 SECONDS = st.lists(st.floats(0, 1e4), min_size=1, max_size=12)
 
 
@@ -361,6 +384,44 @@ def test_terms_of_a_page_add_up(values: list[float]) -> None:
     small = sum(term.value for term in found.time_terms if term.share < LEAST_SHARE)
     assert shown + small == pytest.approx(whole)
     assert (f"~{format_seconds(small)}" in render(found, 100)) or not small
+
+
+def test_one_of_a_thing_is_one() -> None:
+    plan = plan_one_device()
+    training = replace(plan.training, global_batch_size=1)
+    plan = replace(plan, training=training, strategy=replace(plan.strategy, stage_layers=(1,)))
+    d = describe(plan)
+    assert dict(d.facts)["stages"] == "1 with the only layer"
+    assert ", 1 process; 1 sequence of 256 tokens = 256 tokens a step;" in render(d, 120)
+    assert ", 1 x process; 1 sequence of 256 tokens = 256 tokens a step;" in render_markdown(d)
+    page = "".join(body(view_of(plan, quick=True))[0])
+    assert "1 device (process), 1 sequence of 256 tokens a step" in page and ", which has 1 device. One device" in page
+    assert "Each square is one device of 1; " in page and "1 device in 1 node. " in page
+    assert ", 8 processes; 8 sequences of 256 tokens" in render(describe(plan_interleaved()), 120)
+
+
+def test_slow_rates_have_three_digits_on_every_page() -> None:
+    """Less than 100 tokens a second, of a toy on processes: whole numbers would say 3 and 4 of 2.6 and 3.6."""
+    plan = plan_one_device()
+    slow = replace(plan, estimate=replace(plan.estimate, tokens_per_s=3.14159))
+    d = describe(slow)
+    assert "~3.14 tokens/s (2.51-3.49)" in render(d, 120)
+    assert "; ~3.14 tokens/s; " in render_markdown(d)
+    assert "3.14" in compare_page(compare(slow, slow), ("a", "b"), 120, False)
+    assert "<strong>~3.14</strong><span>90 %: 2.51 to 3.49</span>" in "".join(body(view_of(slow, quick=True))[0])
+    row = SizeRow(1, 1.0, 0.9, 1.1, 3.14159, 0.0, 1.0, None, "tp=1", "")
+    assert size_rows(replace(answers_by_hand(), sizes=(row,)))[0][3] == "~3.14"
+    assert quantity_text(Measured("tokens", "tokens/s", 3.14159, 3.0), 3.14159) == "3.14"
+
+
+def test_bars_of_more_than_the_whole_are_as_long_as_their_shares() -> None:
+    """The longest takes the room that is left of 100 columns, so that the others are on its scale."""
+    whole = describe(plan_70b()).memory_capacity_bytes
+    terms = tuple(Share(name, share * whole, share) for name, share in (("a", 3.0), ("b", 1.5), ("c", 0.5)))
+    lines = render(replace(describe(plan_70b()), memory_terms=terms), 100).splitlines()
+    bars = [line for line in lines if re.match("  [abc]  ~", line)]
+    assert len(bars[0]) == 100
+    assert [line.count("#") for line in bars] == [77, 38, 13]
 
 
 # --schedule
@@ -463,6 +524,31 @@ def test_a_plan_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Differ" not in printed
     assert "0.0 % slower" in printed
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(2900.4, "2,900"), (999.96, "1,000"), (99.96, "100"), (0.00345, "0.00345")]
+)
+def test_how_many_times_as_long(ratio: float, text: str) -> None:
+    one, other = plan_70b(), plan_mixtral()
+    estimates = (replace(one.estimate, step_time_s=1.0), replace(other.estimate, step_time_s=ratio))
+    found = compare(replace(one, estimate=estimates[0], runners_up=()), replace(other, estimate=estimates[1]))
+    assert verdict(found).endswith(f" the first ~1.00 s: {text} times as long, but the inputs differ")
+
+
+@pytest.mark.parametrize("probability", [0.0, 1e-9])
+def test_a_plan_that_cannot_fit_has_no_ratio_of_probabilities(
+    probability: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layout that somebody wrote may be so far above the memory that no probability is left."""
+    plan = plan_70b()
+    write_plan(replace(plan, estimate=replace(plan.estimate, fits_probability=probability)), "a.json")
+    write_plan(plan, "b.json")
+    found = []
+    for names in (("a.json", "b.json"), ("b.json", "a.json"), ("a.json", "a.json")):
+        assert main(["compare", *names]) == 0
+        found += re.findall(r"probability to fit +(\S+ %) +(\S+ %) +(\S+)", capsys.readouterr().out)
+    assert found == [("0.0 %", "97.0 %", "-"), ("97.0 %", "0.0 %", "0.00"), ("0.0 %", "0.0 %", "-")]
 
 
 def test_a_fact_that_one_plan_has_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,8 @@ def test_what_is_given_away_is_told_beside_what_is_not_known() -> None:
     assert said(0, 0.0).startswith(OPTIMAL)
     assert said(0, 0.01) == f"within 1 % of the optimum within this model, proven{said(0, 0.0).removeprefix(OPTIMAL)}"
     assert said(1, 0.01).startswith("within 3 % of the optimum within this model, proven")
+    assert said(0, 1.3).startswith("within 130 % of the optimum within this model, proven")
+    assert said(0, 0.999).startswith("within 100 % of the optimum within this model, proven")
     assert said(1, 0.01).endswith("; it takes 2 % longer than the fastest that was found, which a note explains")
 
 

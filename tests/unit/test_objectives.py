@@ -64,6 +64,18 @@ def test_fewest_nodes_that_meet_a_deadline() -> None:
     assert found.notes[-1].startswith(f"objective nodes: {nodes} nodes see 100 B tokens in ")
 
 
+def test_years_have_no_exponent() -> None:
+    found = best_answer(request(objective="nodes", tokens=3e13, days=5000.0))
+    days = 3e13 / found.result.best.estimate.tokens_per_s / 86400
+    assert days > 1000
+    assert f" tokens in {days:,.0f} days, 5000 allowed; " in found.notes[-1]
+
+
+def test_one_node_is_one() -> None:
+    found = best_answer(request(objective="nodes", tokens=1e9, days=30.0))
+    assert found.notes[-1].startswith("objective nodes: 1 node sees 1.00 B tokens in ")
+
+
 def test_a_deadline_that_nothing_meets() -> None:
     with pytest.raises(NoLayoutFits) as error:
         plan_for(request(objective="nodes", nodes=4, tokens=1e12, days=0.5))
@@ -79,7 +91,7 @@ def test_tokens_alone_say_how_long_the_training_takes() -> None:
     assert price is not None
     usd = 15e12 / speed / 3600 * 2 * price
     said, _, cost = plan.notes[-1].removesuffix(" USD").rpartition(" ")
-    assert said == f"tokens: 15.0 T take {15e12 / speed / 86400:,.3g} days at {speed:,.0f} a second and cost"
+    assert said == f"tokens: 15.0 T take {15e12 / speed / 86400:,.0f} days at {speed:,.0f} a second and cost"
     assert float(cost.replace(",", "")) == pytest.approx(usd, rel=1e-5)  # a plan keeps six digits of its speed
     assert plan.strategy == plan_for(request(nodes=2)).strategy
     cpu = plan_for(request(instance="cpu", nodes=64, pins={}, tokens=1e9))

@@ -12,7 +12,7 @@ import pytest
 from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError
 from autoshard.planner.operators.combine import Combined
-from autoshard.planner.planning import _solved, plan_for
+from autoshard.planner.planning import _proven, _solved, plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.plans.plan_json import plan_to_json
@@ -66,6 +66,7 @@ def test_what_is_proven_is_of_the_layout_that_is_taken(monkeypatch: pytest.Monke
     found, operators, _ = _solved(problem, result, PlanRequest("llama3-8b"))
     assert operators is None
     assert found.optimality.endswith(" is more than 3 % faster, proven")  # 1 - 0.99 x 98 / 100
+    assert _proven(0.998).endswith(" is more than 100 % faster, proven")
 
 
 def test_the_file_says_the_same() -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from autoshard.reports.machine import axes, drawn
 from autoshard.reports.page import MOST_BYTES, report_page
 from autoshard.reports.pipeline import (
     MOST_SPANS,
-    STEADY,
     TICKS,
+    TOGETHER,
     Span,
     bubble_table,
     measured_rows,
@@ -156,6 +157,26 @@ def test_ids_are_unique_and_every_picture_is_named_and_reached_by_keys(quick: bo
                 assert attributes["aria-labelledby"] in ids
 
 
+@pytest.mark.parametrize(
+    ("sure", "close", "said"),
+    [
+        (0.9, False, "None of the runners-up is likely to be faster."),
+        (0.9, True, "1 of the 2 runners-up is so close that only a measurement can tell which is faster."),
+        (0.2, False, "1 of the 2 runners-up is likely to be faster."),
+        (0.2, True, "1 of the 2 runners-up is likely to be faster. 1 of the 2 runners-up is so close that only"),
+    ],
+)
+def test_runners_up_that_are_likely_to_be_faster_are_said_to_be(sure: float, close: bool, said: str) -> None:
+    """The plan may be the slower one where a simpler layout, or one that has run, was wanted."""
+    view = view_of(plan_70b(), quick=True)
+    first, second = view.description.runners_up
+    runners_up = (replace(first, chosen_is_faster=sure, toss_up=False), replace(second, toss_up=close))
+    told = replace(view, description=replace(view.description, runners_up=runners_up))
+    text = " ".join(Elements(report_page(told)).texts)
+    assert f", of which 50 fit. {said}" in text
+    assert ("slower with 90.0 % probability" if sure > 0.5 else "faster with 80.0 % probability") in text
+
+
 # The pipeline
 
 
@@ -204,15 +225,21 @@ def test_a_timeline_ends_when_the_step_does() -> None:
     assert {span.what for _, row in rows for span in row} >= {"forward", "backward"}
 
 
-def test_of_a_long_timeline_the_middle_is_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_long_timeline_several_actions_of_the_middle_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends are as they were, and the table of bubbles is."""
     whole = predicted_rows(plan_70b())
-    monkeypatch.setattr("autoshard.reports.pipeline.MOST_SPANS", 8 * len(whole))
-    for (_, all_of_it), (_, some) in zip(whole, predicted_rows(plan_70b()), strict=True):
+    monkeypatch.setattr("autoshard.reports.pipeline.MOST_SPANS", 40 * len(whole))
+    short = predicted_rows(plan_70b())
+    for (_, all_of_it), (_, some) in zip(whole, short, strict=True):
         actions = [span for span in all_of_it if span.microbatch >= 0]
-        middle = [span for span in some if span.what == STEADY]
-        assert some[:4] == actions[:4]
-        assert [span for span in some if span.microbatch >= 0][4:] == actions[-4:]
-        assert middle == [Span(STEADY, actions[4].start_s, actions[-5].end_s)]
+        middle = [place for place, span in enumerate(some) if span.what == TOGETHER]
+        assert middle == [*range(10, 10 + len(middle))] and 15 < len(middle) <= 20
+        assert [span for span in some if span.microbatch >= 0] == [*actions[:10], *actions[-10:]]
+        assert {some[place].start_s for place in middle} <= {span.start_s for span in actions[10:-10]}
+        for place in middle:
+            assert some[place].end_s <= some[place + 1].start_s + 1e-9
+    for one, other in zip(bubble_table(whole), bubble_table(short), strict=True):
+        assert one[0] == other[0] and one[1:] == pytest.approx(other[1:])
     assert MOST_SPANS > 10_000
 
 
@@ -240,11 +267,23 @@ def test_axes_on_the_machine_by_hand() -> None:
     """tp 32 fills a trn1 node, so dp and pp leave it: dp 2 at 32 ranks, pp 8 at 64, over 2 and 8 nodes."""
     plan = plan_70b()
     assert (plan.strategy.tp, plan.strategy.pp, plan.strategy.dp, plan.cluster.devices_per_node) == (32, 8, 2, 32)
-    found = [(one.name, one.size, one.stride, one.nodes, one.link) for one in axes(plan)]
+    found = [(one.name, one.size, one.apart, one.nodes, one.link) for one in axes(plan)]
     network = plan.cluster.inter_node.name
-    assert found[:2] == [("pp", 8, 64, 8, network), ("dp", 2, 32, 2, network)]
+    assert found[:2] == [("pp", 8, (64,), 8, network), ("dp", 2, (32,), 2, network)]
     assert all(one[3] == 1 and one[4] != network for one in found[2:])
     assert drawn(plan)["shown"] == plan.cluster.nodes == 16
+
+
+def test_ranks_apart_on_a_folded_mesh_are_those_of_its_groups() -> None:
+    """Two groups of tp 32 share a trn2 node, whose rows of 16 ranks are counted 0, 3, 1, 2: the first has 0 and 3."""
+    plan = autoshard.plan("llama3-70b", "trn2.48xlarge", nodes=4, tp=32, dp=2, pp=4, global_batch=128)
+    found = {one.name: one.apart for one in axes(plan)}
+    assert plan.mesh.fold is not None
+    assert found == {"pp": (64,), "dp": (16,), "tp0": (4, 36), "tp1": (1,)}
+    for name, apart in found.items():
+        groups = plan.mesh.groups((name,))
+        assert {abs(after - before) for ranks in groups for before, after in pairwise(ranks)} == {*apart}
+    assert '<td class="number">4 or 36</td>' in report_page(view_of(plan, quick=True))
 
 
 # Candidates

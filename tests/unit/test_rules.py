@@ -325,6 +325,12 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({"training": length(8192, 1001)}, {}, "dp=2 x microbatch_size=1 must divide global_batch_size=1001"),
     (
+        {"model": replace(LLAMA_70B, num_hidden_layers=1)},
+        {"layers": 1, "stage_layers": (1,) + (0,) * 7},
+        "pp=8 x vpp=1 is 8 stages; llama3-70b has 1 block",
+    ),
+    ({}, {"stage_layers": (1,) + (0,) * 7}, f"stage_layers={[1] + [0] * 7} is 1 block; llama3-70b has 80"),
+    (
         on("trn1.32xlarge", 256),
         {"pp": 128, "stage_layers": (1,) * 80 + (0,) * 48},
         "pp=128 x vpp=1 is 128 stages; llama3-70b has 80 blocks",

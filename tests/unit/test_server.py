@@ -19,9 +19,13 @@ import httpx
 import pytest
 
 import autoshard
+from autoshard.backends.problem import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
+from autoshard.planner.ranking import Timed
+from autoshard.planner.watching import BestSoFar
 from autoshard.server import desk
+from autoshard.server.best_shown import BestShown
 from autoshard.server.desk import Desk
 from autoshard.server.isolated import SAY_S, Limits, TookTooMuchError, Work
 from autoshard.server.state import State, commands, read_states
@@ -29,6 +33,7 @@ from autoshard.server.uploads import MOST_BYTES, MOST_IN_ALL, Uploads
 from autoshard.server.work import work
 from tests.unit import server_jobs
 
+STOPS = "# the page stops a search after 8 s; with --time-limit 8 a command does so, too"
 SMALL = {"model": "llama3-8b", "nodes": "1", "tp": "8"}
 CONFIG = Path(__file__).parents[2] / "models/llama/configs/llama3-8b.json"
 
@@ -127,6 +132,13 @@ def test_work_that_nobody_waits_for_any_more_leaves_its_place(monkeypatch: pytes
     assert asyncio.run(ask()) == {"found": "last"}
 
 
+def test_no_layout_so_far_fits_for_sure() -> None:
+    plan, said = autoshard.plan("llama3-8b", nodes=8, tp=32), list[Any]()
+    problem = Problem(plan.model, plan.training, plan.cluster, plan.backend)
+    BestShown(said.append)(BestSoFar(problem, Timed(2.0, plan.strategy), 1.0))
+    assert " of memory, fits with more than 99.9 % probability.</p>" in said[0]["html"]
+
+
 def test_why_not_and_two_side_by_side(client: httpx.Client) -> None:
     why = client.get("/answer", params={**SMALL, "why": "tp=32"}).json()["html"]
     assert "Why not tp=32?" in why
@@ -146,7 +158,8 @@ def test_downloads(client: httpx.Client) -> None:
     assert "What differs" in client.get("/compare.html", params=both).text
     assert client.get("/compare.html", params=SMALL).json() == {"error": "a comparison needs two states"}
     assert client.get("/commands.txt", params=SMALL).text == (
-        "autoshard plan --model llama3-8b --nodes 1 --tp 8 -o plan.json\nautoshard report plan.json -o report.html\n"
+        f"{STOPS}\nautoshard plan --model llama3-8b --nodes 1 --tp 8 -o plan.json\n"
+        "autoshard report plan.json -o report.html\n"
     )
     for query in ({}, {**SMALL, "b.tp": "32"}):
         nothing = client.get("/commands.txt", params=query)
@@ -215,12 +228,13 @@ def test_a_name_twice_and_too_many_values() -> None:
 def test_states_and_their_commands() -> None:
     [one] = read_states([("model", "llama3-8b"), ("nodes", "4"), ("vpp", ""), ("why", "tp=4")])
     assert one == State({"model": "llama3-8b", "nodes": 4}, "", "tp=4")
-    assert commands([one]) == ["autoshard plan --model llama3-8b --nodes 4 -o plan.json"]
+    assert commands([one]) == [STOPS, "autoshard plan --model llama3-8b --nodes 4 -o plan.json"]
     upload = f"upload:{'0' * 32}"
     [one] = read_states([("model", upload), ("recompute", "full")])
     assert one.uploads == (upload,)
     assert commands([one]) == [
         "# save the config that was uploaded as config.json",
+        STOPS,
         "autoshard plan --model config.json --recompute full -o plan.json",
     ]
 
@@ -233,7 +247,7 @@ def test_commands_for_two_states_name_each_file_once() -> None:
         (
             {"model": "llama3-8b"},
             {"plan": first},
-            [right.format("plan", "other.json"), "autoshard plan --model llama3-8b -o plan.json"],
+            [right.format("plan", "other.json"), STOPS, "autoshard plan --model llama3-8b -o plan.json"],
         ),
         ({"plan": first}, {"plan": second}, [left.format("plan", "plan.json"), right.format("plan", "other.json")]),
         (
@@ -242,6 +256,7 @@ def test_commands_for_two_states_name_each_file_once() -> None:
             [
                 left.format("config", "config.json"),
                 right.format("config", "other_config.json"),
+                STOPS,
                 "autoshard plan --model config.json -o plan.json",
                 of_other.format("other_config.json"),
             ],
@@ -251,6 +266,7 @@ def test_commands_for_two_states_name_each_file_once() -> None:
             {"model": first, "nodes": "2"},
             [
                 left.format("config", "config.json"),
+                STOPS,
                 "autoshard plan --model config.json -o plan.json",
                 of_other.format("config.json"),
             ],

@@ -476,6 +476,16 @@ def test_estimates_that_differ_in_their_last_digit_are_the_same() -> None:
     assert other_prices(replace(plan, estimate=replace(plan.estimate, step_time_low_s=low * (1 + 5e-5)))) is not None
 
 
+def test_a_term_that_is_rounding_alone_is_none() -> None:
+    """A sum of terms of another machine, or another version, may be off by that much."""
+    plan = real_plans()["dense"]
+    assert 0.0 in [term.value for term in plan.estimate.time_terms]
+    for seconds, is_none in ((1e-16, True), (1e-6, False)):
+        terms = (replace(one, value=one.value or seconds) for one in plan.estimate.time_terms)
+        said = other_prices(replace(plan, estimate=replace(plan.estimate, time_terms=tuple(terms))))
+        assert (said is None) == is_none
+
+
 def test_what_is_not_cheap_to_price_is_not_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file could have a reader count a thousand million passes; the digest tells of changes all the same."""
     made = plan_of(replace(LLAMA, vocab_size=256), small_strategy(pp=2, schedule="zero_bubble"), 4)
