@@ -23,7 +23,7 @@ from autoshard.plans.measured_run import read_measured_run
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json, text_digest
 from autoshard.runtime.processes import python_command
-from autoshard.sweeps.outcome import DIFFERS, EXECUTED, FAILED, REHEARSED, Outcome, outcome_of
+from autoshard.sweeps.outcome import DIFFERS, EXECUTED, FAILED, REHEARSED, Outcome, asked_of, outcome_of
 
 _CHILD = "from autoshard.sweeps.execute import main; main(sys.argv[2], int(sys.argv[3]))"
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID")
@@ -40,17 +40,17 @@ def executed(
     folder: of this point. options: fields of RunOptions; output is the folder. project, group: of Weights & Biases;
     without a project nothing is logged there.
     """
-    asked = json.dumps(dict(options), sort_keys=True)
+    asked = asked_of(options)
     text = plan_to_json(plan)
-    whole = {"options": asked, "plan_sha256": text_digest(plan)}
+    whole = {"options": asked["run_options"], "files": asked["run_files"], "plan_sha256": text_digest(plan)}
     done = folder / "done.json"
-    planned = replace(outcome_of(plan), run_options=asked)
+    planned = replace(outcome_of(plan), **asked)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return replace(planned, run=FAILED, run_reason=f"folder {folder} cannot be made: {error.strerror}")
     found = _read(done)
-    if found is None or any(found.get(name) != value for name, value in whole.items()) or found.get("exit_code"):
+    if found is None or any(found.get(name, "") != value for name, value in whole.items()) or found.get("exit_code"):
         done.unlink(missing_ok=True)
         write_text(folder / "plan.json", text, "plan")
         write_text(folder / "asked.json", json.dumps({**whole, "wandb_project": project}), "options of the run")
