@@ -49,17 +49,16 @@ def executed(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return replace(planned, run=FAILED, run_reason=f"folder {folder} cannot be made: {error.strerror}")
-    found = _read(done)
-    if found is None or any(found.get(name, "") != value for name, value in whole.items()) or found.get("exit_code"):
-        done.unlink(missing_ok=True)
-        write_text(folder / "plan.json", text, "plan")
-        write_text(folder / "asked.json", json.dumps({**whole, "wandb_project": project}), "options of the run")
-        _run(folder, group if project is not None else None)
-        found = _read(done)
-    try:
-        return _with_measured(planned, folder, found)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return replace(planned, run=FAILED, run_reason=f"{folder} holds files that no run wrote; remove it")
+    earlier = _read(done)
+    if earlier is not None and all(earlier.get(name, "") == value for name, value in {**whole, "exit_code": 0}.items()):
+        found = _ended(planned, folder, earlier)
+        if found.run != FAILED:
+            return found
+    done.unlink(missing_ok=True)
+    write_text(folder / "plan.json", text, "plan")
+    write_text(folder / "asked.json", json.dumps({**whole, "wandb_project": project}), "options of the run")
+    _run(folder, group if project is not None else None)
+    return _ended(planned, folder, _read(done))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -95,11 +94,19 @@ def _run(folder: Path, group: str | None) -> None:
             child.stdin.close()
 
 
+def _ended(planned: Outcome, folder: Path, done: dict[str, Any] | None) -> Outcome:
+    """The outcome of a run that has ended. done: of done.json; None: there is none."""
+    try:
+        return _with_measured(planned, folder, done)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return replace(planned, run=FAILED, run_reason=f"{folder} holds files that no run wrote; remove it")
+
+
 def _with_measured(planned: Outcome, folder: Path, done: dict[str, Any] | None) -> Outcome:
     log = f"see {folder / 'run.log'}"
     if done is None:
         return replace(planned, run=FAILED, run_reason=f"its process was killed; {log}")
-    run = Path(str(done.get("folder") or folder))
+    run = folder / Path(str(done["folder"] or "")).name  # the sweep's folder may have been moved since
     try:
         measured = read_measured_run(run / "run.json")
     except AutoshardError:

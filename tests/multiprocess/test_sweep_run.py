@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,24 @@ def test_a_run_that_fails_is_a_row_and_is_done_again(config: Path, machine: str,
     (tmp_path / "out/results.csv").unlink()
     ((_, outcome),) = autoshard.sweep(grid, tmp_path / "out", run={"steps": 1}).outcomes
     assert outcome.run == EXECUTED, "a file that no run wrote is not believed"
+
+
+def test_a_run_that_had_ended_is_found_where_its_sweep_was_moved_and_done_again_where_it_is_gone(
+    config: Path, machine: str, tmp_path: Path
+) -> None:
+    grid = {"model": str(config), **yaml.safe_load(machine), "global_batch": [2]}
+
+    def swept(folder: Path) -> tuple[str, Path]:
+        (folder / "results.csv").unlink(missing_ok=True)  # as a sweep leaves it that was killed before
+        ((_, outcome),) = autoshard.sweep(grid, folder, run={"steps": 1}).outcomes
+        return outcome.run, Path(outcome.run_folder)
+
+    first, moved = swept(tmp_path / "first"), tmp_path / "moved"
+    (tmp_path / "first").rename(moved)
+    assert swept(moved) == (EXECUTED, moved / first[1].relative_to(tmp_path / "first"))
+    shutil.rmtree(swept(moved)[1])
+    again = swept(moved)
+    assert again[0] == EXECUTED and again[1].name != first[1].name
 
 
 def test_a_sweep_of_runs_goes_on_after_kill_9(tmp_path: Path) -> None:
