@@ -6,14 +6,17 @@ writes it, and done.json when the run has ended. A sweep that was killed between
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -28,6 +31,8 @@ from autoshard.sweeps.outcome import DIFFERS, EXECUTED, FAILED, REHEARSED, Outco
 _CHILD = "from autoshard.sweeps.execute import main; main(sys.argv[2], int(sys.argv[3]))"
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID")
 """Variables that would make a run one rank of the job that started this process, such as a Dask worker under srun."""
+ENDING_S = 10.0
+"""How long a run that is no longer wanted gets: twice what it gives its ranks, the rest to remove temporary files."""
 _MOST_BYTES = 10_000_000
 """The largest done.json that is read, bytes: many times the usual."""
 
@@ -86,6 +91,9 @@ def _run(folder: Path, group: str | None) -> None:
         try:
             child.wait()
         except BaseException:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(ENDING_S)
             child.kill()
             child.wait()
             raise
@@ -126,6 +134,16 @@ def _with_measured(planned: Outcome, folder: Path, done: dict[str, Any] | None) 
     )
 
 
+def leave_by_exception() -> None:
+    """Have the first SIGTERM raise SystemExit in this process, so that it leaves no temporary files."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
 def main(folder_name: str, supervisor_pid: int) -> None:
     """Runs the plan in a point's folder, in this process, and writes done.json beside it."""
     from autoshard.plans.validate import read_plan
@@ -134,6 +152,7 @@ def main(folder_name: str, supervisor_pid: int) -> None:
     from autoshard.runtime.worker import end_with_supervisor
 
     end_with_supervisor(supervisor_pid, threading.Event())
+    leave_by_exception()
     folder, folders = Path(folder_name), list[Path]()
     asked = _read(folder / "asked.json")
     assert asked is not None, f"{folder} has no asked.json"
