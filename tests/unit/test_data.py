@@ -365,6 +365,18 @@ def test_a_position_in_other_data_is_refused() -> None:
         from_json(DataPosition, {"sequences": 12, "seed": 1}, "the data position")
 
 
+def test_rows_held_out_that_no_fraction_of_this_batch_holds_out() -> None:
+    tokens = np.arange(8 * 121, dtype=np.int32)
+    before, _ = held_out(TokenStream(tokens, 4, 7, digest="a"), 0.1)
+    now, _ = held_out(TokenStream(tokens, 8, 7, digest="a"), 0.1)
+    with pytest.raises(AutoshardError) as error:
+        now.step_at(before.position(2))
+    assert str(error.value) == (
+        "the data position was saved with 12 rows held out, not 16 (no eval_fraction holds out part of a batch: give "
+        "a plan whose batch, now 8, divides 12): the order of rows would be another"
+    )
+
+
 def test_an_older_position_does_not_say_how_long_rows_are() -> None:
     stream = TokenStream(np.arange(100, dtype=np.int32), 4, 7, seed=1, digest="a")
     assert stream.step_at(from_json(DataPosition, {"sequences": 12, "seed": 1, "digest": "a"}, "saved")) == 3
