@@ -55,8 +55,8 @@ class _Worker:
             return None
 
     def begin_to_end(self) -> None:
+        self.process.terminate()  # first: a signal in the middle of a usual exit would be told on stderr
         self.pipe.close()
-        self.process.terminate()
 
     def end(self) -> None:
         self.begin_to_end()
