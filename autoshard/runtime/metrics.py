@@ -145,9 +145,10 @@ class _WandbRun:
             raise AutoshardError(
                 f"Weights & Biases did not start: {reason}; WANDB_MODE=offline needs neither account nor network"
             ) from error
-        offline = f"wandb sync {self._run.settings.sync_dir}" if self._run.settings.mode == "offline" else ""
-        online = f"wandb: {self._run.url}" if self._run.url else ""
-        self.locations = tuple(one for one in (offline or online,) if one)  # none where WANDB_MODE=disabled
+        if self._run.settings.mode == "offline":
+            self.locations: tuple[str, ...] = (f"wandb sync {self._run.settings.sync_dir}",)
+        else:
+            self.locations = (f"wandb: {self._run.url}",) if self._run.url else ()  # none with WANDB_MODE=disabled
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

@@ -75,7 +75,7 @@ def outcome_of(plan: Plan) -> Outcome:
     )
 
 
-def asked_of(run: Mapping[str, Any]) -> dict[str, str]:
+def asked_of(run: Mapping[str, Any]) -> dict[str, Any]:
     """run_options and run_files of the Outcome of such a run. run: fields of RunOptions.
 
     Data and weights may have terabytes, so run_files covers the path, size and time of each file; '' without any.
