@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from autoshard.checkpoint.lock import directory_lock
+from autoshard.checkpoint.lock import LOCK, directory_lock, holding
 from autoshard.checkpoint.manifest import MANIFEST
 from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes, map_file
@@ -64,10 +64,15 @@ class LocalFolder:
 
 
 class LocalStore:
-    """A run's checkpoints in a folder, on one machine or on a file system that all ranks share."""
+    """A run's checkpoints in a folder, on one machine or on a file system that all ranks share.
+
+    A store that is made while the folder is locked changes it under that lock alone: not once the folder was removed
+    and perhaps made again by another run.
+    """
 
     def __init__(self, directory: Path):
         self.directory = directory
+        self._lock = holding(directory)
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -88,9 +93,10 @@ class LocalStore:
         return self.directory / f"{folder_name(step)}.tmp"
 
     def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
+        self._check_lock()
         path = self.being_written(step) / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=not self._lock, exist_ok=True)
             with path.open("xb") as file:
                 for chunk in chunks:
                     file.write(chunk)
@@ -101,6 +107,7 @@ class LocalStore:
 
     def commit(self, step: int, manifest: str, sizes: Mapping[str, int]) -> Folder:
         """Rename what was written to step-N. A crash at any moment leaves every checkpoint that was complete before."""
+        self._check_lock()
         written, final = self.being_written(step), LocalFolder(self.directory / folder_name(step))
         for name in sizes:
             if not (written / name).is_file():
@@ -115,9 +122,11 @@ class LocalStore:
         return final
 
     def point_to(self, folder: Folder) -> None:
+        self._check_lock()
         write_text(self.directory / LATEST, folder.name + "\n", "pointer to the latest checkpoint")
 
     def delete(self, folder: Folder) -> None:
+        self._check_lock()
         path = self.directory / folder.name
         gone = path.with_name(f"{path.name}.tmp")
         try:
@@ -127,9 +136,11 @@ class LocalStore:
         shutil.rmtree(gone, ignore_errors=True)
 
     def discard(self, step: int) -> None:
-        shutil.rmtree(self.being_written(step), ignore_errors=True)
+        if self._keeps_lock():
+            shutil.rmtree(self.being_written(step), ignore_errors=True)
 
     def clean(self, step: int) -> list[str]:
+        self._check_lock()
         moved = []
         try:
             for path in self.directory.glob("step-*.tmp"):
@@ -144,6 +155,16 @@ class LocalStore:
         except OSError as error:
             raise AutoshardError(f"checkpoint_dir={self.directory} cannot be written to: {_reason(error)}") from None
         return moved
+
+    def _keeps_lock(self) -> bool:
+        return not self._lock or holding(self.directory) == self._lock
+
+    def _check_lock(self) -> None:
+        if not self._keeps_lock():
+            raise AutoshardError(
+                f"this run no longer holds the lock of {self.directory}: somebody removed the folder or its file "
+                f"{LOCK}, or another run took it; start it again"
+            )
 
 
 def _unreadable(name: str, error: OSError) -> AutoshardError:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -45,8 +46,8 @@ def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[
     try:
         held_here = _take(descriptor, path, option)
         _refuse_living_holder(descriptor, directory, option, held_here)
-        me = {"pid": os.getpid(), "host": socket.gethostname()}
-        _write(descriptor, json.dumps(me), directory, option)
+        me = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "token": secrets.token_hex(8)})
+        _write(descriptor, me, directory, option)
         beat = threading.Thread(target=_beat, args=(descriptor, stop), daemon=True, name="checkpoint-lock")
         beat.start()
         try:
@@ -55,9 +56,18 @@ def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[
             stop.set()
             beat.join()
             with contextlib.suppress(OSError):  # a full disk: an old heartbeat tells the same
-                os.ftruncate(descriptor, 0)
+                if os.pread(descriptor, 4096, 0) == me.encode():  # else another machine took it over
+                    os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def holding(directory: Path) -> str:
+    """The record of the lock that is held now, of which no two are alike; '' where none is, or it cannot be read."""
+    try:
+        return (directory / LOCK).read_text()
+    except (OSError, ValueError):
+        return ""
 
 
 def _take(descriptor: int, path: Path, option: str) -> bool:

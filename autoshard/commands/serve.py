@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -64,8 +66,14 @@ def run(values: Mapping[str, Any]) -> int:
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     uvicorn.Server(config).run(sockets=[listening])
     return 0
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether to log it: requests that are cancelled when the server ends are no errors."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -19,18 +19,24 @@ class WrongValueError(argparse.ArgumentTypeError, ValueError):
     """
 
 
+_LARGEST = 10**15 - 1
+"""The largest whole number that is taken where an option has no limit of its own: floats hold it exactly."""
+
+
 def whole(at_least: int = 1, at_most: int | None = None) -> Callable[[Any], int]:
     """A parser for a whole number in [at_least, at_most]. at_most: None allows up to 15 digits.
 
     The parser takes a text from the command line or a number from a config file; it raises WrongValueError.
     """
 
+    most = _LARGEST if at_most is None else at_most
+
     def parse(value: Any) -> int:
         text = str(value)
-        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,15}", text) or int(text) < at_least:
+        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d+", text) or float(text) < at_least:
             raise WrongValueError(f"{shortened(text)} must be a whole number of at least {at_least}")
-        if at_most is not None and int(text) > at_most:
-            raise WrongValueError(f"{shortened(text)} must be at most {at_most:,}")
+        if float(text) > most:  # int refuses thousands of digits
+            raise WrongValueError(f"{shortened(text)} must be at most {most:,}")
         return int(text)
 
     return parse

@@ -79,7 +79,7 @@ def run_processes(
     arguments: plain JSON values.
     on_message: called in this thread for every message of every rank; if it raises, all ranks end and it propagates.
     log_directory: rank-00.log, ... hold what each rank printed.
-    grace_s: from SIGTERM to SIGKILL, for ranks that must be stopped.
+    grace_s: from SIGTERM, or from the end of all work, to SIGKILL.
     hang_timeout_s: a rank with neither message nor new last_action for so long has failed, once every rank had its
     first action or a minute to start; None: never.
     start: how each process is started: as a new interpreter, or by a `fork_server`.
@@ -124,7 +124,7 @@ class _Supervisor:
         self._action_counts: dict[int, int] = {}
         self._started_s = time.monotonic()
         self._stop_at_s: float | None = None  # SIGTERM is due
-        self._kill_at_s: float | None = None  # SIGTERM was sent, SIGKILL is due
+        self._kill_at_s: float | None = None  # SIGTERM was sent, or all work is done; SIGKILL is due
         self._actions: LastActions | None = None
 
     def start(self, worker: str, arguments: Mapping[str, Any], num_processes: int, start: Start) -> None:
@@ -167,6 +167,8 @@ class _Supervisor:
             if all(process.done for process in self._workers):
                 for process in self._workers:
                     process.release()
+                if self._kill_at_s is None:  # one that the system has stopped does not leave by itself
+                    self._kill_at_s = time.monotonic() + self._grace_s
             self._stop_when_due()
 
     def outcome(self) -> RunOutcome:

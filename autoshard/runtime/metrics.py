@@ -60,7 +60,7 @@ class MetricsWriter:
             self.close(exit_code=1)
             raise
         found = (str(self.path), f"tensorboard --logdir {self._events.path.parent}")
-        self.locations = found if self._wandb is None else (*found, self._wandb.location)
+        self.locations = found if self._wandb is None else (*found, *self._wandb.locations)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one step's numbers; they are on disk when this returns. step: its number, from 1 on. NaN, which JSON
@@ -138,12 +138,17 @@ class _WandbRun:
             )
         except Exception as error:  # wandb's own, the network's, or a folder that cannot be written
             self._module.teardown()
-            reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+            first, *rest = str(error).splitlines() or [type(error).__name__]
+            if rest and "validation error" in first:  # pydantic's: the field and what is wrong with it come below
+                first = ": ".join(line.strip() for line in rest[:2])
+            reason = first.rstrip(".")
             raise AutoshardError(
                 f"Weights & Biases did not start: {reason}; WANDB_MODE=offline needs neither account nor network"
             ) from error
-        offline = self._run.settings.mode == "offline"
-        self.location = f"wandb sync {self._run.settings.sync_dir}" if offline else f"wandb: {self._run.url}"
+        if self._run.settings.mode == "offline":
+            self.locations: tuple[str, ...] = (f"wandb sync {self._run.settings.sync_dir}",)
+        else:
+            self.locations = (f"wandb: {self._run.url}",) if self._run.url else ()  # none with WANDB_MODE=disabled
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

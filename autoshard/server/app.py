@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -29,6 +29,8 @@ from autoshard.server.uploads import MOST_BYTES, Uploads, name_of
 
 LIVE = ("live", "1")
 """In an address: answers as they come, one JSON value a line; `open` says of each whether another one follows."""
+UPLOAD_S = 60.0
+"""How long an upload may take, seconds: clients that stall would use up the connections."""
 COOKIE = "autoshard_client"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src "
@@ -55,7 +57,7 @@ def make_app(hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]"), limit
     app = Starlette(
         routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
-        exception_handlers={AutoshardError: _refused, HTTPException: _no_such},
+        exception_handlers={AutoshardError: _refused, HTTPException: _no_such, ClientDisconnect: _left},
     )
     app.state.desk, app.state.uploads = Desk(limits), Uploads()
     return app
@@ -69,6 +71,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _no_such(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, headers=HEADERS)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """A response that nobody gets: the client has left, which is no mistake of ours to log."""
+    return Response(status_code=400, headers=HEADERS)
 
 
 async def _page(request: Request) -> Response:
@@ -131,15 +138,22 @@ async def _commands(request: Request) -> Response:
 async def _upload(request: Request) -> Response:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise AutoshardError("an upload must be JSON, with Content-Type: application/json")
+    try:
+        data = await asyncio.wait_for(_content(request), UPLOAD_S)
+    except asyncio.TimeoutError:
+        raise AutoshardError(f"an upload may take at most {UPLOAD_S:.0f} s") from None
+    job = {"do": "look", "states": [], "uploads": {name_of(data): data}}
+    found = await _run(request, job)
+    return JSONResponse({**found, "id": request.app.state.uploads.add(data)}, headers=HEADERS)
+
+
+async def _content(request: Request) -> bytes:
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
         if len(content) > MOST_BYTES:
             raise AutoshardError(f"an upload may have at most {MOST_BYTES:,} bytes")
-    data = bytes(content)
-    job = {"do": "look", "states": [], "uploads": {name_of(data): data}}
-    found = await _run(request, job)
-    return JSONResponse({**found, "id": request.app.state.uploads.add(data)}, headers=HEADERS)
+    return bytes(content)
 
 
 async def _ask(request: Request, do: str, states: tuple[State, ...], say: Say | None = None) -> Any:

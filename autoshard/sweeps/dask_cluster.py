@@ -7,7 +7,10 @@ runs and for files that options name, a file system that they share with this ma
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError
@@ -43,7 +46,7 @@ def on_dask(address: str) -> Spread:
             raise AutoshardError(
                 f"scheduler={address} does not answer: {why}; `dask scheduler` prints its address when it starts"
             ) from None
-        with client, client.as_current():
+        with _silent(), client, client.as_current():
             try:
                 client.wait_for_workers(1, timeout=PATIENCE_S)
             except (TimeoutError, asyncio.TimeoutError):  # one and the same from Python 3.11 on
@@ -54,17 +57,35 @@ def on_dask(address: str) -> Spread:
             texts = [task_json(_anywhere(task)) for task in tasks]
             asked = [client.submit(done_on_worker, text, version, pure=False) for text in texts]
             futures = dict(zip(asked, tasks, strict=True))
-            for future in as_completed(futures):
-                task, failed = futures.pop(future), future.exception()
-                if isinstance(failed, KilledWorker):
-                    yield task, Outcome(LOST, "its workers were killed while they did this point")
-                elif failed is not None:
-                    why = str(failed).splitlines()[0] if str(failed) else type(failed).__name__
-                    raise AutoshardError(f"a worker of scheduler={address}: {why}") from None
-                else:
-                    yield task, outcome_from(future.result())
+            try:
+                for future in as_completed(futures):
+                    task, failed = futures.pop(future), future.exception()
+                    if isinstance(failed, KilledWorker):
+                        yield task, Outcome(LOST, "its workers were killed while they did this point")
+                    elif failed is not None:
+                        why = str(failed).splitlines()[0] if str(failed) else type(failed).__name__
+                        raise AutoshardError(f"a worker of scheduler={address}: {why}") from None
+                    else:
+                        yield task, outcome_from(future.result())
+            except (CancelledError, OSError):
+                raise AutoshardError(
+                    f"scheduler={address} was lost before all points were done; those that were are in the table: "
+                    "start it again and repeat the sweep"
+                ) from None
 
     return spread
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """A context in which Dask's client logs nothing: it tells of a lost scheduler by tracebacks of its own."""
+    logger = logging.getLogger("distributed.client")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _anywhere(task: Task) -> Task:

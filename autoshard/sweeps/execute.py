@@ -6,14 +6,17 @@ writes it, and done.json when the run has ended. A sweep that was killed between
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -23,11 +26,13 @@ from autoshard.plans.measured_run import read_measured_run
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json, text_digest
 from autoshard.runtime.processes import python_command
-from autoshard.sweeps.outcome import DIFFERS, EXECUTED, FAILED, REHEARSED, Outcome, outcome_of
+from autoshard.sweeps.outcome import DIFFERS, EXECUTED, FAILED, REHEARSED, Outcome, asked_of, outcome_of
 
 _CHILD = "from autoshard.sweeps.execute import main; main(sys.argv[2], int(sys.argv[3]))"
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID")
 """Variables that would make a run one rank of the job that started this process, such as a Dask worker under srun."""
+ENDING_S = 10.0
+"""How long a run that is no longer wanted gets: twice what it gives its ranks, the rest to remove temporary files."""
 _MOST_BYTES = 10_000_000
 """The largest done.json that is read, bytes: many times the usual."""
 
@@ -40,26 +45,25 @@ def executed(
     folder: of this point. options: fields of RunOptions; output is the folder. project, group: of Weights & Biases;
     without a project nothing is logged there.
     """
-    asked = json.dumps(dict(options), sort_keys=True)
+    asked = asked_of(options)
     text = plan_to_json(plan)
-    whole = {"options": asked, "plan_sha256": text_digest(plan)}
+    whole = {"options": asked["run_options"], "files": asked["run_files"], "plan_sha256": text_digest(plan)}
     done = folder / "done.json"
-    planned = replace(outcome_of(plan), run_options=asked)
+    planned = replace(outcome_of(plan), **asked)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return replace(planned, run=FAILED, run_reason=f"folder {folder} cannot be made: {error.strerror}")
-    found = _read(done)
-    if found is None or any(found.get(name) != value for name, value in whole.items()) or found.get("exit_code"):
-        done.unlink(missing_ok=True)
-        write_text(folder / "plan.json", text, "plan")
-        write_text(folder / "asked.json", json.dumps({**whole, "wandb_project": project}), "options of the run")
-        _run(folder, group if project is not None else None)
-        found = _read(done)
-    try:
-        return _with_measured(planned, folder, found)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return replace(planned, run=FAILED, run_reason=f"{folder} holds files that no run wrote; remove it")
+    earlier = _read(done)
+    if earlier is not None and all(earlier.get(name, "") == value for name, value in {**whole, "exit_code": 0}.items()):
+        found = _ended(planned, folder, earlier)
+        if found.run != FAILED:
+            return found
+    done.unlink(missing_ok=True)
+    write_text(folder / "plan.json", text, "plan")
+    write_text(folder / "asked.json", json.dumps({**whole, "wandb_project": project}), "options of the run")
+    _run(folder, group if project is not None else None)
+    return _ended(planned, folder, _read(done))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -87,6 +91,9 @@ def _run(folder: Path, group: str | None) -> None:
         try:
             child.wait()
         except BaseException:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(ENDING_S)
             child.kill()
             child.wait()
             raise
@@ -95,11 +102,19 @@ def _run(folder: Path, group: str | None) -> None:
             child.stdin.close()
 
 
+def _ended(planned: Outcome, folder: Path, done: dict[str, Any] | None) -> Outcome:
+    """The outcome of a run that has ended. done: of done.json; None: there is none."""
+    try:
+        return _with_measured(planned, folder, done)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return replace(planned, run=FAILED, run_reason=f"{folder} holds files that no run wrote; remove it")
+
+
 def _with_measured(planned: Outcome, folder: Path, done: dict[str, Any] | None) -> Outcome:
     log = f"see {folder / 'run.log'}"
     if done is None:
         return replace(planned, run=FAILED, run_reason=f"its process was killed; {log}")
-    run = Path(str(done.get("folder") or folder))
+    run = folder / Path(str(done["folder"] or "")).name  # the sweep's folder may have been moved since
     try:
         measured = read_measured_run(run / "run.json")
     except AutoshardError:
@@ -119,6 +134,16 @@ def _with_measured(planned: Outcome, folder: Path, done: dict[str, Any] | None) 
     )
 
 
+def leave_by_exception() -> None:
+    """Have the first SIGTERM raise SystemExit in this process, so that it leaves no temporary files."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
 def main(folder_name: str, supervisor_pid: int) -> None:
     """Runs the plan in a point's folder, in this process, and writes done.json beside it."""
     from autoshard.plans.validate import read_plan
@@ -127,6 +152,7 @@ def main(folder_name: str, supervisor_pid: int) -> None:
     from autoshard.runtime.worker import end_with_supervisor
 
     end_with_supervisor(supervisor_pid, threading.Event())
+    leave_by_exception()
     folder, folders = Path(folder_name), list[Path]()
     asked = _read(folder / "asked.json")
     assert asked is not None, f"{folder} has no asked.json"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 from autoshard.plans.names import layout_name
 from autoshard.plans.plan import Plan
+from autoshard.runtime.options import PATHS
 
 OK, DOES_NOT_FIT, INVALID, LOST = "ok", "does not fit", "invalid", "lost"
 STATUSES = (OK, DOES_NOT_FIT, INVALID, LOST)
@@ -18,7 +24,8 @@ class Outcome:
     """The result of one point. Numbers are None unless status is 'ok'; reason says why it is not.
 
     status 'lost': the worker ended while it did this point; the next sweep tries again. run: '' where the plan was not
-    executed, else how that ended. run_options: JSON of the options that it was executed with.
+    executed, else how that ended. run_options: JSON of the options that it was executed with. run_files: digest of the
+    files that these name.
     run_predicted_step_time_s: the prediction for what ran, which a rehearsal has shrunk. measured_memory_bytes: peak of
     the fullest rank.
     """
@@ -42,11 +49,12 @@ class Outcome:
     measured_tokens_per_s: float | None = None
     measured_memory_bytes: float | None = None
     last_loss: float | None = None
+    run_files: str = ""
 
 
 RESULTS = tuple(field.name for field in fields(Outcome))
 """Columns that follow those of the options."""
-TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder")
+TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder", "run_files")
 """Fields of text that is never None."""
 
 
@@ -65,3 +73,24 @@ def outcome_of(plan: Plan) -> Outcome:
         estimate.fullest.total_bytes,
         estimate.memory_capacity_bytes,
     )
+
+
+def asked_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """run_options and run_files of the Outcome of such a run. run: fields of RunOptions.
+
+    Data and weights may have terabytes, so run_files covers the path, size and time of each file; '' without any.
+    """
+    digest = hashlib.sha256()
+    found = False
+    for name in PATHS:
+        if run.get(name) is not None:
+            path = Path(run[name])
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                if file.is_file():
+                    stat = file.stat()
+                    digest.update(json.dumps([name, str(file), stat.st_size, stat.st_mtime_ns]).encode())
+                    found = True
+    return {
+        "run_options": json.dumps(dict(run), sort_keys=True),
+        "run_files": digest.hexdigest()[:12] if found else "",
+    }

@@ -13,7 +13,7 @@ from typing import Any
 from autoshard.checkpoint.lock import directory_lock
 from autoshard.errors import AutoshardError
 from autoshard.sweeps.grid import Point, Sweep
-from autoshard.sweeps.outcome import FAILED, INVALID, LOST, OK, Outcome
+from autoshard.sweeps.outcome import FAILED, INVALID, LOST, OK, Outcome, asked_of
 from autoshard.sweeps.point import PlanFor, Spread, Task, in_turn
 from autoshard.sweeps.table import Key, Row, append_row, key_of, option_columns, read_table, row_of, write_table
 
@@ -42,14 +42,15 @@ def run_sweep(
     another sweep writes to the folder.
     """
     table = folder / TABLE
+    asked = None if run is None else asked_of(run)
     with directory_lock(folder, "out"):
-        rows = _known_rows((*sorted(folder.glob(f"{SHARDS}/*/{TABLE}")), table), run)
+        rows = _known_rows((*sorted(folder.glob(f"{SHARDS}/*/{TABLE}")), table), asked)
         keys = [key_of(point) for point in sweep.points]
         wanted = set(keys)
         order = [*(key for key in rows if key not in wanted), *keys]
         tasks: dict[int, tuple[Task, Key, Point]] = {}
         for key, point in zip(keys, sweep.points, strict=True):
-            if key in rows and _is_done(rows[key].outcome, run):
+            if key in rows and _is_done(rows[key].outcome, asked):
                 advance(rows[key].outcome.status)
             else:
                 task = Task(point, str(_folder_of(sweep, folder, point, key)), run, project, group_of(sweep))
@@ -73,12 +74,12 @@ def group_of(sweep: Sweep) -> str:
     return f"sweep {sweep.name}"
 
 
-def _known_rows(tables: Sequence[Path], run: Mapping[str, Any] | None) -> dict[Key, Row]:
+def _known_rows(tables: Sequence[Path], asked: Mapping[str, str] | None) -> dict[Key, Row]:
     """The rows of several tables by key: of equal keys the one that is worth most, of equal worth the last."""
 
     def worth(row: Row) -> tuple[bool, ...]:
         outcome = row.outcome
-        return _is_done(outcome, run), outcome.run not in ("", FAILED), outcome.status != LOST
+        return _is_done(outcome, asked), outcome.run not in ("", FAILED), outcome.status != LOST
 
     rows: dict[Key, Row] = {}
     for table in tables:
@@ -88,12 +89,12 @@ def _known_rows(tables: Sequence[Path], run: Mapping[str, Any] | None) -> dict[K
     return rows
 
 
-def _is_done(outcome: Outcome, run: Mapping[str, Any] | None) -> bool:
+def _is_done(outcome: Outcome, asked: Mapping[str, str] | None) -> bool:
     """Whether a row of the table is what is asked for. Points whose worker was killed, and runs that failed, are done
-    again."""
-    if outcome.status != OK or run is None:
+    again. asked: of `asked_of`; None: points are only planned."""
+    if outcome.status != OK or asked is None:
         return outcome.status != LOST
-    return outcome.run not in ("", FAILED) and outcome.run_options == json.dumps(dict(run), sort_keys=True)
+    return outcome.run not in ("", FAILED) and all(getattr(outcome, name) == value for name, value in asked.items())
 
 
 def _folder_of(sweep: Sweep, folder: Path, point: Point, key: Key) -> Path:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
 from autoshard.runtime.processes import python_command
+from autoshard.sweeps.execute import ENDING_S, leave_by_exception
 from autoshard.sweeps.outcome import LOST, Outcome
 from autoshard.sweeps.point import Spread, Task, done_json, outcome_from, task_json
 
@@ -53,11 +54,18 @@ class _Worker:
         except (EOFError, OSError):
             return None
 
-    def end(self) -> None:
+    def begin_to_end(self) -> None:
+        self.process.terminate()  # first: a signal in the middle of a usual exit would be told on stderr
         self.pipe.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+
+    def end(self) -> None:
+        self.begin_to_end()
+        try:
+            self.process.wait(2 * ENDING_S)  # a run under way takes up to ENDING_S of that
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -95,6 +103,8 @@ def on_processes(count: int) -> Spread:
                         yield task, outcome
         finally:
             for worker in workers:
+                worker.begin_to_end()
+            for worker in workers:
                 worker.end()
 
     return spread
@@ -106,6 +116,7 @@ def main(descriptor: int, supervisor_pid: int) -> None:
     from autoshard.runtime.worker import end_with_supervisor
 
     end_with_supervisor(supervisor_pid, threading.Event())
+    leave_by_exception()
     with Connection(descriptor) as pipe:
         while True:
             try:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -63,6 +64,16 @@ def one_rank(arguments: dict[str, Any], reporter: Reporter) -> None:
         case "stop":  # once the others are silent, too
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stopped_when_done(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Rank 1 is stopped when its work is done and that of the others is not."""
+    reporter.report("pid", pid=os.getpid())
+    if reporter.rank == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    else:
+        time.sleep(1.5)
+    return {"rank": reporter.rank}
 
 
 def ring(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

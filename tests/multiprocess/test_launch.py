@@ -180,6 +180,12 @@ def test_a_stopped_rank_goes_before_those_that_are_no_less_silent(run: Run) -> N
     assert outcome.message.startswith("rank 1 hung in step 3, F2.0: nothing heard from it for 1 s")
 
 
+def test_a_rank_that_is_stopped_when_its_work_is_done_keeps_nobody_waiting(run: Run) -> None:
+    outcome = run("stopped_when_done", {}, 2, grace_s=0.2)
+    assert (outcome.exit_code, outcome.message) == (0, "")
+    assert outcome.results == ({"rank": 0}, {"rank": 1})
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: Run) -> None:
     def kill_rank_0(message: Message) -> None:
         run.on_message(message)

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made as it is imported
 
+from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.validate import read_plan
@@ -24,6 +26,7 @@ from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import run_processes
 from autoshard.runtime.report import result_tables, verdict
 from autoshard.runtime.tokenizer import ByteTokenizer
+from autoshard.runtime.trainer.difference import save
 from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.schedules import actions
 from tests.multiprocess.models import MODELS
@@ -314,3 +317,11 @@ def spoil(path: Path, key: str) -> None:
     tensors = load_file(path)
     tensors[key].view(-1)[::100] *= 2
     save_file(tensors, path)
+
+
+def test_tensors_that_cannot_be_left_for_the_comparison_are_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "gone" / "rank-00000.safetensors"
+    with pytest.raises(AutoshardError) as error:
+        save({"one": torch.zeros(1)}, file)
+    assert str(error.value).startswith(f"cannot write {file} (TMPDIR chooses where): ")
+    assert "No such file or directory" in str(error.value) and "\n" not in str(error.value)

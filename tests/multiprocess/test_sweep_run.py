@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import yaml
 import autoshard
 from autoshard.cli import main
 from autoshard.sweeps.outcome import EXECUTED, FAILED, OK, REHEARSED
+from tests.multiprocess.started import by_default
 from tests.unit.test_sweep_dask import cluster as cluster  # a fixture
 
 PATIENCE_S = 300.0
@@ -120,6 +122,24 @@ def test_a_run_that_fails_is_a_row_and_is_done_again(config: Path, machine: str,
     assert outcome.run == EXECUTED, "a file that no run wrote is not believed"
 
 
+def test_a_run_that_had_ended_is_found_where_its_sweep_was_moved_and_done_again_where_it_is_gone(
+    config: Path, machine: str, tmp_path: Path
+) -> None:
+    grid = {"model": str(config), **yaml.safe_load(machine), "global_batch": [2]}
+
+    def swept(folder: Path) -> tuple[str, Path]:
+        (folder / "results.csv").unlink(missing_ok=True)  # as a sweep leaves it that was killed before
+        ((_, outcome),) = autoshard.sweep(grid, folder, run={"steps": 1}).outcomes
+        return outcome.run, Path(outcome.run_folder)
+
+    first, moved = swept(tmp_path / "first"), tmp_path / "moved"
+    (tmp_path / "first").rename(moved)
+    assert swept(moved) == (EXECUTED, moved / first[1].relative_to(tmp_path / "first"))
+    shutil.rmtree(swept(moved)[1])
+    again = swept(moved)
+    assert again[0] == EXECUTED and again[1].name != first[1].name
+
+
 def test_a_sweep_of_runs_goes_on_after_kill_9(tmp_path: Path) -> None:
     """Killed in the middle of a rehearsal: nothing of it stays alive, and what was done is not done again."""
     sweep = tmp_path / "sweep.yaml"
@@ -147,6 +167,30 @@ def test_a_sweep_of_runs_goes_on_after_kill_9(tmp_path: Path) -> None:
     whole = Counter(path.parent.parent.name for path in out.glob("points/*/*/result.json"))
     assert len(whole) == 3 and len(ended) >= len(before)
     assert {whole[name] for name in ended} == {1}, "a rehearsal that had ended was done again"
+
+
+def test_ctrl_c_leaves_no_temporary_files(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "sweep.yaml").write_text(
+        "model: llama3-8b\nseq_len: 2048\ntp: 8\npp: 1\nrun: {steps: 1000, processes: 2}\ngrid: {global_batch: [64]}\n"
+    )
+    command = [sys.executable, "-m", "autoshard", "sweep", "sweep.yaml", "--run", "--workers", "2"]
+    with by_default(signal.SIGINT):
+        parent = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    until = time.monotonic() + PATIENCE_S
+    while not list(tmp_path.glob("sweeps/sweep/points/*/*/logs/rank-01.log")):
+        assert time.monotonic() < until and parent.poll() is None
+        time.sleep(0.02)
+    assert any(path.name.startswith("autoshard-tensors-") for path in (tmp_path / "temporary").iterdir())
+    parent.send_signal(signal.SIGINT)
+    assert parent.communicate(timeout=PATIENCE_S)[1] == b"" and parent.returncode == 130
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_dask_cluster_runs_the_plans(cluster: str, tmp_path: Path) -> None:

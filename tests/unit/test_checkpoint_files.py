@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -364,6 +365,52 @@ def test_a_file_that_another_machine_has_is_not_committed(tmp_path: Path) -> Non
     sizes = written(store, 1) | {"rank-00001.safetensors": 1}
     with pytest.raises(AutoshardError, match="was written, but not here: all ranks need to share"):
         store.commit(1, manifest(step=1).to_json(), sizes)
+
+
+def lock_removed(directory: Path) -> None:
+    (directory / "lock").unlink()
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["nobody", "another run"])
+@pytest.mark.parametrize("remove", [shutil.rmtree, lock_removed], ids=["folder", "lock"])
+def test_a_run_whose_lock_was_removed_writes_and_deletes_nothing(
+    tmp_path: Path, remove: Callable[[Path], None], other: bool
+) -> None:
+    directory = tmp_path / "ck"
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(directory_lock(directory))
+        store = LocalStore(directory)
+        complete(store, 1)
+        remove(directory)
+        if other:
+            locks.enter_context(directory_lock(directory))
+            theirs = LocalStore(directory)
+            complete(theirs, 3)
+            written(theirs, 2)
+        before = sorted(directory.rglob("*"))
+        changes: list[Callable[[], object]] = [
+            lambda: written(store, 2),
+            lambda: store.commit(2, manifest(step=2).to_json(), {}),
+            lambda: store.delete(LocalFolder(directory / "step-00000003")),
+            lambda: store.point_to(LocalFolder(directory / "step-00000001")),
+            lambda: store.clean(0),
+        ]
+        for change in changes:
+            with pytest.raises(AutoshardError) as error:
+                change()
+            assert str(error.value) == (
+                f"this run no longer holds the lock of {directory}: somebody removed the folder or its file lock, or "
+                "another run took it; start it again"
+            )
+        store.discard(2)
+        assert sorted(directory.rglob("*")) == before
+    assert not other or (directory / "lock").read_text() == ""
+
+
+def test_a_holder_that_was_taken_for_gone_leaves_the_record_of_the_next(tmp_path: Path) -> None:
+    with directory_lock(tmp_path):
+        (tmp_path / "lock").write_text('{"pid": 1, "host": "elsewhere"}')
+    assert (tmp_path / "lock").read_text() == '{"pid": 1, "host": "elsewhere"}'
 
 
 def hold(directory: Path, seconds: float) -> None:

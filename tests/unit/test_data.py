@@ -25,6 +25,7 @@ from autoshard.runtime.data import (
     open_stream,
     prepare,
     read_token_file,
+    token_file,
 )
 from autoshard.runtime.data.shuffle import shuffled
 from autoshard.runtime.data.text import text_windows
@@ -145,6 +146,31 @@ def test_damaged_tokens_are_made_again(tmp_path: Path) -> None:
     assert read(tmp_path / "a.txt", tmp_path) == "one"
     file.path.write_text("{}")
     assert read(tmp_path / "a.txt", tmp_path) == "one"
+
+
+@pytest.mark.parametrize("suffix", [".tokens", ".begins"])
+def test_tokens_of_the_right_size_and_other_content_are_made_again(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    source = DataSource(tmp_path / "a.txt", ByteTokenizer(), apart=True)
+    file = prepare(source, tmp_path)
+    path = file.path.with_suffix(suffix)
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    assert prepare(source, tmp_path) == file
+    assert path.read_bytes() == content
+
+
+def test_tokens_that_were_copied_are_looked_at_once_and_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    source = DataSource(tmp_path / "a.txt", ByteTokenizer())
+    file = prepare(source, tmp_path)
+    os.utime(file.path.with_suffix(".tokens"), (1e9, 1e9))
+    assert prepare(source, tmp_path) == file
+    assert file.path.with_suffix(".tokens").stat().st_mtime == 1e9
+    monkeypatch.setattr(token_file, "checksum", None)
+    assert prepare(source, tmp_path) == file
 
 
 def test_a_file_larger_than_the_memory_it_is_read_in(tmp_path: Path) -> None:
@@ -337,6 +363,18 @@ def test_a_position_in_other_data_is_refused() -> None:
             from_json(DataPosition, {"sequences": 12, "seed": 1, "digest": "a", **changed}, "the data position")
     with pytest.raises(AutoshardError, match=r"^the data position lacks digest$"):
         from_json(DataPosition, {"sequences": 12, "seed": 1}, "the data position")
+
+
+def test_rows_held_out_that_no_fraction_of_this_batch_holds_out() -> None:
+    tokens = np.arange(8 * 121, dtype=np.int32)
+    before, _ = held_out(TokenStream(tokens, 4, 7, digest="a"), 0.1)
+    now, _ = held_out(TokenStream(tokens, 8, 7, digest="a"), 0.1)
+    with pytest.raises(AutoshardError) as error:
+        now.step_at(before.position(2))
+    assert str(error.value) == (
+        "the data position was saved with 12 rows held out, not 16 (no eval_fraction holds out part of a batch: give "
+        "a plan whose batch, now 8, divides 12): the order of rows would be another"
+    )
 
 
 def test_an_older_position_does_not_say_how_long_rows_are() -> None:

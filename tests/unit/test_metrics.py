@@ -134,21 +134,40 @@ def test_wandb_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert str(error.value) == "--wandb needs the wandb package: pip install 'autoshard[wandb]'"
 
 
-def test_wandb_that_does_not_start(tmp_path: Path) -> None:
+def with_wandb(folder: Path, **variables: str) -> str:
+    """The output of a process that begins to log on W&B: the places that it names, or the error."""
     code = f"""if True:
         from pathlib import Path
         from autoshard.errors import AutoshardError
         from autoshard.runtime.metrics import MetricsWriter
         try:
-            MetricsWriter(Path({str(tmp_path)!r}), wandb=True)
+            with MetricsWriter(Path({str(folder)!r}), wandb=True) as metrics:
+                print(metrics.locations)
         except AutoshardError as error:
             print(error)
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    environment |= {"HOME": str(tmp_path), "WANDB_API_KEY": "short"}
+    environment |= {"HOME": str(folder), **variables}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Weights & Biases did not start: WANDB_API_KEY invalid: ")
-    assert done.stdout.endswith("; WANDB_MODE=offline needs neither account nor network\n")
+    return done.stdout
+
+
+def test_wandb_that_does_not_start(tmp_path: Path) -> None:
+    said = with_wandb(tmp_path, WANDB_API_KEY="short")
+    assert said.startswith("Weights & Biases did not start: WANDB_API_KEY invalid: ")
+    assert said.endswith("; WANDB_MODE=offline needs neither account nor network\n")
+
+
+def test_a_mode_that_wandb_does_not_know_is_named(tmp_path: Path) -> None:
+    said = with_wandb(tmp_path, WANDB_MODE="nonsense")
+    assert said.startswith("Weights & Biases did not start: mode: Input should be 'online', 'offline', ")
+    assert "input_value='nonsense'" in said and said.count("\n") == 1
+    assert said.endswith("; WANDB_MODE=offline needs neither account nor network\n")
+
+
+def test_wandb_that_is_disabled_is_no_place_to_look(tmp_path: Path) -> None:
+    places = (str(tmp_path / "metrics.jsonl"), f"tensorboard --logdir {tmp_path / 'tensorboard'}")
+    assert with_wandb(tmp_path, WANDB_MODE="disabled") == f"{places}\n"

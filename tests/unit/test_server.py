@@ -6,10 +6,12 @@ import asyncio
 import json
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 import autoshard
 from autoshard.backends.problem import Problem
@@ -24,13 +27,14 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.planner.ranking import Timed
 from autoshard.planner.watching import BestSoFar
-from autoshard.server import desk
+from autoshard.server import app, desk
 from autoshard.server.best_shown import BestShown
 from autoshard.server.desk import Desk
 from autoshard.server.isolated import SAY_S, Limits, TookTooMuchError, Work
 from autoshard.server.state import State, commands, read_states
 from autoshard.server.uploads import MOST_BYTES, MOST_IN_ALL, Uploads
 from autoshard.server.work import work
+from tests.multiprocess.started import by_default
 from tests.unit import server_jobs
 
 STOPS = "# the page stops a search after 8 s; with --time-limit 8 a command does so, too"
@@ -459,3 +463,36 @@ def test_a_port_in_use_and_an_address_that_is_none(url: str, capsys: pytest.Capt
     )
     assert main(["serve", "--host", "256.1.1.1"]) == 2
     assert capsys.readouterr().err.startswith("autoshard: error: host=256.1.1.1 is no address that can be")
+
+
+def test_a_client_that_leaves_and_the_end_of_the_server_print_no_traceback() -> None:
+    half = b"POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    command = [sys.executable, "-m", "autoshard", "serve", "--port", "0"]
+    with (
+        by_default(signal.SIGINT),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        found = re.match(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
+        assert found is not None
+        here = ("127.0.0.1", int(found[1]))
+        with socket.create_connection(here) as leaving:
+            leaving.sendall(half)
+            time.sleep(0.5)
+        with socket.create_connection(here) as staying:
+            staying.sendall(half)
+            assert httpx.get(f"http://127.0.0.1:{found[1]}/", timeout=60).status_code == 200
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said and said.count("\n") <= 1, said
+
+
+def test_an_upload_that_stalls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "UPLOAD_S", 0.05)
+
+    async def stall() -> Any:
+        await asyncio.Event().wait()
+
+    request = Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, stall)
+    with pytest.raises(AutoshardError, match=r"^an upload may take at most 0 s$"):
+        asyncio.run(app._upload(request))

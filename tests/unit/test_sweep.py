@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,20 @@ from autoshard.planner.options import OPTIONS
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.sweeps.grid import Sweep, read_sweep
-from autoshard.sweeps.outcome import DOES_NOT_FIT, EXECUTED, FAILED, INVALID, LOST, OK, REHEARSED, Outcome, outcome_of
+from autoshard.sweeps.outcome import (
+    DOES_NOT_FIT,
+    EXECUTED,
+    FAILED,
+    INVALID,
+    LOST,
+    OK,
+    REHEARSED,
+    Outcome,
+    asked_of,
+    outcome_of,
+)
 from autoshard.sweeps.plot import efficiencies, lines, write_plot, x_option
+from autoshard.sweeps.point import Task
 from autoshard.sweeps.run import run_sweep
 from autoshard.sweeps.table import key_of, read_table, row_of, write_table
 from tests.unit.plan_examples import plan_70b, strategy
@@ -160,6 +173,32 @@ def test_of_a_shard_s_row_and_the_folder_s_own_the_one_that_is_done_holds(tmp_pa
         write_table(shard, [row_of(sweep.points[0], ran)])
         write_table(table, [row_of(sweep.points[0], otherwise)])
         assert run_sweep(sweep, tmp_path, Planner(), lambda word: None, run=asked)[0][0][1] == expected
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("option", ["data", "weights", "tokenizer", "eval_data"])
+def test_other_content_of_a_file_that_the_run_names_is_executed_anew(tmp_path: Path, option: str, folder: bool) -> None:
+    sweep = replace(SWEEP, grid={"nodes": (8,), "global_batch": (1024,)})
+    named = file = tmp_path / "named"
+    if folder:
+        named.mkdir()
+        file = named / "inner"
+    file.write_text("one")
+    asked = {"steps": 1, option: str(named)}
+    ran: list[Outcome] = []
+
+    def spread(tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
+        for task in tasks:
+            ran.append(replace(outcome(256, 100.0), run=EXECUTED, **asked_of(task.run or {})))
+            yield task, ran[-1]
+
+    for content, done in (("one", 1), ("one", 0), ("two", 1), ("two", 0)):
+        if file.read_text() != content:
+            file.write_text(content)
+            os.utime(file, (1e9, 1e9))
+        found = run_sweep(sweep, tmp_path / "out", Planner(), lambda word: None, spread, run=asked)
+        assert (found[0][0][1], found[1]) == (ran[-1], done)
+    assert len(ran) == 2
 
 
 def test_a_table_that_a_spreadsheet_saved_keeps_its_first_column(tmp_path: Path) -> None:

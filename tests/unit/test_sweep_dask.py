@@ -127,6 +127,30 @@ def test_no_worker_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert str(caught.value) == f"scheduler={address} has no worker: start some with `dask worker {address}`"
 
 
+def test_a_scheduler_that_is_killed_is_said_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    killed: list[str] = []
+    file = str(tmp_path / "scheduler.json")
+
+    def kill(word: str) -> None:
+        if not killed:
+            killed.append(word)
+            commands = {process: process.cmdline() for process in psutil.Process().children()}
+            (it,) = (one for one, words in commands.items() if words[3:4] == ["scheduler"] and file in words)
+            it.kill()
+
+    sweep = sweep_of(POINTS, "sweep")
+    with scheduler(tmp_path, "--nworkers", "1", "--nthreads", "1") as address:
+        capfd.readouterr()
+        with pytest.raises(AutoshardError) as caught:
+            run_sweep(sweep, tmp_path / "out", _never, kill, dask_cluster.on_dask(address))
+    assert str(caught.value) == (
+        f"scheduler={address} was lost before all points were done; those that were are in the table: start it again "
+        "and repeat the sweep"
+    )
+    assert "distributed.client" not in capfd.readouterr().err
+    assert 0 < len(numbers(tmp_path / "out/results.csv")) < len(BATCHES)
+
+
 def test_without_dask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(AutoshardError, match=r"^--scheduler needs Dask: pip install 'autoshard\[cluster\]'$"):

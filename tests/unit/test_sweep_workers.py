@@ -77,6 +77,7 @@ def test_a_worker_whose_pipe_is_closed_ends_in_silence(when: str, monkeypatch: p
         return task
 
     monkeypatch.setattr("autoshard.runtime.worker.end_with_supervisor", lambda *arguments: None)
+    monkeypatch.setattr("autoshard.sweeps.workers.leave_by_exception", lambda: None)
     monkeypatch.setattr("autoshard.sweeps.workers.done_json", answer)
     ours.send_bytes(b"a task")
     with ThreadPoolExecutor(1) as threads:

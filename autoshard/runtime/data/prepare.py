@@ -22,7 +22,7 @@ from autoshard.runtime.data.token_file import (
     TokenFile,
     TokenWriter,
     one_at_a_time,
-    read_token_file,
+    read_unchanged,
     remove_abandoned_parts,
 )
 from autoshard.runtime.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
     path = cache / f"{_cache_key(source, files, content)}.json"
     with one_at_a_time(path):
         remove_abandoned_parts(cache)
-        return read_token_file(path) or _write(source, files, content, path)
+        return read_unchanged(path) or _write(source, files, content, path)
 
 
 def _content(source: DataSource, files: DataFiles | None) -> str:

@@ -116,8 +116,10 @@ class TokenStream:
         (theirs, before), (ours, now) = _without(position.digest), _without(self.digest)
         if theirs != ours:
             return "other data or tokenizer, text_field, packing or document_mask"
-        fraction = before / (self.rows_per_epoch + now)
-        cure = f"give eval_fraction={fraction:.6g}" if before else "leave eval_fraction out"
+        rows, size = self.rows_per_epoch + now, self.global_batch_size
+        cure = f"give eval_fraction={before / rows:.6g}" if before else "leave eval_fraction out"
+        if before % size:
+            cure = f"no eval_fraction holds out part of a batch: give a plan whose batch, now {size}, divides {before}"
         return f"{before or 'no'} rows held out, not {now or 'none'} ({cure})"
 
     def starts(self, step: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.checkpoint.tensor_file import checksum
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 
@@ -68,19 +69,66 @@ class TokenFile:
 
 def read_token_file(path: Path) -> TokenFile | None:
     """The token file that `path` describes; None where there is none, it is incomplete, or it is of another version."""
+    found = _read(path)
+    return None if found is None else found[0]
+
+
+def read_unchanged(path: Path) -> TokenFile | None:
+    """`read_token_file`, None also where the tokens are no longer those that were written.
+
+    Their digest is computed only where a file has another time than when it was written or last looked at so: reading
+    terabytes at each start would take hours.
+    """
+    read = _read(path)
+    if read is None:
+        return None
+    found, times_ns = read
+    try:
+        now_ns = _times_ns(found)
+        if now_ns != times_ns:
+            sha256 = {suffix: checksum(path.with_suffix(suffix)) for suffix in now_ns}
+            if _digest(found.row_length, sha256) != found.digest:
+                return None
+            _describe(found, now_ns)
+    except OSError:
+        return None
+    return found
+
+
+def _read(path: Path) -> tuple[TokenFile, object] | None:
+    """The description, and the times of its files when they were written, where they have the right sizes."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.pop("format_version") != FORMAT:
             return None
+        times_ns = values.pop("times_ns", None)  # None: an older autoshard wrote it
         found = TokenFile(path, **values)
-        sizes = {".tokens": 4 * found.num_tokens}
-        sizes |= {
-            suffix: found.num_tokens for suffix, has in ((".learned", found.masked), (".begins", found.apart)) if has
-        }
-        whole = all(path.with_suffix(suffix).stat().st_size == size for suffix, size in sizes.items())
-    except (OSError, ValueError, KeyError, TypeError):
+        whole = all(path.with_suffix(suffix).stat().st_size == size for suffix, size in _sizes(found).items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return found if whole else None
+    return (found, times_ns) if whole else None
+
+
+def _sizes(file: TokenFile) -> dict[str, int]:
+    """Suffix -> bytes of each file of tokens or marks."""
+    marks = ((".learned", file.masked), (".begins", file.apart))
+    return {".tokens": 4 * file.num_tokens} | {suffix: file.num_tokens for suffix, has in marks if has}
+
+
+def _times_ns(file: TokenFile) -> dict[str, int]:
+    """Suffix -> time of the last change of each file of tokens or marks, nanoseconds. Raises OSError."""
+    return {suffix: file.path.with_suffix(suffix).stat().st_mtime_ns for suffix in _sizes(file)}
+
+
+def _digest(row_length: int, sha256: Mapping[str, str]) -> str:
+    """The digest of a TokenFile. sha256: suffix -> that of the whole file, in hexadecimal."""
+    return hashlib.sha256(json.dumps([row_length, dict(sorted(sha256.items()))]).encode()).hexdigest()
+
+
+def _describe(file: TokenFile, times_ns: Mapping[str, int]) -> None:
+    values = {"format_version": FORMAT, **asdict(file), "times_ns": times_ns}
+    del values["path"]
+    write_text(file.path, json.dumps(values) + "\n", "token file")
 
 
 class TokenWriter:
@@ -112,16 +160,14 @@ class TokenWriter:
 
     def finish(self, row_length: int, vocab_size: int, made_of: str) -> TokenFile:
         """Renames the files, the description last: where it exists, everything does. made_of: one line for people."""
-        content = [row_length, {suffix: one.hexdigest() for suffix, one in sorted(self._hashes.items())}]
-        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        digest = _digest(row_length, {suffix: one.hexdigest() for suffix, one in self._hashes.items()})
         masked, apart = ".learned" in self._parts, ".begins" in self._parts
         found = TokenFile(self._path, digest, self.num_tokens, row_length, masked, apart, vocab_size, made_of)
         for suffix, part in self._parts.items():
             part.flush()
+            os.fsync(part.fileno())  # a loss of power leaves no description of tokens that are not on the disk
             Path(part.name).replace(self._path.with_suffix(suffix))
-        values = {"format_version": FORMAT, **asdict(found)}
-        del values["path"]
-        write_text(self._path, json.dumps(values) + "\n", "token file")
+        _describe(found, _times_ns(found))
         return found
 
     def discard(self) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.runtime.session import Session
 from autoshard.runtime.torch_backend.parameters import assemble
@@ -63,10 +64,18 @@ def own_tensors(session: Session) -> Tensors:
     return {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
 
 
+def save(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write tensors to a safetensors file among the temporary ones. Raises AutoshardError where that is impossible."""
+    try:
+        save_file(dict(tensors), file)
+    except (SafetensorError, OSError) as error:
+        raise AutoshardError(f"cannot write {file} (TMPDIR chooses where): {error}") from error
+
+
 def leave(tensors: Tensors, file: Path) -> None:
     """Write tensors for another process, to be read with `left` once the file exists."""
     part = file.with_suffix(".part")
-    save_file({f"{what}/{name}": one.clone() for what, named in tensors.items() for name, one in named.items()}, part)
+    save({f"{what}/{name}": one.clone() for what, named in tensors.items() for name, one in named.items()}, part)
     part.rename(file)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.backends.registry import ANYWHERE
@@ -26,6 +25,7 @@ from autoshard.runtime.trainer.difference import (
     leave,
     left,
     own_tensors,
+    save,
     sharded_tensors,
 )
 from autoshard.runtime.trainer.loop import check_step, runtime_of, train_steps
@@ -68,7 +68,7 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     session, result[TRAINED] = train_steps(plan, arguments, data, device, reporter, keep=bool(folder), saved=saved)
     if folder:
         kept.update(comparable(session, TRAINED))
-        save_file(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
+        save(kept, Path(folder) / f"rank-{reporter.rank:05d}.safetensors")
     result["peak_memory_bytes"] = peak_memory(device)
     result["stages"] = [stage.index for stage in session.stages]
     if arguments.gather:
