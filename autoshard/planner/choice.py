@@ -252,7 +252,7 @@ def _fastest(
     is known of drafts, by default by the layouts themselves. below_s: layouts that take more are not looked for."""
     from autoshard.planner.grid.refine import refine
 
-    fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s), key=_step_time_s)
+    fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s, behind=behind), key=_step_time_s)
     ranked = best_of_each_kind(fitting, count, behind)
     known_s = ranked[0].step_time_s if ranked else inf
     bounds_s = at_least_s or priced.at_least_s

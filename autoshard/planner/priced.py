@@ -20,7 +20,7 @@ from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.ranking import Timed, degrees_of, describe
 from autoshard.planner.rejections import MEMORY, SLOWER, UNPRICED, Tally
 from autoshard.planner.sets import recompute_sets, sets_by_stage
-from autoshard.planner.waiting import FIRST, Parted, Waiting, count_layouts
+from autoshard.planner.waiting import FEW_FIRST, FIRST, Parted, Waiting, count_layouts
 from autoshard.planner.watching import BestSoFar, goes_on, who_is_shown
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes, format_seconds
@@ -141,9 +141,11 @@ class PricedLayouts:
         below_s: float = inf,
         such: Callable[[Priced], Array] | None = None,
         takes: Callable[[Priced, int], bool] | None = None,
+        behind: float = inf,
     ) -> Iterator[Timed]:
         """Layouts that need no more than the limit, and more than `above_bytes`, and may take less than `below_s`.
-        such, takes: as of grid.order.fastest_first."""
+        such, takes: as of grid.order.fastest_first. behind: nobody asks for those that take more than so many times as
+        long as the first; a sparing Waiting does not price them, and they are left out."""
         from autoshard.planner.grid.order import fastest_first
 
         streams: list[Iterator[Timed]] = []
@@ -167,19 +169,23 @@ class PricedLayouts:
             follow(0)
         known = len(self.chunks)
         add(self.chunks)
+        alone = behind < inf and self.waiting is not None and self.waiting.sparing
+        asked_s = inf
         while True:
-            first_s = heads[0][0] if heads else below_s
+            first_s = min(heads[0][0] if heads else below_s, asked_s)
             next_s = self.waiting.next_s() if self.waiting else None
             if self.waiting and next_s is not None and next_s <= first_s:
-                self.waiting.price_more(first_s)
+                self.waiting.price_more(first_s, alone)
                 if len(self.chunks) == known:
                     continue  # none of those fits; of others that are not bounded yet one may, and be faster
             if len(self.chunks) > known:  # another reader may have priced them
                 more = self.chunks[known:]
                 known += len(more)
                 add(more)
-            elif heads:
+            elif heads and heads[0][0] <= asked_s:
                 _, place, head = heappop(heads)
+                if alone:
+                    asked_s = min(asked_s, behind * head.step_time_s)
                 follow(place)
                 yield head
             elif next_s is None or next_s > first_s:
@@ -193,11 +199,13 @@ def price_layouts(
     clock: Clock,
     exhaustive: bool = False,
     legal: Sequence[MeshDrafts] | None = None,
+    sparing: bool = False,
 ) -> PricedLayouts:
     """The prices of every layout that breaks no rule, as far as there is time; of many, when they are asked for.
     tally: counts what is priced; `count_rest` adds what never was.
 
     exhaustive: price all, at once. legal: `legal_layouts` of a problem of the same rules, where they are known.
+    sparing: as of Waiting.
     """
     from autoshard.planner.grid.arrays import keep_freed_memory
     from autoshard.planner.grid.mesh_bounds import ways_at_least_s
@@ -217,7 +225,8 @@ def price_layouts(
 
     bounds, has_kinds = LayoutBounds(problem, pins), len(problem.model.kinds) > 1
     pairs = Pairs(problem, partial(count_priced, tally, capacity)) if has_kinds and not few else None
-    at_first: float = FIRST
+    sparing = sparing and not has_kinds  # with kinds every turn takes long
+    at_first: float = FEW_FIRST if sparing else FIRST
     if few:  # nothing is known of them
         at_first = inf if clock.limit_s == inf else UNBOUNDED
     waiting = Waiting(
@@ -226,6 +235,7 @@ def price_layouts(
         lambda ways: _price(problem, pins, ways, tally, exhaustive, pairs),
         lambda: not tally.fitting or clock.in_time(),
         at_first,
+        sparing,
         bounds.in_other_orders,
         pairs,
     )

@@ -61,7 +61,7 @@ def search(
     tally = Tally()
     legal, wanted = legal_layouts(problem, pins, tally), levels(cluster, fit_probability)
     show_first_guess(problem, pins, legal, wanted[0].memory_bytes)
-    priced = price_layouts(problem, pins, tally, clock, exhaustive, legal)
+    priced = price_layouts(problem, pins, tally, clock, exhaustive, legal, sparing=not top)
     behind = inf if top else 1 + GIVEN_AWAY  # nobody asks for more than the best one
     choice = choose(priced, pins, wanted, clock, max(top + 1, COMPARED), behind)
     if choice is None:

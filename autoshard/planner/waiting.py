@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FIRST = 80
 """So many of more ways and layouts are looked at first: how fast they are says which others may matter."""
+FEW_FIRST = 10
+"""So many where nothing is priced but what may be the best (`sparing`)."""
 MORE, ENOUGH, MOST = 2, 320, 12
 """Each time at least so many times as many ways as before are looked at, if one is, until these are enough; and at most
 so many times as many as at least."""
@@ -44,16 +46,20 @@ class Waiting:
         price: Callable[[list[MeshDrafts]], list[Priced]],
         in_time: Callable[[], bool],
         at_once: float = FIRST,
+        sparing: bool = False,
         in_other_orders: Callable[[list[MeshDrafts], float], Sequence[Sequence[float]]] | None = None,
         pairs: Pairs | None = None,
     ):
         """ways: every way to use a mesh. layouts: the bounds of the layouts of some ways that may fit, and the others;
         whether they fit is not asked where they take so many seconds in whatever memory. price: prices some. in_time:
-        whether it still may. at_once: how many layouts are priced at first. in_other_orders: seconds of a step that
-        single layouts take at least in other orders of axes, in whatever memory where that is no less than so many.
-        pairs: where `price` lets layouts wait with each of their recompute sets, if it does."""
+        whether it still may. at_once: how many layouts are priced at first. sparing: whether nothing is priced that
+        takes longer than what is asked for, where nobody asks for more than the best; otherwise some of that is, too.
+        in_other_orders: seconds of a step that single layouts take at least in other orders of axes, in whatever memory
+        where that is no less than so many. pairs: where `price` lets layouts wait with each of their recompute sets, if
+        it does."""
         self._layouts, self._price, self._in_time, self._at_once = layouts, price, in_time, at_once
         self._least = LEAST
+        self.sparing = sparing
         self._in_other_orders, self.pairs = in_other_orders, pairs
         self._ways = deque(sorted(ways, key=_own_s))
         self.any_at_least_s = min((one.any_s for one in self._ways), default=0.0)
@@ -152,17 +158,19 @@ class Waiting:
         }
         return [known.get(id(one), one) for one in several]
 
-    def price_more(self, below_s: float) -> None:
-        """Price some more of what may take no more than below_s, those with the lowest bounds first."""
+    def price_more(self, below_s: float, alone: bool = False) -> None:
+        """Price some more of what may take no more than below_s, those with the lowest bounds first. alone: whether
+        nothing else is priced, once below_s is known."""
         if self.pairs is None or self._drafts_s <= self.pairs.next_s:
-            self._price_drafts(below_s)
+            self._price_drafts(below_s, alone)
         if self.pairs is not None:
             self.priced += self.pairs.price_more(below_s)
 
-    def _price_drafts(self, below_s: float) -> None:
+    def _price_drafts(self, below_s: float, alone: bool) -> None:
         """Price some more layouts with all of their recompute sets, or let these wait for their turn."""
-        least = self._at_once
-        most = least if below_s == inf else MOST * least
+        at_once = self._at_once if alone else max(self._at_once, FIRST)
+        most = at_once if below_s == inf else MOST * (ENOUGH if alone else at_once)
+        least = 0 if alone and below_s < inf else at_once
         ways: list[Bounded] = []
         while self._ways and (0 < len(ways) < least or self._ways[0].own_s <= below_s) and len(ways) < most:
             ways += self._next(self._ways, self._aside[0])
@@ -175,7 +183,7 @@ class Waiting:
                 taken.append(one.layouts)
                 count += len(one.layouts.schedules)
                 self._remember(one)
-        self._at_once = max(least, min(MORE * least, ENOUGH))
+        self._at_once = max(at_once, min(MORE * at_once, ENOUGH))
         self._least *= MORE if least == ENOUGH else 1
         self.priced += self._price(_together(taken))
 

@@ -20,7 +20,7 @@ from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
 from autoshard.planner.search_words import optimality
-from autoshard.planner.waiting import FIRST, LEAST, MORE, Parted, Waiting
+from autoshard.planner.waiting import FEW_FIRST, FIRST, LEAST, MORE, Parted, Waiting
 from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -145,6 +145,40 @@ def test_a_few_ways_are_never_bounded_alone() -> None:
     assert bounded == [FIRST, 301]
     waiting.price_more(FIRST + 301.0)
     assert bounded == [FIRST, 301, MORE * MORE * FIRST]
+
+
+def test_where_the_best_is_asked_for_alone_nothing_slower_is_bounded_or_priced() -> None:
+    """1,000 ways that take 0, 1, 2, ... seconds: a few are looked at until something is known, then those that may be
+    faster and no other one; who asks for more than the best gets as many as ever."""
+    schedules = [("1f1b", 1, 1)]
+    ways = [
+        Bounded(float(place), float(place), 0.0, MeshDrafts(0.0, Draft(1, 1, place + 1, 1, 1), schedules))
+        for place in range(1000)
+    ]
+    bounded, priced = list[int](), list[int]()
+
+    def bounds(some: Sequence[Bounded], below_s: float) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+        bounded.append(len(some))
+        return some, ()
+
+    def price(layouts: list[MeshDrafts]) -> list[Priced]:
+        priced.append(len(layouts))
+        return []
+
+    waiting = Waiting(ways, bounds, price, lambda: True, FEW_FIRST, sparing=True)
+    waiting.price_more(inf, alone=True)
+    waiting.price_more(FEW_FIRST + 4.0, alone=True)
+    assert bounded == priced == [FEW_FIRST, 5]
+    waiting.price_more(FEW_FIRST + 5.0)
+    assert (bounded[2], priced[2]) == (FIRST, FIRST)
+
+
+def test_a_search_for_the_best_alone_prices_few_layouts_and_finds_the_same() -> None:
+    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-70b"), training, load_cluster("trn1.32xlarge", 16), "torch")
+    alone, several = (search(*problem[:3], Pins(), problem.backend, top=top) for top in (0, 5))
+    assert (alone.best, alone.optimality) == (several.best, several.optimality)
+    assert 3 * alone.fitting < several.fitting
 
 
 def test_what_nobody_asks_for_is_neither_bounded_nor_priced_and_waits_on() -> None:
