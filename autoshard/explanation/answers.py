@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log2
 
-from autoshard.backends.registry import as_run_by
+from autoshard.backends.registry import BACKENDS, as_run_by
 from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
@@ -275,16 +275,20 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     """The break-even prices of another instance type. It gets the number of nodes that comes nearest to the plan's peak
     FLOP/s.
 
-    None where the plan's price is not known, for instances of another maker, those that the plan's release does not run
-    on and those without the plan's products, and where nothing fits on up to 2^MOST_DOUBLINGS times as many nodes.
+    It has the plan's release, but for native PyTorch beside a plan that cannot have it: there the newest.
+
+    None where the plan's price is not known, for instances of another maker, those that this release does not run on
+    and those without the plan's products, and where nothing fits on up to 2^MOST_DOUBLINGS times as many nodes.
     """
     cluster, price = plan.cluster, plan.cluster.price_per_node_hour_usd
     other = load_cluster(instance, 1)
     if price is None or not other.platform.is_trainium:
         return None
-    if cluster.sdk is not None and is_before(cluster.sdk, other.platform.first_release):
+    is_native = BACKENDS[plan.backend].runs_stacks and bool(other.platform.stacks)
+    release = None if is_native and cluster.stack is None else cluster.sdk  # what is not native is of other releases
+    if release is not None and is_before(release, other.platform.first_release):
         return None
-    other = as_run_by(load_cluster(instance, 1, sdk=cluster.sdk), plan.backend)
+    other = as_run_by(load_cluster(instance, 1, sdk=release), plan.backend)
     dtype = plan.training.precision.fastest_dtype
     if dtype not in dict(other.device.flops_per_s):
         return None

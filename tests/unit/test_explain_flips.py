@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import autoshard
 from autoshard.audits.pool import Pool
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cli import main
@@ -439,6 +440,14 @@ def test_price_breaks_even() -> None:
     assert row.break_even_usd == pytest.approx(21.5 * theirs / ours)
     assert row.own_break_even_usd == pytest.approx(row.price_usd * ours / theirs)
     assert answers.price_row(Searches(), plan, "h100-80gb") is None
+
+
+def test_devices_with_native_pytorch_are_priced_beside_a_plan_whose_devices_have_none() -> None:
+    """The usual release of trn1 has no native PyTorch, nor would a later one bring it there."""
+    plan = autoshard.plan("llama3-8b", "trn1.32xlarge", nodes=2, backend="torch", tp=8, pp=1, cp=1)
+    assert (plan.cluster.sdk, plan.cluster.stack) == ("2.28", None)
+    row = answers.price_row(Searches(), plan, "trn2.48xlarge")
+    assert row is not None and row.break_even_usd > 0
 
 
 def test_usd_per_billion_tokens() -> None:
