@@ -22,6 +22,8 @@ GROUPS = {
     "predictors": "an entry of `bench predictors`",
 }
 """Group, without `autoshard.` before it -> what a plug-in of it is."""
+RAISED = (Exception, SystemExit)
+"""Whatever other people's code raises: it is said in one line. Ctrl-C stays the user's."""
 
 
 class Plugin(NamedTuple):
@@ -59,7 +61,7 @@ def load(plugin: Plugin) -> Any:
     entry = next(one for one in _entries(tuple(sys.path), plugin.group) if _plugin(plugin.group, one) == plugin)
     try:
         return entry.load()
-    except Exception as error:  # other people's code: whatever it raises is said in one line
+    except RAISED as error:
         raise AutoshardError(
             f"plug-in {plugin.name} of {plugin.package} does not load: {in_one_line(error)}"
         ) from error
@@ -74,11 +76,11 @@ def call(plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], l
         return function(*given)
     except (AutoshardError, let):
         raise
-    except Exception as error:  # other people's code
+    except RAISED as error:
         raise AutoshardError(f"plug-in {plugin.name} of {plugin.package} fails: {in_one_line(error)}") from error
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """An exception of other people's code in one line: its type, and the beginning of its text; ours is its text."""
     said = " ".join(str(error).split())
     if isinstance(error, AutoshardError):
