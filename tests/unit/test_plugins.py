@@ -392,6 +392,8 @@ NO_WEIGHTS = schedule(each(APART, lambda order: [one for one in order if one.kin
 UNSAID = schedule(APART)
 WARM = schedule(SCHEDULES["gpipe"].orders, warm_up=SCHEDULES["1f1b"].warm_up)
 RAISING = schedule(lambda pp, m, vpp: 1 / 0)
+FLOATS = schedule(each(USUAL, lambda order: [one._replace(microbatch=float(one.microbatch)) for one in order]))
+NUMBER = replace(schedule(USUAL), objection=lambda pp, m, vpp: 7)
 NO_ORDERS = schedule(lambda pp, m, vpp: None)
 OBJECTING = replace(RAISING, objection=lambda pp, m, vpp: {}["pp"])
 """
@@ -421,6 +423,14 @@ A_STEP = "a step needs F and then B"
         ),
         ("RAISING", "fails with pp=4, num_microbatches=8 and vpp=1: ZeroDivisionError: division by zero"),
         ("NO_ORDERS", "fails with pp=4, num_microbatches=8 and vpp=1: TypeError: 'NoneType' object is not iterable"),
+        (
+            "FLOATS",
+            (
+                "fails with pp=4, num_microbatches=8 and vpp=1: TypeError: 'float' object cannot be interpreted as an "
+                "integer"
+            ),
+        ),
+        ("NUMBER", "has the objection 7; it must be a text, or None"),
         ("OBJECTING", "fails with pp=4, num_microbatches=8 and vpp=1: KeyError: 'pp'"),
     ],
 )
@@ -449,8 +459,80 @@ def test_a_schedule_with_wrong_orders_is_refused_wherever_it_is_used(
 def test_a_schedule_that_waits_for_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     turned = Schedule("turned", SCHEDULES["1f1b"].objection, lambda *sizes: SCHEDULES["1f1b"].orders(*sizes)[::-1])
     monkeypatch.setitem(SCHEDULES, "turned_around", turned)
-    with pytest.raises(AutoshardError, match=r"^the schedule deadlocks: rank 0 before B0\.0, rank 1 before F1\.0,"):
+    with pytest.raises(
+        AutoshardError, match=r"^schedule turned_around deadlocks: rank 0 before B0\.0, rank 1 before F1\.0,"
+    ):
         autoshard.plan("llama3.2-1b", nodes=1, backend="torch", tp=8, pp=4, schedule="turned_around")
+
+
+def raising(*_: Any) -> Any:
+    raise RuntimeError("of\nthem")
+
+
+NOT_SECONDS = "has a closed_form that gives seconds that are negative or not finite"
+RAISES = r"fails with pp=4, num_microbatches=\d+ and vpp=1: RuntimeError: of them"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"closed_form": lambda work: None}, r"has a closed_form that gives None; it wants \(\) or \(\d+,\)"),
+        (
+            {"closed_form": lambda work: np.zeros((2, 3))},
+            r"has a closed_form that gives seconds of shape \(2, 3\); it wants \(\) or \(\d+,\)",
+        ),
+        ({"closed_form": lambda work: work.forward_s[0] * np.nan}, NOT_SECONDS),
+        ({"closed_form": lambda work: -work.forward_s[0]}, NOT_SECONDS),
+        ({"closed_form": raising}, "fails with pp=4 and vpp=1: RuntimeError: of them"),
+        (
+            {"closed_form": lambda work: 1e6},
+            (
+                r"has a closed_form of 1e\+06 s for a step that takes \d[\d.]* s on the clock with pp=4, "
+                r"num_microbatches=\d+ and vpp=1; it must give that or less"
+            ),
+        ),
+        (
+            {"closed_form": lambda work: work.forward_s[0], "exact_without_transfers": True},
+            (
+                r"has a closed_form of 0\.\d+ s for a step that takes \d[\d.]* s on the clock with pp=4, "
+                r"num_microbatches=\d+ and vpp=1; it must give just that: exact_without_transfers=True"
+            ),
+        ),
+        ({"warm_up": raising}, RAISES),
+        ({"most_waiting": raising}, RAISES),
+        (
+            {"most_waiting": lambda rank, pp, m, vpp: -rank},
+            (
+                r"says most_waiting=-\d of rank \d, whose orders have \d with pp=4, num_microbatches=\d+ and vpp=1; "
+                "without most_waiting they are counted"
+            ),
+        ),
+    ],
+    ids=["None", "shape", "nan", "negative", "raises", "too long", "not exact", "warm-up", "waiting", "waiting less"],
+)
+def test_what_a_schedule_says_is_held_against_its_orders(
+    wrong: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    apart = SCHEDULES["zero_bubble"]
+    like = replace(apart, closed_form=None, warm_up=None, most_waiting=None)
+    name = f"says_{request.node.callspec.id.replace(' ', '_')}"
+    monkeypatch.setitem(SCHEDULES, name, replace(like, **wrong))
+    with pytest.raises(AutoshardError, match=f"schedule {name} {words}$"):
+        autoshard.plan("llama3.2-1b", nodes=1, backend="torch", tp=8, pp=4, schedule=name, global_batch=32)
+
+
+def test_a_schedule_that_says_what_is_true_is_planned_like_the_same_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("1f1b", "zero_bubble"):
+        monkeypatch.setitem(SCHEDULES, f"true_{name}", replace(SCHEDULES[name], label="true"))
+        asked = {"nodes": 1, "backend": "torch", "tp": 8, "pp": 4, "global_batch": 32}
+        usual, same = (autoshard.plan("llama3.2-1b", schedule=one, **asked) for one in (name, f"true_{name}"))
+        assert (same.step_time_s, same.memory_bytes) == (usual.step_time_s, usual.memory_bytes)
+
+
+def test_an_objection_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULES, "two_lines", replace(SCHEDULES["1f1b"], objection=lambda pp, m, vpp: "one\ntwo"))
+    with pytest.raises(AutoshardError, match=r"^one two$"):
+        check_schedule("two_lines", 4, 8, 1)
 
 
 def test_an_empty_objection_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,6 +732,8 @@ def test_what_a_plug_in_raises_is_said_in_a_sentence(
     package(tmp_path, "own-words", "searchers", "wordy = own_words:go", OWN_WORDS)
     package(tmp_path, "raising-c", "cost_models", "raising = raising_c:go", "def go(p, c): raise ValueError('a\\nb')\n")
     package(tmp_path, "raising-r", "renderers", "raising = raising_r:go", "def go(d): return d.nothing\n")
+    package(tmp_path, "leaving-s", "searchers", "leaving = leaving_s:go", "def go(space, rng): raise SystemExit(0)\n")
+    package(tmp_path, "leaving-l", "cost_models", "leaving = leaving_l:go", "raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     small = ["--model", "llama3.2-1b", "--seq-len", "2048", "--global-batch", "64"]
@@ -663,6 +747,8 @@ def test_what_a_plug_in_raises_is_said_in_a_sentence(
         ),
         (["plan", *small, "--search", "wordy"], "my words"),
         (["plan", *small, "--cost-model", "raising"], "plug-in raising of raising-c 1.0 fails: ValueError: a b"),
+        (["plan", *small, "--search", "leaving"], "plug-in leaving of leaving-s 1.0 fails: SystemExit: 0"),
+        (["plan", *small, "--cost-model", "leaving"], "plug-in leaving of leaving-l 1.0 does not load: SystemExit: 0"),
         (["explain", "plan.json", "--format", "raising"], f"plug-in raising of raising-r 1.0 fails: {nothing}"),
     ):
         assert main(command) == 2
