@@ -68,7 +68,7 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     if found is not None:
         return FOLDER / f"{found}.json"
     own, failing = plugin_files()
-    if instance in own:
+    if isinstance(instance, str) and instance in own:
         return _only(instance, own[instance])
     close = near(str(instance), [*known, *own, *(other for others in aliases.values() for other in others)])
     meant = f"did you mean {' or '.join(close)}? " if close else ""
