@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,20 +35,20 @@ class Plugin(NamedTuple):
     package: str
 
 
-def installed(group: str) -> Mapping[str, Plugin]:
-    """The plug-ins of a group by name; nothing is loaded.
+def installed(group: str) -> tuple[str, ...]:
+    """The names of a group's plug-ins, sorted; nothing is loaded."""
+    return tuple(dict.fromkeys(plugin.name for plugin in every(group)))
 
-    Raises AutoshardError where two packages give the same name.
-    """
-    found: dict[str, Plugin] = {}
-    for plugin in every(group):
-        other = found.setdefault(plugin.name, plugin)
-        if other != plugin:
-            raise AutoshardError(
-                f"plug-in {plugin.name} of autoshard.{group} comes from {other.package} and from {plugin.package}; "
-                "uninstall one of them"
-            )
-    return found
+
+def named(group: str, name: str) -> Plugin | None:
+    """The plug-in of a name; None where there is none. Raises AutoshardError where two packages give it."""
+    found = [plugin for plugin in every(group) if plugin.name == name]
+    if len(found) > 1:
+        one, other, *_ = (plugin.package for plugin in found)
+        raise AutoshardError(
+            f"plug-in {name} of autoshard.{group} comes from {one} and from {other}; uninstall one of them"
+        )
+    return found[0] if found else None
 
 
 def every(group: str) -> tuple[Plugin, ...]:
@@ -67,7 +67,9 @@ def load(plugin: Plugin) -> Any:
         ) from error
 
 
-def call(plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], let: type[Exception]) -> Any:
+def call(
+    plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], let: type[Exception] = AutoshardError
+) -> Any:
     """The value that a plug-in's function gives. let: what it may raise, besides AutoshardError.
 
     Raises AutoshardError, naming its package, for whatever else it raises.

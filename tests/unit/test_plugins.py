@@ -18,6 +18,7 @@ import pytest
 import autoshard
 from autoshard import AutoshardError, NoLayoutFits
 from autoshard.cli import main
+from autoshard.errors import NoneFound
 from autoshard.explanation.renderers import RENDERERS
 from autoshard.models.families import FAMILIES, Family
 from autoshard.models.plugin_family import check_family
@@ -660,6 +661,9 @@ def test_what_fails_to_load_is_said(
     assert main(["plan", *SMALL, "--schedule", "1f1b"]) == 0  # ours
     with pytest.raises(AutoshardError, match=r"^plug-in twin of autoshard.renderers comes from twin-a 1.0 and from"):
         assert "twin" in RENDERERS
+    package(tmp_path, "single-r", "renderers", "single = single_r:show", "def show(d): return d.model\n")
+    _entries.cache_clear()
+    assert "single" in RENDERERS
 
 
 @pytest.mark.parametrize(
@@ -740,6 +744,34 @@ def test_a_plan_of_a_plug_in_that_is_missing_says_so(
     told = "schedule='eager' is not one of: 1f1b, interleaved, gpipe, zero_bubble, or that of an installed plug-in"
     with pytest.raises(AutoshardError, match=f"^{file}: strategy: {told}$"):
         autoshard.read_plan(file)
+
+
+def test_a_searcher_that_returns_what_it_did_not_price_and_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(
+        tmp_path, "blind", "searchers", "blind = blind:go", "def go(space, rng): return space.memory_bytes.argmax()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    said = (
+        r"^search=blind returned layout \d+ of llama3-8b on 4 x trn1.32xlarge, which it did not price and which needs "
+        r"[\d.]+ GB of [\d.]+ GB; space.price says what fits, search=exact finds one$"
+    )
+    with pytest.raises(NoneFound, match=said):
+        autoshard.plan("llama3-8b", nodes=4, search="blind")
+
+
+def test_a_family_that_fails_to_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = FAMILY_WITH_MISTAKE.split("def read")[0]
+    for name, body in (("unread", "return config['nothing']"), ("unmade", "return None")):
+        text = f"{code}def read(config, model_type): {body}\n"
+        package(tmp_path, f"{name}-family", "models", f"{name} = {name}_family:FAMILY", text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AutoshardError, match=r"^plug-in unread of unread-family 1.0 fails: TypeError: "):
+        autoshard.model({**TINY, "model_type": "unread"})
+    said = r"^family unmade \(unmade-family 1.0\) reads m as None, which is no ModelSpec$"
+    with pytest.raises(AutoshardError, match=said):
+        autoshard.model({**TINY, "model_type": "unmade", "_name_or_path": "m"})
 
 
 def test_a_searcher_may_return_a_number_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
