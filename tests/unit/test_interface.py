@@ -282,7 +282,7 @@ def test_values_show_themselves_in_a_notebook() -> None:
             (partial(getattr(autoshard, name), "plan.json", *rest), f"plan='plan.json' of {name} must be a plan; ")
             for name, *rest in (
                 *(["explain"], ["why_not", "tp=8"], ["compare", "x"], ["trace"], ["audit"], ["memory"]),
-                *(["export", "nxdt"], ["replan", 1], ["report"], ["run"], ["check_machine"]),
+                *(["export", "nxdt"], ["replan", "1"], ["report"], ["run"], ["check_machine"]),
             )
         ),
         (

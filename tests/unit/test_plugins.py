@@ -526,7 +526,7 @@ def test_what_a_schedule_says_is_held_against_its_orders(
 def test_a_schedule_that_says_what_is_true_is_planned_like_the_same_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("1f1b", "zero_bubble"):
         monkeypatch.setitem(SCHEDULES, f"true_{name}", replace(SCHEDULES[name], label="true"))
-        asked = {"nodes": 1, "backend": "torch", "tp": 8, "pp": 4, "global_batch": 32}
+        asked: dict[str, Any] = {"nodes": 1, "backend": "torch", "tp": 8, "pp": 4, "global_batch": 32}
         usual, same = (autoshard.plan("llama3.2-1b", schedule=one, **asked) for one in (name, f"true_{name}"))
         assert (same.step_time_s, same.memory_bytes) == (usual.step_time_s, usual.memory_bytes)
 
@@ -708,7 +708,8 @@ def test_a_cost_model_says_alone_what_fits(tmp_path: Path, monkeypatch: pytest.M
     """A layout that autoshard's memory rules out is asked for, and may be taken."""
     package(tmp_path, "tiny-cost", "cost_models", "tiny = tiny_cost:tiny\nhuge = tiny_cost:huge", TINY_MEMORY)
     monkeypatch.syspath_prepend(tmp_path)
-    for pins in ({}, {"tp": 1, "pp": 1}):
+    every: tuple[dict[str, Any], ...] = ({}, {"tp": 1, "pp": 1})
+    for pins in every:
         plan = autoshard.plan("llama3-8b", nodes=4, backend="nxd", cost_model="tiny", **pins)
         assert (plan.strategy.tp, plan.strategy.pp) == (1, 1)
         assert any("the layout does not fit, it needs " in note for note in plan.notes)
