@@ -16,6 +16,7 @@ from autoshard.files.json_file import read_json
 from autoshard.models.config_fields import Config
 from autoshard.models.families import FAMILIES
 from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
+from autoshard.plugins.found import call
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES, TRACED
@@ -77,7 +78,10 @@ def from_config(config: object, name: str) -> ModelSpec:
         instead = "delete the key for the unquantised model, or give the name of a built-in one"
         raise AutoshardError(f"quantization_config of {name} is not supported: {instead}")
     fields = Config(config, name)
-    model: ModelSpec = family.read(fields, model_type)
+    plugin = FAMILIES.plugin(model_type)
+    model = family.read(fields, model_type) if plugin is None else call(plugin, family.read, (fields, model_type))
+    if not isinstance(model, ModelSpec):
+        raise AutoshardError(f"family {FAMILIES.said(model_type)} reads {name} as {show(model)}, which is no ModelSpec")
     for key in sorted(STRUCTURE & fields.unread()):
         others = [other for other, keys in published_keys().items() if key in keys]
         instead = f"; {' or '.join(others)} has it" if others else ""

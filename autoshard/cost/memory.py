@@ -113,7 +113,8 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     parameter, reduced = DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]
     travels = anywhere(state.travels)
 
-    kept = _kept_bytes(rank, software)
+    activations = _activations_bytes(rank, software)
+    kept = activations + _waiting_bytes(rank, software) if rank.weights_apart else activations
     backwards = _backwards(rank, software)
     replay, working, over, given_back = _in_work(rank, software, backwards)
     ends = 0.0 if not rank.ends else _ends_bytes(rank, software) - over
@@ -126,7 +127,7 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
     if software is COMPILED and not precision.sums_apart:
-        for gradient in _end_gradients_bytes(rank, kept, parameter):
+        for gradient in _end_gradients_bytes(rank, activations, parameter):
             at_end = added(gradient, -replay, over, given_back)
             working = where(state.travels, working, largest(working, at_end))
     leaving = rank.in_flight - rank.heads_in_flight
@@ -204,7 +205,7 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
     for end in rank.ends:
         kept = kept + held * end.part.kept_bytes
         if rank.weights_apart:
-            kept = kept + rank.weights_waiting * end.part.weights_waiting_bytes
+            kept = kept + _added_bytes(rank, held, end.part.kept_bytes, end.part.weights_waiting_bytes)
     if rank.has_loss and software is not COMPILED:
         replayed_head = software.replays_head and _keeps_only_inputs(rank, rank.last_block)
         kept = kept + (REPLAYED_LOGITS if replayed_head else 1.0) * software.logits_bytes * rank.num_logits
@@ -244,9 +245,10 @@ def _travelling_bytes(
     )
 
 
-def _end_gradients_bytes(rank: Rank, kept: Number, parameter_bytes: int) -> Iterator[Number]:
+def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) -> Iterator[Number]:
     """Bytes beside all that is kept when backward has the gradients of an end's weights, for each end of the rank.
-    Where sums have a dtype of their own, these count among what a backward hands over at its end.
+    Where sums have a dtype of their own, these count among what a backward hands over at its end. activations: bytes
+    that blocks keep.
 
     At the head, its gradient and that of the logits; the loss is over. At the embedding, the gradients of its output
     and of its table, of which a head that has it too made another one, and their sum; of what its blocks kept of the
@@ -260,7 +262,7 @@ def _end_gradients_bytes(rank: Rank, kept: Number, parameter_bytes: int) -> Iter
         if end.has_table:
             gradients = SUMMED_GRADIENTS if end.has_loss else 1
             waiting = rank.most_blocks * rank.block.weights_waiting_bytes if rank.weights_apart else 0.0
-            of_microbatch = (kept - rank.weights_waiting * waiting) / rank.in_flight - waiting
+            of_microbatch = activations / rank.in_flight - waiting
             yield gradients * weights + rank.hidden_bytes - of_microbatch - kept_by_end
 
 
@@ -296,16 +298,31 @@ def _kept_by(rank: Rank, block: Any, software: Software) -> Number:
     return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
 
 
-def _kept_bytes(rank: Rank, software: Software) -> Number:
-    """Bytes that all blocks keep when most is held, and what waits with gradients of weights."""
+def _activations_bytes(rank: Rank, software: Software) -> Number:
+    """Bytes that all blocks keep when most is held."""
 
     def of(block: Any) -> Number:
         return _kept_by(rank, block, software)
 
-    kept = rank.kept_bytes(of) if rank.kept_bytes else rank.in_flight * rank.most_blocks * of(rank.block)
-    if not rank.weights_apart:
-        return kept
-    return kept + rank.weights_waiting * rank.most_blocks * rank.block.weights_waiting_bytes
+    return rank.kept_bytes(of) if rank.kept_bytes else rank.in_flight * rank.most_blocks * of(rank.block)
+
+
+def _waiting_bytes(rank: Rank, software: Software) -> Number:
+    """Bytes that wait with gradients of weights of blocks, beside all activations."""
+    waiting = rank.most_blocks * rank.block.weights_waiting_bytes
+    if rank.kept_bytes:  # chunks differ: which of them activations and gradients are of is not known
+        return rank.weights_waiting * waiting
+    return _added_bytes(rank, rank.in_flight, rank.most_blocks * _kept_by(rank, rank.block, software), waiting)
+
+
+def _added_bytes(rank: Rank, held: Number, kept_bytes: Number, waiting_bytes: Number) -> Number:
+    """Bytes that gradients of weights which wait add to those of `held` microbatches, when both need most.
+
+    kept_bytes, waiting_bytes: of one microbatch. Held and waiting may be most at different moments: of those that are
+    never there together the lesser bytes are not there.
+    """
+    apart = largest(0, held + rank.weights_waiting - rank.together)
+    return rank.weights_waiting * waiting_bytes - apart * smallest(kept_bytes, waiting_bytes)
 
 
 def _of_ends(rank: Rank) -> tuple[Number, Number]:

@@ -56,6 +56,7 @@ class Rank(NamedTuple):
     embeddings_in_flight: Number
     heads_in_flight: Number
     weights_waiting: Number
+    together: Number
     weights_apart: bool
     only: bool
     block: Any
@@ -106,6 +107,7 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.embeddings_in_flight,
         load.heads_in_flight,
         load.weights_waiting,
+        load.together,
         load.weights_apart,
         first and last,
         load.chunks[0].block,

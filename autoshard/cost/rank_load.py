@@ -29,7 +29,8 @@ class RankLoad:
 
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
     whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides the one
-    in work; weights_apart: whether those of the one in work do.
+    in work; together: most of in_flight and weights_waiting at one moment. weights_apart: whether gradients of weights
+    of the one in work wait.
     held: of each chunk, how many it holds, at every moment when no other one has more of all; empty where chunks are
     alike.
     """
@@ -41,7 +42,8 @@ class RankLoad:
     in_flight: int
     embeddings_in_flight: int
     heads_in_flight: int
-    weights_waiting: int = 0
+    weights_waiting: int
+    together: int
     weights_apart: bool = False
     held: tuple[tuple[int, ...], ...] = ()
 

@@ -23,6 +23,7 @@ def show(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**SHOWN_CHARACTERS:
         return f"a number of more than {SHOWN_CHARACTERS} digits"  # repr of a huge int raises ValueError
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    text = " ".join(text.split()) if "\n" in text else text  # an array's has several lines
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 

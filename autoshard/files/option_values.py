@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,8 @@ def number(value: Any) -> float:
         found = float(value)
     except (TypeError, ValueError):
         found = math.nan
+    except OverflowError:  # a whole number that no float holds
+        found = sys.float_info.max
     if isinstance(value, bool) or not found > 0 or math.isinf(found):
         raise WrongValueError(f"{shortened(str(value))} must be a number above 0")
     if found > MOST:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoshard.interface.inputs import check_plan
 from autoshard.interface.planned import Plan
 from autoshard.interface.reading import read_plan_with_notes
 from autoshard.interface.shown import WIDTH, Shown
@@ -109,4 +110,6 @@ def check_machine(plan: plans.Plan | None = None) -> MachineCheck:
     from autoshard.doctor.findings import findings
     from autoshard.doctor.machine import look
 
+    if plan is not None:
+        check_plan("check_machine", plan)
     return MachineCheck(findings(look(), plan), plan)

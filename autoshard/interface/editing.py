@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.interface.planned import Plan
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
@@ -68,10 +70,13 @@ def edit_plan(plan: plans.Plan | str | Path, edits: Sequence[str] = ()) -> Edite
     >>> autoshard.edit_plan(plan, ["strategy.microbatch_size=2"]).plan.strategy.microbatch_size
     2
     """
-    from autoshard.errors import AutoshardError
     from autoshard.plans.validate import read_plan
     from autoshard.replanning.edit import edited, made_anew
 
+    if not isinstance(plan, (plans.Plan, str, Path)):
+        raise AutoshardError(f"plan={show(plan)} of edit_plan must be a plan, or the path of its file")
+    if not isinstance(edits, (list, tuple)) or not all(isinstance(edit, str) for edit in edits):
+        raise AutoshardError(f"edits={show(edits)} of edit_plan must be texts, such as ['strategy.microbatch_size=2']")
     if edits:
         found = edited(plan if isinstance(plan, plans.Plan) else read_plan(plan), edits)
     elif isinstance(plan, plans.Plan):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoshard.files.fields import check_choice
-from autoshard.interface.inputs import Options, checked
+from autoshard.interface.inputs import Options, check_plan, checked
 from autoshard.interface.planned import Plan
 from autoshard.interop.export import FORMS, Exported
 from autoshard.planner.written import Written
@@ -56,6 +56,7 @@ def export(plan: plans.Plan, to: str) -> Exported:
     """
     from autoshard.interop.export import export as exported
 
+    check_plan("export", plan)
     check_choice("export", "to", to, tuple(FORMS))
     return exported(plan, to)
 
@@ -71,4 +72,5 @@ def replan(plan: plans.Plan, nodes: int) -> Plan:
     """
     from autoshard.replanning import replan as replanned
 
+    check_plan("replan", plan)
     return Plan.of(replanned(plan, nodes).plan)

@@ -36,7 +36,7 @@ def cluster(
     given = checked({"nodes": nodes, "lnc": lnc, "hardware": hardware, "sdk": sdk})
     name = instance or (None if hardware is not None else INSTANCE)
     file = Path(given["hardware"]) if "hardware" in given else None
-    return clusters.load_cluster(name, given["nodes"], given.get("lnc"), file, given.get("sdk"))
+    return clusters.load_cluster(name, given.get("nodes", nodes), given.get("lnc"), file, given.get("sdk"))
 
 
 def instances() -> tuple[str, ...]:

@@ -353,7 +353,10 @@ def _plain(name: str, value: object) -> object:
         if name in ("stage_layers", "recompute"):
             return tuple(_plain("", one) for one in value)
     elif isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        value = index(value)  # numpy's whole numbers too
+        try:
+            value = index(value)  # numpy's whole numbers too
+        except TypeError:  # an array of several, or the type itself
+            raise AutoshardError(f"{name}={show(value)} of the layout must be a plain value") from None
     if name in DEGREES.values() and not (name == "etp" and value is None):
         check_integer("the layout", name, value)
     if name == "stage_layers":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.interface.inputs import check_plan
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
@@ -152,6 +153,8 @@ def sweep(
     from autoshard.sweeps.logs import write_logs
     from autoshard.sweeps.run import SHARDS, progress, run_sweep
 
+    if not isinstance(grid, (Mapping, str, Path)):
+        raise AutoshardError(f"grid={show(grid)} of sweep must be options of plan, or the path of a sweep file")
     asked = sweep_of(grid, "sweep") if isinstance(grid, Mapping) else read_sweep(Path(grid))
     if isinstance(run, Mapping):
         asked = with_run(asked, run)
@@ -197,6 +200,7 @@ def run(plan: plans.Plan, **options: Any) -> Run:
     """
     from autoshard.runtime.run import run_plan
 
+    check_plan("run", plan)
     folders: list[Path] = []
     code = run_plan(plan, options_from(options), folders.append)
     return Run(code, folders[0] if folders else None)

@@ -60,7 +60,7 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     space.start(request.evaluations if request.search != EXACT else inf, limit_s)
     layout = space.fastest() if request.search == EXACT else searched(space, request.search)
     if layout is None or not space.price_of(layout).fits:
-        raise _nothing_fits(space, request)
+        raise _nothing_fits(space, request, layout)
     price, strategy = space.price_of(layout), space.strategy(layout)
     best = Candidate(strategy, estimate(*problem[:3], strategy))
     layouts = range(len(space)) if request.search == EXACT else sorted({*space.prices, layout})
@@ -139,10 +139,17 @@ def _notes(best: Candidate, price: Price, request: PlanRequest) -> Iterator[str]
             )
 
 
-def _nothing_fits(space: Space, request: PlanRequest) -> AutoshardError:
+def _nothing_fits(space: Space, request: PlanRequest, layout: int | None) -> AutoshardError:
+    """The error where the layout that was taken, if any, does not fit."""
     model, cluster, name = space.problem.model, space.problem.cluster, _name(request)
     where = f"{cluster.nodes} x {cluster.instance}"
     if request.search != EXACT and (space.memory_bytes <= space.level.memory_bytes).any():
+        if layout is not None and layout not in space.prices:
+            return NoneFound(
+                f"search={request.search} returned layout {layout} of {model.name} on {where}, which it did not price "
+                f"and which needs {format_bytes(float(space.memory_bytes[layout]))} of "
+                f"{format_bytes(space.level.memory_bytes)}; space.price says what fits, search={EXACT} finds one"
+            )
         return NoneFound(
             f"search={request.search} found no layout of {model.name} on {where} that fits among "
             f"{space.evaluations:,} of {len(space):,}; use more evaluations, or search={EXACT}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
+from pathlib import Path
 
 from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
@@ -237,7 +238,7 @@ def _cluster(request: PlanRequest) -> Cluster:
 
 
 def _model(request: PlanRequest) -> ModelSpec:
-    """By name or config; "file.py:Class" is traced, once in this process."""
+    """By name or config; "file.py:Class" is traced, once in this process as long as the file stays as it is."""
     if isinstance(request.model, ModelSpec):
         return request.model
     if not is_user_module(request.model):
@@ -246,7 +247,8 @@ def _model(request: PlanRequest) -> ModelSpec:
         raise AutoshardError(f"dropout={request.dropout} of {request.model}: a traced module is trained without")
     if find_spec("torch") is None:
         raise AutoshardError(f"model={request.model} is traced with torch: pip install 'autoshard[torch]'")
-    return _traced(request.model, request.seq_len)
+    file = Path(request.model.rpartition(":")[0]).absolute()
+    return _traced(request.model, request.seq_len, file, _content(file))
 
 
 def _trained(model: ModelSpec, request: PlanRequest) -> ModelSpec:
@@ -275,10 +277,19 @@ def _dropout(request: PlanRequest) -> Dropout:
 
 
 @lru_cache(maxsize=8)
-def _traced(model: str, seq_len: int | None) -> ModelSpec:
+def _traced(model: str, seq_len: int | None, file: Path, content: bytes) -> ModelSpec:
+    """The model that a user's file makes. file, content: where it is and what it says: an edited one is traced anew."""
     from autoshard.tracer.trace import trace_model  # brings torch
 
     return trace_model(model, seq_len)
+
+
+def _content(file: Path) -> bytes:
+    """What a file says; nothing where it cannot be read."""
+    try:
+        return file.read_bytes() if file.is_file() else b""
+    except OSError:  # the import says why
+        return b""
 
 
 def pins_of(request: PlanRequest) -> Pins:

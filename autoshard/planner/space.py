@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from math import inf, isfinite
+from math import inf
 from random import Random
 from time import process_time
 from typing import NamedTuple
@@ -60,9 +60,9 @@ class Price(NamedTuple):
 
 
 class Space:
-    """Every legal layout of a problem with pins, but those of which a bound says that they cannot fit; each is a number
-    from 0 to len(space) - 1. All stages recompute alike, and cuts are even or balanced. Mutable: counts what was priced
-    and remembers the best.
+    """Every legal layout of a problem with pins; each is a number from 0 to len(space) - 1. Where autoshard's prices
+    count, those are left out of which a bound says that they cannot fit. All stages recompute alike, and cuts are even
+    or balanced. Mutable: counts what was priced and remembers the best.
 
     problem, pins: what is asked. level: how surely a layout must fit: as wanted, or less where none fits so surely.
     evaluations: layouts that were priced. best: the cheapest of them; None before the first.
@@ -86,7 +86,7 @@ class Space:
         table, capacity = Table(problem, sets), problem.cluster.device.memory_bytes
         for mesh in legal_layouts(problem, pins, self.tally):
             for draft in mesh.drafts:
-                if mesh.state_bytes <= capacity and table.has_room(draft):
+                if cost_model is not None or (mesh.state_bytes <= capacity and table.has_room(draft)):
                     table.add(draft)
                 else:
                     self.tally.drop(
@@ -172,14 +172,14 @@ class Space:
         """Seconds that a step takes at least, by layout: the step time where the cost model is not autoshard's."""
         if self._other is not None:
             return self._other[0]
-        return np.concatenate([chunk.step_time_s for chunk in self.chunks]) if self.chunks else np.array([])
+        return _unwritable(np.concatenate([*(chunk.step_time_s for chunk in self.chunks), []]))
 
     @cached_property
     def memory_bytes(self) -> Array:
         """Bytes of the fullest device, by layout."""
         if self._other is not None:
             return self._other[1]
-        return np.concatenate([chunk.memory_bytes for chunk in self.chunks]) if self.chunks else np.array([])
+        return _unwritable(np.concatenate([*(chunk.memory_bytes for chunk in self.chunks), []]))
 
     def fastest(self) -> int | None:
         """The layout that is proven to be the fastest of those that fit; None where none fits. Not counted.
@@ -341,6 +341,12 @@ def _primes(number: int) -> list[int]:
     return [*found, number] if number > 1 else found
 
 
+def _unwritable(prices: Array) -> Array:
+    """The prices, which a searcher may read and not change."""
+    prices.setflags(write=False)
+    return prices
+
+
 def _checked(prices: object, count: int, name: str) -> tuple[Array, Array]:
     """The arrays that a cost model returned. Raises AutoshardError where they are none."""
     if not isinstance(prices, tuple) or len(prices) != 2:
@@ -348,7 +354,7 @@ def _checked(prices: object, count: int, name: str) -> tuple[Array, Array]:
     found = []
     for field, values in zip(("step_time_s", "memory_bytes"), prices, strict=True):
         try:
-            array = np.asarray(values, dtype=float)
+            array = np.array(values, dtype=float)  # a copy: the cost model may keep its own
         except (TypeError, ValueError):
             array = np.array(np.nan)
         if array.shape != (count,):
@@ -361,6 +367,5 @@ def _checked(prices: object, count: int, name: str) -> tuple[Array, Array]:
                 f"cost model {name} returned {field}={array[wrong[0]]:g} for layout {wrong[0]}; "
                 "it must be a finite number above 0"
             )
-        found.append(array)
-    assert all(isfinite(float(array.sum())) for array in found)
+        found.append(_unwritable(array))
     return found[0], found[1]

@@ -31,7 +31,7 @@ from autoshard.plans.search_result import PathSummary, Pins, Rejection
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
-from autoshard.spec.cluster import Cluster, Device, Link
+from autoshard.spec.cluster import Cluster, Device, Domain, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
@@ -66,6 +66,7 @@ TYPES = {
     "cluster": Cluster,
     "device": Device,
     "link": Link,
+    "domain": Domain,
     "pins": Pins,
     "strategy": Strategy,
     "estimate": Estimate,

@@ -15,6 +15,7 @@ from autoshard.files.codec import Text, from_json, read_value
 from autoshard.files.fields import show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
+from autoshard.files.text_file import printable
 from autoshard.graph.partition import Choice
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.sharding import legal_values
@@ -94,7 +95,8 @@ def in_file(path: str | Path, read: Callable[[], T]) -> T:
         return read()
     except AutoshardError as error:
         text = str(error)
-        raise AutoshardError(text if str(path) in text else f"{path}: {text}") from None
+        named = printable(path)
+        raise AutoshardError(text if named in text else f"{named}: {text}") from None
 
 
 def _object(data: object) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,8 @@ GROUPS = {
     "predictors": "an entry of `bench predictors`",
 }
 """Group, without `autoshard.` before it -> what a plug-in of it is."""
+RAISED = (Exception, SystemExit)
+"""Whatever other people's code raises: it is said in one line. Ctrl-C stays the user's."""
 
 
 class Plugin(NamedTuple):
@@ -33,20 +35,20 @@ class Plugin(NamedTuple):
     package: str
 
 
-def installed(group: str) -> Mapping[str, Plugin]:
-    """The plug-ins of a group by name; nothing is loaded.
+def installed(group: str) -> tuple[str, ...]:
+    """The names of a group's plug-ins, sorted; nothing is loaded."""
+    return tuple(dict.fromkeys(plugin.name for plugin in every(group)))
 
-    Raises AutoshardError where two packages give the same name.
-    """
-    found: dict[str, Plugin] = {}
-    for plugin in every(group):
-        other = found.setdefault(plugin.name, plugin)
-        if other != plugin:
-            raise AutoshardError(
-                f"plug-in {plugin.name} of autoshard.{group} comes from {other.package} and from {plugin.package}; "
-                "uninstall one of them"
-            )
-    return found
+
+def named(group: str, name: str) -> Plugin | None:
+    """The plug-in of a name; None where there is none. Raises AutoshardError where two packages give it."""
+    found = [plugin for plugin in every(group) if plugin.name == name]
+    if len(found) > 1:
+        one, other, *_ = (plugin.package for plugin in found)
+        raise AutoshardError(
+            f"plug-in {name} of autoshard.{group} comes from {one} and from {other}; uninstall one of them"
+        )
+    return found[0] if found else None
 
 
 def every(group: str) -> tuple[Plugin, ...]:
@@ -59,13 +61,15 @@ def load(plugin: Plugin) -> Any:
     entry = next(one for one in _entries(tuple(sys.path), plugin.group) if _plugin(plugin.group, one) == plugin)
     try:
         return entry.load()
-    except Exception as error:  # other people's code: whatever it raises is said in one line
+    except RAISED as error:
         raise AutoshardError(
             f"plug-in {plugin.name} of {plugin.package} does not load: {in_one_line(error)}"
         ) from error
 
 
-def call(plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], let: type[Exception]) -> Any:
+def call(
+    plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], let: type[Exception] = AutoshardError
+) -> Any:
     """The value that a plug-in's function gives. let: what it may raise, besides AutoshardError.
 
     Raises AutoshardError, naming its package, for whatever else it raises.
@@ -74,11 +78,11 @@ def call(plugin: Plugin, function: Callable[..., Any], given: tuple[Any, ...], l
         return function(*given)
     except (AutoshardError, let):
         raise
-    except Exception as error:  # other people's code
+    except RAISED as error:
         raise AutoshardError(f"plug-in {plugin.name} of {plugin.package} fails: {in_one_line(error)}") from error
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """An exception of other people's code in one line: its type, and the beginning of its text; ours is its text."""
     said = " ".join(str(error).split())
     if isinstance(error, AutoshardError):

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.option_values import one_of
-from autoshard.plugins.found import Plugin, call, installed, load
+from autoshard.plugins.found import Plugin, call, load, named
 
 V = TypeVar("V")
 
@@ -54,7 +54,7 @@ class Table(dict[str, V], Generic[V]):
 
     def plugin(self, name: str) -> Plugin | None:
         """The plug-in that has a name; None for what is built in, and where none has it."""
-        return None if super().__contains__(name) else installed(self.group).get(name)
+        return None if super().__contains__(name) else named(self.group, name)
 
     def said(self, name: str) -> str:
         """A name with the package that it comes from, 'mine (my-package 1.0)', for plans and pages."""

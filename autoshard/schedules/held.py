@@ -6,8 +6,10 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.schedules.action import Order
-from autoshard.schedules.orders import SCHEDULES, Schedule, check_orders, orders_of
+from autoshard.schedules.orders import SCHEDULES, Schedule, asked, is_built_in, orders_of, said
 
 
 class RankHolds(NamedTuple):
@@ -15,45 +17,92 @@ class RankHolds(NamedTuple):
 
     in_flight: chunk activations, all chunks together. embeddings, heads: microbatches in the chunk with the embedding
     and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose weight gradients
-    wait, besides the one in work.
+    wait, besides the one in work. together: in flight and waiting at one moment.
     """
 
     in_flight: int
     embeddings: int
     heads: int
     waiting: int
+    together: int
 
 
 @lru_cache(maxsize=1024)
 def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[RankHolds, ...]:
     """The most that each pipeline rank holds at once. Sizes must be legal (`check_schedule`).
 
-    Raises AutoshardError as `orders_of`.
+    Raises AutoshardError as `orders_of`, and where a schedule that is not built in has another `most_waiting` than its
+    orders.
     """
     sizes = (pp, num_microbatches, num_virtual_stages)
-    check_orders(schedule, *sizes)
-    waiting = [0] * pp
+    if schedule.warm_up is None or not is_built_in(schedule):
+        return _counted(schedule, *sizes)
+    held, waiting = warm_ups(schedule, *sizes), [0] * pp
     if schedule.most_waiting is not None:
         waiting = [schedule.most_waiting(rank, *sizes) for rank in range(pp)]
-    elif schedule.weights_apart:
-        waiting = [max(0, max(peaks) - 1) for peaks in weights_waiting(orders_of(schedule, *sizes))]
-    if schedule.warm_up is None:
-        peaks = in_flight(orders_of(schedule, *sizes))
-        held, embeddings, heads = [*map(sum, peaks)], peaks[0][0], peaks[-1][-1]
-    else:
-        held = [*warm_ups(schedule, *sizes)]
-        embeddings = _most_of_chunk(held[0], *sizes, 0)
-        heads = _most_of_chunk(held[-1], *sizes, num_virtual_stages - 1)
+    embeddings = _most_of_chunk(held[0], *sizes, 0)
+    heads = _most_of_chunk(held[-1], *sizes, num_virtual_stages - 1)
     return tuple(
-        RankHolds(held[rank], embeddings * (rank == 0), heads * (rank == pp - 1), waiting[rank]) for rank in range(pp)
+        RankHolds(
+            held[rank],
+            embeddings * (rank == 0),
+            heads * (rank == pp - 1),
+            waiting[rank],
+            held[rank] + waiting[rank],  # at most: a pipeline with fewer microbatches than ranks holds less
+        )
+        for rank in range(pp)
     )
+
+
+def _counted(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[RankHolds, ...]:
+    """`rank_holds`, from the orders."""
+    sizes = (pp, num_microbatches, num_virtual_stages)
+    orders = orders_of(schedule, *sizes)
+    peaks = in_flight(orders)
+    found = []
+    for rank, order in enumerate(orders):
+        held, waiting, together = _most_at_once(order)
+        ends = (peaks[0][0] * (rank == 0), peaks[-1][-1] * (rank == pp - 1))
+        found.append(RankHolds(held, *ends, waiting, together))
+    most_waiting = schedule.most_waiting
+    if most_waiting is not None:
+        declared = asked(schedule, lambda *given: [most_waiting(rank, *given) for rank in range(pp)], *sizes)
+        for rank, (one, said_to_wait) in enumerate(zip(found, declared, strict=True)):
+            if said_to_wait != one.waiting:
+                raise AutoshardError(
+                    f"{said(schedule)} says most_waiting={show(said_to_wait)} of rank {rank}, whose orders have "
+                    f"{one.waiting} with pp={pp}, num_microbatches={num_microbatches} and vpp={num_virtual_stages}; "
+                    "without most_waiting they are counted"
+                )
+    return tuple(found)
+
+
+def _most_at_once(order: Order) -> tuple[int, int, int]:
+    """The most of a rank, all chunks together: in flight, waiting besides the one in work, and both at one moment.
+
+    Looked at are the ends of forwards and the beginnings of backwards: at others a rank holds no more.
+    """
+    held = waiting = 0
+    most = (0, 0, 0)
+    for kind, *_ in order:
+        held += kind == "F"
+        if kind != "W":
+            most = (max(most[0], held), max(most[1], waiting), max(most[2], held + waiting))
+        held -= kind in "BI"
+        waiting += (kind == "I") - (kind == "W")
+    return most
 
 
 @lru_cache(maxsize=1024)
 def warm_ups(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """The number of forwards of each rank before its first backward. The schedule must have a `warm_up`."""
-    assert schedule.warm_up is not None
-    return tuple(schedule.warm_up(rank, pp, num_microbatches, num_virtual_stages) for rank in range(pp))
+    """The number of forwards of each rank before its first backward. The schedule must have a `warm_up`.
+
+    Raises AutoshardError where that of a schedule that is not built in raises.
+    """
+    warm_up = schedule.warm_up
+    assert warm_up is not None
+    sizes = (pp, num_microbatches, num_virtual_stages)
+    return asked(schedule, lambda *given: tuple(warm_up(rank, *given) for rank in range(pp)), *sizes)
 
 
 def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages: int, chunk: int) -> int:

@@ -7,11 +7,14 @@ a schedule by its name: what others need is a field of `Schedule`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 from typing import TypeVar
 
 from autoshard.errors import AutoshardError
-from autoshard.plugins.found import in_one_line
+from autoshard.files.fields import show
+from autoshard.plugins.found import RAISED, in_one_line
 from autoshard.plugins.table import Table
+from autoshard.rows import Number, is_rows
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import (
     ClosedForm,
@@ -40,10 +43,11 @@ class Schedule:
     in place of `B`. Without it, what a rank holds is counted from the orders.
     closed_form: seconds that a step takes at least. Search prices with it and simulates the layouts that it leaves;
     without it all layouts are simulated.
-    exact_without_transfers: whether the closed form is the step time if transfers take no time; then nothing is
-    simulated.
+    exact_without_transfers: whether the closed form is the step time if transfers take no time; of a schedule that is
+    built in nothing is simulated then.
     weights_apart: whether backwards come as `I` and `W`.
     most_waiting: the most `W` of a rank that wait besides that of the backward in work. Without it they are counted.
+    What a schedule that is not built in says here is held against its orders.
     nxd: whether NxD has the schedule too.
     """
 
@@ -74,9 +78,12 @@ class Schedule:
     def objection_to(self, pp: int, num_microbatches: int, num_virtual_stages: int) -> str | None:
         """The reason why these sizes are not legal; None if they are.
 
-        Raises AutoshardError where a schedule of a plug-in fails to say it.
+        Raises AutoshardError where a schedule of a plug-in fails to say it in a text.
         """
-        return _asked(self, self.objection, pp, num_microbatches, num_virtual_stages) or None
+        found = asked(self, self.objection, pp, num_microbatches, num_virtual_stages)
+        if not isinstance(found, str | None):
+            raise AutoshardError(f"{said(self)} has the objection {show(found)}; it must be a text, or None")
+        return " ".join(found.split()) if found else None
 
     def objection_to_chunks(self, pp: int, num_virtual_stages: int) -> str | None:
         """The reason why so many chunks a rank are not legal, whatever the number of microbatches; None if they are."""
@@ -275,24 +282,22 @@ def orders_of(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_st
 
     Raises AutoshardError where those of a schedule that is not built in are no whole step, or not those of its warm-up.
     """
-    if _is_built_in(schedule):
+    if is_built_in(schedule):
         return schedule.orders(pp, num_microbatches, num_virtual_stages)
-    return _asked(schedule, partial(_checked_orders, schedule), pp, num_microbatches, num_virtual_stages)
+    return asked(schedule, partial(_checked_orders, schedule), pp, num_microbatches, num_virtual_stages)
 
 
-def check_orders(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> None:
-    """Raise AutoshardError as `orders_of`, for who asks for a schedule's rules and not for its orders."""
-    if not _is_built_in(schedule):
-        orders_of(schedule, pp, num_microbatches, num_virtual_stages)
-
-
-def _is_built_in(schedule: Schedule) -> bool:
+def is_built_in(schedule: Schedule) -> bool:
+    """Whether it is one of those of this file: what they say of themselves is not held against their orders."""
     return any(schedule is one for one in _BUILT_IN.values())
 
 
 def _checked_orders(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[Order, ...]:
-    sizes, of = (pp, num_microbatches, num_virtual_stages), _said(schedule)
-    orders = tuple(tuple(Action(*action) for action in order) for order in schedule.orders(*sizes))
+    sizes, of = (pp, num_microbatches, num_virtual_stages), said(schedule)
+    orders = tuple(
+        tuple(Action(kind, index(microbatch), index(chunk)) for kind, microbatch, chunk in order)
+        for order in schedule.orders(*sizes)
+    )
     check_whole(orders, *sizes, of, schedule.weights_apart)
     if schedule.warm_up is None:
         return orders
@@ -306,21 +311,22 @@ def _checked_orders(schedule: Schedule, pp: int, num_microbatches: int, num_virt
     return orders
 
 
-def _said(schedule: Schedule) -> str:
+def said(schedule: Schedule) -> str:
+    """The name of a schedule with the package that it comes from, for errors."""
     return f"schedule {SCHEDULES.name_of(schedule) or repr(schedule.label)}"
 
 
-def _asked(schedule: Schedule, of_sizes: Callable[[int, int, int], V], *sizes: int) -> V:
+def asked(schedule: Schedule, of_sizes: Callable[..., V], *sizes: Number) -> V:
     """The answer of a schedule's function of sizes. Raises AutoshardError where that of a plug-in raises."""
     try:
         return of_sizes(*sizes)
     except AutoshardError:
         raise
-    except Exception as error:  # other people's code: whatever it raises is said in one line
-        if _is_built_in(schedule):
+    except RAISED as error:
+        if is_built_in(schedule):
             raise
-        pp, num_microbatches, vpp = sizes
+        pp, count, vpp = sizes
+        of_count = "" if is_rows(count) else f", num_microbatches={count}"
         raise AutoshardError(
-            f"{_said(schedule)} fails with pp={pp}, num_microbatches={num_microbatches} and vpp={vpp}: "
-            f"{in_one_line(error)}"
+            f"{said(schedule)} fails with pp={pp}{of_count} and vpp={vpp}: {in_one_line(error)}"
         ) from error

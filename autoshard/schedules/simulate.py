@@ -104,10 +104,10 @@ class InOrder:
         return [np.vstack([wave, columns[:, wave]]) for wave in waves]
 
 
-def in_dependency_order(orders: Sequence[Order], num_stages: int) -> InOrder:
+def in_dependency_order(orders: Sequence[Order], num_stages: int, of: str = "the schedule") -> InOrder:
     """All ranks' actions in an order in which they can run. It serves any durations, so it is found once.
 
-    orders: one list of actions a pipeline rank. num_stages: virtual stages.
+    orders: one list of actions a pipeline rank. num_stages: virtual stages. of: whose orders they are, in the error.
     Raises AutoshardError for lists that deadlock.
     """
     pp = len(orders)
@@ -152,7 +152,7 @@ def in_dependency_order(orders: Sequence[Order], num_stages: int) -> InOrder:
             heads[rank] = head
         ranks.reverse()  # forwards travel up the ranks and backwards down: sweep both ways
     if any(head is not None for head in heads):
-        raise AutoshardError(_deadlock(orders, places))
+        raise AutoshardError(_deadlock(of, orders, places))
     return InOrder(tuple(steps), tuple(map(tuple, places)), nobody + 1)
 
 
@@ -206,10 +206,10 @@ def _run_rows(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -
     return clock.max(0), starts
 
 
-def _deadlock(orders: Sequence[Order], places: Sequence[Sequence[int]]) -> str:
+def _deadlock(of: str, orders: Sequence[Order], places: Sequence[Sequence[int]]) -> str:
     waiting = (
         f"rank {rank} before {order[len(done)]}"
         for rank, (order, done) in enumerate(zip(orders, places, strict=True))
         if len(done) < len(order)
     )
-    return f"the schedule deadlocks: {', '.join(list(waiting)[:4])} wait for what no rank will send"
+    return f"{of} deadlocks: {', '.join(list(waiting)[:4])} wait for what no rank will send"

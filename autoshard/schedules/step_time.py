@@ -7,15 +7,18 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from autoshard.errors import AutoshardError
 from autoshard.rows import Number, anywhere, by_rows, is_rows
 from autoshard.schedules.closed_form import Work
 from autoshard.schedules.held import warm_ups
-from autoshard.schedules.orders import SCHEDULES, Schedule, orders_of
+from autoshard.schedules.orders import SCHEDULES, Schedule, asked, is_built_in, orders_of, said
 from autoshard.schedules.rounds import in_rounds_s
 from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
 
 SAME = 1e-12
 """Share of a step by which two bounds of it may differ for rounding."""
+ROUNDING = 1e-9
+"""The same where others wrote one of them."""
 
 
 def step_time_s(
@@ -35,10 +38,10 @@ def step_time_s(
     Sizes must be legal (`check_schedule`).
     """
     known = SCHEDULES[schedule]
-    if known.exact_without_transfers and known.closed_form is not None and (pp == 1 or not anywhere(p2p_s)):
-        return known.closed_form(Work(pp, num_microbatches, num_virtual_stages, forward_s, backward_s))
+    if known.exact_without_transfers and is_built_in(known) and (pp == 1 or not anywhere(p2p_s)):
+        return _closed_form_s(known, Work(pp, num_microbatches, num_virtual_stages, forward_s, backward_s))
     return by_rows(
-        lambda count, *numbers: _simulated_s(known, Work(pp, count, num_virtual_stages, *numbers)),
+        lambda count, *numbers: _held_against_s(known, Work(pp, count, num_virtual_stages, *numbers)),
         num_microbatches,
         forward_s,
         backward_s,
@@ -53,7 +56,50 @@ def at_least_s(schedule: str, work: Work) -> Number:
     if known.closed_form is None:
         pp, m, vpp, *numbers = work
         return step_time_s(schedule, pp, m, vpp, *numbers)
-    return known.closed_form(work)
+    return _closed_form_s(known, work)
+
+
+def _closed_form_s(schedule: Schedule, work: Work) -> Number:
+    """Seconds by the closed form, which the schedule must have.
+
+    Raises AutoshardError where that of a schedule that is not built in raises or gives no seconds.
+    """
+    closed_form = schedule.closed_form
+    assert closed_form is not None
+    if is_built_in(schedule):
+        return closed_form(work)
+    import numpy as np
+
+    sizes = (work.pp, work.num_microbatches, work.num_virtual_stages)
+    found = asked(schedule, lambda *_: closed_form(work), *sizes)
+    shape, wanted = np.shape(found), np.shape(work.forward_s[0])
+    if found is None or shape not in ((), wanted):
+        gives = "None" if found is None else f"seconds of shape {shape}"
+        raise AutoshardError(f"{said(schedule)} has a closed_form that gives {gives}; it wants () or {wanted}")
+    if not (np.isfinite(found) & (found >= 0)).all():
+        raise AutoshardError(f"{said(schedule)} has a closed_form that gives seconds that are negative or not finite")
+    return found
+
+
+def _held_against_s(schedule: Schedule, work: Work) -> Number:
+    """The step time on the clock. Raises AutoshardError where the closed form of a schedule that is not built in
+    contradicts it."""
+    found_s = _simulated_s(schedule, work)
+    if schedule.closed_form is None or is_built_in(schedule):
+        return found_s
+    import numpy as np
+
+    bound_s = _closed_form_s(schedule, work)
+    is_exact = schedule.exact_without_transfers and (work.pp == 1 or not anywhere(work.transfer_s))
+    wrong = np.atleast_1d((bound_s > found_s * (1 + ROUNDING)) | (is_exact & (bound_s < found_s * (1 - ROUNDING))))
+    if wrong.any():
+        told_s, taken_s = (np.broadcast_to(one, wrong.shape)[wrong.argmax()] for one in (bound_s, found_s))
+        raise AutoshardError(
+            f"{said(schedule)} has a closed_form of {told_s:g} s for a step that takes {taken_s:g} s on the clock with "
+            f"pp={work.pp}, num_microbatches={work.num_microbatches} and vpp={work.num_virtual_stages}; it must give "
+            + ("just that: exact_without_transfers=True" if is_exact else "that or less")
+        )
+    return found_s
 
 
 def _simulated_s(schedule: Schedule, work: Work) -> Number:
@@ -96,7 +142,9 @@ def _on_clock(schedule: Schedule, work: Work, count: int) -> tuple[InOrder, list
 @lru_cache(maxsize=64)
 def in_order(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> InOrder:
     """All actions of a schedule's orders, each behind those that it waits for, found once. Sizes must be legal."""
-    return in_dependency_order(orders_of(schedule, pp, num_microbatches, num_virtual_stages), pp * num_virtual_stages)
+    return in_dependency_order(
+        orders_of(schedule, pp, num_microbatches, num_virtual_stages), pp * num_virtual_stages, said(schedule)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -132,7 +180,7 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
     total_s, starts = run(ordered, *numbers)
     warms, size = warm_ups(schedule, pp, count, vpp), pp if vpp > 1 else 1
     longest, end = max(warms), 2 * count * vpp - max(warms)  # all ranks run in turn from `longest` to `end`
-    at_least = 0.0 if schedule.closed_form is None else schedule.closed_form(work)
+    at_least = 0.0 if schedule.closed_form is None else _closed_form_s(schedule, work)
     for rounds in range(1, pp + 1):
         length = 2 * size * vpp * rounds
         begin = end - max(length, _reach(warms, vpp))

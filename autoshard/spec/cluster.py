@@ -170,6 +170,32 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Domain:
+    """A scale-up domain: nodes that links faster than the network join.
+
+    nodes: Nodes of a whole one.
+    segment_multiple: A job takes equally many nodes of every domain, a multiple of this.
+    """
+
+    nodes: Count
+    segment_multiple: Count
+
+    def __post_init__(self) -> None:
+        for field in ("nodes", "segment_multiple"):
+            check_integer("a domain", field, getattr(self, field))
+
+    def taken_by(self, nodes: int) -> int:
+        """How many nodes a job of so many takes of every domain that it uses: 16 of the 18 trays of a rack for a job of
+        64.
+
+        It is the largest multiple of `segment_multiple` that divides the job's nodes and is at most those of a domain.
+        A job that no such number divides fills whole domains, the last one in part.
+        """
+        sizes = range(self.segment_multiple, self.nodes + 1, self.segment_multiple)
+        return max((size for size in sizes if size > 1 and nodes % size == 0), default=self.nodes)
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Nodes of one instance type, all alike.
 
@@ -195,6 +221,8 @@ class Cluster:
     sdk: Release of the Neuron SDK that all speeds are those of; left out where it is not known, and on other devices.
     stack: Software stack of native PyTorch on Neuron that all constants are those of; left out where each pass is one
         compiled graph, and on other devices.
+    domain: What nodes_per_domain follows from for other numbers of nodes; left out where there are no such links, and
+        in older plans.
     """
 
     instance: str
@@ -215,6 +243,7 @@ class Cluster:
     most_nodes: Annotated[Count | None, Absence.WRITTEN] = None
     sdk: Annotated[str | None, Limit(choices=RELEASES), Absence.WRITTEN] = None
     stack: Annotated[str | None, Limit(choices=tuple(STACKS)), Absence.WRITTEN] = None
+    domain: Annotated[Domain | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
         _check_text("a cluster", "instance", self.instance)
@@ -256,14 +285,15 @@ class Cluster:
         return self.most_nodes is None or nodes <= self.most_nodes
 
     def with_nodes(self, nodes: int) -> "Cluster":
-        """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow, where the
-        instance is a packaged one. Raises AutoshardError for a number that these instances cannot have."""
+        """The cluster with so many nodes; a job then takes as many of a scale-up domain as its nodes allow. Raises
+        AutoshardError for a number that these instances cannot have."""
+        check_integer(f"cluster {self.instance}", "nodes", nodes)
         if nodes == self.nodes:
             return self
         from autoshard.spec import hardware_file
 
-        taken = hardware_file.nodes_taken(self.instance, nodes) or self.nodes_per_domain
-        return replace(self, nodes=nodes, nodes_per_domain=taken)
+        domain = self.domain or hardware_file.packaged_domain(self.instance)  # older plans do not have it
+        return replace(self, nodes=nodes, nodes_per_domain=domain.taken_by(nodes) if domain else self.nodes_per_domain)
 
     def with_link(
         self, which: str = "inter_node", *, bandwidth: float | None = None, latency: float | None = None

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import from_json
+from autoshard.files.codec import from_json, to_json
 from autoshard.files.fields import check_integer, check_positive, near, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
 from autoshard.plugins.found import every, load
 from autoshard.plugins.table import Table
-from autoshard.spec.cluster import Cluster
+from autoshard.spec.cluster import Cluster, Domain
 from autoshard.spec.evidence import Evidence
 from autoshard.spec.sdk import is_before, release, release_slowdown
 
@@ -68,7 +68,7 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     if found is not None:
         return FOLDER / f"{found}.json"
     own, failing = plugin_files()
-    if instance in own:
+    if isinstance(instance, str) and instance in own:
         return _only(instance, own[instance])
     close = near(str(instance), [*known, *own, *(other for others in aliases.values() for other in others)])
     meant = f"did you mean {' or '.join(close)}? " if close else ""
@@ -277,34 +277,24 @@ def _domain_values(file: Section, calibration: Section, nodes: int) -> dict[str,
         * calibration.number("domain_link_efficiency"),
         "latency_s": calibration.number("domain_hop_latency_s"),
     }
-    each = domain.integer("nodes")
-    multiple = domain.integer("segment_multiple") if "segment_multiple" in domain.names else each
+    whole = _domain(domain)
     domain.finish()
-    return {"nodes_per_domain": _nodes_taken(each, multiple, nodes), "intra_domain": link}
+    return {"nodes_per_domain": whole.taken_by(nodes), "intra_domain": link, "domain": to_json(whole)}
 
 
-@lru_cache(maxsize=1024)
-def nodes_taken(instance: str, nodes: int) -> int | None:
-    """How many nodes a job of so many takes of every scale-up domain of a packaged instance, as in its file; None where
-    the instance is not packaged."""
+@lru_cache(maxsize=64)
+def packaged_domain(instance: str) -> Domain | None:
+    """The scale-up domain of a packaged instance; None where it has none, or is not packaged."""
     if instance not in packaged_instances():
         return None
     file = Section(read_content(FOLDER / f"{instance}.json"), instance)
-    if "domain" not in file.names:
-        return 1
-    domain = file.child("domain")
-    each = domain.integer("nodes")
-    return _nodes_taken(each, domain.integer("segment_multiple") if "segment_multiple" in domain.names else each, nodes)
+    return _domain(file.child("domain")) if "domain" in file.names else None
 
 
-def _nodes_taken(each: int, multiple: int, nodes: int) -> int:
-    """How many nodes a job takes of every domain that it uses: 16 of the 18 trays of a rack for a job of 64.
-
-    It is the largest multiple of `multiple` that divides the job's nodes and is at most `each`, the nodes of a domain.
-    A job that no such number divides fills whole domains, the last one in part.
-    """
-    sizes = range(multiple, each + 1, multiple) if multiple > 0 else ()
-    return max((size for size in sizes if size > 1 and nodes % size == 0), default=each)
+def _domain(section: Section) -> Domain:
+    nodes = section.integer("nodes")
+    multiple = section.integer("segment_multiple") if "segment_multiple" in section.names else nodes
+    return Domain(nodes, multiple)
 
 
 def _check_fits(calibration: Section) -> None:

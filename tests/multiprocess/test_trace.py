@@ -1,6 +1,7 @@
 """A user's own module becomes the graph that a person would have written, and computes the same."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import read_config
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.planner.planning import inputs_of
+from autoshard.planner.request import PlanRequest
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.runtime.torch_backend.pointwise import pointwise
@@ -255,6 +258,20 @@ def test_a_plan_of_the_users_file_holds_the_model(tmp_path: Path) -> None:
     found = read_plan(tmp_path / "plan.json")
     assert found.model.name == "Model" and found.backend == "torch"
     assert json.loads((tmp_path / "plan.json").read_text())["inputs"]["model"]["graph"]["prefix"] == "blocks"
+
+
+def test_an_edited_file_is_traced_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of the same size and time, and another one at the same relative path."""
+    request = PlanRequest("mine.py:Model", seq_len=64, instance="cpu")
+    counts = []
+    for folder, width in ((tmp_path / "one", 64), (tmp_path / "one", 96), (tmp_path / "other", 32)):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        Path("mine.py").write_text(MY_FILE.format(function="tanh", more="", layers=2).replace("64", str(width)))
+        os.utime("mine.py", (1e9, 1e9))
+        counts.append(parameter_count(inputs_of(request)[0]))
+    each = 2 * (32 + 32 + 1)  # of two blocks: a row of up with its bias, a column of down
+    assert [count - counts[0] for count in counts] == [0, 32 * each, -32 * each]
 
 
 def test_the_rule_that_the_readme_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

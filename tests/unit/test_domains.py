@@ -29,7 +29,7 @@ Mesh = tuple[tuple[str, int], ...]
 
 
 def without_domains(cluster: Cluster) -> Cluster:
-    return replace(cluster, nodes_per_domain=1, intra_domain=None)
+    return replace(cluster, nodes_per_domain=1, intra_domain=None, domain=None)
 
 
 def toy_s(kind: str, payload_bytes: float, mesh: Mesh, *axes: str) -> float:
@@ -214,6 +214,21 @@ def test_a_job_takes_as_many_nodes_of_every_rack(nodes: int, each: int) -> None:
     """18 do not divide 32: such a job takes 16 of each rack. No number of nodes divides 19: a rack and one more."""
     assert load_cluster("gb200-186gb", nodes).nodes_per_domain == each
     assert load_cluster("trn2u.48xlarge", nodes).nodes_per_domain == 4
+
+
+@pytest.mark.parametrize("instance", ["gb200-186gb", "my-rack"])
+def test_a_cluster_knows_its_own_domains(instance: str, tmp_path: Path) -> None:
+    """Also one of a file of the user's own, by whatever name; an older plan has those of the packaged instance."""
+    domain = {"nodes": {"value": 8, "source": "mine"}, "segment_multiple": {"value": 2, "source": "mine"}}
+    file = tmp_path / "mine.json"
+    own = {"format_version": 1, "like": "gb200-186gb", "instance": instance, "domain": domain}
+    file.write_text(json.dumps(own))
+    for before, after, each in ((16, 32, 8), (6, 8, 8), (4, 5, 8), (8, 6, 6), (8, 10, 2)):
+        wanted = load_cluster(None, after, hardware_file=file)
+        assert load_cluster(None, before, hardware_file=file).with_nodes(after) == wanted
+        assert wanted.nodes_per_domain == each
+    older = replace(load_cluster("gb200-186gb", 32), domain=None)
+    assert older.with_nodes(36).nodes_per_domain == 18
 
 
 @pytest.mark.parametrize("size", [32, 64])

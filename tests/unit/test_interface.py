@@ -280,7 +280,10 @@ def test_values_show_themselves_in_a_notebook() -> None:
         (lambda: autoshard.validate(None), "plan=None must be the path of a file"),  # type: ignore[arg-type]
         *(
             (partial(getattr(autoshard, name), "plan.json", *rest), f"plan='plan.json' of {name} must be a plan; ")
-            for name, *rest in (["explain"], ["why_not", "tp=8"], ["compare", "x"], ["trace"], ["audit"], ["memory"])
+            for name, *rest in (
+                *(["explain"], ["why_not", "tp=8"], ["compare", "x"], ["trace"], ["audit"], ["memory"]),
+                *(["export", "nxdt"], ["replan", "1"], ["report"], ["run"], ["check_machine"]),
+            )
         ),
         (
             lambda: autoshard.compare(*[autoshard.plan("llama3-8b", **SMALL)] * 2, names=("a",)),  # type: ignore[arg-type]
@@ -290,6 +293,30 @@ def test_values_show_themselves_in_a_notebook() -> None:
             lambda: autoshard.why_not(autoshard.plan("llama3-8b", **SMALL), 5),  # type: ignore[arg-type]
             "the layout 5 must be name=value with blanks between, such as 'tp=8 pp=16'",
         ),
+        (
+            lambda: PUBLIC.cluster(nodes=None),
+            "nodes=None of the cluster must be a whole number from 1 to 1,000,000,000",
+        ),
+        (lambda: PUBLIC.cluster([8]), "instance=a list of 1 is not known; "),
+        (lambda: PUBLIC.cluster().with_nodes([8]), "nodes=a list of 1 of cluster trn1.32xlarge must be a whole number"),
+        (lambda: PUBLIC.edit_plan(None, ["a=1"]), "plan=None of edit_plan must be a plan, or the path of its file"),
+        *(
+            (
+                partial(PUBLIC.edit_plan, "none.json", edits),
+                f"edits={said} of edit_plan must be texts, such as ['strategy.microbatch_size=2']",
+            )
+            for edits, said in ((5, "5"), ([5], "a list of 1"), ("a=1", "'a=1'"))
+        ),
+        (lambda: PUBLIC.sweep(None), "grid=None of sweep must be options of plan, or the path of a sweep file"),
+        (lambda: autoshard.plan("llama3-8b", tokens=10**400), "... must be at most 1e+100"),
+        *(
+            (
+                partial(PUBLIC.score, {"tp": value}, "llama3-8b"),
+                f"tp={said} of the layout must be a plain value",
+            )
+            for value, said in ((np.full((2, 2), 8), "array([[8, 8], [8, 8]])"), (int, "<class 'int'>"))
+        ),
+        (lambda: autoshard.read_plan("a\nb"), "plan 'a\\nb' does not exist"),
         (lambda: autoshard.calibrate(hardware="x.json"), "hardware needs results or collectives"),
         (
             lambda: autoshard.cluster("trn1.32xlarge").with_link("x"),

@@ -1,6 +1,7 @@
 """The orders of the schedules: equal to NxD's, complete, and holding no more microbatches than they should."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
-from autoshard.schedules import SCHEDULES, Action, actions, check_schedule, in_flight, weights_waiting
+from autoshard.schedules import SCHEDULES, Action, actions, check_schedule, in_flight, rank_holds, weights_waiting
+from autoshard.schedules.action import Order
 
 NXD = json.loads((Path(__file__).parents[1] / "golden" / "nxd_schedules.json").read_text(encoding="utf-8"))["cases"]
 
@@ -112,6 +114,30 @@ def test_zero_bubble_holds_no_more_than_the_first_rank_of_1f1b(pp: int, num_micr
     orders = actions("zero_bubble", pp, num_microbatches)
     assert in_flight(orders) == in_flight(actions("1f1b", pp, num_microbatches))
     assert weights_waiting(orders) == tuple((min(rank + 1, num_microbatches),) for rank in range(pp))
+
+
+@pytest.mark.parametrize("name", tuple(SCHEDULES))
+@pytest.mark.parametrize(("pp", "num_microbatches", "vpp"), [(1, 3, 1), (4, 4, 1), (4, 9, 1), (2, 6, 3)])
+def test_what_built_in_schedules_hold_is_what_their_orders_hold(
+    name: str, pp: int, num_microbatches: int, vpp: int
+) -> None:
+    schedule = SCHEDULES[name]
+    if schedule.objection_to(pp, num_microbatches, vpp) is None:
+        counted = replace(schedule, label="counted", warm_up=None, most_waiting=None)
+        assert rank_holds(schedule, pp, num_microbatches, vpp) == rank_holds(counted, pp, num_microbatches, vpp)
+
+
+def test_gradients_of_weights_that_wait_until_the_end() -> None:
+    """What is in flight and what waits are most at different moments: after the last forward of rank r, pp - r are in
+    flight and m - (pp - r) wait."""
+    apart = SCHEDULES["zero_bubble"]
+
+    def late(pp: int, m: int, vpp: int) -> tuple[Order, ...]:
+        orders = apart.orders(pp, m, vpp)
+        return tuple((*(a for a in order if a.kind != "W"), *(Action("W", i, 0) for i in range(m))) for order in orders)
+
+    holds = rank_holds(replace(apart, orders=late, warm_up=None, most_waiting=None), 4, 16, 1)
+    assert [(one.in_flight, one.waiting, one.together) for one in holds] == [(4 - rank, 15, 16) for rank in range(4)]
 
 
 def test_in_flight_of_interleaved() -> None:

@@ -162,7 +162,7 @@ class Blocks:
             room = free - (BOUNDARY_BUFFERS + holds.in_flight - holds.heads) * hidden_bytes
             for bytes_of, has in zip(self._ends_bytes, (rank == 0, rank == self.pp - 1), strict=True):
                 room = room - has * bytes_of
-            yield RankRoom(rank, held, holds.waiting * np.ones(drafts), room)
+            yield RankRoom(rank, held, (holds.together - holds.in_flight) * np.ones(drafts), room)
 
 
 def may_hold_all(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:

@@ -81,9 +81,9 @@ def least_memory(
         of_sets = whole[:, None] + np.tensordot(counts, kept, 1) + np.maximum(replayed.min(0), at_end[:, None])
         return Memory(of_sets.min(1), sets_fit=of_sets <= limit_bytes)
     holds = family.holds(m)
-    held, waiting = (  # microbatches of each block, by rank
+    held, waiting = (  # microbatches of each block, by rank, when most are in flight
         np.stack([np.broadcast_to(number, m.shape) for number in numbers]) / vpp
-        for numbers in ([one.in_flight for one in holds], [one.waiting for one in holds])
+        for numbers in ([one.in_flight for one in holds], [one.together - one.in_flight for one in holds])
     )
     state = state[:, None] + waiting * parts.waiting[:, None]
     leaving = np.stack([np.broadcast_to(one.in_flight - one.heads, m.shape) for one in holds])
@@ -93,7 +93,7 @@ def least_memory(
     several = holds[0].embeddings, holds[-1].heads - 1  # the loss of one microbatch is in at_end
     of_ends = zip((0, -1), several, parts.ends_kept, parts.ends_waiting, strict=True)
     for rank, microbatches, kept_of, waiting_of in of_ends:
-        ends[rank] += microbatches * kept_of + holds[rank].waiting * waiting_of
+        ends[rank] += microbatches * kept_of + (holds[rank].together - holds[rank].in_flight) * waiting_of
     if vpp > 1 and not chunks_are_alike(problem):
         held = held_least(family, m)  # chunks may be small where many are held
     pipeline = Pipeline(state, held, kept, replayed, limit_bytes - base - ends, at_end)

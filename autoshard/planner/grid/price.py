@@ -280,9 +280,7 @@ def _is_between(one: Sequence[int], middle: Sequence[int], other: Sequence[int])
 def _holds_no_more(holds: RankHolds, before: RankHolds, layers: Array, layers_before: Array) -> bool:
     """Whether a rank needs no more than the one before in all rows."""
     return bool(
-        np.all(holds.in_flight <= before.in_flight)
-        and np.all(holds.waiting <= before.waiting)
-        and np.all(layers == layers_before)
+        all(np.all(own <= other) for own, other in zip(holds, before, strict=True)) and np.all(layers == layers_before)
     )
 
 
