@@ -129,6 +129,13 @@ class PassedOver(NamedTuple):
     path: Precedent | None
     graphs: Compiling | None
 
+    def more_against(self, one: Strategy, other: Strategy) -> bool:
+        """Whether more is held against one layout than against another: features that nobody is known to have run, or a
+        graph that the compiler is expected to refuse."""
+        if self.path is not None and len(self.path.unknown(one)) > len(self.path.unknown(other)):
+            return True
+        return self.graphs is not None and self.graphs.refuses(one) and not self.graphs.refuses(other)
+
 
 def passed_over(problem: Problem, pins: Pins) -> PassedOver:
     """The judges of what a search of the problem passes over."""

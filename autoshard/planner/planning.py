@@ -8,7 +8,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
 
-from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.compute import quantized_products
@@ -26,6 +25,7 @@ from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
+from autoshard.planner.input_notes import input_notes
 from autoshard.planner.no_answer import NothingFits, NothingLegal
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search_once
@@ -34,13 +34,11 @@ from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster, load_cluster, no_native_release
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.routing import check_routing, with_imbalance
 from autoshard.spec.sdk import release
 from autoshard.spec.stack import WHOLE_STAGES
-from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_seconds
 
@@ -142,17 +140,6 @@ def inputs_of(
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, notes = _sequence_length(request, model)
-    if model.dropout:
-        notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
-    if model.graph is not None:
-        notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
-    if model.multi_token_prediction is not None:
-        weight = model.multi_token_prediction.mtp_loss_scaling_factor
-        told = "its loss is part of the one that training reports, not of that on held-out text"
-        notes += (f"{model.name}: a prediction module runs with the head; {told}; it weighs {weight:g}",)
-    elif model.model_type in PREDICTING_MODEL_TYPES:
-        told = "are left out, as transformers leaves them out; --mtp-num-layers 1 trains one"
-        notes += (f"{model.name}: prediction modules, as many as num_nextn_predict_layers of its config, {told}",)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
@@ -170,8 +157,7 @@ def inputs_of(
         raise AutoshardError(no_native_release(request.sdk))
     if request.device != "auto" and cluster.stack is None:
         raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
-    refused = unrunnable(BACKENDS[name], precision)
-    return model, training, cluster, notes if refused is None else (*notes, refused)
+    return model, training, cluster, (*notes, *input_notes(model, training, name))
 
 
 def precision_names(request: PlanRequest) -> tuple[str, ...]:
@@ -337,7 +323,7 @@ def solved_choices(problem: Problem, strategy: Strategy, others: OperatorChoices
 
 
 def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple[str, ...]]:
-    """The length and a note where it is not the usual one."""
+    """The length, and a note where the model has too few positions for the usual one."""
     limit = model.max_position_embeddings
     if request.seq_len is None:
         if limit >= SEQUENCE_LENGTH:
@@ -350,9 +336,7 @@ def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple
             f"seq-len={request.seq_len} is beyond max_position_embeddings={limit} of {model.name}, "
             f"which learned no more positions; at most {limit} works"
         )
-    return request.seq_len, (
-        f"seq-len {request.seq_len:,} is beyond the {limit:,} positions that {model.name} was made for",
-    )
+    return request.seq_len, ()
 
 
 def search_backends(
