@@ -80,7 +80,7 @@ class PathSummary:
     unknown: Features of the chosen layout that none of them has.
     best: The best layout all of whose features are known, where it is another one; null where there is none.
     best_step_time_s: Its predicted seconds of a step; 0 where there is none.
-    instead_of: The faster layout that lost in a toss-up, because it leaves the path; null where there is none.
+    instead_of: The faster layout that was passed over, because more of it is unknown; null where there is none.
     """
 
     generation: Text
