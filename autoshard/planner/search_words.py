@@ -112,6 +112,12 @@ def taken_instead(problem: Problem, passed: PassedOver, result: SearchResult, on
     return replace(result, best=one, notes=tuple(choice_notes(choice)), beaten_path=path_summary(choice))
 
 
+def said_of_megatron(result: SearchResult) -> SearchResult:
+    """The result of a search whose layout gets other operators than it was chosen with: the sentences say so."""
+    notes = tuple(f"with Megatron's operators: {note}" for note in result.notes)
+    return replace(result, notes=notes, optimality=f"with Megatron's operators {result.optimality}")
+
+
 def choice_notes(choice: Choice) -> Iterator[str]:
     ranked, place = choice.fastest, choice.place
     if choice.path is not None:

@@ -225,7 +225,7 @@ def _made(problem: Problem, pins: Pins, strategy: Strategy, note: str, others: O
     plan = make_plan(*problem, strategy, cost, pins=pins)
     notes: tuple[str, ...] = (note if len(note) <= _TOLD else f"{note[:_TOLD]}...",)
     if others:
-        kept = _with_operators(plan, others)
+        kept = with_operators(plan, others)
         plan = kept or plan
         notes += () if kept else ("operators by Megatron's rule: those of the plan before do not go with the changes",)
     if not plan.estimate.fits:
@@ -233,7 +233,7 @@ def _made(problem: Problem, pins: Pins, strategy: Strategy, note: str, others: O
     return replace(plan, notes=(*notes, *warnings(problem, strategy)))
 
 
-def _with_operators(plan: Plan, others: OperatorChoices) -> Plan | None:
+def with_operators(plan: Plan, others: OperatorChoices) -> Plan | None:
     """The plan with these choices of operators; None where they do not go with its layout."""
     operators = dict(plan.operators)
     for template, choice in others:

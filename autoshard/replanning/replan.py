@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
+from autoshard.layout.sharding import OperatorChoices, differing
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.choice import PassedOver, passed_over
 from autoshard.planner.input_notes import input_notes
 from autoshard.planner.ranking import describe
 from autoshard.planner.search import search
-from autoshard.planner.search_words import taken_instead
+from autoshard.planner.search_words import said_of_megatron, taken_instead
 from autoshard.plans.expert_slots import other_slots
-from autoshard.plans.plan import Plan, SearchSummary, make_plan
+from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
+from autoshard.replanning.edit import with_operators
 from autoshard.replanning.moved import Moved, moved
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_bytes
+from autoshard.units import format_bytes, format_seconds
 
 LITTLE = 0.02
 """A layout is considered if it is at most this much slower than the one that a search takes. A guess at what nobody
@@ -71,10 +73,15 @@ def replan(before: Plan, nodes: int) -> Replanned:
     others = tuple(one for one in (searched, *result.runners_up) if one.strategy != chosen.strategy)
     if chosen.strategy != searched.strategy:
         result = replace(taken_instead(problem, passed, result, chosen), optimality=NEAR)
+    choices = differing(before.operators, operator_choices(before.model, before.cluster, before.strategy))
+    kept, operator_notes = _with_operators(_plan(before, cluster, chosen), choices, sure)
+    if kept is not None:
+        distance = moved(before, kept)
+        result = said_of_megatron(result)
     plan = make_plan(
         *problem,
         chosen.strategy,
-        chosen.estimate,
+        chosen.estimate if kept is None else kept.estimate,
         SearchSummary(
             result.considered,
             result.fitting,
@@ -90,9 +97,11 @@ def replan(before: Plan, nodes: int) -> Replanned:
             *filter(None, [other_slots(before, _plan(before, cluster, chosen))]),
             *input_notes(before.model, before.training, before.backend),
             *result.notes,
+            *operator_notes,
             *warnings(problem, chosen.strategy),
         ),
         pins,
+        None if kept is None else kept.operators,
     )
     return Replanned(plan, distance, searched, searched_distance)
 
@@ -103,6 +112,24 @@ def _is_as_good(passed: PassedOver, one: Candidate, searched: Candidate, sure: f
     if one.estimate.step_time_s > searched.estimate.step_time_s * (1 + LITTLE) or one.estimate.fits_probability < sure:
         return False
     return not passed.more_against(one.strategy, searched.strategy)
+
+
+def _with_operators(plan: Plan, others: OperatorChoices, sure: float) -> tuple[Plan | None, tuple[str, ...]]:
+    """The plan with choices of operators that are not Megatron's, None where they are not worth it, and a note on them.
+    sure: the probability with which it has to fit."""
+    if not others:
+        return None, ()
+    kept = with_operators(plan, others)
+    if kept is None:
+        why = "do not go with this layout"
+    elif kept.estimate.fits_probability < sure:
+        why = "need too much memory in this layout"
+    elif kept.estimate.step_time_s >= plan.estimate.step_time_s:
+        why = "make this layout no faster"
+    else:
+        step, before = (format_seconds(one.estimate.step_time_s) for one in (kept, plan))
+        return kept, (f"operators: those of the plan before stay: {step} a step, {before} with Megatron's",)
+    return None, (f"operators by Megatron's rule: those of the plan before {why}; --operators solver solves anew",)
 
 
 def _search(before: Plan, cluster: Cluster) -> tuple[Pins, SearchResult, tuple[str, ...]]:

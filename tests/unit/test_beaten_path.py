@@ -256,9 +256,9 @@ def test_the_path_does_not_win_where_a_layout_of_which_less_is_new_is_faster() -
     expected = longer(found, left) / longer(found, taken.strategy) / faster
     new = ", ".join(found.unknown(left))
     assert (
-        f"beaten path: {describe(left)} is predicted {100 * (faster - 1):.1f} % faster, but nobody is known to have run "
-        f"{new}: it is expected to take {100 * (expected - 1):.1f} % longer than the chosen layout; pins take it all "
-        "the same"
+        f"beaten path: {describe(left)} is predicted {100 * (faster - 1):.1f} % faster, but nobody is known to have "
+        f"run {new}: it is expected to take {100 * (expected - 1):.1f} % longer than the chosen layout; pins take it "
+        "all the same"
     ) in result.notes
     assert search(*problem[:3], Pins(zero=1), top=0).best == result.best, "however many runners-up are asked for"
 

@@ -16,9 +16,11 @@ from autoshard.planner.planning import _solved, plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.plans.plan_json import plan_to_json
-from autoshard.plans.search_result import Candidate, SearchResult
+from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.plans.validate import plan_from_dict
+from autoshard.replanning import replan
 from autoshard.runtime.rehearse import rehearse
+from autoshard.units import format_seconds
 
 
 @cache
@@ -86,6 +88,36 @@ def test_a_rehearsal_has_the_same_choices() -> None:
     small = rehearse(solved, 8, 256).plan
     assert changed and all(small.operators[name]["tp"] == solved.operators[name]["tp"] for name in changed)
     assert small.sample_programs
+
+
+def pinned(solved: Plan) -> Plan:
+    """The plan with its layout pinned."""
+    names = ("tp", "pp", "cp", "microbatch_size", "zero")
+    pins = Pins(recompute="none", **{name: getattr(solved.strategy, name) for name in names})
+    return replace(solved, pins=pins)
+
+
+def test_replanning_keeps_them_where_the_layout_still_has_them() -> None:
+    solved = pinned(plan("solver"))
+    again = replan(solved, 4).plan
+    assert (again.strategy, again.operators) == (solved.strategy, solved.operators)
+    assert again.estimate == solved.estimate
+    assert again.search is not None and again.search.optimality.startswith("with Megatron's operators ")
+    (note,) = (note for note in again.notes if note.startswith("operators"))
+    by_rule = replan(replace(solved, operators=operator_choices(solved.model, solved.cluster, solved.strategy)), 4).plan
+    step, megatron = (format_seconds(one.estimate.step_time_s) for one in (solved, by_rule))
+    assert note == f"operators: those of the plan before stay: {step} a step, {megatron} with Megatron's"
+
+
+def test_replanning_says_where_they_do_not_stay() -> None:
+    solved = pinned(plan("solver"))
+    other = replan(replace(solved, pins=replace(solved.pins, cp=1, microbatch_size=2)), 4).plan
+    assert other.operators == operator_choices(other.model, other.cluster, other.strategy)
+    (note,) = (note for note in other.notes if note.startswith("operators"))
+    assert note == (
+        "operators by Megatron's rule: those of the plan before do not go with this layout; --operators solver solves "
+        "anew"
+    )
 
 
 def test_nxd_has_layers_for_megatron_only() -> None:
