@@ -16,11 +16,11 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.files.json_file import parse_json
 from autoshard.graph.redistribute import NoTransition
-from autoshard.layout.sharding import OperatorChoices, differing
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
-from autoshard.plans.plan import Plan, made_by, make_plan, operator_choices
+from autoshard.plans.plan import Plan, made_by, make_plan
 from autoshard.plans.plan_json import FORMAT_VERSION, SECTIONS, plan_to_json
-from autoshard.plans.prices import other_prices, priced
+from autoshard.plans.prices import other_operators, other_prices, priced
 from autoshard.plans.search_result import Pins
 from autoshard.plans.validate import (
     SOURCES,
@@ -93,7 +93,7 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
     changes = tuple(change for name in GIVEN for change in _differences(old[name], new[name], name))
     if not changes:
         raise AutoshardError(f"--edit {edits[0][:100]}: the plan has that already")
-    others = differing(before.operators, operator_choices(before.model, before.cluster, before.strategy))
+    others = other_operators(before)
     note = f"edited, not searched: {', '.join(map(str, changes))}"
     return Edited(_made(problem, pins, strategy, note, others), changes, priced(before).estimate)
 

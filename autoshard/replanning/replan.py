@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
-from autoshard.layout.sharding import OperatorChoices, differing
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.choice import PassedOver, passed_over
 from autoshard.planner.input_notes import input_notes
@@ -16,7 +16,8 @@ from autoshard.planner.ranking import describe
 from autoshard.planner.search import search
 from autoshard.planner.search_words import said_of_megatron, taken_instead
 from autoshard.plans.expert_slots import other_slots
-from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
+from autoshard.plans.plan import Plan, SearchSummary, make_plan
+from autoshard.plans.prices import other_operators
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.replanning.edit import with_operators
 from autoshard.replanning.moved import Moved, moved
@@ -73,7 +74,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
     others = tuple(one for one in (searched, *result.runners_up) if one.strategy != chosen.strategy)
     if chosen.strategy != searched.strategy:
         result = replace(taken_instead(problem, passed, result, chosen), optimality=NEAR)
-    choices = differing(before.operators, operator_choices(before.model, before.cluster, before.strategy))
+    choices = other_operators(before)
     kept, operator_notes = _with_operators(_plan(before, cluster, chosen), choices, sure)
     if kept is not None:
         distance = moved(before, kept)

@@ -6,16 +6,18 @@ import json
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+import autoshard
 from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError
 from autoshard.planner.operators.combine import Combined
 from autoshard.planner.planning import _solved, plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan, operator_choices
-from autoshard.plans.plan_json import plan_to_json
+from autoshard.plans.plan_json import plan_to_json, write_plan
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.plans.validate import plan_from_dict
 from autoshard.replanning import replan
@@ -88,6 +90,18 @@ def test_a_rehearsal_has_the_same_choices() -> None:
     small = rehearse(solved, 8, 256).plan
     assert changed and all(small.operators[name]["tp"] == solved.operators[name]["tp"] for name in changed)
     assert small.sample_programs
+
+
+def test_they_are_in_the_score_of_the_plan(tmp_path: Path) -> None:
+    solved = plan("solver")
+    write_plan(solved, tmp_path / "plan.json")
+    for layout in (solved, tmp_path / "plan.json"):
+        found = autoshard.score(layout)
+        assert found.step_time_s == pytest.approx(solved.estimate.step_time_s, rel=1e-5)
+        assert found.written.notes == (
+            "operators as the plan has them; the planner's layout is searched with Megatron's",
+        )
+    assert autoshard.score(plan("megatron")).written.notes == ()
 
 
 def pinned(solved: Plan) -> Plan:
