@@ -23,12 +23,14 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
+from autoshard.planner.choice import passed_over
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
 from autoshard.planner.input_notes import input_notes
 from autoshard.planner.no_answer import NothingFits, NothingLegal
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search_once
+from autoshard.planner.search_words import said_of_megatron, taken_instead
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster, load_cluster, no_native_release
@@ -45,11 +47,13 @@ from autoshard.units import format_seconds
 
 @dataclass(frozen=True)
 class Answer:
-    """The search on one cluster and its result. notes: sentences on what was decided on the way there."""
+    """The search on one cluster and its result. notes: sentences on what was decided on the way there. given: on the
+    inputs and the backend."""
 
     problem: Problem
     result: SearchResult
     notes: tuple[str, ...]
+    given: tuple[str, ...] = ()
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -74,7 +78,7 @@ def answer(request: PlanRequest) -> Answer:
         problem, result, ways = _way_of_compiling(problem, result, request)
     advice = best_practice(problem, result.best, request.fit_probability)
     advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
-    return Answer(problem, result, (*notes, *backend_notes, *result.notes, *ways, *advice))
+    return Answer(problem, result, (*result.notes, *ways, *advice), (*notes, *backend_notes))
 
 
 def _way_of_compiling(
@@ -107,8 +111,9 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
     if request.operators == "solver" and ("etp" in request.pins or request.searches_etp):
         raise AutoshardError("etp with operators=solver: the integer program places experts itself; leave one out")
     if request.operators == "solver":
-        result, operators, solver_notes = _solved(problem, result, request)
-        notes += solver_notes
+        result, operators, solver_note = _solved(problem, result, request)
+        replaced = () if operators is None else [note for note in notes if note not in result.notes]
+        notes = (*(notes if operators is None else result.notes), solver_note, *said_of_megatron(replaced))
     return make_plan(
         *problem,
         result.best.strategy,
@@ -124,7 +129,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
             result.cost_model,
         ),
         result.runners_up,
-        (*notes, *warnings(problem, result.best.strategy)),
+        (*found.given, *notes, *warnings(problem, result.best.strategy)),
         pins_of(request),
         operators,
     )
@@ -274,8 +279,9 @@ def pins_of(request: PlanRequest) -> Pins:
 
 def _solved(
     problem: Problem, result: SearchResult, request: PlanRequest
-) -> tuple[SearchResult, Mapping[str, Choice] | None, tuple[str, ...]]:
-    """The result with the solver's operators where they pay, those operators, and a note of what they bring.
+) -> tuple[SearchResult, Mapping[str, Choice] | None, str]:
+    """The result with the solver's operators where they pay, those operators, and a note of what they bring. The notes
+    of the result are then those of its layout.
 
     Raises AutoshardError for a model whose blocks are of several kinds.
     """
@@ -286,6 +292,7 @@ def _solved(
         )
     from autoshard.planner.operators.combine import WORTH, combine
 
+    least_s = (1 - result.gap) * result.best.estimate.step_time_s
     layouts = (result.best, *result.runners_up)
     known_s, needed = min(one.estimate.step_time_s for one in layouts), result.best.estimate.fullest.total_bytes
     sure = (one.memory_bytes for one in levels(problem.cluster, request.fit_probability))
@@ -296,22 +303,22 @@ def _solved(
     )
     if solved.strategy is None or solved.estimate is None:
         note = f"operators: none make the step {WORTH:.1%} faster than Megatron's, which stay; {asked}"
-        share = 1 - (1 - solved.gap) * known_s / result.best.estimate.step_time_s  # a simpler one than the fastest
-        return replace(result, optimality=f"{result.optimality}; {_proven(share)}"), None, (note,)
+        least_s = min((1 - solved.gap) * known_s, least_s)
+        return replace(result, optimality=f"{result.optimality}; {_proven(least_s, result.best)}"), None, note
     others = tuple(one for one in layouts if one.strategy != solved.strategy)[: len(result.runners_up)]
     step, before = (format_seconds(seconds) for seconds in (solved.estimate.step_time_s, known_s))
     note = f"operators by the solver: {step} a step; the best layout with Megatron's would take {before}; {asked}"
     best = Candidate(solved.strategy, solved.estimate)
     operators = solved_choices(problem, solved.strategy, solved.operators)
-    return (
-        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {_proven(solved.gap)}"),
-        operators,
-        (note,),
-    )
+    least_s = min((1 - solved.gap) * best.estimate.step_time_s, least_s)
+    result = taken_instead(problem, passed_over(problem, pins_of(request)), result, best)
+    words = f"operators by the solver: {_proven(least_s, best)}"
+    return replace(result, runners_up=others, optimality=words), operators, note
 
 
-def _proven(share: float) -> str:
-    """share: of the step of the layout that is taken."""
+def _proven(least_s: float, taken: Candidate) -> str:
+    """least_s: seconds that any layout takes at least, with Megatron's operators and with others."""
+    share = max(0.0, 1 - least_s / taken.estimate.step_time_s)
     return f"no layout, however its operators are sharded, is more than {100 * share:.2g} % faster, proven"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import floor
 
@@ -112,10 +112,9 @@ def taken_instead(problem: Problem, passed: PassedOver, result: SearchResult, on
     return replace(result, best=one, notes=tuple(choice_notes(choice)), beaten_path=path_summary(choice))
 
 
-def said_of_megatron(result: SearchResult) -> SearchResult:
-    """The result of a search whose layout gets other operators than it was chosen with: the sentences say so."""
-    notes = tuple(f"with Megatron's operators: {note}" for note in result.notes)
-    return replace(result, notes=notes, optimality=f"with Megatron's operators {result.optimality}")
+def said_of_megatron(notes: Iterable[str]) -> tuple[str, ...]:
+    """The sentences of a search on a layout that then gets other operators than it was chosen with."""
+    return tuple(f"with Megatron's operators: {note}" for note in notes)
 
 
 def choice_notes(choice: Choice) -> Iterator[str]:

@@ -126,6 +126,7 @@ class SearchResult:
     considered: whole layouts looked at; fitting: those that broke no rule and fit in memory. The others are counted,
     by reason, in rejections. notes: how the best one was chosen, where it is not simply the fastest that fits.
     beaten_path: None where nothing is published. searcher, cost_model: what chose it, with the package of a plug-in.
+    gap: how much faster another layout may be, as a share of the step of the best one.
     """
 
     best: Candidate
@@ -138,3 +139,4 @@ class SearchResult:
     beaten_path: PathSummary | None = None
     searcher: str = field(default=EXACT, kw_only=True)
     cost_model: str = field(default=OURS, kw_only=True)
+    gap: float = field(default=0.0, kw_only=True)

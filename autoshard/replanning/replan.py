@@ -78,7 +78,8 @@ def replan(before: Plan, nodes: int) -> Replanned:
     kept, operator_notes = _with_operators(_plan(before, cluster, chosen), choices, sure)
     if kept is not None:
         distance = moved(before, kept)
-        result = said_of_megatron(result)
+        words = f"with Megatron's operators {result.optimality}"
+        result = replace(result, notes=said_of_megatron(result.notes), optimality=words)
     plan = make_plan(
         *problem,
         chosen.strategy,
