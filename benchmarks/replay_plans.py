@@ -58,7 +58,7 @@ def replay(model: str, instance: str, nodes: int, batch: int, sequence: int, bac
     except AutoshardError as error:
         return {"refused": str(error)}
     estimate, path = result.best.estimate, result.beaten_path
-    left = None if path is None or path.instead_of is None else layout_name(path.instead_of)
+    left = None if path is None or path.instead_of is None or path.unknown else layout_name(path.instead_of)
     return {
         "layout": layout_name(result.best.strategy),
         **({} if left is None else {"on the beaten path instead of": left}),

@@ -22,8 +22,8 @@ SUMMARY = "plan again for another number of nodes, moving little; or edit a plan
 USAGE = "autoshard replan PLAN [--nodes N | --edit FIELD=VALUE ...] [options]"
 DESCRIPTION = """\
 Plan the same training for another number of nodes, after some were lost or came back. Of the layouts that are within
-2 % of the fastest it takes the one that leaves most of the training state where it is. `run` then goes on from the
-newest checkpoint of the old layout.
+2 % of the one that `plan` takes, it takes the one that leaves most of the training state where it is. `run` then goes
+on from the newest checkpoint of the old layout.
 
   autoshard replan plan.json --nodes 15 -o fewer.json
   autoshard run fewer.json --checkpoint-every 100

@@ -154,12 +154,24 @@ def problem_of(plan: Plan) -> Problem:
     return Problem(plan.model, plan.training, plan.cluster, plan.backend)
 
 
+def under_rules_of(plan: Plan, pins: Pins) -> Pins:
+    """The pins for a search under the rules of the plan's: whether it keeps to the beaten path, and whether it looks at
+    etp and dp_replicate, as it also does where the plan's layout has one."""
+    rules, strategy = plan.pins, plan.strategy
+    return replace(
+        pins,
+        beaten_path=rules.beaten_path,
+        searches_replicas=rules.searches_replicas or strategy.dp_replicate > 1,
+        searches_etp=rules.searches_etp or strategy.etp is not None,
+    )
+
+
 def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) -> DegreeRow:
-    """The fastest layout with the given tp that fits with fit_probability. Of the plan's other pins only that it keeps
-    to the beaten path holds here."""
+    """The fastest layout with the given tp that fits with fit_probability. Of the plan's other pins only the rules of
+    its search hold here."""
     chosen, problem = Candidate(plan.strategy, plan.estimate), problem_of(plan)
     try:
-        best = searches.fastest(problem, Pins(tp=tp, beaten_path=plan.pins.beaten_path), fit_probability)
+        best = searches.fastest(problem, under_rules_of(plan, Pins(tp=tp)), fit_probability)
         searches.remember(problem, best.strategy)
     except AutoshardError as error:
         # the page says of which model and cluster; that no larger one would do is no news of this one

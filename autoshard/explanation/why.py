@@ -9,7 +9,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.explanation.answers import problem_of
+from autoshard.explanation.answers import problem_of, under_rules_of
 from autoshard.explanation.doubt import doubt, pairs
 from autoshard.explanation.flips import same_layout
 from autoshard.explanation.held_against import held_against
@@ -71,8 +71,8 @@ def _candidate_to_dict(one: Candidate) -> dict[str, Any]:
 
 def why(plan: Plan, asked: str, pins: Pins) -> Why:
     """Searches all layouts that match `pins` for the fastest that fits as surely as the plan had to. Of the plan's own
-    pins only that it keeps to the beaten path holds here."""
-    problem, pins = problem_of(plan), replace(pins, beaten_path=plan.pins.beaten_path)
+    pins only the rules of its search hold here."""
+    problem, pins = problem_of(plan), under_rules_of(plan, pins)
     chosen = Candidate(plan.strategy, plan.estimate)
     sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
     try:

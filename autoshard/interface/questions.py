@@ -266,7 +266,7 @@ def score(layout: Layout, model: Model | None = None, instance: Instance = None,
 
     written = _written(layout, model, instance, options)
     with watched("scoring"):
-        found = priced(written.problem, written.strategy)
+        found = priced(written.problem, written.strategy, written.operators)
         best, why_not_any = _best(written.problem)
     return Score(replace(written, notes=(*written.notes, why_not_any)) if why_not_any else written, found, best)
 
@@ -285,8 +285,7 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
     said = [*(["model"] if model is not None else []), *(["instance"] if instance is not None else []), *given]
     if isinstance(layout, plans.Plan):
         _says_all("the plan", said)
-        problem = _problem_of(layout)
-        return Written(problem, layout.strategy, "plan")
+        return _of_plan(layout)
     if isinstance(layout, (Strategy, Mapping)) or (isinstance(layout, str) and _is_words(layout)):
         return _in_words(layout, model, instance, given)
     file = str(layout)
@@ -378,10 +377,17 @@ def _in_plan(file: str) -> Written:
     problem, _ = in_file(file, lambda: problem_from_dict(data))
     strategy = in_file(file, lambda: read_strategy(data["strategy"], "strategy"))
     try:
-        plan_from_dict(data)
+        return _of_plan(plan_from_dict(data))
     except AutoshardError as error:
         return Written(problem, strategy, "plan", notes=(f"other readers refuse the file: {error}",))
-    return Written(problem, strategy, "plan")
+
+
+def _of_plan(plan: plans.Plan) -> Written:
+    from autoshard.plans.prices import other_operators
+
+    operators = other_operators(plan)
+    told = "operators as the plan has them; the planner's layout is searched with Megatron's"
+    return Written(_problem_of(plan), plan.strategy, "plan", notes=(told,) if operators else (), operators=operators)
 
 
 def trace(plan: plans.Plan, out: str | Path | None = None, *, measured: str | Path | None = None) -> dict[str, Any]:

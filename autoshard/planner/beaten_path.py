@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from math import exp
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -171,6 +172,17 @@ def longer(found: Precedent, strategy: Strategy) -> float:
     return exp(surprise(new_choices(found.problem, strategy, found)) - surprise(()))
 
 
+def expected_fastest(found: Precedent, chosen: Timed, others: Iterable[Timed]) -> Timed:
+    """The layout off the path that is expected to take least: the chosen one, or another of which less is new."""
+    most = longer(found, chosen.strategy)
+    expected = [
+        (more * one.step_time_s, one)
+        for one in others
+        if (more := longer(found, one.strategy)) < most and not found.known(one.strategy)
+    ]
+    return min([(most * chosen.step_time_s, chosen), *expected], key=itemgetter(0))[1]
+
+
 def wins(found: Precedent, chosen: Timed, best: Timed | None) -> bool:
     """Whether the best layout on the path is taken in place of the chosen one: where it is expected to be as fast, and
     where either may be the faster one and it gives away no more than GIVEN_AWAY of what is expected."""
@@ -193,10 +205,11 @@ def off_path(found: Precedent, unknown: Sequence[str]) -> str:
 def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed | None) -> Iterator[str]:
     """Sentences on what of a layout is off the path, the best layout on it, and what to do about a large graph.
 
-    taken: the layout of the plan. best: on the path. left: the faster one that the path won against, if it did.
+    taken: the layout of the plan. best: on the path. left: the faster one that was passed over for it, if one was.
     """
     where, cluster = found.path.name, found.problem.cluster
-    if left is not None:
+    unknown = found.unknown(taken.strategy)
+    if left is not None and not unknown:
         slower = 100 * (taken.step_time_s / left.step_time_s - 1)
         features, more = ", ".join(found.unknown(left.strategy)), longer(found, left.strategy) - 1
         yield (
@@ -206,7 +219,6 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
             f"than predicted, and up to {100 * GIVEN_AWAY:.0f} % more are given away; pins take it all the same"
         )
         return
-    unknown = found.unknown(taken.strategy)
     if not unknown:
         return
     beside = f"{'with what is pinned ' if found.excused else ''}no layout of known features fits as surely"
@@ -222,6 +234,14 @@ def path_notes(found: Precedent, taken: Timed, best: Timed | None, left: Timed |
             "--beaten-path takes it"
         )
     yield f"beaten path: {off_path(found, unknown)}; {beside}"
+    if left is not None:
+        faster = taken.step_time_s / left.step_time_s
+        expected = longer(found, left.strategy) / longer(found, taken.strategy) / faster
+        yield (
+            f"beaten path: {describe(left.strategy)} is predicted {100 * (faster - 1):.1f} % faster, but nobody is "
+            f"known to have run {', '.join(found.unknown(left.strategy))}: it is expected to take "
+            f"{100 * (expected - 1):.1f} % longer than the chosen layout; pins take it all the same"
+        )
     size = found.graph(taken.strategy)
     if size.beyond(found.path.largest_graph):
         yield _large_graph(found, size)

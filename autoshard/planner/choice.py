@@ -12,12 +12,12 @@ from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.fit_probability import Level
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.axis_orders import orders_are_free
-from autoshard.planner.beaten_path import Precedent, best_on_path, precedent, wins
+from autoshard.planner.beaten_path import Precedent, best_on_path, expected_fastest, precedent, wins
 from autoshard.planner.compiling import Compiling, compiling, fastest_that_compiles
 from autoshard.planner.priced import Clock, PricedLayouts, ideal_step_time_s, table_of
 from autoshard.planner.ranking import Timed, best_of_each_kind, in_order
 from autoshard.planner.sets import sets_by_stage
-from autoshard.planner.toss_ups import COMPARED, simplest_of_equals
+from autoshard.planner.toss_ups import COMPARED, compared, simplest_of_equals
 from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import Pins
 
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
     """The layouts that a search found. level: how surely they fit. fastest: one of each kind. place: of the one that is
     taken. gap: how much faster another one may be than the first, as a share of its step. layouts: all, those in other
     orders of their axes as far as they may be among the fastest. path, on_path: what is known to have run, and
-    the best layout of that; None where there is none. left: what would be taken, were its features known. graphs: the
+    the best layout of that; None where there is none. left: what would be taken, were more of it known. graphs: the
     verdicts on compiled graphs, None where there are none. not_compiling: what would be taken, did it compile."""
 
     level: Level
@@ -129,6 +129,13 @@ class PassedOver(NamedTuple):
     path: Precedent | None
     graphs: Compiling | None
 
+    def more_against(self, one: Strategy, other: Strategy) -> bool:
+        """Whether more is held against one layout than against another: features that nobody is known to have run, or a
+        graph that the compiler is expected to refuse."""
+        if self.path is not None and len(self.path.unknown(one)) > len(self.path.unknown(other)):
+            return True
+        return self.graphs is not None and self.graphs.refuses(one) and not self.graphs.refuses(other)
+
 
 def passed_over(problem: Problem, pins: Pins) -> PassedOver:
     """The judges of what a search of the problem passes over."""
@@ -176,7 +183,8 @@ def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -
 def _by_the_path(
     choice: Choice, path: Precedent, priced: PricedLayouts, by_stage: bool, in_time: Callable[[], bool]
 ) -> Choice:
-    """The choice with the best layout whose features have run, which wins where the prediction cannot tell."""
+    """The choice with the best layout whose features have run, which wins where the prediction cannot tell. Where it
+    wins over the chosen one but not over one of which less is new, that one is taken."""
     chosen, limit_bytes = choice.taken, choice.level.memory_bytes
     if path.known(chosen.strategy):
         return choice._replace(path=path, on_path=chosen)
@@ -184,8 +192,10 @@ def _by_the_path(
     best = _refined_on_path(path, priced, limit_bytes, best, by_stage, in_time)
     if best is None or not wins(path, chosen, best):
         return choice._replace(path=path, on_path=best)
-    fastest = sorted([*choice.fastest, best], key=_step_time_s) if best not in choice.fastest else choice.fastest
-    return choice._replace(fastest=fastest, place=fastest.index(best), path=path, on_path=best, left=chosen)
+    off = expected_fastest(path, chosen, compared(choice.fastest))
+    taken = best if wins(path, off, best) else off
+    fastest = sorted([*choice.fastest, taken], key=_step_time_s) if taken not in choice.fastest else choice.fastest
+    return choice._replace(fastest=fastest, place=fastest.index(taken), path=path, on_path=best, left=chosen)
 
 
 def _refined_on_path(

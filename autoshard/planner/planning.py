@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
-from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.compute import quantized_products
@@ -25,34 +24,37 @@ from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import is_user_module, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.best_practice import best_practice
+from autoshard.planner.choice import passed_over
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
+from autoshard.planner.input_notes import input_notes
 from autoshard.planner.no_answer import NothingFits, NothingLegal
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.planner.search import search_once
+from autoshard.planner.search_words import said_of_megatron, taken_instead
 from autoshard.plans.plan import Plan, SearchSummary, make_plan, operator_choices
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.spec.cluster import Cluster, load_cluster, no_native_release
 from autoshard.spec.dropout import NO_DROPOUT, PUBLISHED, Dropout, parse_dropout
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR, MultiTokenPrediction
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.routing import check_routing, with_imbalance
 from autoshard.spec.sdk import release
 from autoshard.spec.stack import WHOLE_STAGES
-from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import counted, format_number, format_seconds
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The search on one cluster and its result. notes: sentences on what was decided on the way there."""
+    """The search on one cluster and its result. notes: sentences on what was decided on the way there. given: on the
+    inputs and the backend."""
 
     problem: Problem
     result: SearchResult
     notes: tuple[str, ...]
+    given: tuple[str, ...] = ()
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -77,7 +79,7 @@ def answer(request: PlanRequest) -> Answer:
         problem, result, ways = _way_of_compiling(problem, result, request)
     advice = best_practice(problem, result.best, request.fit_probability)
     advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
-    return Answer(problem, result, (*notes, *backend_notes, *result.notes, *ways, *advice))
+    return Answer(problem, result, (*result.notes, *ways, *advice), (*notes, *backend_notes))
 
 
 def _way_of_compiling(
@@ -110,8 +112,9 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
     if request.operators == "solver" and ("etp" in request.pins or request.searches_etp):
         raise AutoshardError("etp with operators=solver: the integer program places experts itself; leave one out")
     if request.operators == "solver":
-        result, operators, solver_notes = _solved(problem, result, request)
-        notes += solver_notes
+        result, operators, solver_note = _solved(problem, result, request)
+        replaced = () if operators is None else [note for note in notes if note not in result.notes]
+        notes = (*(notes if operators is None else result.notes), solver_note, *said_of_megatron(replaced))
     return make_plan(
         *problem,
         result.best.strategy,
@@ -127,7 +130,7 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
             result.cost_model,
         ),
         result.runners_up,
-        (*notes, *warnings(problem, result.best.strategy)),
+        (*found.given, *notes, *warnings(problem, result.best.strategy)),
         pins_of(request),
         operators,
     )
@@ -143,17 +146,6 @@ def inputs_of(
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
     length, notes = _sequence_length(request, model)
-    if model.dropout:
-        notes += (f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing",)
-    if model.graph is not None:
-        notes += (f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout",)
-    if model.multi_token_prediction is not None:
-        weight = model.multi_token_prediction.mtp_loss_scaling_factor
-        told = "its loss is part of the one that training reports, not of that on held-out text"
-        notes += (f"{model.name}: a prediction module runs with the head; {told}; it weighs {weight:g}",)
-    elif model.model_type in PREDICTING_MODEL_TYPES:
-        told = "are left out, as transformers leaves them out; --mtp-num-layers 1 trains one"
-        notes += (f"{model.name}: prediction modules, as many as num_nextn_predict_layers of its config, {told}",)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
@@ -171,8 +163,7 @@ def inputs_of(
         raise AutoshardError(no_native_release(request.sdk))
     if request.device != "auto" and cluster.stack is None:
         raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
-    refused = unrunnable(BACKENDS[name], precision)
-    return model, training, cluster, notes if refused is None else (*notes, refused)
+    return model, training, cluster, (*notes, *input_notes(model, training, name))
 
 
 def precision_names(request: PlanRequest) -> tuple[str, ...]:
@@ -301,8 +292,9 @@ def pins_of(request: PlanRequest) -> Pins:
 
 def _solved(
     problem: Problem, result: SearchResult, request: PlanRequest
-) -> tuple[SearchResult, Mapping[str, Choice] | None, tuple[str, ...]]:
-    """The result with the solver's operators where they pay, those operators, and a note of what they bring.
+) -> tuple[SearchResult, Mapping[str, Choice] | None, str]:
+    """The result with the solver's operators where they pay, those operators, and a note of what they bring. The notes
+    of the result are then those of its layout.
 
     Raises AutoshardError for a model whose blocks are of several kinds.
     """
@@ -313,6 +305,7 @@ def _solved(
         )
     from autoshard.planner.operators.combine import WORTH, combine
 
+    least_s = (1 - result.gap) * result.best.estimate.step_time_s
     layouts = (result.best, *result.runners_up)
     known_s, needed = min(one.estimate.step_time_s for one in layouts), result.best.estimate.fullest.total_bytes
     sure = (one.memory_bytes for one in levels(problem.cluster, request.fit_probability))
@@ -323,22 +316,22 @@ def _solved(
     )
     if solved.strategy is None or solved.estimate is None:
         note = f"operators: none make the step {WORTH:.1%} faster than Megatron's, which stay; {asked}"
-        share = 1 - (1 - solved.gap) * known_s / result.best.estimate.step_time_s  # a simpler one than the fastest
-        return replace(result, optimality=f"{result.optimality}; {_proven(share)}"), None, (note,)
+        least_s = min((1 - solved.gap) * known_s, least_s)
+        return replace(result, optimality=f"{result.optimality}; {_proven(least_s, result.best)}"), None, note
     others = tuple(one for one in layouts if one.strategy != solved.strategy)[: len(result.runners_up)]
     step, before = (format_seconds(seconds) for seconds in (solved.estimate.step_time_s, known_s))
     note = f"operators by the solver: {step} a step; the best layout with Megatron's would take {before}; {asked}"
     best = Candidate(solved.strategy, solved.estimate)
     operators = solved_choices(problem, solved.strategy, solved.operators)
-    return (
-        replace(result, best=best, runners_up=others, optimality=f"operators by the solver: {_proven(solved.gap)}"),
-        operators,
-        (note,),
-    )
+    least_s = min((1 - solved.gap) * best.estimate.step_time_s, least_s)
+    result = taken_instead(problem, passed_over(problem, pins_of(request)), result, best)
+    words = f"operators by the solver: {_proven(least_s, best)}"
+    return replace(result, runners_up=others, optimality=words), operators, note
 
 
-def _proven(share: float) -> str:
-    """share: of the step of the layout that is taken."""
+def _proven(least_s: float, taken: Candidate) -> str:
+    """least_s: seconds that any layout takes at least, with Megatron's operators and with others."""
+    share = max(0.0, 1 - least_s / taken.estimate.step_time_s)
     return (
         f"no layout, however its operators are sharded, is more than {format_number(100 * share, 2)} % faster, proven"
     )
@@ -352,7 +345,7 @@ def solved_choices(problem: Problem, strategy: Strategy, others: OperatorChoices
 
 
 def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple[str, ...]]:
-    """The length and a note where it is not the usual one."""
+    """The length, and a note where the model has too few positions for the usual one."""
     limit = model.max_position_embeddings
     if request.seq_len is None:
         if limit >= SEQUENCE_LENGTH:
@@ -365,9 +358,7 @@ def _sequence_length(request: PlanRequest, model: ModelSpec) -> tuple[int, tuple
             f"seq-len={request.seq_len} is beyond max_position_embeddings={limit} of {model.name}, "
             f"which learned no more positions; at most {limit} works"
         )
-    return request.seq_len, (
-        f"seq-len {request.seq_len:,} is beyond the {limit:,} positions that {model.name} was made for",
-    )
+    return request.seq_len, ()
 
 
 def search_backends(

@@ -11,6 +11,7 @@ from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.mesh import AXIS_ORDER, parse_axis_order, tensor_ranks_apart
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.planner.candidates import with_kernel
 from autoshard.plans.search_result import Pins
@@ -33,8 +34,9 @@ class Score:
     estimate: Estimate | None
 
 
-def score(problem: Problem, strategy: Strategy) -> Score:
-    """The price of a layout, as far as it has one, and the rules that it breaks."""
+def score(problem: Problem, strategy: Strategy, operators: OperatorChoices = ()) -> Score:
+    """The price of a layout, as far as it has one, and the rules that it breaks. operators: choices that differ from
+    Megatron's."""
     broken = all_broken(problem, strategy)
     words = tuple(dict.fromkeys(wrong for _, wrong in broken))
     if strategy.num_microbatches(problem.training.global_batch_size) < 1 or any(
@@ -42,7 +44,7 @@ def score(problem: Problem, strategy: Strategy) -> Score:
     ):
         return Score(strategy, words, None)
     try:
-        cost = estimate(problem.model, problem.training, problem.cluster, strategy)
+        cost = estimate(problem.model, problem.training, problem.cluster, strategy, operators=operators)
     except NoTransition as error:
         return Score(strategy, (*words, str(error)), None)
     return Score(strategy, words, cost)

@@ -80,7 +80,8 @@ def search(
     words = optimality(problem, pins, fastest, place, gap, clock)
     path = path_summary(choice)
     counts = tally.considered, tally.fitting, tally.rejections()
-    return Searched(best, others, *counts, words, notes, path, priced, fastest[0].strategy)
+    gap = 1 - (1 - gap) * fastest[0].step_time_s / fastest[place].step_time_s
+    return Searched(best, others, *counts, words, notes, path, priced, fastest[0].strategy, gap=gap)
 
 
 def search_once(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import floor
 
 from autoshard.backends.rules import Problem, chunks_are_alike
@@ -10,11 +11,19 @@ from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import Level
 from autoshard.planner.beaten_path import path_notes
 from autoshard.planner.candidates import MOST_UNLIKE_CHUNKS
-from autoshard.planner.choice import Choice
+from autoshard.planner.choice import Choice, PassedOver
 from autoshard.planner.compiling import compile_notes
 from autoshard.planner.priced import Clock, PricedLayouts
 from autoshard.planner.ranking import Timed, describe
-from autoshard.plans.search_result import OPTIMAL, PathSummary, Pins, pipelines_not_tried, sets_not_tried
+from autoshard.plans.search_result import (
+    OPTIMAL,
+    Candidate,
+    PathSummary,
+    Pins,
+    SearchResult,
+    pipelines_not_tried,
+    sets_not_tried,
+)
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_number
 
@@ -84,6 +93,30 @@ def path_summary(choice: Choice) -> PathSummary | None:
         0.0 if other is None else float(f"{other.step_time_s:.6g}"),
         None if choice.left is None else choice.left.strategy,
     )
+
+
+def taken_instead(problem: Problem, passed: PassedOver, result: SearchResult, one: Candidate) -> SearchResult:
+    """The result of a search with another layout in place of its choice: its sentences are about that one. passed: the
+    judges of what the search passed over."""
+    path, found = passed.path, result.beaten_path
+    taken, on_path = Timed(one.estimate.step_time_s, one.strategy), None
+    if path is None or found is None:
+        path = None
+    elif path.known(one.strategy):
+        on_path = taken
+    elif not found.unknown:
+        on_path = Timed(result.best.estimate.step_time_s, result.best.strategy)
+    elif found.best is not None:
+        on_path = Timed(found.best_step_time_s, found.best)
+    level = Level(one.estimate.fits_probability, one.estimate.fullest.total_bytes)
+    priced = PricedLayouts(problem, [])
+    choice = Choice(level, [taken], 0, 0.0, priced, path, on_path, graphs=passed.graphs)
+    return replace(result, best=one, notes=tuple(choice_notes(choice)), beaten_path=path_summary(choice))
+
+
+def said_of_megatron(notes: Iterable[str]) -> tuple[str, ...]:
+    """The sentences of a search on a layout that then gets other operators than it was chosen with."""
+    return tuple(f"with Megatron's operators: {note}" for note in notes)
 
 
 def choice_notes(choice: Choice) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from autoshard.backends.problem import Draft
 from autoshard.cost.interval import toss_up
 from autoshard.layout.mesh import AXIS_ORDER
@@ -21,14 +23,19 @@ def simplest_of_equals(cluster: Cluster, ranked: list[Timed]) -> int:
     """The place, in `ranked`, of the simplest layout among those that are a toss-up with the first. ranked: layouts
     that fit, fastest first."""
     fastest, chosen = ranked[0], 0
-    kinds = [*dict.fromkeys(kind(one.strategy) for one in ranked)][:COMPARED]
-    for place, layout in enumerate(ranked):
-        if kind(layout.strategy) not in kinds or layout.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
+    for place, layout in enumerate(compared(ranked)):
+        if layout.step_time_s > fastest.step_time_s * (1 + GIVEN_AWAY):
             break
         either = toss_up(cluster, fastest.strategy, fastest.step_time_s, layout.strategy, layout.step_time_s)
         if either and choices(layout.strategy) < choices(ranked[chosen].strategy):
             chosen = place
     return chosen
+
+
+def compared(ranked: list[Timed]) -> list[Timed]:
+    """The layouts before the first of another kind than the COMPARED fastest."""
+    kinds = [*dict.fromkeys(kind(one.strategy) for one in ranked)][:COMPARED]
+    return [*takewhile(lambda one: kind(one.strategy) in kinds, ranked)]
 
 
 def choices(s: Strategy) -> int:

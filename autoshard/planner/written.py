@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autoshard.backends.rules import Problem
     from autoshard.interop.written_layout import WrittenLayout
     from autoshard.interop.written_model import WrittenModel
+    from autoshard.layout.sharding import OperatorChoices
     from autoshard.layout.strategy import Strategy
     from autoshard.spec.model import ModelSpec
 
@@ -52,7 +53,8 @@ class Written:
 
     asked: the backend as it was asked for, or auto. form: what kind of file. notes: what was decided on the way.
     warnings: what the file says that changes the step, and that the price leaves out. left_out: keys of the file that
-    neither problem nor layout holds. not_priced: those of them that may matter to the price.
+    neither problem nor layout holds. not_priced: those of them that may matter to the price. operators: choices that
+    differ from Megatron's.
     """
 
     problem: Problem
@@ -63,6 +65,7 @@ class Written:
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
+    operators: OperatorChoices = ()
 
     @property
     def unpriced(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Estimate
-from autoshard.layout.sharding import differing
+from autoshard.layout.sharding import OperatorChoices, differing
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.plans.rounding import rounded
 from autoshard.plans.search_result import Candidate
@@ -35,8 +35,12 @@ def priced(plan: Plan) -> Plan:
 
 def unrounded(plan: Plan) -> Estimate:
     """The estimate of this version, with all digits, of a plan's layout."""
-    others = differing(plan.operators, operator_choices(plan.model, plan.cluster, plan.strategy))
-    return estimate(plan.model, plan.training, plan.cluster, plan.strategy, operators=others)
+    return estimate(plan.model, plan.training, plan.cluster, plan.strategy, operators=other_operators(plan))
+
+
+def other_operators(plan: Plan) -> OperatorChoices:
+    """The choices of a plan's operators that differ from Megatron's."""
+    return differing(plan.operators, operator_choices(plan.model, plan.cluster, plan.strategy))
 
 
 def is_cheap(plan: Plan) -> bool:

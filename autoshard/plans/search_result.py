@@ -80,7 +80,7 @@ class PathSummary:
     unknown: Features of the chosen layout that none of them has.
     best: The best layout all of whose features are known, where it is another one; null where there is none.
     best_step_time_s: Its predicted seconds of a step; 0 where there is none.
-    instead_of: The faster layout that lost in a toss-up, because it leaves the path; null where there is none.
+    instead_of: The faster layout that was passed over, because more of it is unknown; null where there is none.
     """
 
     generation: Text
@@ -126,6 +126,7 @@ class SearchResult:
     considered: whole layouts looked at; fitting: those that broke no rule and fit in memory. The others are counted,
     by reason, in rejections. notes: how the best one was chosen, where it is not simply the fastest that fits.
     beaten_path: None where nothing is published. searcher, cost_model: what chose it, with the package of a plug-in.
+    gap: how much faster another layout may be, as a share of the step of the best one.
     """
 
     best: Candidate
@@ -138,3 +139,4 @@ class SearchResult:
     beaten_path: PathSummary | None = None
     searcher: str = field(default=EXACT, kw_only=True)
     cost_model: str = field(default=OURS, kw_only=True)
+    gap: float = field(default=0.0, kw_only=True)

@@ -16,11 +16,11 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.files.json_file import parse_json
 from autoshard.graph.redistribute import NoTransition
-from autoshard.layout.sharding import OperatorChoices, differing
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
-from autoshard.plans.plan import Plan, made_by, make_plan, operator_choices
+from autoshard.plans.plan import Plan, made_by, make_plan
 from autoshard.plans.plan_json import FORMAT_VERSION, SECTIONS, plan_to_json
-from autoshard.plans.prices import other_prices, priced
+from autoshard.plans.prices import other_operators, other_prices, priced
 from autoshard.plans.search_result import Pins
 from autoshard.plans.validate import (
     SOURCES,
@@ -93,7 +93,7 @@ def edited(before: Plan, edits: Sequence[str]) -> Edited:
     changes = tuple(change for name in GIVEN for change in _differences(old[name], new[name], name))
     if not changes:
         raise AutoshardError(f"--edit {edits[0][:100]}: the plan has that already")
-    others = differing(before.operators, operator_choices(before.model, before.cluster, before.strategy))
+    others = other_operators(before)
     note = f"edited, not searched: {', '.join(map(str, changes))}"
     return Edited(_made(problem, pins, strategy, note, others), changes, priced(before).estimate)
 
@@ -225,7 +225,7 @@ def _made(problem: Problem, pins: Pins, strategy: Strategy, note: str, others: O
     plan = make_plan(*problem, strategy, cost, pins=pins)
     notes: tuple[str, ...] = (note if len(note) <= _TOLD else f"{note[:_TOLD]}...",)
     if others:
-        kept = _with_operators(plan, others)
+        kept = with_operators(plan, others)
         plan = kept or plan
         notes += () if kept else ("operators by Megatron's rule: those of the plan before do not go with the changes",)
     if not plan.estimate.fits:
@@ -233,7 +233,7 @@ def _made(problem: Problem, pins: Pins, strategy: Strategy, note: str, others: O
     return replace(plan, notes=(*notes, *warnings(problem, strategy)))
 
 
-def _with_operators(plan: Plan, others: OperatorChoices) -> Plan | None:
+def with_operators(plan: Plan, others: OperatorChoices) -> Plan | None:
     """The plan with these choices of operators; None where they do not go with its layout."""
     operators = dict(plan.operators)
     for template, choice in others:

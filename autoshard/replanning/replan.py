@@ -1,4 +1,4 @@
-"""Chooses a layout for other nodes: among those about as fast as the fastest, the one that moves the least state."""
+"""Chooses a layout for other nodes: among those about as fast as a search takes, the one that moves the least state."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from dataclasses import dataclass, replace
 from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
+from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
+from autoshard.planner.choice import PassedOver, passed_over
+from autoshard.planner.input_notes import input_notes
+from autoshard.planner.ranking import describe
 from autoshard.planner.search import search
+from autoshard.planner.search_words import said_of_megatron, taken_instead
 from autoshard.plans.expert_slots import other_slots
 from autoshard.plans.plan import Plan, SearchSummary, make_plan
+from autoshard.plans.prices import other_operators
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
+from autoshard.replanning.edit import with_operators
 from autoshard.replanning.moved import Moved, moved
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_bytes
+from autoshard.units import format_bytes, format_seconds
 
 LITTLE = 0.02
-"""A layout is considered if it is at most this much slower than the fastest. A guess at what nobody notices, far below
-what the cost model can tell apart."""
+"""A layout is considered if it is at most this much slower than the one that a search takes. A guess at what nobody
+notices, far below what the cost model can tell apart."""
 WORTH = 0.05
-"""A slower layout is taken only if it leaves this much more of the training state in place than the fastest does. A
-guess."""
+"""Another layout than the search's is taken only if it leaves this much more of the state in place. A guess."""
 TOP = 20
 """How many runners-up are looked at, beside the best layouts that keep degrees of the old one."""
+NEAR = f"within {LITTLE:.0%} of the layout that plan takes, and of those looked at the one that moves least"
+"""The claim of a plan with another layout than the search's."""
 _KEPT_TOGETHER = (("tp", "pp", "cp", "ep", "num_virtual_stages"), ("tp", "pp"), ("tp",), ("pp",))
 """Sets of degrees of the old layout that are tried as pins: state that both layouts place in the same way does not
 move."""
@@ -34,13 +42,13 @@ _COMPARED = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_siz
 
 @dataclass(frozen=True)
 class Replanned:
-    """The result of replanning. plan: for the new number of nodes. fastest: the fastest layout, which may be the plan's
-    own. moved, fastest_moved: the state that each of them has to read from elsewhere."""
+    """The result of replanning. plan: for the new number of nodes. searched: the layout that a search takes, which may
+    be the plan's own. moved, searched_moved: the state that each of them has to read from elsewhere."""
 
     plan: Plan
     moved: Moved
-    fastest: Candidate
-    fastest_moved: Moved
+    searched: Candidate
+    searched_moved: Moved
 
 
 def replan(before: Plan, nodes: int) -> Replanned:
@@ -49,44 +57,81 @@ def replan(before: Plan, nodes: int) -> Replanned:
     Raises AutoshardError where pins contradict each other or no layout is legal, NoLayoutFits where none fits.
     """
     cluster = before.cluster.with_nodes(nodes)
+    problem = Problem(before.model, before.training, cluster, before.backend)
     pins, result, notes = _search(before, cluster)
-    fastest = result.best
-    limit = fastest.estimate.step_time_s * (1 + LITTLE)
-    near = [one for one in _candidates(before, cluster, pins, result) if one.estimate.step_time_s <= limit]
+    passed, searched = passed_over(problem, pins), result.best
+    sure = min(_fit_probability(before), searched.estimate.fits_probability)
+    near = [one for one in _candidates(before, cluster, pins, result) if _is_as_good(passed, one, searched, sure)]
     distances: dict[tuple[object, ...], Moved] = {}
     for one in near:
         key = _placement(one.strategy)
         if key not in distances:
             distances[key] = moved(before, _plan(before, cluster, one))
     chosen = min(near, key=lambda one: (distances[_placement(one.strategy)].moved_bytes, one.estimate.step_time_s))
-    distance, fastest_distance = (distances[_placement(one.strategy)] for one in (chosen, fastest))
-    if distance.kept_share < fastest_distance.kept_share + WORTH:
-        chosen, distance = fastest, fastest_distance
-    others = tuple(one for one in (fastest, *result.runners_up) if one.strategy != chosen.strategy)
+    distance, searched_distance = (distances[_placement(one.strategy)] for one in (chosen, searched))
+    if distance.kept_share < searched_distance.kept_share + WORTH:
+        chosen, distance = searched, searched_distance
+    others = tuple(one for one in (searched, *result.runners_up) if one.strategy != chosen.strategy)
+    if chosen.strategy != searched.strategy:
+        result = replace(taken_instead(problem, passed, result, chosen), optimality=NEAR)
+    choices = other_operators(before)
+    kept, operator_notes = _with_operators(_plan(before, cluster, chosen), choices, sure)
+    if kept is not None:
+        distance = moved(before, kept)
+        words = f"with Megatron's operators {result.optimality}"
+        result = replace(result, notes=said_of_megatron(result.notes), optimality=words)
     plan = make_plan(
-        before.model,
-        before.training,
-        cluster,
-        before.backend,
+        *problem,
         chosen.strategy,
-        chosen.estimate,
+        chosen.estimate if kept is None else kept.estimate,
         SearchSummary(
             result.considered,
             result.fitting,
-            _optimality(result, chosen),
+            result.optimality,
             _fit_probability(before),
             result.rejections,
+            result.beaten_path,
         ),
         others[:5],
         (
             *notes,
-            *_notes(before, cluster, chosen, distance, fastest, fastest_distance),
+            *_notes(before, cluster, chosen, distance, searched, searched_distance),
             *filter(None, [other_slots(before, _plan(before, cluster, chosen))]),
-            *warnings(Problem(before.model, before.training, cluster, before.backend), chosen.strategy),
+            *input_notes(before.model, before.training, before.backend),
+            *result.notes,
+            *operator_notes,
+            *warnings(problem, chosen.strategy),
         ),
         pins,
+        None if kept is None else kept.operators,
     )
-    return Replanned(plan, distance, fastest, fastest_distance)
+    return Replanned(plan, distance, searched, searched_distance)
+
+
+def _is_as_good(passed: PassedOver, one: Candidate, searched: Candidate, sure: float) -> bool:
+    """Whether a layout is about as fast as the one that a search takes, and no more is held against it. sure: the
+    probability with which it has to fit."""
+    if one.estimate.step_time_s > searched.estimate.step_time_s * (1 + LITTLE) or one.estimate.fits_probability < sure:
+        return False
+    return not passed.more_against(one.strategy, searched.strategy)
+
+
+def _with_operators(plan: Plan, others: OperatorChoices, sure: float) -> tuple[Plan | None, tuple[str, ...]]:
+    """The plan with choices of operators that are not Megatron's, None where they are not worth it, and a note on them.
+    sure: the probability with which it has to fit."""
+    if not others:
+        return None, ()
+    kept = with_operators(plan, others)
+    if kept is None:
+        why = "do not go with this layout"
+    elif kept.estimate.fits_probability < sure:
+        why = "need too much memory in this layout"
+    elif kept.estimate.step_time_s >= plan.estimate.step_time_s:
+        why = "make this layout no faster"
+    else:
+        step, before = (format_seconds(one.estimate.step_time_s) for one in (kept, plan))
+        return kept, (f"operators: those of the plan before stay: {step} a step, {before} with Megatron's",)
+    return None, (f"operators by Megatron's rule: those of the plan before {why}; --operators solver solves anew",)
 
 
 def _search(before: Plan, cluster: Cluster) -> tuple[Pins, SearchResult, tuple[str, ...]]:
@@ -138,14 +183,8 @@ def _plan(before: Plan, cluster: Cluster, one: Candidate) -> Plan:
     return make_plan(before.model, before.training, cluster, before.backend, one.strategy, one.estimate)
 
 
-def _optimality(result: SearchResult, chosen: Candidate) -> str:
-    if chosen.strategy == result.best.strategy:
-        return result.optimality
-    return f"within {LITTLE:.0%} of the fastest layout, and of those looked at the one that moves least"
-
-
 def _notes(
-    before: Plan, cluster: Cluster, chosen: Candidate, distance: Moved, fastest: Candidate, fastest_distance: Moved
+    before: Plan, cluster: Cluster, chosen: Candidate, distance: Moved, searched: Candidate, searched_distance: Moved
 ) -> Iterator[str]:
     old, new = before.strategy, chosen.strategy
     same = [name for name in _COMPARED if getattr(old, name) == getattr(new, name)]
@@ -158,11 +197,15 @@ def _notes(
         f"{distance.kept_share:.0%} of the training state is where it was, {format_bytes(distance.moved_bytes)} of "
         f"{format_bytes(distance.total_bytes)} are read from other ranks, if the first nodes are those that stay"
     )
-    if new == fastest.strategy:
-        yield f"no layout is faster, and none within {LITTLE:.0%} of it keeps {WORTH:.0%} more of the state in place"
+    if new == searched.strategy:
+        yield (
+            f"it is the layout that plan takes; none as sure within {LITTLE:.0%} of it keeps {WORTH:.0%} more of the "
+            "state in place"
+        )
         return
-    faster = chosen.estimate.step_time_s / fastest.estimate.step_time_s - 1
+    faster = chosen.estimate.step_time_s / searched.estimate.step_time_s - 1
     yield (
-        f"the fastest layout is {faster:.2%} faster and leaves {fastest_distance.kept_share:.0%} where it was: "
-        f"up to {LITTLE:.0%} is given up to move less"
+        f"{describe(searched.strategy)}, the layout that plan takes, is {abs(faster):.2%} "
+        f"{'slower' if faster < 0 else 'faster'} and leaves {searched_distance.kept_share:.0%} where it was: up to "
+        f"{LITTLE:.0%} is given up to move less"
     )

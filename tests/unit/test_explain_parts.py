@@ -18,7 +18,7 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.cost.values import Term
 from autoshard.errors import AutoshardError
-from autoshard.explanation.answers import DegreeRow, SizeRow, degree_row, problem_of
+from autoshard.explanation.answers import DegreeRow, SizeRow, degree_row, problem_of, under_rules_of
 from autoshard.explanation.compare import compare
 from autoshard.explanation.describe import CAVEAT, OWN_CAVEAT, Description, Share, describe
 from autoshard.explanation.doubt import Pair, doubt, pairs
@@ -171,6 +171,20 @@ def test_why_is_the_best_completion() -> None:
     values = found.to_dict(plan.cluster)
     total = sum(values["time_differences_s"].values())
     assert total == pytest.approx(best.estimate.step_time_s - plan.estimate.step_time_s, rel=1e-4)
+
+
+def test_why_looks_at_experts_as_the_search_of_the_plan_did() -> None:
+    """Where it looked at etp, or the layout has one, the best completion may have one too; and so for another tp."""
+    given = {"nodes": 1, "global_batch": 64, "seq_len": 2048, "backend": "torch", "tp": 4}
+    for etp in ("auto", 1):
+        plan = autoshard.plan("gpt-oss-20b", "h100-80gb", etp=etp, **given)  # type: ignore[arg-type]
+        assert plan.strategy.etp == 1
+        for words in ("tp=4", f"tp=4 pp={plan.strategy.pp} dp={plan.strategy.dp} ep={plan.strategy.ep}"):
+            assert autoshard.why_not(plan, words).answer.is_the_choice
+        row = degree_row(Searches(), plan, 4, 0.9)
+        assert row.refusal == "" and row.slower == pytest.approx(0, abs=1e-5)
+    plain = autoshard.plan("gpt-oss-20b", "h100-80gb", **given)  # type: ignore[arg-type]
+    assert plain.strategy.etp is None and under_rules_of(plain, Pins(tp=8)) == Pins(tp=8)
 
 
 @pytest.fixture(scope="module")

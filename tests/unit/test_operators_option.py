@@ -6,19 +6,27 @@ import json
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+import autoshard
 from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError
+from autoshard.explanation.answers import problem_of
 from autoshard.planner.operators.combine import Combined
-from autoshard.planner.planning import _proven, _solved, plan_for
+from autoshard.planner.planning import Answer, _proven, _solved, plan_for, plan_of
 from autoshard.planner.request import PlanRequest
+from autoshard.planner.search import search
+from autoshard.planner.search_words import PROVEN
 from autoshard.plans.plan import Plan, operator_choices
-from autoshard.plans.plan_json import plan_to_json
-from autoshard.plans.search_result import Candidate, SearchResult
+from autoshard.plans.plan_json import plan_to_json, write_plan
+from autoshard.plans.prices import other_operators
+from autoshard.plans.search_result import Candidate, Pins, SearchResult
 from autoshard.plans.validate import plan_from_dict
+from autoshard.replanning import replan
 from autoshard.runtime.rehearse import rehearse
+from autoshard.units import format_seconds
 
 
 @cache
@@ -54,6 +62,60 @@ def test_what_is_proven_is_said() -> None:
     assert megatron.optimality.startswith("optimal within this model: ")
 
 
+def answer_of(megatron: Plan, gap: float = 0.0) -> Answer:
+    """The answer of a search that took the plan's layout and proved it best but for a gap."""
+    problem = Problem(megatron.model, megatron.training, megatron.cluster, megatron.backend)
+    best = Candidate(megatron.strategy, megatron.estimate)
+    result = SearchResult(best, (), 2, 2, (), "chosen", ("toss-up: the simpler one is chosen",), gap=gap)
+    return Answer(problem, result, (*result.notes, "best practice: another"), ("seq-len 8: it has 8 positions",))
+
+
+def test_what_was_said_of_the_layout_before_is_said_to_be_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved, megatron = plan("solver"), plan("megatron")
+    others = other_operators(solved)
+    pays = Combined(solved.strategy, others, solved.estimate, 1, 1, gap=0.01)
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", lambda *asked: pays)
+    found = plan_of(PlanRequest("llama3-8b", operators="solver"), answer_of(megatron))
+    assert found.operators == solved.operators
+    assert found.notes[0] == "seq-len 8: it has 8 positions"
+    assert found.notes[1].startswith("operators by the solver: ")
+    assert found.notes[2:4] == (
+        "with Megatron's operators: toss-up: the simpler one is chosen",
+        "with Megatron's operators: best practice: another",
+    )
+    none_pays = Combined(None, (), None, 0, 0, gap=0.01)
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", lambda *asked: none_pays)
+    stays = plan_of(PlanRequest("llama3-8b", operators="solver"), answer_of(megatron))
+    assert stays.notes[:3] == ("seq-len 8: it has 8 positions", *answer_of(megatron).notes)
+    assert stays.notes[3].startswith("operators: none make the step ")
+
+
+def test_no_more_is_proven_than_the_search_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that stopped within 40 % of the optimum leaves layouts that the solver did not look at."""
+    solved, megatron = plan("solver"), plan("megatron")
+    problem, stopped, *_ = vars(answer_of(megatron, 0.4)).values()
+    none_pays = Combined(None, (), None, 0, 0, gap=0.01)
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", lambda *asked: none_pays)
+    found, *_ = _solved(problem, stopped, PlanRequest("llama3-8b"))
+    assert found.optimality.endswith(" is more than 40 % faster, proven")
+    pays = Combined(solved.strategy, other_operators(solved), solved.estimate, 1, 1, gap=0.01)
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", lambda *asked: pays)
+    found, *_ = _solved(problem, stopped, PlanRequest("llama3-8b"))
+    share = 100 * (1 - 0.6 * megatron.estimate.step_time_s / solved.estimate.step_time_s)
+    assert found.optimality == (
+        f"operators by the solver: no layout, however its operators are sharded, is more than {share:.2g} % faster, "
+        "proven"
+    )
+
+
+def test_a_search_that_is_stopped_says_how_much_is_left() -> None:
+    whole = search(*problem_of(plan("megatron"))[:3], Pins(tp=8, pp=4), "torch", top=0)
+    stopped = search(*problem_of(plan("megatron"))[:3], Pins(tp=8, pp=4), "torch", top=0, time_limit_s=1e-3)
+    assert whole.gap == pytest.approx(0, abs=PROVEN)
+    assert 0 < stopped.gap < 1 and stopped.optimality.startswith("stopped after 0.001 s: within ")
+    assert whole.best.estimate.step_time_s >= (1 - stopped.gap) * stopped.best.estimate.step_time_s
+
+
 def test_what_is_proven_is_of_the_layout_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 s where a simpler layout is taken than the fastest of 98 s, which no choices beat by more than 1 %."""
     none_pays = Combined(None, (), None, 0, 0, gap=0.01)
@@ -66,7 +128,7 @@ def test_what_is_proven_is_of_the_layout_that_is_taken(monkeypatch: pytest.Monke
     found, operators, _ = _solved(problem, result, PlanRequest("llama3-8b"))
     assert operators is None
     assert found.optimality.endswith(" is more than 3 % faster, proven")  # 1 - 0.99 x 98 / 100
-    assert _proven(0.998).endswith(" is more than 100 % faster, proven")
+    assert _proven(0.2, known).endswith(" is more than 100 % faster, proven")
 
 
 def test_the_file_says_the_same() -> None:
@@ -87,6 +149,48 @@ def test_a_rehearsal_has_the_same_choices() -> None:
     small = rehearse(solved, 8, 256).plan
     assert changed and all(small.operators[name]["tp"] == solved.operators[name]["tp"] for name in changed)
     assert small.sample_programs
+
+
+def test_they_are_in_the_score_of_the_plan(tmp_path: Path) -> None:
+    solved = plan("solver")
+    write_plan(solved, tmp_path / "plan.json")
+    for layout in (solved, tmp_path / "plan.json"):
+        found = autoshard.score(layout)
+        assert found.step_time_s == pytest.approx(solved.estimate.step_time_s, rel=1e-5)
+        assert found.written.notes == (
+            "operators as the plan has them; the planner's layout is searched with Megatron's",
+        )
+    assert autoshard.score(plan("megatron")).written.notes == ()
+
+
+def pinned(solved: Plan) -> Plan:
+    """The plan with its layout pinned."""
+    names = ("tp", "pp", "cp", "microbatch_size", "zero")
+    pins = Pins(recompute="none", **{name: getattr(solved.strategy, name) for name in names})
+    return replace(solved, pins=pins)
+
+
+def test_replanning_keeps_them_where_the_layout_still_has_them() -> None:
+    solved = pinned(plan("solver"))
+    again = replan(solved, 4).plan
+    assert (again.strategy, again.operators) == (solved.strategy, solved.operators)
+    assert again.estimate == solved.estimate
+    assert again.search is not None and again.search.optimality.startswith("with Megatron's operators ")
+    (note,) = (note for note in again.notes if note.startswith("operators"))
+    by_rule = replan(replace(solved, operators=operator_choices(solved.model, solved.cluster, solved.strategy)), 4).plan
+    step, megatron = (format_seconds(one.estimate.step_time_s) for one in (solved, by_rule))
+    assert note == f"operators: those of the plan before stay: {step} a step, {megatron} with Megatron's"
+
+
+def test_replanning_says_where_they_do_not_stay() -> None:
+    solved = pinned(plan("solver"))
+    other = replan(replace(solved, pins=replace(solved.pins, cp=1, microbatch_size=2)), 4).plan
+    assert other.operators == operator_choices(other.model, other.cluster, other.strategy)
+    (note,) = (note for note in other.notes if note.startswith("operators"))
+    assert note == (
+        "operators by Megatron's rule: those of the plan before do not go with this layout; --operators solver solves "
+        "anew"
+    )
 
 
 def test_nxd_has_layers_for_megatron_only() -> None:

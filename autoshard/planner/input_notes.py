@@ -1,0 +1,33 @@
+"""The sentences of a plan that follow from its inputs alone, whatever its layout is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.backends.products import unrunnable
+from autoshard.backends.registry import BACKENDS
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
+from autoshard.spec.traced import LONGEST_TRACE
+from autoshard.spec.training import TrainingSpec
+
+
+def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Iterator[str]:
+    """Sentences on positions beyond those of the model, what it drops, what is left out of it, what does not run."""
+    length, positions = training.sequence_length, model.max_position_embeddings
+    if length > positions:
+        yield f"seq-len {length:,} is beyond the {positions:,} positions that {model.name} was made for"
+    if model.dropout:
+        yield f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing"
+    if model.graph is not None:
+        yield f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout"
+    if model.multi_token_prediction is not None:
+        weight = model.multi_token_prediction.mtp_loss_scaling_factor
+        told = "its loss is part of the one that training reports, not of that on held-out text"
+        yield f"{model.name}: a prediction module runs with the head; {told}; it weighs {weight:g}"
+    elif model.model_type in PREDICTING_MODEL_TYPES:
+        told = "are left out, as transformers leaves them out; --mtp-num-layers 1 trains one"
+        yield f"{model.name}: prediction modules, as many as num_nextn_predict_layers of its config, {told}"
+    refused = unrunnable(BACKENDS[backend], training.precision)
+    if refused is not None:
+        yield refused
