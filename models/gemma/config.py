@@ -105,7 +105,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     written["hidden_activation"] = written.pop("hidden_act")
     scores, scalar = model.attention_scores, model.attention_scores.query_pre_attn_scalar
     written |= {
-        "sliding_window": model.sliding_window,
+        "sliding_window": model.sliding_window or WINDOW,  # transformers asks for one even where no block has it
         "layer_types": list(model.layer_types or _one_kind(model)),
         "attention_bias": model.attention_bias,
         # transformers takes no 256.0

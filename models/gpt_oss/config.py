@@ -65,7 +65,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
         written
         | routers_loss_keys(model)
         | {
-            "sliding_window": model.sliding_window,
+            "sliding_window": model.sliding_window or WINDOW,  # transformers takes no null
             "layer_types": list(model.layer_types or one_kind),
             "attention_bias": model.attention_bias,
             "num_local_experts": model.num_local_experts,

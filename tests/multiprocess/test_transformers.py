@@ -202,6 +202,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "granitemoehybrid",
         "layer_types": ["attention", "attention"],
         "tie_word_embeddings": True,
+        "hidden_size": 96,  # twice that is no multiple of 128, the mamba_n_heads that transformers assumes
+        "mamba_d_head": 12,
     },
 }
 CONFIGS["gemma2"] = {
@@ -234,6 +236,9 @@ CONFIGS["gemma3"] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+NO_WINDOWS = {**SMALL, "head_dim": 16, "layer_types": ["full_attention"] * 2}
+CONFIGS["gemma2, no windows"] = {**NO_WINDOWS, "model_type": "gemma2"}
+CONFIGS["gemma3, no windows"] = {**NO_WINDOWS, "model_type": "gemma3_text"}
 GPT_OSS = {**SMALL, "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
 CONFIGS["gpt oss"] = {**GPT_OSS, "num_hidden_layers": 3, "sliding_window": 9, "swiglu_limit": 0.3}
 CONFIGS["gpt oss, default positions"] = {
@@ -242,6 +247,7 @@ CONFIGS["gpt oss, default positions"] = {
     "attention_bias": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
+CONFIGS["gpt oss, no windows"] = {**GPT_OSS, **NO_WINDOWS}
 LLAMA4 = {
     **SMALL,
     "model_type": "llama4_text",
