@@ -14,6 +14,7 @@ from tests.unit.weight_folders import plan
 CHOSEN = (
     "llama, tied",
     "llama, rope scaling",
+    "ministral",
     "mixtral",
     "gpt2",
     "gpt neox",

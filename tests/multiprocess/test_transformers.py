@@ -100,6 +100,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama, biases": {**SMALL, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama, rope scaling": {**SMALL, "model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "mistral": {**SMALL, "model_type": "mistral", "sliding_window": 9},
+    "ministral": {
+        **SMALL,
+        "model_type": "ministral",
+        "head_dim": 8,
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "mixtral": {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt2": {**GPT2, "model_type": "gpt2"},
     "gpt2, exact GELU": {**GPT2, "model_type": "gpt2", "activation_function": "gelu"},

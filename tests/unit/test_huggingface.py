@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.models import builtin_models, load_model
-from autoshard.models.huggingface import from_config, read_config
+from autoshard.models.huggingface import from_config, read_config, to_config
 from autoshard.models.registry import FOLDER
 from autoshard.models.stage import parameter_count
 from autoshard.spec.model import ModelSpec
@@ -200,6 +200,13 @@ def test_what_a_mistral_and_a_mixtral_config_leave_out() -> None:
     mistral = from_config({**LLAMA, "model_type": "mistral"}, "bare")
     assert (mistral.num_key_value_heads, mistral.sliding_window, mistral.rope_theta) == (8, 4096, 10_000.0)
     assert from_config({**LLAMA, "model_type": "mistral", "sliding_window": None}, "v0.3").sliding_window is None
+    mixed = ["full_attention", "sliding_attention"] * 16
+    ministral = from_config({**LLAMA, "model_type": "mistral", "layer_types": mixed}, "ministral")
+    assert (ministral.sliding_window, ministral.layer_types) == (4096, tuple(mixed))
+    assert from_config({**LLAMA, "model_type": "ministral", "layer_types": mixed}, "ministral") == ministral
+    assert from_config(to_config(ministral), "ministral") == ministral
+    alike = ["sliding_attention"] * 32
+    assert from_config({**LLAMA, "model_type": "mistral", "layer_types": alike}, "bare") == mistral
     experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     mixtral = from_config({**LLAMA, **experts}, "bare")
     assert (mixtral.num_key_value_heads, mixtral.sliding_window, mixtral.rope_theta) == (8, None, 1_000_000.0)
