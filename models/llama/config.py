@@ -97,20 +97,17 @@ def read_as_llama(
     )
 
 
-def qwen_windows(
-    config: Config, default: int | None, first: int | None = None, types: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def qwen_windows(config: Config, default: int | None, types: tuple[str, ...] = ()) -> dict[str, Any]:
     """The sliding window of Qwen's models, and which blocks have it where not all have.
 
     There is one only if use_sliding_window says so, and then on the blocks from max_window_layers on, or where
-    layer_types says so. default: the window without the key. first: the first block with a window, whatever the config
-    says. types: the layer_types without the key, in place of these.
+    layer_types says so. default: the window without the key. types: the layer_types without the key, in place of these.
     """
     if config.value("use_sliding_window", False) is False:
         return {"sliding_window": None}
     if not types:
         layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
-        first = config.integer("max_window_layers", 28, at_least=0) if first is None else first
+        first = config.integer("max_window_layers", 28, at_least=0)
         types = tuple(SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers))
     return windows(config, default, types)
 

@@ -131,6 +131,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2 moe": {**SMALL, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48},
     "qwen3 moe": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
     "qwen3 moe, a dense block": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
+    "qwen3 moe, a window on every block": {
+        **SMALL,
+        **EXPERTS,
+        "model_type": "qwen3_moe",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "deepseek v3": {**LATENT, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
     "deepseek v3, halves turn, one group": {
         **LATENT,

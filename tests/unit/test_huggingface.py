@@ -255,7 +255,10 @@ def test_qwen_has_a_window_only_where_it_says_so() -> None:
     assert from_config({**windowed, "max_window_layers": 0}, "m").sliding_window == 128
     assert from_config({**windowed, "max_window_layers": 32}, "m").sliding_window is None
     assert from_config({**windowed, "use_sliding_window": False}, "m").sliding_window is None
-    assert from_config({**windowed, **QWEN2_MOE, "model_type": "qwen3_moe"}, "m").sliding_window == 128
+    mixture = {**windowed, **QWEN2_MOE, "model_type": "qwen3_moe"}
+    for ignored in ({}, {"layer_types": ["full_attention", "sliding_attention"] * 16}, {"max_window_layers": 32}):
+        found = from_config({**mixture, **ignored}, "m")
+        assert (found.sliding_window, found.layer_types) == (128, ())
 
 
 def test_what_a_gpt_neox_config_leaves_out() -> None:
