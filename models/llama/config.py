@@ -103,10 +103,16 @@ def qwen_windows(config: Config, default: int | None, types: tuple[str, ...] = (
     There is one only if use_sliding_window says so, and then on the blocks from max_window_layers on, or where
     layer_types says so. default: the window without the key. types: the layer_types without the key, in place of these.
     """
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.value("use_sliding_window", False) is False:
+        if config.gives("layer_types") and SLIDING_ATTENTION in config.words("layer_types", layers, ATTENTION_TYPES):
+            # transformers has a window on such blocks of SmolLM3 all the same, and runs no other model with them
+            raise AutoshardError(
+                f"use_sliding_window=False of {config.name} is not supported with {SLIDING_ATTENTION} in layer_types; "
+                "True is"
+            )
         return {"sliding_window": None}
     if not types:
-        layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
         first = config.integer("max_window_layers", 28, at_least=0)
         types = tuple(SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers))
     return windows(config, default, types)

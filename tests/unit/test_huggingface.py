@@ -290,6 +290,10 @@ def test_what_a_gpt_neox_config_leaves_out() -> None:
             {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
             "layer_types=a list of 1 of m must be a list of 32 words, one a block",
         ),
+        (
+            {"model_type": "smollm3", "sliding_window": 9, "layer_types": ["sliding_attention"] * 32},
+            "use_sliding_window=False of m is not supported with sliding_attention in layer_types; True is",
+        ),
         ({**GPT_NEOX, "attention_bias": False}, "attention_bias=False of m is not supported; True is"),
         (
             {**GPT_NEOX, "rotary_pct": 0.2578125},
