@@ -352,6 +352,9 @@ def test_rope_scaling_goes_before_rope_parameters() -> None:
     yarn = {"rope_parameters": {"rope_type": "yarn"}, "original_max_position_embeddings": 2048}
     stretched = from_config({**LLAMA, **yarn, "max_position_embeddings": 8192}, "beside").rope_scaling
     assert stretched == RopeScaling("yarn", 4.0, None, None, 2048, 32.0, 1.0)
+    whole = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": None}}
+    found = from_config({**LLAMA, **whole}, "null is no").rope_scaling
+    assert found is not None and found.truncate is False
 
 
 def test_heads_of_their_own_width_and_number() -> None:
