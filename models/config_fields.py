@@ -73,6 +73,10 @@ class Config:
         """An integer where null means none, and only an absent key the default."""
         return None if self.is_null(key) else self.integer(key, default)
 
+    def switch(self, key: str, default: bool) -> Any:
+        """True or False, unchecked, where null means False and only an absent key the default."""
+        return False if self.is_null(key) else self.value(key, default)
+
     def words(self, key: str, count: int, known: tuple[str, ...]) -> tuple[str, ...]:
         """A list of `count` words, one for each block."""
         value = self.value(key)
@@ -183,7 +187,7 @@ def _yarn(config: Config, rope: Mapping[str, Any]) -> RopeScaling:
         original_max_position_embeddings=original,
         beta_fast=as_float(rope.get("beta_fast") or 32.0),
         beta_slow=as_float(rope.get("beta_slow") or 1.0),
-        truncate=rope.get("truncate"),
+        truncate=False if rope.get("truncate", True) is None else rope.get("truncate"),  # null says no
         attention_factor=as_float(rope.get("attention_factor")),
         mscale=as_float(rope.get("mscale")),
         mscale_all_dim=as_float(rope.get("mscale_all_dim")),

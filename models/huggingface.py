@@ -25,6 +25,8 @@ MAX_CONFIG_BYTES = 1_000_000
 """Published configs have 1 to 50 KB."""
 NOT_CAUSAL = (("is_causal", False),)
 """What no family here has: attention that looks ahead."""
+OF_THE_SAME_FORM = {"ministral": "mistral"}
+"""model_type -> the one as which it is read: transformers takes a mistral with layer_types for a ministral."""
 ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
 """Dropout -> (key of the config that has its rate, the rate that transformers takes without the key), of a family that
 does not say its own."""
@@ -63,6 +65,8 @@ def from_config(config: object, name: str) -> ModelSpec:
     model_type = config.get("model_type")
     if model_type is None:
         raise AutoshardError(f"model_type is missing from the config of {name}; supported: {', '.join(MODEL_TYPES)}")
+    if isinstance(model_type, str):
+        model_type = OF_THE_SAME_FORM.get(model_type, model_type)
     if not isinstance(model_type, str) or model_type not in FAMILIES or model_type == TRACED:
         raise AutoshardError(
             f"model_type={show(model_type)} of {name} is not supported; {_nearest(config)}; "
@@ -128,10 +132,10 @@ def read_dropout(path: str | Path) -> Dropout:
 
     Raises AutoshardError as `read_config`, and for a rate that is none.
     """
-    name = read_config(path).name
+    model = read_config(path)
     path = Path(path)
     config = _parsed(path / "config.json" if path.is_dir() else path)
     assert isinstance(config, Mapping)
-    fields = Config(config, name)
-    rates = getattr(FAMILIES[config["model_type"]].config, "DROPOUT", ATTENTION_DROPOUT)
+    fields = Config(config, model.name)
+    rates = getattr(FAMILIES[model.model_type].config, "DROPOUT", ATTENTION_DROPOUT)
     return Dropout(**{field: fields.value(key, default) for field, (key, default) in rates.items()})

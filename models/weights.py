@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.errors import AutoshardError
+from autoshard.graph.ir import Graph
 from autoshard.models.families import FAMILIES
 from autoshard.models.prediction import copied_tables, prediction_parts
 from autoshard.models.stage import dim_sizes, stage_graph
@@ -29,6 +30,24 @@ def written_parts(model: ModelSpec) -> tuple[Part, ...]:
 
 def parameter_dims(model: ModelSpec) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
     """(dims of each parameter by name, size of each dim), with the vocabulary unpadded."""
+    graph = _whole_graph(model)
+    return {tensor.name: tensor.dims for tensor in graph.parameters()}, dict(graph.sizes)
+
+
+def not_learned(model: ModelSpec) -> frozenset[str]:
+    """Names of the parameters that have no gradient and stay as they were loaded."""
+    return frozenset(tensor.name for tensor in _whole_graph(model).parameters() if not tensor.differentiable)
+
+
+def parameter_dtypes(model: ModelSpec, dtype: str) -> dict[str, str]:
+    """Dtype of every parameter by name, as safetensors calls it, where learned ones have `dtype`: the others are kept
+    in F32 at least.
+    """
+    unrounded = dtype if dtype == "F64" else "F32"
+    parameters = _whole_graph(model).parameters()
+    return {tensor.name: dtype if tensor.differentiable else unrounded for tensor in parameters}
+
+
+def _whole_graph(model: ModelSpec) -> Graph:
     sizes = dim_sizes(model, batch=1, seq=1)
-    graph = stage_graph(model, sizes, range(model.num_hidden_layers), first=True, last=True)
-    return {tensor.name: tensor.dims for tensor in graph.parameters()}, sizes
+    return stage_graph(model, sizes, range(model.num_hidden_layers), first=True, last=True)

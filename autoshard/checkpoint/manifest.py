@@ -16,6 +16,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Checked, from_json, to_json
 from autoshard.files.fields import LARGEST_SEED, check_choice, check_integer, check_not_negative, show
 from autoshard.files.json_file import read_json
+from autoshard.models.weights import parameter_dtypes
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.model import ModelSpec
 
@@ -60,7 +61,7 @@ class Manifest:
     """The description of a checkpoint, stored in its manifest.json.
 
     step: optimizer steps done. model: a ModelSpec as JSON. data_position: a DataPosition as JSON.
-    dtype: of the tensors, by safetensors' name. learning_rate: of the last step done. seed: all that a run's random
+    dtype: of what is learned, by safetensors' name. learning_rate: of the last step done. seed: all that a run's random
     numbers come from. versions: of the software that wrote it. world_size: number of its ranks, each of which wrote a
     file.
     quantities: stored for every parameter, QUANTITIES or WEIGHTS.
@@ -131,6 +132,11 @@ def read_manifest(folder: Path | Folder) -> Manifest:
 def shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter of the checkpoint's model, by name, without padding."""
     return parameter_shapes(from_json(ModelSpec, manifest.model, "model"))
+
+
+def dtypes(manifest: Manifest) -> dict[str, str]:
+    """Dtype of every tensor of the checkpoint, by the name of its parameter."""
+    return parameter_dtypes(from_json(ModelSpec, manifest.model, "model"), manifest.dtype)
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.directory import LocalFolder
 from autoshard.checkpoint.layout import Piece
-from autoshard.checkpoint.manifest import QUANTITIES, Manifest, shapes
+from autoshard.checkpoint.manifest import QUANTITIES, Manifest, dtypes, shapes
 from autoshard.checkpoint.store import Folder
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, parse_header
 from autoshard.errors import AutoshardError
@@ -44,9 +44,7 @@ class CheckpointReader:
 
     def __init__(self, folder: Path | Folder, manifest: Manifest, names: Iterable[str]):
         self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
-        self._manifest = manifest
-        self._shapes = shapes(manifest)
-        self._width = ELEMENT_BYTES[manifest.dtype]
+        self._shapes, self.dtypes = shapes(manifest), dtypes(manifest)
         self._parts: dict[tuple[str, str], list[_Part]] = {}
         wanted = set(names)
         for record in manifest.files:
@@ -69,15 +67,17 @@ class CheckpointReader:
 
         quantity: such as "master". Raises AutoshardError when the checkpoint does not have all of it.
         """
-        target = piece.view(shard.view(f"u{self._width}"))
+        width = ELEMENT_BYTES[self.dtypes[piece.name]]
+        target = piece.view(shard.view(f"u{width}"))
         copied = taken = 0
         for part in self._parts.get((quantity, piece.name), ()):
             common = piece.box.common(part.box)
             if common is not None:
                 around = part.box.rows_around(common)
-                target[common.slices(piece.box.offsets)] = self._values(part, around)[common.slices(around.offsets)]
+                values = self._values(part, around, width)
+                target[common.slices(piece.box.offsets)] = values[common.slices(around.offsets)]
                 copied += common.elements
-                taken += around.elements * self._width
+                taken += around.elements * width
         if copied != piece.box.elements:
             raise AutoshardError(
                 f"checkpoint {self._folder} has {copied:,} of {piece.box.elements:,} elements of the {quantity} of "
@@ -85,11 +85,11 @@ class CheckpointReader:
             )
         return taken
 
-    def _values(self, part: _Part, box: Box) -> NDArray[Any]:
-        """Values of a contiguous box of a part, in the box's shape, as unsigned integers of the dtype's width."""
-        start = part.offset + part.box.position(box) * self._width
-        data = self._folder.read(part.file, start, start + box.elements * self._width)
-        values: NDArray[Any] = data.view(f"u{self._width}").reshape(box.sizes)
+    def _values(self, part: _Part, box: Box, width: int) -> NDArray[Any]:
+        """Values of a contiguous box of a part, in the box's shape, as unsigned integers of so many bytes."""
+        start = part.offset + part.box.position(box) * width
+        data = self._folder.read(part.file, start, start + box.elements * width)
+        values: NDArray[Any] = data.view(f"u{width}").reshape(box.sizes)
         return values
 
     def _index(self, file: str) -> None:
@@ -100,7 +100,7 @@ class CheckpointReader:
             name, _, at = rest.rpartition("@")
             shape = self._shapes.get(name)
             offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
-            if quantity not in QUANTITIES or shape is None or stored.dtype != self._manifest.dtype:
+            if quantity not in QUANTITIES or shape is None or stored.dtype != self.dtypes[name]:
                 raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
             box = Box(offsets, stored.shape)
             if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:

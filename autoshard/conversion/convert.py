@@ -32,6 +32,7 @@ from autoshard.files.atomic_file import write_text
 from autoshard.files.codec import to_json
 from autoshard.files.fields import show
 from autoshard.models.registry import load_model
+from autoshard.models.weights import not_learned, parameter_dtypes
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec
 
@@ -44,6 +45,7 @@ class Conversion:
     """The form and the options of the output. Raises AutoshardError for a form that is not known or lacks its plan.
 
     form: one of FORMS. plan: says what each rank holds; None for hf. dtype: as config.json names it; None keeps it.
+    What is not learned, such as the bias of a router's choice, stays FP32 where the dtype is narrower.
     nxd: options of NxD's files. shard_bytes: most bytes of a safetensors file for transformers, unless one tensor is
     larger.
     """
@@ -109,16 +111,16 @@ def convert(source: Source, target: Path, conversion: Conversion, starting: Adva
     check_free(target)
     if conversion.plan is not None:
         source = source_for(source, conversion.plan)
-    dtypes = _dtypes(source, conversion)
+    dtype = _dtype(source, conversion)
+    dtypes = dict(source.dtypes) if dtype is None else _dtypes(source, dtype)
     files = _files(source, dtypes, conversion)
     check_space(target, sum(file.size for file in files))
     starting(sum(region.box.elements * region.width for held in source.regions.values() for region in held))
     with new_folder(target) as folder:
         sha256 = stream(source, dtypes, files, folder, advance)
         if conversion.form == "plan":
-            assert conversion.plan is not None
+            assert conversion.plan is not None and dtype is not None
             sha256 |= {file.path: checksum(folder / file.path) for file in files if not file.sha256}
-            (dtype,) = set(dtypes.values())
             manifest = manifest_of(conversion.plan, dtype, files, sha256, source)
             write_text(folder / MANIFEST, manifest.to_json(), "manifest")
     sizes = [file.size for file in files]
@@ -134,21 +136,30 @@ def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) ->
     assert conversion.plan is not None
     if conversion.form == "nxd":
         return [*nxd_files(conversion.plan, dtypes, conversion.nxd), *carried]
-    several = sorted(set(dtypes.values()))
+    return checkpoint_files(conversion.plan, dtypes, tuple(carried), source.quantities)
+
+
+def _dtype(source: Source, conversion: Conversion) -> str | None:
+    """The dtype of all that is learned; None: each parameter keeps its own."""
+    if conversion.dtype is not None:
+        return BY_CONFIG_NAME[conversion.dtype]
+    if source.quantities != WEIGHTS and conversion.plan is not None:  # as the plan's run saves it
+        precision = conversion.plan.training.precision
+        return BY_CONFIG_NAME[precision.master_dtype or precision.parameter_dtype]
+    if conversion.form != "plan":
+        return None
+    several = sorted({source.dtypes[name] for name in source.shapes.keys() - not_learned(source.model)})
     if len(several) > 1:
         told = ", ".join(CONFIG_NAMES[dtype] for dtype in several)
         raise AutoshardError(
             f"{source.form} has weights of several dtypes ({told}), a plan has one: give it with --dtype"
         )
-    return checkpoint_files(conversion.plan, several[0], tuple(carried), source.quantities)
+    return several[0]
 
 
-def _dtypes(source: Source, conversion: Conversion) -> dict[str, str]:
-    dtype = conversion.dtype
-    if dtype is None and source.quantities != WEIGHTS and conversion.plan is not None:  # as the plan's run saves it
-        precision = conversion.plan.training.precision
-        dtype = precision.master_dtype or precision.parameter_dtype
-    return dict(source.dtypes) if dtype is None else dict.fromkeys(source.dtypes, BY_CONFIG_NAME[dtype])
+def _dtypes(source: Source, dtype: str) -> dict[str, str]:
+    by_name = parameter_dtypes(source.model, dtype)
+    return {key_of(quantity, name): by_name[name] for quantity in source.quantities for name in by_name}
 
 
 def _model(folder: Path, given: ModelSpec | str | None) -> ModelSpec:

@@ -15,13 +15,14 @@ from autoshard.checkpoint.read import tensor_key
 from autoshard.checkpoint.store import PLAN
 from autoshard.checkpoint.tensor_file import read_header
 from autoshard.conversion.dtypes import WIDTHS
-from autoshard.conversion.huggingface import CARRIED, CONFIG
+from autoshard.conversion.huggingface import CARRIED, CONFIG, common_dtype
 from autoshard.conversion.output_file import OutputFile, plain_file, safetensors_file
 from autoshard.conversion.places import TensorLayout, contiguous
 from autoshard.conversion.regions import Region
 from autoshard.conversion.source import Source, key_of
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.models.weights import parameter_dtypes
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.spec.model import ModelSpec
@@ -44,15 +45,15 @@ def checkpoint_source(folder: Path, share: tuple[int, int] = (0, 1)) -> Source:
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest.files)
     model = from_json(ModelSpec, manifest.model, "model")
-    shapes = parameter_shapes(model)
+    shapes, dtypes = parameter_shapes(model), parameter_dtypes(model, manifest.dtype)
     regions: dict[str, list[Region]] = {}
     for record in manifest.files:
         if record.tensors:
-            for name, region in _regions(folder / record.name, shapes, manifest.dtype):
+            for name, region in _regions(folder / record.name, shapes, dtypes):
                 regions.setdefault(name, []).append(region)
     carried = tuple(path for name in (CONFIG, *CARRIED) if (path := folder / name).is_file())
     sha256 = {folder / record.name: record.sha256 for record in manifest.files[share[0] :: share[1]]}
-    return Source(f"the checkpoint {folder}", model, dict.fromkeys(shapes, manifest.dtype), regions, carried, sha256)
+    return Source(f"the checkpoint {folder}", model, dtypes, regions, carried, sha256)
 
 
 def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
@@ -65,7 +66,7 @@ def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
             raise AutoshardError(f"checkpoint {folder}: {record.name} has {size:,} bytes, not {record.bytes:,}")
 
 
-def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, Region]]:
+def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> list[tuple[str, Region]]:
     regions = []
     for key, stored in read_header(path).items():
         quantity, _, rest = key.partition("/")
@@ -74,20 +75,20 @@ def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> l
             continue
         offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
         shape = shapes.get(name)
-        if shape is None or stored.dtype != dtype:
+        if shape is None or stored.dtype != dtypes[name]:
             raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
         box = Box(offsets, stored.shape)
         if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
             raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
-        regions.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[dtype])))
+        regions.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[stored.dtype])))
     return regions
 
 
 def checkpoint_files(
-    plan: Plan, dtype: str, carried: tuple[OutputFile, ...], quantities: tuple[str, ...] = WEIGHTS
+    plan: Plan, dtypes: Mapping[str, str], carried: tuple[OutputFile, ...], quantities: tuple[str, ...] = WEIGHTS
 ) -> list[OutputFile]:
     """The files of a checkpoint for a plan: one for each rank that writes anything, as that rank would save it, and the
-    plan.
+    plan. dtypes: by parameter.
     """
     shapes = parameter_shapes(plan.model)
     order = {name: index for index, name in enumerate(shapes)}
@@ -105,8 +106,8 @@ def checkpoint_files(
             for one in pieces
         ]
         if tensors:
-            dtypes = dict.fromkeys((one.name for one in tensors), dtype)
-            files.append(safetensors_file(Path(f"rank-{rank:05}.safetensors"), tensors, dtypes, sha256=True))
+            typed = {one.name: common_dtype(one, dtypes) for one in tensors}
+            files.append(safetensors_file(Path(f"rank-{rank:05}.safetensors"), tensors, typed, sha256=True))
     return [*files, plain_file(Path(PLAN), plan_to_json(plan).encode()), *carried]
 
 

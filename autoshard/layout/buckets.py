@@ -30,6 +30,7 @@ class BucketKey:
     unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for
     gradients that travel once a step.
     replica_axes: all-reduced over these once a step, last of all: what this rank then has of them, its shard.
+    learned: whether there are gradients at all; parameters without them are never updated.
     """
 
     sum_axes: tuple[str, ...]
@@ -38,6 +39,7 @@ class BucketKey:
     decay: bool
     unit: str = ""
     replica_axes: tuple[str, ...] = ()
+    learned: bool = True
 
 
 def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], zero: int) -> BucketKey:
@@ -53,7 +55,7 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
     unit = block_of(name) if zero >= 2 and shard and decay else ""
     replicas = tuple(axis for axis in sync if axis in REPLICA_AXES)
     others = tuple(axis for axis in sync if axis not in (*ZERO_AXES, *REPLICA_AXES))
-    return BucketKey(others, shard, copies, decay, unit, replicas)
+    return BucketKey(others, shard, copies, decay, unit, replicas, program.graph.tensors[name].differentiable)
 
 
 def is_matrix(program: Program, name: str) -> bool:

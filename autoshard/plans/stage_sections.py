@@ -288,7 +288,8 @@ def rank_graphs(plan: Plan, rank: int) -> RankGraphs:
     held = [programs[stage] for stage in mine]
     buckets = bucket_elements(held, plan.mesh, tied, plan.strategy.zero)
     zero, mesh = plan.strategy.zero, plan.mesh
-    shards = {(count // (mesh.size(key.shard_axes) if zero else 1), key.decay) for key, count in buckets.items()}
+    learned = {key: count for key, count in buckets.items() if key.learned}
+    shards = {(count // (mesh.size(key.shard_axes) if zero else 1), key.decay) for key, count in learned.items()}
     updates = len(shards)
     if plan.training.precision.rounds_at_random:
         updates = len(set(_rounded(plan, held, index, tied)))
@@ -351,7 +352,7 @@ def _rounded(
     buckets: dict[BucketKey, dict[str, int]] = {}
     for program in programs:
         elements = parameter_elements(program)
-        for tensor in program.graph.parameters():
+        for tensor in program.graph.learned():
             key = bucket_key(program, tensor.name, mesh, tied, zero)
             buckets.setdefault(key, {})[tensor.name] = elements[tensor.name]
             sizes = [(published.get(dim, program.graph.sizes[dim]), program.graph.sizes[dim]) for dim in tensor.dims]

@@ -30,7 +30,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         kv_lora_rank=config.integer("kv_lora_rank", 512),
         qk_rope_head_dim=turned,
         v_head_dim=config.integer("v_head_dim", 128),
-        rope_interleave=True if second else config.value("rope_interleave", True),
+        rope_interleave=True if second else config.switch("rope_interleave", True),
     )
     return ModelSpec(
         name=config.name,
@@ -88,7 +88,7 @@ def corrected_router(config: Config, n_group: int, topk_group: int, scaling: flo
         topk_group=config.integer("topk_group", topk_group),
         routed_scaling_factor=config.positive("routed_scaling_factor", scaling),
     )
-    return {"router": router, "norm_topk_prob": config.value("norm_topk_prob", True)}
+    return {"router": router, "norm_topk_prob": config.switch("norm_topk_prob", True)}
 
 
 def _second_router(config: Config) -> dict[str, Any]:

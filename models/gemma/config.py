@@ -8,7 +8,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_positive, show
 from autoshard.models.config_fields import Config, stretched
-from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
@@ -65,14 +65,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
-    window = config.window(WINDOW)
-    if config.gives("layer_types"):
-        types = config.words("layer_types", layers, ATTENTION_TYPES)
-    else:
-        types = tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
-    if window is None or SLIDING_ATTENTION not in types:
-        return {"sliding_window": None}
-    return {"sliding_window": window, "layer_types": types if FULL_ATTENTION in types else ()}
+    types = tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
+    return windows(config, WINDOW, types)
 
 
 def _ropes(config: Config) -> tuple[float, RopeScaling | None, float]:
@@ -105,7 +99,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     written["hidden_activation"] = written.pop("hidden_act")
     scores, scalar = model.attention_scores, model.attention_scores.query_pre_attn_scalar
     written |= {
-        "sliding_window": model.sliding_window,
+        "sliding_window": model.sliding_window or WINDOW,  # transformers asks for one even where no block has it
         "layer_types": list(model.layer_types or _one_kind(model)),
         "attention_bias": model.attention_bias,
         # transformers takes no 256.0

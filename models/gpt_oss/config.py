@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.models.config_fields import Config, rope, stretched
-from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
+from autoshard.spec.model_types import FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
 
 ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=150_000.0, num_key_value_heads=8, head_dim=64)
@@ -30,26 +30,21 @@ QUANTIZATIONS = ("mxfp4",)
 
 def read(config: Config, model_type: str) -> ModelSpec:
     theta, _ = rope(config, DEFAULTS.rope_theta)
-    layers, window = config.integer("num_hidden_layers", at_most=MOST_REPEATED), config.window(WINDOW)
-    if config.gives("layer_types"):
-        types = config.words("layer_types", layers, ATTENTION_TYPES)
-    else:
-        types = tuple(FULL_ATTENTION if layer % 2 else SLIDING_ATTENTION for layer in range(layers))
-    sliding = window is not None and SLIDING_ATTENTION in types
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    types = tuple(FULL_ATTENTION if layer % 2 else SLIDING_ATTENTION for layer in range(layers))
     return read_as_llama(
         config,
         model_type,
         DEFAULTS,
         rope_theta=theta,
         rope_scaling=stretched(config, config.rope(YARN)),
-        sliding_window=window if sliding else None,
-        layer_types=types if sliding and FULL_ATTENTION in types else (),
         attention_bias=config.value("attention_bias", True),
         mlp_bias=True,
         num_local_experts=config.value("num_local_experts", 128),
         num_experts_per_tok=config.value("num_experts_per_tok", 4),
         attention_scores=AttentionScores(sinks=True),
         clamped_gate=ClampedGate(config.positive("swiglu_limit", 7.0), config.positive("swiglu_alpha", 1.702)),
+        **windows(config, WINDOW, types),
         **routers_loss(config),
     )
 
@@ -65,7 +60,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
         written
         | routers_loss_keys(model)
         | {
-            "sliding_window": model.sliding_window,
+            "sliding_window": model.sliding_window or WINDOW,  # transformers takes no null
             "layer_types": list(model.layer_types or one_kind),
             "attention_bias": model.attention_bias,
             "num_local_experts": model.num_local_experts,

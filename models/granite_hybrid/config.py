@@ -87,7 +87,9 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "num_experts_per_tok": model.num_experts_per_tok,
         "shared_intermediate_size": model.shared_expert_intermediate_size or model.intermediate_size,
     }
-    if model.mamba is not None:
+    if model.mamba is None:
+        config["mamba_n_heads"] = 1  # transformers checks its own default, 128, even where no block has any
+    else:
         config |= {one.name: getattr(model.mamba, one.name) for one in fields(model.mamba)}
         config["mamba_expand"] = model.mamba.mamba_n_heads * model.mamba.mamba_d_head // model.hidden_size
     return config

@@ -53,7 +53,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
                 "sliding_window": None,
             }
         case "mistral":
-            more = {"sliding_window": config.window(defaults.sliding_window)}
+            layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+            more = windows(config, defaults.sliding_window, (SLIDING_ATTENTION,) * layers)
         case "smollm3" | "granite":
             biases = ("attention_bias", "mlp_bias")
             more = {name: config.value(name, False) for name in biases}
@@ -96,23 +97,34 @@ def read_as_llama(
     )
 
 
-def qwen_windows(
-    config: Config, default: int | None, first: int | None = None, types: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def qwen_windows(config: Config, default: int | None, types: tuple[str, ...] = ()) -> dict[str, Any]:
     """The sliding window of Qwen's models, and which blocks have it where not all have.
 
     There is one only if use_sliding_window says so, and then on the blocks from max_window_layers on, or where
-    layer_types says so. default: the window without the key. first: the first block with a window, whatever the config
-    says. types: the layer_types without the key, in place of these.
+    layer_types says so. default: the window without the key. types: the layer_types without the key, in place of these.
     """
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.value("use_sliding_window", False) is False:
+        if config.gives("layer_types") and SLIDING_ATTENTION in config.words("layer_types", layers, ATTENTION_TYPES):
+            # transformers has a window on such blocks of SmolLM3 all the same, and runs no other model with them
+            raise AutoshardError(
+                f"use_sliding_window=False of {config.name} is not supported with {SLIDING_ATTENTION} in layer_types; "
+                "True is"
+            )
         return {"sliding_window": None}
-    window, layers = config.window(default), config.integer("num_hidden_layers", at_most=MOST_REPEATED)
-    if config.gives("layer_types"):
-        types = config.words("layer_types", layers, ATTENTION_TYPES)
-    elif not types:
-        first = config.integer("max_window_layers", 28, at_least=0) if first is None else first
+    if not types:
+        first = config.integer("max_window_layers", 28, at_least=0)
         types = tuple(SLIDING_ATTENTION if layer >= first else FULL_ATTENTION for layer in range(layers))
+    return windows(config, default, types)
+
+
+def windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict[str, Any]:
+    """The sliding window, and which blocks have it where not all have: those of which layer_types says so. default:
+    the window without the key. types: the layer_types without the key.
+    """
+    window = config.window(default)
+    if config.gives("layer_types"):
+        types = config.words("layer_types", len(types), ATTENTION_TYPES)
     if window is None or SLIDING_ATTENTION not in types:
         return {"sliding_window": None}
     return {"sliding_window": window, "layer_types": types if FULL_ATTENTION in types else ()}
@@ -153,6 +165,8 @@ def write(model: ModelSpec) -> dict[str, Any]:
             more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias}
         case "mistral":
             more = {"sliding_window": model.sliding_window}
+            if model.layer_types:  # transformers then takes it for a ministral
+                more["layer_types"] = list(model.layer_types)
         case "smollm3":
             types = model.position_types or (ROPE,) * model.num_hidden_layers
             more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias, **qwen_window_keys(model)}

@@ -10,7 +10,6 @@ from autoshard.models.config_fields import Config
 from autoshard.models.llama.config import (
     Defaults,
     qwen_window_keys,
-    qwen_windows,
     read_as_llama,
     written_as_llama,
 )
@@ -35,9 +34,11 @@ def read(config: Config, model_type: str) -> ModelSpec:
             "shared_expert_intermediate_size": config.value("shared_expert_intermediate_size"),
         }
     else:
+        # all blocks have the window: transformers reads neither layer_types nor max_window_layers here
+        has_window = config.value("use_sliding_window", False) is not False
         more = {
             "attention_bias": config.value("attention_bias", False),
-            **qwen_windows(config, defaults.sliding_window, first=0),
+            "sliding_window": config.window(defaults.sliding_window) if has_window else None,
         }
     more |= mixture(config, norm_topk_prob=False)
     return read_as_llama(config, model_type, defaults, width="moe_intermediate_size", **more)

@@ -14,13 +14,18 @@ from tests.unit.weight_folders import plan
 CHOSEN = (
     "llama, tied",
     "llama, rope scaling",
+    "ministral",
     "mixtral",
     "gpt2",
     "gpt neox",
     "qwen2, window",
     "qwen3 moe",
+    "gemma2, no windows",
+    "gemma3, no windows",
+    "gpt oss, no windows",
+    "granite hybrid, attention alone",
 )
-"""What is special in a config, and names that are not Llama's."""
+"""What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 
 
 @pytest.mark.parametrize("name", CHOSEN)

@@ -100,6 +100,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama, biases": {**SMALL, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama, rope scaling": {**SMALL, "model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "mistral": {**SMALL, "model_type": "mistral", "sliding_window": 9},
+    "ministral": {
+        **SMALL,
+        "model_type": "ministral",
+        "head_dim": 8,
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "mixtral": {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt2": {**GPT2, "model_type": "gpt2"},
     "gpt2, exact GELU": {**GPT2, "model_type": "gpt2", "activation_function": "gelu"},
@@ -124,6 +131,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2 moe": {**SMALL, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48},
     "qwen3 moe": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
     "qwen3 moe, a dense block": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
+    "qwen3 moe, a window on every block": {
+        **SMALL,
+        **EXPERTS,
+        "model_type": "qwen3_moe",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "deepseek v3": {**LATENT, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
     "deepseek v3, halves turn, one group": {
         **LATENT,
@@ -202,6 +218,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "granitemoehybrid",
         "layer_types": ["attention", "attention"],
         "tie_word_embeddings": True,
+        "hidden_size": 96,  # twice that is no multiple of 128, the mamba_n_heads that transformers assumes
+        "mamba_d_head": 12,
     },
 }
 CONFIGS["gemma2"] = {
@@ -234,6 +252,9 @@ CONFIGS["gemma3"] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+NO_WINDOWS = {**SMALL, "head_dim": 16, "layer_types": ["full_attention"] * 2}
+CONFIGS["gemma2, no windows"] = {**NO_WINDOWS, "model_type": "gemma2"}
+CONFIGS["gemma3, no windows"] = {**NO_WINDOWS, "model_type": "gemma3_text"}
 GPT_OSS = {**SMALL, "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
 CONFIGS["gpt oss"] = {**GPT_OSS, "num_hidden_layers": 3, "sliding_window": 9, "swiglu_limit": 0.3}
 CONFIGS["gpt oss, default positions"] = {
@@ -242,6 +263,7 @@ CONFIGS["gpt oss, default positions"] = {
     "attention_bias": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
+CONFIGS["gpt oss, no windows"] = {**GPT_OSS, **NO_WINDOWS}
 LLAMA4 = {
     **SMALL,
     "model_type": "llama4_text",

@@ -22,7 +22,7 @@ from autoshard.models.registry import builtin_models, load_model
 from autoshard.plans.plan import Plan
 from autoshard.spec.dropout import Dropout
 from tests.multiprocess.models import MODELS
-from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
+from tests.unit.weight_folders import bytes_of, huggingface_folder, plan, weights, write_safetensors
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
@@ -64,6 +64,27 @@ def test_every_dtype_and_sharded_files(name: str, dtype: str, tmp_path: Path) ->
     assert bytes_of(tmp_path / "back") == bytes_of(hf)
     again = huggingface_of(tmp_path / "back", tmp_path / "again")
     assert bytes_of(again) == bytes_of(hf)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def test_what_is_not_learned_stays_fp32(dtype: str | None, tmp_path: Path) -> None:
+    """As published: the bias of each router's choice in FP32, all else in bfloat16."""
+    model = MODELS["deepseek v3"]
+    hf = huggingface_folder(tmp_path / "hf", model, "BF16")
+    tensors, exact = weights(model, "BF16"), weights(model, "F32")
+    biases = {name: exact[name] for name in tensors if name.endswith("e_score_correction_bias")}
+    write_safetensors(hf / "model.safetensors", {n: v for n, v in tensors.items() if n not in biases}, "BF16")
+    write_safetensors(hf / "model-2.safetensors", biases, "F32")
+    (hf / "model.safetensors").rename(hf / "model-1.safetensors")  # two files without an index
+    run(hf, tmp_path / "cut", "plan", plan(model, tp=2, pp=2, dp=2), dtype=dtype)
+    run(tmp_path / "cut", tmp_path / "back")
+    run(hf, tmp_path / "direct", dtype=dtype)
+    narrow = "F16" if dtype == "float16" else "BF16"
+    for folder in (tmp_path / "back", tmp_path / "direct"):
+        found = bytes_of(folder)
+        assert {name for name, (kept, _, _) in found.items() if kept == "F32"} == biases.keys()
+        assert {kept for kept, _, _ in found.values()} == {narrow, "F32"}
+        assert all(found[name] == bytes_of(hf)[name] for name in (found if narrow == "BF16" else biases))
 
 
 def huggingface_of(source: Path, target: Path) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.models import builtin_models, load_model
-from autoshard.models.huggingface import from_config, read_config
+from autoshard.models.huggingface import from_config, read_config, to_config
 from autoshard.models.registry import FOLDER
 from autoshard.models.stage import parameter_count
 from autoshard.spec.model import ModelSpec
@@ -200,6 +200,13 @@ def test_what_a_mistral_and_a_mixtral_config_leave_out() -> None:
     mistral = from_config({**LLAMA, "model_type": "mistral"}, "bare")
     assert (mistral.num_key_value_heads, mistral.sliding_window, mistral.rope_theta) == (8, 4096, 10_000.0)
     assert from_config({**LLAMA, "model_type": "mistral", "sliding_window": None}, "v0.3").sliding_window is None
+    mixed = ["full_attention", "sliding_attention"] * 16
+    ministral = from_config({**LLAMA, "model_type": "mistral", "layer_types": mixed}, "ministral")
+    assert (ministral.sliding_window, ministral.layer_types) == (4096, tuple(mixed))
+    assert from_config({**LLAMA, "model_type": "ministral", "layer_types": mixed}, "ministral") == ministral
+    assert from_config(to_config(ministral), "ministral") == ministral
+    alike = ["sliding_attention"] * 32
+    assert from_config({**LLAMA, "model_type": "mistral", "layer_types": alike}, "bare") == mistral
     experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     mixtral = from_config({**LLAMA, **experts}, "bare")
     assert (mixtral.num_key_value_heads, mixtral.sliding_window, mixtral.rope_theta) == (8, None, 1_000_000.0)
@@ -248,7 +255,10 @@ def test_qwen_has_a_window_only_where_it_says_so() -> None:
     assert from_config({**windowed, "max_window_layers": 0}, "m").sliding_window == 128
     assert from_config({**windowed, "max_window_layers": 32}, "m").sliding_window is None
     assert from_config({**windowed, "use_sliding_window": False}, "m").sliding_window is None
-    assert from_config({**windowed, **QWEN2_MOE, "model_type": "qwen3_moe"}, "m").sliding_window == 128
+    mixture = {**windowed, **QWEN2_MOE, "model_type": "qwen3_moe"}
+    for ignored in ({}, {"layer_types": ["full_attention", "sliding_attention"] * 16}, {"max_window_layers": 32}):
+        found = from_config({**mixture, **ignored}, "m")
+        assert (found.sliding_window, found.layer_types) == (128, ())
 
 
 def test_what_a_gpt_neox_config_leaves_out() -> None:
@@ -279,6 +289,10 @@ def test_what_a_gpt_neox_config_leaves_out() -> None:
         (
             {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
             "layer_types=a list of 1 of m must be a list of 32 words, one a block",
+        ),
+        (
+            {"model_type": "smollm3", "sliding_window": 9, "layer_types": ["sliding_attention"] * 32},
+            "use_sliding_window=False of m is not supported with sliding_attention in layer_types; True is",
         ),
         ({**GPT_NEOX, "attention_bias": False}, "attention_bias=False of m is not supported; True is"),
         (
@@ -338,6 +352,9 @@ def test_rope_scaling_goes_before_rope_parameters() -> None:
     yarn = {"rope_parameters": {"rope_type": "yarn"}, "original_max_position_embeddings": 2048}
     stretched = from_config({**LLAMA, **yarn, "max_position_embeddings": 8192}, "beside").rope_scaling
     assert stretched == RopeScaling("yarn", 4.0, None, None, 2048, 32.0, 1.0)
+    whole = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": None}}
+    found = from_config({**LLAMA, **whole}, "null is no").rope_scaling
+    assert found is not None and found.truncate is False
 
 
 def test_heads_of_their_own_width_and_number() -> None:

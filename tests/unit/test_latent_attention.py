@@ -148,6 +148,13 @@ CONFIG = to_config(TINY)
 SECOND = to_config(MODELS["deepseek v2 of 6 heads"])
 
 
+@pytest.mark.parametrize("key", ["norm_topk_prob", "rope_interleave"])
+def test_null_switches_off_what_an_absent_key_has(key: str) -> None:
+    absent = from_config({name: value for name, value in CONFIG.items() if name != key}, "m")
+    off = from_config({**CONFIG, key: None}, "m")
+    assert absent == from_config({**CONFIG, key: True}, "m") != off == from_config({**CONFIG, key: False}, "m")
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [

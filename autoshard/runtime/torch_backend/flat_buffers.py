@@ -25,7 +25,7 @@ from autoshard.runtime.torch_backend.collectives import (
     start_reduce_scatter,
 )
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
-from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings, unrounded
 from autoshard.runtime.torch_backend.rounded_adamw import Piece
 
 PieceShape = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -106,9 +106,10 @@ class Bucket(_Flat):
             place.copy_(parameter.detach())
             parameter.data = place
             _accumulate_into(parameter, self.gradient(name))
-        self._own_masters = s.master_dtype == self.parameters.dtype
+        master_dtype = s.master_dtype if key.learned else unrounded(s.master_dtype)
+        self._own_masters = master_dtype == self.parameters.dtype
         mine = self.parameters[self._mine]
-        self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype))
+        self.master = nn.Parameter(mine if self._own_masters else mine.to(master_dtype))
 
     def gradient(self, name: str) -> torch.Tensor:
         """Accumulated local gradient of one parameter: a view of the flat buffer."""

@@ -121,6 +121,8 @@ class ShardedAdamW:
         check_finite("the gradient norm", norm)
         scale = min(1.0, s.max_gradient_norm / (norm + 1e-6))
         for bucket, shard, update in zip(self.buckets, shards, self._updates, strict=True):
+            if not bucket.key.learned:
+                continue
             decay = s.weight_decay if bucket.key.decay else 0.0
             gradient = shard.mul_(scale).to(bucket.master.dtype)
             update.step(gradient, learning_rate, s.betas, s.eps, decay)
@@ -157,6 +159,8 @@ class ShardedAdamW:
     def _norm(self, shards: list[torch.Tensor]) -> float:
         total = self._sums.zero()
         for bucket, shard, squares in zip(self.buckets, shards, self._squares, strict=True):
+            if not bucket.key.learned:
+                continue
             copies = bucket.key.copies
             if bucket.data_group is not None and bucket.shards == 1:
                 copies *= bucket.data_group.size

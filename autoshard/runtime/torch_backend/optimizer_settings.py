@@ -11,6 +11,12 @@ from autoshard.spec.training import Precision
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
+def unrounded(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of parameters that are not learned, where those that are have this one: FP32 at least, as published
+    checkpoints have them."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 @dataclass(frozen=True)
 class OptimizerSettings:
     """How weights are updated.

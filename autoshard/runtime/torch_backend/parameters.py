@@ -12,6 +12,7 @@ from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
 from autoshard.layout.mesh import Mesh
 from autoshard.models.stage import published_sizes
+from autoshard.runtime.torch_backend.optimizer_settings import unrounded
 from autoshard.spec.model import ModelSpec
 
 INIT_STD = 0.02
@@ -118,11 +119,11 @@ def each_parameter(
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the name and the local piece of each parameter of a stage, one after the other, so that all whole ones
-    need not fit into memory at once."""
+    need not fit into memory at once. dtype: of those that are learned."""
     for tensor in program.graph.parameters():
         whole = initial_parameter(model, tensor, program.graph.sizes, seed)
         piece = local_piece(whole, tensor.dims, program.states[tensor.name], mesh, index)
-        yield tensor.name, piece.to(device=device, dtype=dtype)
+        yield tensor.name, piece.to(device=device, dtype=dtype if tensor.differentiable else unrounded(dtype))
 
 
 def assemble(

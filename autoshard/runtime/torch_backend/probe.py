@@ -51,7 +51,7 @@ class SessionProbe:
         """Functions of the gradient's norm and of the update that would be compiled: norms by size, updates by size
         and weight decay, or of weights that are rounded at random by kind of parameter."""
         plan, modules = self._session.plan, tuple(self._session.modules.values())
-        buckets = self._session.optimizer.buckets
+        buckets = [bucket for bucket in self._session.optimizer.buckets if bucket.key.learned]
         norms = {bucket.master.numel() for bucket in buckets}
         if not plan.training.precision.rounds_at_random:
             return len(norms) + len({(bucket.master.numel(), bucket.key.decay) for bucket in buckets})

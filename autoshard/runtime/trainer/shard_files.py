@@ -65,7 +65,7 @@ def write_rank(store: Store, step: int, rank: int, shards: Sequence[Shard], stat
 def read_rank(
     folder: Folder | Path, manifest: Manifest, shards: Sequence[Shard], mine: Sequence[bool] | None = None
 ) -> Loaded:
-    """This rank's shards, from a checkpoint of any layout; padding is zero. In the checkpoint's dtype.
+    """This rank's shards, from a checkpoint of any layout; padding is zero. In the checkpoint's dtypes.
 
     mine: which of the shards to read, None: all; the others stay zero.
     """
@@ -73,7 +73,10 @@ def read_rank(
     names = {piece.name for shard, is_own in zip(shards, own, strict=True) if is_own for piece in shard.pieces}
     reader = CheckpointReader(folder, manifest, names)
     dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-    found = [tuple(torch.zeros(shard.elements, dtype=dtypes[manifest.dtype]) for _ in QUANTITIES) for shard in shards]
+    found = []
+    for shard in shards:  # its parameters share a dtype
+        dtype = dtypes[reader.dtypes[shard.pieces[0].name] if shard.pieces else manifest.dtype]
+        found.append(tuple(torch.zeros(shard.elements, dtype=dtype) for _ in QUANTITIES))
     taken = reader.fill_all(
         (quantity, piece, _bytes_of(one))
         for shard, is_own, values in zip(shards, own, found, strict=True)
