@@ -48,7 +48,7 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
             embeddings * (rank == 0),
             heads * (rank == pp - 1),
             waiting[rank],
-            held[rank] + waiting[rank],  # at most: a pipeline with fewer microbatches than ranks holds less
+            min(held[rank] + waiting[rank], num_microbatches * num_virtual_stages),  # none is both
         )
         for rank in range(pp)
     )

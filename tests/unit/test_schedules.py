@@ -117,7 +117,9 @@ def test_zero_bubble_holds_no_more_than_the_first_rank_of_1f1b(pp: int, num_micr
 
 
 @pytest.mark.parametrize("name", tuple(SCHEDULES))
-@pytest.mark.parametrize(("pp", "num_microbatches", "vpp"), [(1, 3, 1), (4, 4, 1), (4, 9, 1), (2, 6, 3)])
+@pytest.mark.parametrize(
+    ("pp", "num_microbatches", "vpp"), [(1, 3, 1), (4, 2, 1), (5, 3, 1), (4, 4, 1), (4, 9, 1), (2, 6, 3)]
+)
 def test_what_built_in_schedules_hold_is_what_their_orders_hold(
     name: str, pp: int, num_microbatches: int, vpp: int
 ) -> None:
