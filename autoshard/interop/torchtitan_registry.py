@@ -185,7 +185,7 @@ def _unread(told: str, instead: str) -> AutoshardError:
 
 
 def _followed(value: ast.expr, names: Names) -> ast.expr:
-    """What a name stands for, and a product as its number; anything else as it is."""
+    """The expression that a name stands for, and a product as its number; anything else as it is."""
     if isinstance(value, ast.Name):
         return names.get(value.id, value)
     try:
@@ -307,7 +307,7 @@ def _model(call: ast.Call, names: Names) -> dict[str, Any]:
 
 
 def _value(field: str, value: ast.expr, names: Names, at: str) -> Any:
-    """What a field is set to; its text where that cannot be read and does not matter to the layout."""
+    """The value that a field is set to; its text where it cannot be read and does not matter to the layout."""
     try:
         return _literal(value, names)
     except UNREADABLE:

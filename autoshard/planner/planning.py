@@ -276,7 +276,7 @@ def _traced(model: str, seq_len: int | None, file: Path, content: bytes) -> Mode
 
 
 def _content(file: Path) -> bytes:
-    """What a file says; nothing where it cannot be read."""
+    """The bytes of a file; none where it cannot be read."""
     try:
         return file.read_bytes() if file.is_file() else b""
     except OSError:  # the import says why
