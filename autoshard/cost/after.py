@@ -96,11 +96,10 @@ class AfterLastMicrobatch:
         the first, the last rank's end.
 
         The sum of a table that both ends of the pipeline have comes first, then those over tensor-parallel axes (norms,
-        replicated key-value heads), then one reduce-scatter of all
-        gradients over the axes that share the optimizer state and one all-gather of the new parameters; without ZeRO an
-        all-reduce, counted under the first of both. So is the all-reduce of all shards over their replicas, once a
-        step under every stage. Axes over which a gradient is whole on every rank are not summed over. What ZeRO-2 and
-        -3 send in every microbatch is left out.
+        replicated key-value heads), then one reduce-scatter of all gradients over the axes that share the optimizer
+        state and one all-gather of the new parameters; without ZeRO an all-reduce, counted under the first of both. So
+        is the all-reduce of all shards over their replicas, once a step under every stage. Axes over which a gradient
+        is whole on every rank are not summed over. What ZeRO-2 and -3 send in every microbatch is left out.
         """
         return self.of_kinds({self._kinds[0]: blocks}, first, last)
 

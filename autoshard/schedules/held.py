@@ -48,7 +48,8 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
             embeddings * (rank == 0),
             heads * (rank == pp - 1),
             waiting[rank],
-            min(held[rank] + waiting[rank], num_microbatches * num_virtual_stages),  # none is both
+            # a microbatch is in flight or waits, never both
+            min(held[rank] + waiting[rank], num_microbatches * num_virtual_stages),
         )
         for rank in range(pp)
     )
