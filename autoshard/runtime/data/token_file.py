@@ -24,7 +24,7 @@ from autoshard.checkpoint.tensor_file import checksum
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 
-FORMAT = 3
+FORMAT = 4
 PART = ".part"
 ABANDONED_AFTER_S = 86_400.0
 """Unfinished files of another machine, whose locks may not be seen here, count as abandoned if untouched for so long,
