@@ -465,15 +465,15 @@ def test_documents_are_kept_apart(tmp_path: Path) -> None:
     assert stream.in_order(0)[1].tolist() == [[*b"\n\n", NOT_LEARNED, *b"ef"]]
 
 
-ANSWERS, FOLLOWERS = "be part of an answer", "follow another token of its document"
+LEARNED, FOLLOWERS = "be marked as learned", "follow another token of its document"
 
 
 @pytest.mark.parametrize(
     ("marks", "rules"),
     [
-        ({"learned": [0] * 12}, ANSWERS),
+        ({"learned": [0] * 12}, LEARNED),
         ({"begins": [1] * 12}, FOLLOWERS),
-        ({"learned": [0, 1] * 6, "begins": [0, 1] * 6}, f"{ANSWERS} and {FOLLOWERS}"),
+        ({"learned": [0, 1] * 6, "begins": [0, 1] * 6}, f"{LEARNED} and {FOLLOWERS}"),
     ],
 )
 def test_data_without_a_label_are_refused(marks: dict[str, list[int]], rules: str) -> None:

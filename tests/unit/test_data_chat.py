@@ -92,7 +92,7 @@ def test_too_few_conversations(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as error:
         open_stream(file, global_batch_size=8, sequence_length=127)
     assert str(error.value) == (
-        "the conversations fill 2 rows of 127 + 1 tokens; one batch has 8: give more conversations or a smaller batch"
+        "the data fill 2 rows of 127 + 1 tokens; one batch has 8: give more of them or a smaller batch"
     )
 
 
