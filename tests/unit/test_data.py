@@ -66,6 +66,56 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert file.made_of == f"{folder} (3 files): 13 tokens (bytes, 256 ids)"
 
 
+def test_links_of_a_folder_are_followed_and_no_folder_is_read_twice(tmp_path: Path) -> None:
+    folder, other = tmp_path / "texts", tmp_path / "other"
+    (other / "deep").mkdir(parents=True)
+    folder.mkdir()
+    (folder / "a.txt").write_text("first")
+    (other / "deep" / "b.txt").write_text("second")
+    (folder / "z").symlink_to(other)
+    (folder / "y").symlink_to(other)
+    (other / "deep" / "up").symlink_to(folder)
+    (folder / "c.txt").symlink_to(other / "deep" / "b.txt")
+    assert read(folder, tmp_path / "cache") == "first\n\nsecond\n\nsecond"
+    (folder / "gone").symlink_to(tmp_path / "no such folder")
+    with pytest.raises(AutoshardError) as error:
+        read(folder, tmp_path / "cache")
+    assert str(error.value) == f"--data {folder / 'gone'} is a link that leads nowhere: mend it or remove it"
+
+
+def test_a_folder_in_it_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.txt").write_text("word")
+    scan = os.scandir
+
+    def refuse(path: str | Path) -> object:
+        if Path(path).name == "inner":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(AutoshardError) as error:
+        read(tmp_path, tmp_path / "cache")
+    assert str(error.value) == f"cannot read --data {tmp_path / 'inner'}: Permission denied"
+
+
+def test_files_of_a_folder_that_may_have_been_meant_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.jsonl").write_text('{"text": "a"}')
+    (folder / "README.md").write_text("no data")
+    source = DataSource(folder, ByteTokenizer())
+    assert prepare(source, tmp_path / "cache").made_of == f"{folder} (1 file): 1 tokens (bytes, 256 ids)"
+    for name in ("more/b.jsonl.gz", "c.JSON", "d.txt"):  # the tokens stay as they are
+        (folder / name).write_bytes(b"")
+    named = f"{folder} (1 file): 1 tokens (bytes, 256 ids); not read: c.JSON, d.txt, more/b.jsonl.gz"
+    assert prepare(source, tmp_path / "cache").made_of == named
+    for number in range(4):
+        (folder / f"e{number}.csv").write_bytes(b"")
+    several = "c.JSON, d.txt, e0.csv, e1.csv, e2.csv and 2 more"
+    assert prepare(source, tmp_path / "cache").made_of.endswith(f"; not read: {several}")
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfword")
     assert read(tmp_path / "a.txt", tmp_path) == "word"

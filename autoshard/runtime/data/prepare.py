@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,9 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
     path = cache / f"{_cache_key(source, files, content)}.json"
     with one_at_a_time(path):
         remove_abandoned_parts(cache)
-        return read_unchanged(path) or _write(source, files, content, path)
+        made = read_unchanged(path) or _write(source, files, content, path)
+    unread = "" if files is None or not files.unread else f"; not read: {files.unread}"  # may change while tokens stay
+    return replace(made, made_of=made.made_of + unread)
 
 
 def _content(source: DataSource, files: DataFiles | None) -> str:
