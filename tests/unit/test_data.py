@@ -1,5 +1,6 @@
 """Real text, tokens and batches that no layout can change."""
 
+import errno
 import json
 import os
 import re
@@ -610,3 +611,12 @@ def test_a_part_that_is_removed_before_it_is_locked_is_made_again(
     writer.discard()
     assert first and found.tokens().tolist() == list(range(9))
     assert not [*tmp_path.glob("*.part")]
+
+
+def test_tokens_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock(file: IO[bytes], operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("autoshard.runtime.data.token_file.fcntl.flock", lock)
+    (tmp_path / "a.txt").write_text("word")
+    assert read(tmp_path / "a.txt", tmp_path / "cache") == "word"
