@@ -428,6 +428,15 @@ def test_rows_held_out_that_no_fraction_of_this_batch_holds_out() -> None:
     )
 
 
+def test_the_fraction_to_give_is_exact_among_many_rows() -> None:
+    stream = TokenStream(np.broadcast_to(np.int32(1), 2 * 3_000_001), 1, 1, digest="a")  # one number in memory
+    before, _ = held_out(stream, 1 / 3)
+    with pytest.raises(AutoshardError) as error:
+        stream.step_at(before.position(2))
+    (share,) = re.findall(r"give eval_fraction=([\d.]+)\)", str(error.value))
+    assert held_out(stream, float(share))[0].step_at(before.position(2)) == 2
+
+
 def test_an_older_position_does_not_say_how_long_rows_are() -> None:
     stream = TokenStream(np.arange(100, dtype=np.int32), 4, 7, seed=1, digest="a")
     assert stream.step_at(from_json(DataPosition, {"sequences": 12, "seed": 1, "digest": "a"}, "saved")) == 3
@@ -479,10 +488,10 @@ def test_what_is_held_out_is_never_learned(stream: TokenStream, fraction: float)
         stream.step_at(learned.position(1))
     rows, share = other.rows_per_epoch, other.rows_per_epoch / stream.rows_per_epoch
     assert str(error.value) == (
-        f"the data position was saved with {rows} rows held out, not none (give eval_fraction={share:.6g}): "
+        f"the data position was saved with {rows} rows held out, not none (give eval_fraction={share}): "
         "the order of rows would be another"
     )
-    again, _ = held_out(stream, float(f"{share:.6g}"))
+    again, _ = held_out(stream, share)
     assert again.step_at(learned.position(1)) == 1
     with pytest.raises(AutoshardError) as error:
         learned.step_at(stream.position(1))

@@ -117,7 +117,7 @@ class TokenStream:
         if theirs != ours:
             return "other data or tokenizer, text_field, packing or document_mask"
         rows, size = self.rows_per_epoch + now, self.global_batch_size
-        cure = f"give eval_fraction={before / rows:.6g}" if before else "leave eval_fraction out"
+        cure = f"give eval_fraction={before / rows}" if before else "leave eval_fraction out"
         if before % size:
             cure = f"no eval_fraction holds out part of a batch: give a plan whose batch, now {size}, divides {before}"
         return f"{before or 'no'} rows held out, not {now or 'none'} ({cure})"
