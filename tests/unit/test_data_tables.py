@@ -172,6 +172,14 @@ def test_text_that_is_no_text(tmp_path: Path, row: bytes, message: str) -> None:
     assert str(error.value) == f"--data {file} row 2{message}"
 
 
+def test_a_byte_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "caf\xe9"}')
+    with pytest.raises(AutoshardError) as error:
+        made(file)
+    assert str(error.value) == f"--data {file} row 1: byte 0xe9 is not UTF-8; save it as UTF-8"
+
+
 def test_a_row_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MOST_ROW_BYTES", 1000)
     file = write_jsonl(tmp_path / "a.jsonl", [{"text": 985 * "a"}, {"text": 990 * "a"}])

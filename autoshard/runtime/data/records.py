@@ -77,7 +77,7 @@ def _jsonl(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
                 values = json.loads(text)
             except UnicodeDecodeError as error:
                 raise AutoshardError(
-                    f"{place}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8"
+                    f"{place}: byte 0x{error.object[error.start]:02x} is not UTF-8; save it as UTF-8"
                 ) from None
             except (ValueError, RecursionError) as error:
                 raise AutoshardError(f"{place} is not JSON: {_first_line(error)}") from error
