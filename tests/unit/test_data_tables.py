@@ -96,6 +96,12 @@ def test_another_column_is_named(tmp_path: Path) -> None:
     assert str(error.value) == (
         f"--data {file} has no column 'text', 'input_ids' or 'messages' but story: name one by --text-field"
     )
+    write_jsonl(file, [{}, {"text": "a"}])
+    with pytest.raises(AutoshardError) as error:
+        made(file)
+    assert str(error.value) == (
+        f"--data {file} has no column 'text', 'input_ids' or 'messages' in its first row, which is empty"
+    )
 
 
 UNLIKE_LABELS = (

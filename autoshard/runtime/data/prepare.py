@@ -91,14 +91,14 @@ def _content(source: DataSource, files: DataFiles | None) -> str:
     if files is None or files.kind == TEXT or source.text_field is not None:
         return TEXTS
     columns = column_names(files)
+    if columns is None:
+        raise AutoshardError(f"--data {source.path} holds no text")
     for field, content in ((MESSAGES_FIELD, CHAT), (TOKENS_FIELD, TOKENIZED), (TEXT_FIELD, TEXTS)):
         if field in columns:
             return content
-    if not columns:
-        raise AutoshardError(f"--data {source.path} holds no text")
+    others = f"but {', '.join(columns)}: name one by --text-field" if columns else "in its first row, which is empty"
     raise AutoshardError(
-        f"--data {source.path} has no column '{TEXT_FIELD}', '{TOKENS_FIELD}' or '{MESSAGES_FIELD}' but "
-        f"{', '.join(columns)}: name one by --text-field"
+        f"--data {source.path} has no column '{TEXT_FIELD}', '{TOKENS_FIELD}' or '{MESSAGES_FIELD}' {others}"
     )
 
 

@@ -47,11 +47,11 @@ def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterato
         yield from _readable(file, read(file, columns))
 
 
-def column_names(files: DataFiles) -> tuple[str, ...]:
-    """Names of the columns of the first row; empty where there is no row."""
+def column_names(files: DataFiles) -> tuple[str, ...] | None:
+    """Names of the columns of the first row; None where there is no row."""
     for record in records(files):
         return tuple(record.values)
-    return ()
+    return None
 
 
 def _readable(file: Path, rows: Iterator[Record]) -> Iterator[Record]:
