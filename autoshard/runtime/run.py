@@ -110,10 +110,10 @@ def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
         )
     data = _data(options, SEQUENCE_LENGTH)
     rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
-    _check_data(rehearsal.plan, options, data)
+    learned = _check_data(rehearsal.plan, options, data)
     directory = _run_directory(plan, options, "rehearsal")
     on_folder(directory)
-    print(introduction(plan, rehearsal, _made_of(plan, options, data)), flush=True)
+    print(introduction(plan, rehearsal, _made_of(plan, options, data, learned)), flush=True)
     write_plan(rehearsal.plan, directory / "rehearsal_plan.json")
     with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
         arguments = _arguments(directory / "rehearsal_plan.json", options, data, tensors)
@@ -143,7 +143,7 @@ def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
         on_folder(directory)
         write_plan(plan, directory / "plan.json")
         print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
-        print(f"text: {_made_of(plan, options, data)}", flush=True)
+        print(f"text: {_made_of(plan, options, data, learned)}", flush=True)
         arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
         with _metrics(directory, plan, options) as metrics:
             outcome = _train(plan, arguments, options, start, directory, metrics, "training")
@@ -181,7 +181,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
                 directory = _run_directory(plan, options, "run")
                 on_folder(directory)
                 print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
-                print(f"text: {_made_of(plan, options, data)}", flush=True)
+                print(f"text: {_made_of(plan, options, data, learned)}", flush=True)
                 with (
                     _metrics(directory, plan, options) as metrics,
                     _progress(plan, options, "training") as progress,
@@ -382,10 +382,11 @@ def _check_resume(plan: Plan, options: RunOptions, learned: TokenStream) -> None
         check_resume(checkpoints, plan.model, learned, options.steps)
 
 
-def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> str:
+def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...], learned: TokenStream) -> str:
     made_of = "; held out: ".join(file.made_of for file in data)
     if options.eval_fraction is not None:
-        made_of = f"{data[0].made_of}, the last {options.eval_fraction:.3%} held out"
+        rows = data[0].num_tokens // (learned.sequence_length + 1)
+        made_of += f", the last {rows - learned.rows_per_epoch:,} of {rows:,} rows held out"
     return f"{made_of}\n{document_masks(plan)}" if options.document_mask else made_of
 
 
