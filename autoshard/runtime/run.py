@@ -109,6 +109,7 @@ def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
             f"processes={options.processes}"
         )
     data = _data(options, SEQUENCE_LENGTH)
+    _check_room(plan, data)  # of the plan's own model: the smaller one gets the vocabulary of the data
     rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
     learned = _check_data(rehearsal.plan, options, data)
     directory = _run_directory(plan, options, "rehearsal")
@@ -356,13 +357,10 @@ def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) ->
     """
     from autoshard.runtime.data import held_out, open_stream
 
-    training, model = plan.training, plan.model
+    training = plan.training
+    _check_room(plan, data)
     streams = []
     for file in data:
-        if file.vocab_size > model.vocab_size:
-            raise AutoshardError(
-                f"{file.made_of}: vocab_size={model.vocab_size} of {model.name} has no room for {file.vocab_size} ids"
-            )
         stream = open_stream(
             file,
             global_batch_size=training.global_batch_size,
@@ -371,6 +369,16 @@ def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) ->
         )
         streams.append(stream if options.eval_fraction is None else held_out(stream, options.eval_fraction)[0])
     return streams[0]
+
+
+def _check_room(plan: Plan, data: tuple[TokenFile, ...]) -> None:
+    """Raises AutoshardError for ids beyond the vocabulary of the plan's model."""
+    for file in data:
+        if file.vocab_size > plan.model.vocab_size:
+            raise AutoshardError(
+                f"{file.made_of}: vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for "
+                f"{file.vocab_size} ids"
+            )
 
 
 def _check_resume(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
