@@ -343,9 +343,10 @@ def _data(options: RunOptions, sequence_length: int) -> tuple[TokenFile, ...]:
     from autoshard.runtime.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(options.tokenizer)
-    paths = [options.data] if options.eval_data is None else [options.data, options.eval_data]
     how = (options.text_field, sequence_length, options.packing, options.document_mask)
-    sources = [DataSource(path, tokenizer, *how) for path in paths]
+    sources = [DataSource(options.data, tokenizer, *how)]
+    if options.eval_data is not None:
+        sources.append(DataSource(options.eval_data, tokenizer, *how, option="--eval-data"))
     return tuple(prepare(source, options.output / _TOKENS) for source in sources)
 
 

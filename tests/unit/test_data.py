@@ -141,6 +141,29 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no such file", None, "{path} does not exist: give a file or folder of .txt, .md, .jsonl, .parquet or .arrow"),
+        ("a.txt", b"", "{path} holds no text"),
+        ("a.txt", b"\xff", "{path} is not text in UTF-8: byte 0 of 1 is 0xff"),
+        ("a.jsonl", b"[]", "{path} row 1 is not a JSON object"),
+        ("a.jsonl", b'{"messages": []}', "{path} row 1 has no list 'messages'"),
+        ("state.json", b"[]", "{path} is not a JSON object"),
+    ],
+)
+def test_errors_name_the_option_that_gave_the_data(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    source = DataSource(tmp_path if name == "state.json" else path, ByteTokenizer(), option="--eval-data")
+    with pytest.raises(AutoshardError) as error:
+        prepare(source, tmp_path / "cache")
+    assert str(error.value) == "--eval-data " + message.format(path=path)
+
+
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     kinds = r"\.txt, \.md, \.jsonl, \.parquet or \.arrow"
     with pytest.raises(AutoshardError, match=rf"does not exist: give a file or folder of {kinds}"):
@@ -155,7 +178,7 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
 def test_windows_of_a_text_are_the_text(tmp_path_factory: pytest.TempPathFactory, text: str, window: int) -> None:
     file = tmp_path_factory.mktemp("windows") / "a.txt"
     file.write_bytes(text.encode())
-    pieces = list(text_windows(file, window))
+    pieces = list(text_windows(file, "a.txt", window))
     assert "".join(pieces) == text
     assert max(len(piece.encode()) for piece in pieces) <= window + 3 + max(map(len, text.encode().splitlines()))
 

@@ -71,18 +71,27 @@ def test_the_device_decides_what_is_compiled_unless_somebody_does(
     assert [one.compile for one in asked] == [compiles]
 
 
+def no_start(*_: object) -> None:
+    raise AssertionError("no process is to start")
+
+
 def test_a_rehearsal_refuses_ids_that_the_plans_model_has_no_room_for(tmp_path: Path) -> None:
     """The smaller model of the rehearsal would have room for them."""
     plan = plan_of(MODELS["llama"], strategy(tp=2, pp=2, dp=2), 4, FP32)
     data = tmp_path / "a.jsonl"
     data.write_text('{"input_ids": [1, 2, 999]}')
-
-    def start(*_: object) -> None:
-        raise AssertionError("no process starts")
-
     with pytest.raises(AutoshardError) as error:
-        run_plan(plan, RunOptions(data=data, output=tmp_path / "runs", processes=2), start=start)
+        run_plan(plan, RunOptions(data=data, output=tmp_path / "runs", processes=2), start=no_start)
     assert str(error.value) == (
         f"{data}: 3 tokens (tokenized before): vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for "
         "1000 ids"
     )
+
+
+def test_errors_in_data_to_evaluate_on_name_their_option(tmp_path: Path) -> None:
+    for name, text in (("a.txt", "word"), ("b.txt", " ")):
+        (tmp_path / name).write_text(text)
+    options = RunOptions(data=tmp_path / "a.txt", eval_data=tmp_path / "b.txt", output=tmp_path / "runs", processes=1)
+    with pytest.raises(AutoshardError) as error:
+        run_plan(plan_of(MODELS["llama"], strategy(), 4, FP32), options, start=no_start)
+    assert str(error.value) == f"--eval-data {tmp_path / 'b.txt'} holds no text"

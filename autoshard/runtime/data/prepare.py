@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
 from autoshard.runtime.data.chat import MESSAGES_FIELD, chat_template, conversations
-from autoshard.runtime.data.files import TEXT, DataFiles, find_files
+from autoshard.runtime.data.files import DATA_OPTION, TEXT, DataFiles, find_files
 from autoshard.runtime.data.packing import Packer
 from autoshard.runtime.data.records import Record, column_names, records
 from autoshard.runtime.data.stream import NOT_LEARNED
@@ -47,6 +47,7 @@ class DataSource:
     path: None takes the Python manual. text_field: the column of a table that holds the text; None decides by the
     table's columns: conversations, token ids or "text". sequence_length: conversations are packed into rows of one
     token more. packing: False gives each conversation a row of its own. apart: whether to record where documents begin.
+    option: gave the path, for errors.
     """
 
     path: Path | None
@@ -55,6 +56,7 @@ class DataSource:
     sequence_length: int = 2
     packing: bool = True
     apart: bool = False
+    option: str = DATA_OPTION
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
     place, size or time are read again; their digest is of the tokens alone.
     Raises AutoshardError, naming file and row, for what cannot be read.
     """
-    files = None if source.path is None else find_files(source.path)
+    files = None if source.path is None else find_files(source.path, source.option)
     content = _content(source, files)
     path = cache / f"{_cache_key(source, files, content)}.json"
     with one_at_a_time(path):
@@ -92,13 +94,13 @@ def _content(source: DataSource, files: DataFiles | None) -> str:
         return TEXTS
     columns = column_names(files)
     if columns is None:
-        raise AutoshardError(f"--data {source.path} holds no text")
+        raise AutoshardError(f"{source.option} {source.path} holds no text")
     for field, content in ((MESSAGES_FIELD, CHAT), (TOKENS_FIELD, TOKENIZED), (TEXT_FIELD, TEXTS)):
         if field in columns:
             return content
     others = f"but {', '.join(columns)}: name one by --text-field" if columns else "in its first row, which is empty"
     raise AutoshardError(
-        f"--data {source.path} has no column '{TEXT_FIELD}', '{TOKENS_FIELD}' or '{MESSAGES_FIELD}' {others}"
+        f"{source.option} {source.path} has no column '{TEXT_FIELD}', '{TOKENS_FIELD}' or '{MESSAGES_FIELD}' {others}"
     )
 
 
@@ -122,7 +124,7 @@ def _write_run(source: DataSource, files: DataFiles | None, content: str, writer
         if marks is not None:
             learned, masked = learned + int(marks.sum()), True
     if not writer.num_tokens:
-        raise AutoshardError(f"--data {source.path} holds no text")
+        raise AutoshardError(f"{source.option} {source.path} holds no text")
     name = "the Python manual" if files is None else files.source
     by = content if content == TOKENIZED else f"{tokenizer.name}, {tokenizer.vocab_size} ids"
     by += f", {format_count(learned)} learned" if masked else ""
@@ -162,7 +164,7 @@ def _pieces(source: DataSource, files: DataFiles | None, content: str) -> Iterat
     elif files.kind == TEXT:
         for file in files.paths:
             starts = True
-            for window in text_windows(file):
+            for window in text_windows(file, files.named(file)):
                 if window.strip() or not starts:
                     yield Piece(window, starts=starts)
                     starts = False
