@@ -109,11 +109,12 @@ def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
             f"processes={options.processes}"
         )
     data = _data(options, SEQUENCE_LENGTH)
+    _check_room(plan, data)  # of the plan's own model: the smaller one gets the vocabulary of the data
     rehearsal = rehearse(plan, options.processes, max(one.vocab_size for one in data))
-    _check_data(rehearsal.plan, options, data)
+    learned = _check_data(rehearsal.plan, options, data)
     directory = _run_directory(plan, options, "rehearsal")
     on_folder(directory)
-    print(introduction(plan, rehearsal, _made_of(plan, options, data)), flush=True)
+    print(introduction(plan, rehearsal, _made_of(plan, options, data, learned)), flush=True)
     write_plan(rehearsal.plan, directory / "rehearsal_plan.json")
     with TemporaryDirectory(prefix="autoshard-tensors-") as tensors:
         arguments = _arguments(directory / "rehearsal_plan.json", options, data, tensors)
@@ -143,7 +144,7 @@ def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
         on_folder(directory)
         write_plan(plan, directory / "plan.json")
         print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
-        print(f"text: {_made_of(plan, options, data)}", flush=True)
+        print(f"text: {_made_of(plan, options, data, learned)}", flush=True)
         arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
         with _metrics(directory, plan, options) as metrics:
             outcome = _train(plan, arguments, options, start, directory, metrics, "training")
@@ -181,7 +182,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
                 directory = _run_directory(plan, options, "run")
                 on_folder(directory)
                 print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
-                print(f"text: {_made_of(plan, options, data)}", flush=True)
+                print(f"text: {_made_of(plan, options, data, learned)}", flush=True)
                 with (
                     _metrics(directory, plan, options) as metrics,
                     _progress(plan, options, "training") as progress,
@@ -342,9 +343,10 @@ def _data(options: RunOptions, sequence_length: int) -> tuple[TokenFile, ...]:
     from autoshard.runtime.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(options.tokenizer)
-    paths = [options.data] if options.eval_data is None else [options.data, options.eval_data]
     how = (options.text_field, sequence_length, options.packing, options.document_mask)
-    sources = [DataSource(path, tokenizer, *how) for path in paths]
+    sources = [DataSource(options.data, tokenizer, *how)]
+    if options.eval_data is not None:
+        sources.append(DataSource(options.eval_data, tokenizer, *how, option="--eval-data"))
     return tuple(prepare(source, options.output / _TOKENS) for source in sources)
 
 
@@ -356,13 +358,10 @@ def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) ->
     """
     from autoshard.runtime.data import held_out, open_stream
 
-    training, model = plan.training, plan.model
+    training = plan.training
+    _check_room(plan, data)
     streams = []
     for file in data:
-        if file.vocab_size > model.vocab_size:
-            raise AutoshardError(
-                f"{file.made_of}: vocab_size={model.vocab_size} of {model.name} has no room for {file.vocab_size} ids"
-            )
         stream = open_stream(
             file,
             global_batch_size=training.global_batch_size,
@@ -371,6 +370,16 @@ def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) ->
         )
         streams.append(stream if options.eval_fraction is None else held_out(stream, options.eval_fraction)[0])
     return streams[0]
+
+
+def _check_room(plan: Plan, data: tuple[TokenFile, ...]) -> None:
+    """Raises AutoshardError for ids beyond the vocabulary of the plan's model."""
+    for file in data:
+        if file.vocab_size > plan.model.vocab_size:
+            raise AutoshardError(
+                f"{file.made_of}: vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for "
+                f"{file.vocab_size} ids"
+            )
 
 
 def _check_resume(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
@@ -382,10 +391,11 @@ def _check_resume(plan: Plan, options: RunOptions, learned: TokenStream) -> None
         check_resume(checkpoints, plan.model, learned, options.steps)
 
 
-def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) -> str:
+def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...], learned: TokenStream) -> str:
     made_of = "; held out: ".join(file.made_of for file in data)
     if options.eval_fraction is not None:
-        made_of = f"{data[0].made_of}, the last {options.eval_fraction:.3%} held out"
+        rows = data[0].num_tokens // (learned.sequence_length + 1)
+        made_of += f", the last {rows - learned.rows_per_epoch:,} of {rows:,} rows held out"
     return f"{made_of}\n{document_masks(plan)}" if options.document_mask else made_of
 
 

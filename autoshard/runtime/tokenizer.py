@@ -63,6 +63,10 @@ class Tokenizer(Protocol):
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, encoded by itself."""
 
+    def encode_places(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of a text, int32 [tokens], and the characters that each is of, [tokens, 2]: first, one past the
+        last."""
+
     def decode(self, ids: Iterable[int]) -> str: ...
 
 
@@ -82,6 +86,12 @@ class ByteTokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         return [self.encode(text) for text in texts]
+
+    def encode_places(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids, and of each byte the character that it is part of."""
+        ids = self.encode(text)
+        first = np.cumsum(ids & 0xC0 != 0x80, dtype=np.int64) - 1  # bytes 10xxxxxx go on with a character
+        return ids, np.stack([first, first + 1], axis=1)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids. Bytes that are not UTF-8, which a model may produce, become U+FFFD."""
@@ -116,9 +126,23 @@ class HuggingFaceTokenizer:
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return [np.asarray(one.ids, dtype=np.int32) for one in self._encodings(texts)]
+
+    def encode_places(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids, and the characters that each is of, at least one.
+
+        Some tokenizers leave white space out of the places they tell: a token of nothing else has the last of it.
+        """
+        (one,) = self._encodings([text])
+        places = np.asarray(one.offsets, dtype=np.int64).reshape(-1, 2)
+        empty = places[:, 0] == places[:, 1]
+        places[:, 0] = np.maximum(places[:, 0] - empty, 0)
+        places[:, 1] = np.maximum(places[:, 1], places[:, 0] + 1)
+        return np.asarray(one.ids, dtype=np.int32), places
+
+    def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         with _errors_of_the_library(f"tokenizer {self.name} does not take every text"):
-            found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.asarray(one.ids, dtype=np.int32) for one in found]
+            return self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))

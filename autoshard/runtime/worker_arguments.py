@@ -36,7 +36,7 @@ class TrainArguments:
     plan, data, eval_data: paths of plan.json and of prepared tokens. weights: folder or None.
     tensors: folder for what the ranks hold at the end, to be compared with one process; None: nothing is left.
     rehearsal: the ranks share this machine. backend: a name, never "auto".
-    gather: rank 0 returns what all ranks return, where no supervisor hears them.
+    gather: each rank was started by itself: all compare what they were given, and rank 0 returns what all ranks return.
     collective_timeout_s: how long collectives wait for other ranks; None: the usual half hour.
     """
 

@@ -117,7 +117,9 @@ def planned_here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_a_plan_for_this_machine_runs_as_planned(planned_here: tuple[Path, str]) -> None:
     directory, printed = planned_here
     assert "Running as planned: 8 processes of this machine" in printed
-    assert "the last 10.000% held out" in printed
+    (found,) = re.findall(r", the last ([\d,]+) of ([\d,]+) rows held out\n", printed)
+    held_out, rows = (int(count.replace(",", "")) for count in found)
+    assert held_out % 8 == 0 and abs(held_out - 0.1 * rows) <= 4  # whole batches of 8
     assert "\nstep 2: loss on held-out data 5." in printed
     assert re.search(r"in 4 steps, 5\.\d+ on held-out data", printed)
     steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -159,6 +161,26 @@ def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
         "(without torchrun it is rehearsed)" in ran.stderr
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_ranks_of_torchrun_that_read_other_tokens_are_refused(tmp_path: Path) -> None:
+    """One byte of 40,000 differs between the copies that the ranks read, each into its own folder."""
+    write_plan(plan_of(replace(MODELS["llama"], vocab_size=256), strategy(dp=2), 4, FP32), tmp_path / "plan.json")
+    for rank, text in enumerate((b"aaaab" * 8_000, b"aaaab" * 7_999 + b"aaaac")):
+        (tmp_path / f"rank-{rank}.txt").write_bytes(text)
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import os, sys\nfrom autoshard.cli import main\nrank = os.environ['RANK']\n"
+        "sys.exit(main([*sys.argv[1:], '--data', f'rank-{rank}.txt', '--output', f'runs-{rank}']))\n"
+    )
+    ran = torchrun(tmp_path, 2, str(job))
+    assert ran.returncode != 0
+    (line,) = {line for line in ran.stderr.splitlines() if line.startswith("autoshard: error:")}
+    assert re.fullmatch(
+        r"autoshard: error: ranks differ in data: rank 0 has 40,000 tokens of SHA-256 [0-9a-f]{12}, rank 1 has "
+        r"40,000 tokens of SHA-256 [0-9a-f]{12}: start every rank with the same plan, options and data",
+        line,
+    ), line
 
 
 def test_a_rank_of_torchrun_that_hangs_says_so_itself(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Real text, tokens and batches that no layout can change."""
 
+import errno
 import json
 import os
 import re
@@ -66,6 +67,56 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert file.made_of == f"{folder} (3 files): 13 tokens (bytes, 256 ids)"
 
 
+def test_links_of_a_folder_are_followed_and_no_folder_is_read_twice(tmp_path: Path) -> None:
+    folder, other = tmp_path / "texts", tmp_path / "other"
+    (other / "deep").mkdir(parents=True)
+    folder.mkdir()
+    (folder / "a.txt").write_text("first")
+    (other / "deep" / "b.txt").write_text("second")
+    (folder / "z").symlink_to(other)
+    (folder / "y").symlink_to(other)
+    (other / "deep" / "up").symlink_to(folder)
+    (folder / "c.txt").symlink_to(other / "deep" / "b.txt")
+    assert read(folder, tmp_path / "cache") == "first\n\nsecond\n\nsecond"
+    (folder / "gone").symlink_to(tmp_path / "no such folder")
+    with pytest.raises(AutoshardError) as error:
+        read(folder, tmp_path / "cache")
+    assert str(error.value) == f"--data {folder / 'gone'} is a link that leads nowhere: mend it or remove it"
+
+
+def test_a_folder_in_it_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.txt").write_text("word")
+    scan = os.scandir
+
+    def refuse(path: str | Path) -> object:
+        if Path(path).name == "inner":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(AutoshardError) as error:
+        read(tmp_path, tmp_path / "cache")
+    assert str(error.value) == f"cannot read --data {tmp_path / 'inner'}: Permission denied"
+
+
+def test_files_of_a_folder_that_may_have_been_meant_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.jsonl").write_text('{"text": "a"}')
+    (folder / "README.md").write_text("no data")
+    source = DataSource(folder, ByteTokenizer())
+    assert prepare(source, tmp_path / "cache").made_of == f"{folder} (1 file): 1 tokens (bytes, 256 ids)"
+    for name in ("more/b.jsonl.gz", "c.JSON", "d.txt"):  # the tokens stay as they are
+        (folder / name).write_bytes(b"")
+    named = f"{folder} (1 file): 1 tokens (bytes, 256 ids); not read: c.JSON, d.txt, more/b.jsonl.gz"
+    assert prepare(source, tmp_path / "cache").made_of == named
+    for number in range(4):
+        (folder / f"e{number}.csv").write_bytes(b"")
+    several = "c.JSON, d.txt, e0.csv, e1.csv, e2.csv and 2 more"
+    assert prepare(source, tmp_path / "cache").made_of.endswith(f"; not read: {several}")
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfword")
     assert read(tmp_path / "a.txt", tmp_path) == "word"
@@ -90,6 +141,29 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no such file", None, "{path} does not exist: give a file or folder of .txt, .md, .jsonl, .parquet or .arrow"),
+        ("a.txt", b"", "{path} holds no text"),
+        ("a.txt", b"\xff", "{path} is not text in UTF-8: byte 0 of 1 is 0xff"),
+        ("a.jsonl", b"[]", "{path} row 1 is not a JSON object"),
+        ("a.jsonl", b'{"messages": []}', "{path} row 1 has no list 'messages'"),
+        ("state.json", b"[]", "{path} is not a JSON object"),
+    ],
+)
+def test_errors_name_the_option_that_gave_the_data(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    source = DataSource(tmp_path if name == "state.json" else path, ByteTokenizer(), option="--eval-data")
+    with pytest.raises(AutoshardError) as error:
+        prepare(source, tmp_path / "cache")
+    assert str(error.value) == "--eval-data " + message.format(path=path)
+
+
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     kinds = r"\.txt, \.md, \.jsonl, \.parquet or \.arrow"
     with pytest.raises(AutoshardError, match=rf"does not exist: give a file or folder of {kinds}"):
@@ -104,7 +178,7 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
 def test_windows_of_a_text_are_the_text(tmp_path_factory: pytest.TempPathFactory, text: str, window: int) -> None:
     file = tmp_path_factory.mktemp("windows") / "a.txt"
     file.write_bytes(text.encode())
-    pieces = list(text_windows(file, window))
+    pieces = list(text_windows(file, "a.txt", window))
     assert "".join(pieces) == text
     assert max(len(piece.encode()) for piece in pieces) <= window + 3 + max(map(len, text.encode().splitlines()))
 
@@ -377,6 +451,15 @@ def test_rows_held_out_that_no_fraction_of_this_batch_holds_out() -> None:
     )
 
 
+def test_the_fraction_to_give_is_exact_among_many_rows() -> None:
+    stream = TokenStream(np.broadcast_to(np.int32(1), 2 * 3_000_001), 1, 1, digest="a")  # one number in memory
+    before, _ = held_out(stream, 1 / 3)
+    with pytest.raises(AutoshardError) as error:
+        stream.step_at(before.position(2))
+    (share,) = re.findall(r"give eval_fraction=([\d.]+)\)", str(error.value))
+    assert held_out(stream, float(share))[0].step_at(before.position(2)) == 2
+
+
 def test_an_older_position_does_not_say_how_long_rows_are() -> None:
     stream = TokenStream(np.arange(100, dtype=np.int32), 4, 7, seed=1, digest="a")
     assert stream.step_at(from_json(DataPosition, {"sequences": 12, "seed": 1, "digest": "a"}, "saved")) == 3
@@ -428,10 +511,10 @@ def test_what_is_held_out_is_never_learned(stream: TokenStream, fraction: float)
         stream.step_at(learned.position(1))
     rows, share = other.rows_per_epoch, other.rows_per_epoch / stream.rows_per_epoch
     assert str(error.value) == (
-        f"the data position was saved with {rows} rows held out, not none (give eval_fraction={share:.6g}): "
+        f"the data position was saved with {rows} rows held out, not none (give eval_fraction={share}): "
         "the order of rows would be another"
     )
-    again, _ = held_out(stream, float(f"{share:.6g}"))
+    again, _ = held_out(stream, share)
     assert again.step_at(learned.position(1)) == 1
     with pytest.raises(AutoshardError) as error:
         learned.step_at(stream.position(1))
@@ -465,15 +548,15 @@ def test_documents_are_kept_apart(tmp_path: Path) -> None:
     assert stream.in_order(0)[1].tolist() == [[*b"\n\n", NOT_LEARNED, *b"ef"]]
 
 
-ANSWERS, FOLLOWERS = "be part of an answer", "follow another token of its document"
+LEARNED, FOLLOWERS = "be marked as learned", "follow another token of its document"
 
 
 @pytest.mark.parametrize(
     ("marks", "rules"),
     [
-        ({"learned": [0] * 12}, ANSWERS),
+        ({"learned": [0] * 12}, LEARNED),
         ({"begins": [1] * 12}, FOLLOWERS),
-        ({"learned": [0, 1] * 6, "begins": [0, 1] * 6}, f"{ANSWERS} and {FOLLOWERS}"),
+        ({"learned": [0, 1] * 6, "begins": [0, 1] * 6}, f"{LEARNED} and {FOLLOWERS}"),
     ],
 )
 def test_data_without_a_label_are_refused(marks: dict[str, list[int]], rules: str) -> None:
@@ -560,3 +643,12 @@ def test_a_part_that_is_removed_before_it_is_locked_is_made_again(
     writer.discard()
     assert first and found.tokens().tolist() == list(range(9))
     assert not [*tmp_path.glob("*.part")]
+
+
+def test_tokens_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock(file: IO[bytes], operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("autoshard.runtime.data.token_file.fcntl.flock", lock)
+    (tmp_path / "a.txt").write_text("word")
+    assert read(tmp_path / "a.txt", tmp_path / "cache") == "word"

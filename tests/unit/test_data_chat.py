@@ -92,7 +92,7 @@ def test_too_few_conversations(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as error:
         open_stream(file, global_batch_size=8, sequence_length=127)
     assert str(error.value) == (
-        "the conversations fill 2 rows of 127 + 1 tokens; one batch has 8: give more conversations or a smaller batch"
+        "the data fill 2 rows of 127 + 1 tokens; one batch has 8: give more of them or a smaller batch"
     )
 
 
@@ -308,3 +308,68 @@ def test_where_a_tokenizers_template_is_found(tmp_path: Path) -> None:
     assert padded.digest != plain.digest
     (tmp_path / "chat_template.jinja").write_text("three")
     assert load_tokenizer(tmp_path).chat_template == "three"
+
+
+LLAMA_2 = {
+    "type": "Sequence",
+    "normalizers": [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    ],
+}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    ("parts", "merges", "spelled", "learned"),
+    [
+        ({"normalizer": LLAMA_2}, [], "▁ [ 2 + 2 ? ] ▁ 4 </s> ▁ [ 1 ] ▁ 5 </s>", "▁ 4 </s> ▁ 5 </s>"),
+        ({"pre_tokenizer": METASPACE}, [], "▁ [ 2 + 2 ? ] ▁ 4 </s> [ 1 ] ▁ 5 </s>", "▁ 4 </s> ▁ 5 </s>"),
+        ({"pre_tokenizer": METASPACE}, ["▁4"], "▁ [ 2 + 2 ? ] ▁4 </s> [ 1 ] ▁ 5 </s>", "▁4 </s> ▁ 5 </s>"),
+        ({"pre_tokenizer": METASPACE}, ["]▁"], "▁ [ 2 + 2 ? ]▁ 4 </s> [ 1 ]▁ 5 </s>", "]▁ 4 </s> ]▁ 5 </s>"),
+        (
+            {"pre_tokenizer": BYTE_LEVEL, "post_processor": BYTE_LEVEL},
+            [],
+            "Ġ [ 2 + 2 ? ] Ġ 4 </s> Ġ [ 1 ] Ġ 5 </s>",
+            "Ġ 4 </s> Ġ 5 </s>",
+        ),
+    ],
+)
+def test_a_conversation_has_the_tokens_of_its_whole_text(
+    tmp_path: Path, parts: dict[str, Any], merges: list[str], spelled: str, learned: str
+) -> None:
+    """Each piece by itself would begin with a space that the template did not write. A token that holds the end of a
+    question and the begin of an answer is learned."""
+    tokens = ["<pad>", "</s>", *"▁Ġ[]+?1245", *merges]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content = {
+        "version": "1.0",
+        "added_tokens": [{"id": 1, "content": "</s>", "special": True, **flags}],
+        "model": {
+            "type": "BPE",
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [list(one) for one in merges],
+        },
+        **parts,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    template = "{% for m in messages %}{{ ' ' + m.content + '</s>' if m.role == 'assistant' else '[%s]' % m.content }}"
+    config = {"chat_template": template + "{% endfor %}", "pad_token": "<pad>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    messages = [ASK, ANSWER, {**ASK, "content": "1"}, {**ANSWER, "content": "5"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    file = prepare(DataSource(tmp_path / "a.jsonl", load_tokenizer(tmp_path), None, 31), tmp_path / "cache")
+    found, marks = [tokens[one] for one in file.tokens() if one], file.learned()
+    assert marks is not None
+    assert " ".join(found) == spelled
+    assert " ".join(token for token, mark in zip(found, marks, strict=False) if mark) == learned
+
+
+@given(st.text(alphabet="aé\u20ac\U0001f600\n"))
+def test_every_byte_is_of_its_character(text: str) -> None:
+    ids, places = ByteTokenizer().encode_places(text)
+    assert "".join(text[first] for first, _ in places.tolist()).encode() == b"".join(
+        one.encode() * len(one.encode()) for one in text
+    )
+    assert len(ids) == len(places) and (places[:, 1] == places[:, 0] + 1).all()

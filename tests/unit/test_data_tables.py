@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from autoshard.errors import AutoshardError
-from autoshard.runtime.data import DataSource, TokenFile, prepare, records
+from autoshard.runtime.data import NOT_LEARNED, DataSource, TokenFile, open_stream, prepare, records
 from autoshard.runtime.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 ROWS = [{"text": "first", "id": 1}, {"text": "  ", "id": 2}, {"text": "zweité", "id": 3}]
@@ -96,6 +96,19 @@ def test_another_column_is_named(tmp_path: Path) -> None:
     assert str(error.value) == (
         f"--data {file} has no column 'text', 'input_ids' or 'messages' but story: name one by --text-field"
     )
+    write_jsonl(file, [{}, {"text": "a"}])
+    with pytest.raises(AutoshardError) as error:
+        made(file)
+    assert str(error.value) == (
+        f"--data {file} has no column 'text', 'input_ids' or 'messages' in its first row, which is empty"
+    )
+
+
+UNLIKE_LABELS = (
+    "has labels that do not go with its input_ids: each must be the id at its own place, or -100 where that is not "
+    "learned"
+)
+NO_MASK = "has an attention_mask that does not go with its input_ids: each must be 1, or 0 for padding at an end"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +119,21 @@ def test_another_column_is_named(tmp_path: Path) -> None:
         ([{"text": "a"}, ["b"]], "row 2 is not a JSON object"),
         ([{"input_ids": [1, 2]}, {"input_ids": [3, -1]}], "row 2 has input_ids that are no list of token ids"),
         ([{"input_ids": [1, True]}], "row 1 has input_ids that are no list of token ids"),
+        (
+            [{"input_ids": [1], "labels": [1]}, {"input_ids": [2]}],
+            "row 2 has no labels, rows before have them: give all rows theirs",
+        ),
+        (
+            [{"input_ids": [1]}, {"input_ids": [2], "labels": [2]}],
+            "row 2 has its labels, rows before have none: give all rows theirs",
+        ),
+        ([{"input_ids": [1, 2, 3], "labels": [2, 3, -100]}], f"row 1 {UNLIKE_LABELS}"),
+        ([{"input_ids": [1, 2], "labels": [1, 2, -100]}], f"row 1 {UNLIKE_LABELS}"),
+        ([{"input_ids": [1, 2], "labels": "1"}], f"row 1 {UNLIKE_LABELS}"),
+        ([{"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}], f"row 1 {NO_MASK}"),
+        ([{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 2]}], f"row 1 {NO_MASK}"),
+        ([{"input_ids": [1, 2, 3], "attention_mask": [1, 1]}], f"row 1 {NO_MASK}"),
+        ([{"input_ids": [1, 2, 3], "attention_mask": 1}], f"row 1 {NO_MASK}"),
         ([{"text": " "}], None),
     ],
 )
@@ -148,6 +176,14 @@ def test_text_that_is_no_text(tmp_path: Path, row: bytes, message: str) -> None:
     with pytest.raises(AutoshardError) as error:
         prepare(DataSource(file, ByteTokenizer()), tmp_path / "cache")
     assert str(error.value) == f"--data {file} row 2{message}"
+
+
+def test_a_byte_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "caf\xe9"}')
+    with pytest.raises(AutoshardError) as error:
+        made(file)
+    assert str(error.value) == f"--data {file} row 1: byte 0xe9 is not UTF-8; save it as UTF-8"
 
 
 def test_a_row_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +248,22 @@ def test_a_dataset_that_was_tokenized_before(tmp_path: Path) -> None:
     assert found.tokens().tolist() == [5, 600, 7, 8]
     assert found.vocab_size == 601
     assert found.made_of == f"{folder} (saved dataset, 2 files): 4 tokens (tokenized before)"
+
+
+def test_tokenized_rows_say_what_is_learned_and_what_is_padding(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]},
+        {"input_ids": [0, 0, 8, 9], "labels": [-100, -100, -100, 9], "attention_mask": [0, 0, 1, 1]},
+        {"input_ids": [0, 0], "labels": [-100, -100], "attention_mask": [0, 0]},
+    ]
+    for write, name in ((write_jsonl, "a.jsonl"), (write_parquet, "a.parquet")):
+        found = made(write(tmp_path / name, rows))
+        marks = found.learned()
+        assert marks is not None
+        assert (found.tokens().tolist(), marks.tolist()) == ([5, 6, 7, 8, 9], [0, 1, 1, 0, 1])
+        assert found.made_of == f"{tmp_path / name}: 5 tokens (tokenized before, 3 learned)"
+    inputs, labels = open_stream(found, global_batch_size=1, sequence_length=4).batch(0)
+    assert (inputs.tolist(), labels.tolist()) == ([[5, 6, 7, 8]], [[6, 7, NOT_LEARNED, 9]])
 
 
 def test_a_dataset_dict_gives_its_training_split(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.options import RunOptions
+from autoshard.runtime.run import run_plan
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 
@@ -60,11 +61,37 @@ def test_the_device_decides_what_is_compiled_unless_somebody_does(
 ) -> None:
     asked: list[RunOptions] = []
 
-    def run_plan(plan: object, options: RunOptions, start: object) -> int:
+    def recorded(plan: object, options: RunOptions, start: object) -> int:
         asked.append(options)
         return 0
 
-    monkeypatch.setattr("autoshard.runtime.run.run_plan", run_plan)
+    monkeypatch.setattr("autoshard.runtime.run.run_plan", recorded)
     write_plan(plan_of(MODELS["llama"], strategy(), 1, FP32), tmp_path / "plan.json")
     assert main(["run", str(tmp_path / "plan.json"), *flags]) == 0
     assert [one.compile for one in asked] == [compiles]
+
+
+def no_start(*_: object) -> None:
+    raise AssertionError("no process is to start")
+
+
+def test_a_rehearsal_refuses_ids_that_the_plans_model_has_no_room_for(tmp_path: Path) -> None:
+    """The smaller model of the rehearsal would have room for them."""
+    plan = plan_of(MODELS["llama"], strategy(tp=2, pp=2, dp=2), 4, FP32)
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"input_ids": [1, 2, 999]}')
+    with pytest.raises(AutoshardError) as error:
+        run_plan(plan, RunOptions(data=data, output=tmp_path / "runs", processes=2), start=no_start)
+    assert str(error.value) == (
+        f"{data}: 3 tokens (tokenized before): vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for "
+        "1000 ids"
+    )
+
+
+def test_errors_in_data_to_evaluate_on_name_their_option(tmp_path: Path) -> None:
+    for name, text in (("a.txt", "word"), ("b.txt", " ")):
+        (tmp_path / name).write_text(text)
+    options = RunOptions(data=tmp_path / "a.txt", eval_data=tmp_path / "b.txt", output=tmp_path / "runs", processes=1)
+    with pytest.raises(AutoshardError) as error:
+        run_plan(plan_of(MODELS["llama"], strategy(), 4, FP32), options, start=no_start)
+    assert str(error.value) == f"--eval-data {tmp_path / 'b.txt'} holds no text"

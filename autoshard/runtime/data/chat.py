@@ -144,13 +144,15 @@ def conversations(found: Iterable[Record], template: ChatTemplate, tokenizer: To
 
 
 def _conversation(segments: Segments, place: str, tokenizer: Tokenizer) -> Conversation:
-    encoded = tokenizer.encode_many([text for text, _ in segments])
-    learned = [np.full(len(ids), answer, dtype=np.uint8) for ids, (_, answer) in zip(encoded, segments, strict=True)]
-    made = Conversation(np.concatenate(encoded), np.concatenate(learned)) if encoded else None
-    if made is None or not made.learned[1:].any():
+    """The conversation as the tokenizer encodes its whole text; a token with a character of an answer is learned."""
+    ids, places = tokenizer.encode_places("".join(text for text, _ in segments))
+    lengths = [len(text) for text, _ in segments]
+    answers = np.cumsum(np.repeat([False, *(answer for _, answer in segments)], [1, *lengths]))
+    learned = (answers[places[:, 1]] > answers[places[:, 0]]).astype(np.uint8)
+    if not learned[1:].any():
         raise AutoshardError(f"{place} has no answer to learn from")
-    made.learned[0] = 0  # nothing of its own is before it
-    return made
+    learned[0] = 0  # nothing of its own is before it
+    return Conversation(ids, learned)
 
 
 def _json(value: object) -> bytes:

@@ -26,15 +26,15 @@ _EXTENSION_KEY, _PICKLED = b"ARROW:extension:name", b"arrow.py_extension_type"
 
 @dataclass(frozen=True)
 class Record:
-    """One row. values: its columns by name. file, row: where it is; the first row is 1."""
+    """One row. values: its columns by name. file, row: where it is, the file as errors name it; the first row is 1."""
 
     values: dict[str, Any]
-    file: Path
+    file: str
     row: int
 
     @property
     def place(self) -> str:
-        return f"--data {self.file} row {self.row:,}"
+        return f"{self.file} row {self.row:,}"
 
 
 def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
@@ -44,27 +44,28 @@ def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterato
     """
     read = {JSONL: _jsonl, PARQUET: _parquet, ARROW: _arrow}[files.kind]
     for file in files.paths:
-        yield from _readable(file, read(file, columns))
+        name = files.named(file)
+        yield from _readable(name, read(file, name, columns))
 
 
-def column_names(files: DataFiles) -> tuple[str, ...]:
-    """Names of the columns of the first row; empty where there is no row."""
+def column_names(files: DataFiles) -> tuple[str, ...] | None:
+    """Names of the columns of the first row; None where there is no row."""
     for record in records(files):
         return tuple(record.values)
-    return ()
+    return None
 
 
-def _readable(file: Path, rows: Iterator[Record]) -> Iterator[Record]:
+def _readable(name: str, rows: Iterator[Record]) -> Iterator[Record]:
     try:
         yield from rows
     except OSError as error:  # pyarrow raises it for damaged files, too
-        raise AutoshardError(f"cannot read --data {file}: {error.strerror or _first_line(error)}") from error
+        raise AutoshardError(f"cannot read {name}: {error.strerror or _first_line(error)}") from error
 
 
-def _jsonl(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
+def _jsonl(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator[Record]:
     with file.open("rb") as lines:
         for row, line in enumerate(iter(lambda: lines.readline(MOST_ROW_BYTES + 1), b""), start=1):
-            place = f"--data {file} row {row:,}"
+            place = f"{name} row {row:,}"
             if len(line) > MOST_ROW_BYTES:
                 raise AutoshardError(
                     f"{place} has more than the {format_bytes(MOST_ROW_BYTES)} that are read of a row: each row needs "
@@ -77,7 +78,7 @@ def _jsonl(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
                 values = json.loads(text)
             except UnicodeDecodeError as error:
                 raise AutoshardError(
-                    f"{place}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8"
+                    f"{place}: byte 0x{error.object[error.start]:02x} is not UTF-8; save it as UTF-8"
                 ) from None
             except (ValueError, RecursionError) as error:
                 raise AutoshardError(f"{place} is not JSON: {_first_line(error)}") from error
@@ -87,41 +88,41 @@ def _jsonl(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
                 raise AutoshardError(f"{place} is nested deeper than {MAX_DEPTH} levels")
             if half := lone_surrogate(text, values):
                 raise AutoshardError(f"{place}: {half}")
-            yield Record(values, file, row)
+            yield Record(values, name, row)
 
 
-def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
-    pyarrow, parquet = _module("pyarrow", file), _module("pyarrow.parquet", file)
+def _parquet(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator[Record]:
+    pyarrow, parquet = _module("pyarrow", name), _module("pyarrow.parquet", name)
     try:
         with parquet.ParquetFile(file) as table:
-            _refuse_code(table.schema_arrow, file)
+            _refuse_code(table.schema_arrow, name)
             wanted = None if columns is None else [name for name in columns if name in table.schema_arrow.names]
-            yield from _batches(table.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted), file)
+            yield from _batches(table.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted), name)
     except pyarrow.ArrowException as error:
-        raise AutoshardError(f"--data {file} is not Parquet: {_first_line(error)}") from error
+        raise AutoshardError(f"{name} is not Parquet: {_first_line(error)}") from error
 
 
-def _arrow(file: Path, columns: tuple[str, ...] | None) -> Iterator[Record]:
+def _arrow(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator[Record]:
     """Yields the rows of an Arrow file in either format: the stream, in which datasets are saved, or the file."""
-    pyarrow = _module("pyarrow", file)
+    pyarrow = _module("pyarrow", name)
     try:
         with pyarrow.memory_map(str(file)) as source:
             is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
             source.seek(0)
             if is_file:
                 reader = pyarrow.ipc.open_file(source)
-                _refuse_code(reader.schema, file)
+                _refuse_code(reader.schema, name)
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-                yield from _batches(_selected(batches, columns), file)
+                yield from _batches(_selected(batches, columns), name)
             else:
                 stream = pyarrow.ipc.open_stream(source)
-                _refuse_code(stream.schema, file)
-                yield from _batches(_selected(stream, columns), file)
+                _refuse_code(stream.schema, name)
+                yield from _batches(_selected(stream, columns), name)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise AutoshardError(f"--data {file} is not Arrow: {_first_line(error)}") from error
+        raise AutoshardError(f"{name} is not Arrow: {_first_line(error)}") from error
 
 
-def _refuse_code(schema: Any, file: Path) -> None:
+def _refuse_code(schema: Any, name: str) -> None:
     """Refuses columns of a pickled Python type: pyarrow before 14.0.1 executed what they hold (CVE-2023-47248)."""
     fields = list(schema)
     while fields:
@@ -129,7 +130,7 @@ def _refuse_code(schema: Any, file: Path) -> None:
         said = (field.metadata or {}).get(_EXTENSION_KEY, b""), getattr(field.type, "extension_name", "").encode()
         if _PICKLED in said:
             raise AutoshardError(
-                f"--data {file} is refused: column {field.name} has a pickled Python type, and data have nothing to run"
+                f"{name} is refused: column {field.name} has a pickled Python type, and data have nothing to run"
             )
         fields += [field.type.field(index) for index in range(field.type.num_fields)]
 
@@ -139,7 +140,7 @@ def _selected(batches: Any, columns: tuple[str, ...] | None) -> Iterator[Any]:
         yield batch if columns is None else batch.select([name for name in columns if name in batch.schema.names])
 
 
-def _batches(batches: Any, file: Path) -> Iterator[Record]:
+def _batches(batches: Any, name: str) -> Iterator[Record]:
     row = 0
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS_AT_ONCE):
@@ -148,19 +149,17 @@ def _batches(batches: Any, file: Path) -> Iterator[Record]:
                 some.validate(full=True)  # else pyarrow trusts the file: damaged offsets would end the process
             except ValueError as error:
                 last = row + some.num_rows
-                raise AutoshardError(
-                    f"--data {file} rows {row + 1:,} to {last:,} are damaged: {_first_line(error)}"
-                ) from None
+                raise AutoshardError(f"{name} rows {row + 1:,} to {last:,} are damaged: {_first_line(error)}") from None
             for values in some.to_pylist():
                 row += 1
-                yield Record(values, file, row)
+                yield Record(values, name, row)
 
 
-def _module(name: str, file: Path) -> Any:
+def _module(module: str, name: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(module)
     except ImportError as error:
-        raise AutoshardError(f"reading --data {file} needs pyarrow: pip install 'autoshard[data]'") from error
+        raise AutoshardError(f"reading {name} needs pyarrow: pip install 'autoshard[data]'") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -64,8 +64,8 @@ class TokenStream:
         assert self.tokens.ndim == 1 and self.global_batch_size >= 1 and self.sequence_length >= 1
         if self.learned is not None and self.rows_per_epoch < self.global_batch_size:
             raise AutoshardError(
-                f"the conversations fill {self.rows_per_epoch:,} rows of {self.sequence_length} + 1 tokens; one batch "
-                f"has {self.global_batch_size}: give more conversations or a smaller batch"
+                f"the data fill {self.rows_per_epoch:,} rows of {self.sequence_length} + 1 tokens; one batch "
+                f"has {self.global_batch_size}: give more of them or a smaller batch"
             )
         if self.rows_per_epoch < self.global_batch_size:
             needed = self.global_batch_size * (self.sequence_length + 1)
@@ -117,7 +117,7 @@ class TokenStream:
         if theirs != ours:
             return "other data or tokenizer, text_field, packing or document_mask"
         rows, size = self.rows_per_epoch + now, self.global_batch_size
-        cure = f"give eval_fraction={before / rows:.6g}" if before else "leave eval_fraction out"
+        cure = f"give eval_fraction={before / rows}" if before else "leave eval_fraction out"
         if before % size:
             cure = f"no eval_fraction holds out part of a batch: give a plan whose batch, now {size}, divides {before}"
         return f"{before or 'no'} rows held out, not {now or 'none'} ({cure})"
@@ -187,7 +187,7 @@ class TokenStream:
         return found
 
     def _without_label(self, what: str, cure: str) -> AutoshardError:
-        rules = [] if self.learned is None else ["be part of an answer"]
+        rules = [] if self.learned is None else ["be marked as learned"]
         rules += [] if self.begins is None else ["follow another token of its document"]
         return AutoshardError(f"{what} has no label, which must {' and '.join(rules)}: give {cure}")
 

@@ -27,10 +27,11 @@ def python_manual() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def text_windows(file: Path, window_bytes: int = WINDOW_BYTES) -> Iterator[str]:
+def text_windows(file: Path, name: str, window_bytes: int = WINDOW_BYTES) -> Iterator[str]:
     """The file's text, piece by piece, cut at the start of a line where there is one.
 
     A tokenizer sees one piece at a time: tokens may differ from those of the whole text at a cut, never elsewhere.
+    name: of the file, in errors.
     Raises AutoshardError for a file that cannot be read or is not text in UTF-8.
     """
     offset, rest = 0, b""
@@ -43,12 +44,12 @@ def text_windows(file: Path, window_bytes: int = WINDOW_BYTES) -> Iterator[str]:
                     offset = min(size, stream.tell()) - len(data)
                 data = rest + data
                 cut = len(data) if stream.tell() >= size else _cut(data)
-                yield _decoded(file, data[:cut], offset, size)
+                yield _decoded(name, data[:cut], offset, size)
                 offset, rest = offset + cut, data[cut:]
             if rest:
-                yield _decoded(file, rest, offset, size)
+                yield _decoded(name, rest, offset, size)
     except OSError as error:
-        raise AutoshardError(f"cannot read --data {file}: {error.strerror or error}") from error
+        raise AutoshardError(f"cannot read {name}: {error.strerror or error}") from error
 
 
 def _cut(data: bytes) -> int:
@@ -63,14 +64,13 @@ def _cut(data: bytes) -> int:
     return cut or len(data)
 
 
-def _decoded(file: Path, data: bytes, offset: int, size: int) -> str:
+def _decoded(name: str, data: bytes, offset: int, size: int) -> str:
     zero = data.find(0)
     if zero >= 0:
-        raise AutoshardError(f"--data {file} is binary: it has a zero byte at {offset + zero:,} of {size:,}")
+        raise AutoshardError(f"{name} is binary: it has a zero byte at {offset + zero:,} of {size:,}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise AutoshardError(
-            f"--data {file} is not text in UTF-8: byte {offset + error.start:,} of {size:,} is "
-            f"0x{data[error.start]:02x}"
+            f"{name} is not text in UTF-8: byte {offset + error.start:,} of {size:,} is 0x{data[error.start]:02x}"
         ) from error

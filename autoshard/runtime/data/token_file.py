@@ -24,7 +24,7 @@ from autoshard.checkpoint.tensor_file import checksum
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 
-FORMAT = 3
+FORMAT = 4
 PART = ".part"
 ABANDONED_AFTER_S = 86_400.0
 """Unfinished files of another machine, whose locks may not be seen here, count as abandoned if untouched for so long,
@@ -194,11 +194,15 @@ def _new_part(path: Path) -> IO[bytes]:
     """A new file that stays locked as long as this process has it open; so others know that it is being written."""
     while True:
         file = path.open("wb")
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+        _wait_for_lock(file)
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()  # it was removed before it was locked
+
+
+def _wait_for_lock(file: IO[bytes] | IO[str]) -> None:
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def remove_abandoned_parts(folder: Path) -> None:
@@ -212,7 +216,8 @@ def remove_abandoned_parts(folder: Path) -> None:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """A lock among the processes of this machine: the second one waits, and then finds what the first one made."""
+    """A lock among the processes of this machine: the second one waits, and then finds what the first one made. On a
+    file system without locks each makes it."""
     lock = path.with_suffix(".lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -220,5 +225,5 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     except OSError as error:
         raise AutoshardError(f"cannot write {lock}: {error.strerror or error}") from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _wait_for_lock(file)
         yield

@@ -17,6 +17,7 @@ from autoshard.files.codec import from_json
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend.devices import computes, group_timeout, host_group, peak_memory
+from autoshard.runtime.trainer.alike import check_alike
 from autoshard.runtime.trainer.batches import open_data
 from autoshard.runtime.trainer.difference import (
     RankFiles,
@@ -57,6 +58,10 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     reporter.last_action = "connecting"
     runtime.connect(device, group_timeout(arguments.collective_timeout_s), reporter)
     data = open_data(arguments, plan)
+    alone = not arguments.gather or reporter.world_size == 1
+    hosts = None if alone else host_group(group_timeout(arguments.collective_timeout_s))
+    if not alone:
+        check_alike(arguments, data, hosts)
     result: dict[str, Any] = {}
     folder = arguments.tensors
     kept: dict[str, torch.Tensor] = {}
@@ -72,7 +77,7 @@ def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     result["peak_memory_bytes"] = peak_memory(device)
     result["stages"] = [stage.index for stage in session.stages]
     if arguments.gather:
-        result["ranks"] = _gathered(result, arguments, reporter)
+        result["ranks"] = _gathered(result, hosts, reporter)
     return result
 
 
@@ -95,15 +100,17 @@ def _check_computes_nothing(arguments: TrainArguments, reporter: Reporter) -> No
         reporter.report("note", text=text)
 
 
-def _gathered(result: dict[str, Any], arguments: TrainArguments, reporter: Reporter) -> list[dict[str, Any]] | None:
+def _gathered(
+    result: dict[str, Any], hosts: dist.ProcessGroup | None, reporter: Reporter
+) -> list[dict[str, Any]] | None:
     """The results of all ranks, in their order, on rank 0; None on the others. Collective.
 
-    This serves runs in which no supervisor hears every rank.
+    This serves runs in which no supervisor hears every rank. hosts: of `host_group`.
     """
     found: list[Any] | None = [None] * reporter.world_size if reporter.rank == 0 else None
     if reporter.world_size == 1:
         return [dict(result)]
-    dist.gather_object(dict(result), found, group=host_group(group_timeout(arguments.collective_timeout_s)))
+    dist.gather_object(dict(result), found, group=hosts)
     return found
 
 
