@@ -35,3 +35,8 @@ def test_a_table_of_two_stages_is_summed_with_the_gradients(profiles: dict[str, 
         if spent[:2] == ["collective", "all_reduce"]
     ]
     assert within == [1, 1]  # one a step
+
+
+def test_no_watched_step_waits_for_a_rank_that_prepares_to_watch(profiles: dict[str, Any]) -> None:
+    assert profiles["imported"] == [0, 0]
+    assert max(rank["step_s"] for rank in profiles["tied"]["ranks"]) < LATE_S / 4

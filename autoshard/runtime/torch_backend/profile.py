@@ -37,6 +37,8 @@ class StepProfiler:
         self._watching = False
         self._purpose: tuple[str, str] | None = None
         self._attach(session)
+        with _Collectives(self):  # the first operator under any such mode makes torch import for seconds
+            torch.empty(0)
 
     @contextmanager
     def step(self) -> Iterator[None]:
