@@ -143,7 +143,7 @@ def lock_of(store: S3Store, **holder: object) -> None:
 
 def test_the_lock_of_a_killed_run_is_taken(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_lock, "WATCHED_S", 0.01)
-    lock_of(store, pid=2**22 + 1, host=socket.gethostname())  # beyond the largest id that Linux gives
+    lock_of(store, pid=2**22 + 1, **s3_lock.id_space())  # beyond the largest id that Linux gives
     with store.lock():
         pass
     lock_of(store, pid=1, host="elsewhere")
@@ -154,6 +154,13 @@ def test_the_lock_of_a_killed_run_is_taken(store: S3Store, monkeypatch: pytest.M
     monkeypatch.setattr(s3_lock, "STALE_AFTER_S", -1)
     with store.lock():
         pass
+
+
+@pytest.mark.parametrize("other", ["boot", "pid_namespace", "host"])
+def test_the_lock_of_another_machine_or_container_of_the_same_name_is_not_taken(store: S3Store, other: str) -> None:
+    lock_of(store, pid=2**22 + 1, **{**s3_lock.id_space(), other: "another"})
+    with pytest.raises(AutoshardError, match=r"is in use by process .*; if that run is gone, wait 120 s"):
+        store.lock().__enter__()
 
 
 def failing(times: int, fault: str, method: str) -> tuple[Fault, list[int]]:
