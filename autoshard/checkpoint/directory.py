@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from autoshard.checkpoint.lock import LOCK, directory_lock, holding
+from autoshard.checkpoint.lock import LOCK, directory_lock, holding, lost_message
 from autoshard.checkpoint.manifest import MANIFEST
 from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes, map_file
@@ -161,10 +161,7 @@ class LocalStore:
 
     def _check_lock(self) -> None:
         if not self._keeps_lock():
-            raise AutoshardError(
-                f"this run no longer holds the lock of {self.directory}: somebody removed the folder or its file "
-                f"{LOCK}, or another run took it; start it again"
-            )
+            raise AutoshardError(lost_message(self.directory, f"the folder or its file {LOCK}"))
 
 
 def _unreadable(name: str, error: OSError) -> AutoshardError:

@@ -102,6 +102,11 @@ def _refuse_living_holder(descriptor: int, directory: Path, option: str, held_he
     raise AutoshardError(held_message(directory, holder, option) + f"; if that run is gone, wait {STALE_AFTER_S:.0f} s")
 
 
+def lost_message(place: object, removed: str) -> str:
+    lost = f"this run no longer holds the lock of {place}: somebody removed {removed}"
+    return f"{lost}, or another run took it; start it again"
+
+
 def held_message(directory: object, holder: dict[str, object], option: str = "checkpoint_dir") -> str:
     who = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "another process"
     return f"{option}={directory} is in use by {who}: give each run its own"

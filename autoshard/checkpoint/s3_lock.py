@@ -60,6 +60,18 @@ def s3_lock(bucket: Bucket, key: str) -> Iterator[None]:
                 bucket.delete([key])
 
 
+def holding(bucket: Bucket, key: str) -> str:
+    """The token of the lock that is held now, of which no two are alike; '' where none is, or it must not be read.
+    Raises S3Error when the bucket cannot be used."""
+    try:
+        held = _held(bucket, key)
+    except S3Error as error:
+        if error.code != "AccessDenied":
+            raise
+        return ""
+    return "" if held is None else str(held.holder.get("token", ""))
+
+
 def _take(bucket: Bucket, key: str, text: bytes) -> str:
     """Create or take over the lock object, and return its ETag."""
     etag = _put(bucket, key, text, IfNoneMatch="*")

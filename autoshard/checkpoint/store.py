@@ -104,9 +104,9 @@ class Hashed:
 
 
 def open_store(location: str | Path) -> Store:
-    """The place at a path or s3://bucket/prefix; nothing is made or looked at yet.
+    """The place at a path or s3://bucket/prefix; nothing is made, and nothing but its lock looked at yet.
 
-    Raises AutoshardError for a wrong name, and where s3:// needs a library that is not installed.
+    Raises AutoshardError for a wrong name, where s3:// needs a library that is not installed or cannot be used.
     """
     from autoshard.checkpoint.directory import LocalStore
 

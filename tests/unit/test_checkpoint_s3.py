@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,19 @@ from autoshard.checkpoint.s3 import S3Store, open_s3_store
 from autoshard.checkpoint.s3_bucket import Bucket, S3Error, s3_client
 from autoshard.checkpoint.store import PlaceError, file_problem, named_folders, open_folder, open_store, prune
 from autoshard.errors import AutoshardError
-from tests.s3_server import BREAK_OFF, BUCKET, ERROR_500, HANG, OK, SLOW_DOWN_503, Fault, Proxy, environment, s3_server
+from tests.s3_server import (
+    BREAK_OFF,
+    BUCKET,
+    DENIED_403,
+    ERROR_500,
+    HANG,
+    OK,
+    SLOW_DOWN_503,
+    Fault,
+    Proxy,
+    environment,
+    s3_server,
+)
 from tests.unit.test_checkpoint_files import manifest
 
 DATA = b"0123456789" * 100
@@ -161,6 +173,40 @@ def test_the_lock_of_another_machine_or_container_of_the_same_name_is_not_taken(
     lock_of(store, pid=2**22 + 1, **{**s3_lock.id_space(), other: "another"})
     with pytest.raises(AutoshardError, match=r"is in use by process .*; if that run is gone, wait 120 s"):
         store.lock().__enter__()
+
+
+def test_a_run_that_lost_its_lock_writes_and_deletes_nothing(store: S3Store) -> None:
+    with store.lock():
+        mine = open_s3_store(str(store))
+        complete(mine, 1)
+        store._bucket.delete([f"{store._prefix}lock"])
+        with store.lock():
+            theirs = open_s3_store(str(store))
+            complete(theirs, 3)
+            write(theirs, 2)
+            before = contents(store)
+            changes: list[Callable[[], object]] = [
+                lambda: write(mine, 2),
+                lambda: mine.commit(2, manifest(step=2).to_json(), {}),
+                lambda: mine.delete(theirs.folders()[0]),
+                lambda: mine.point_to(theirs.folders()[-1]),
+                lambda: mine.clean(0),
+            ]
+            for change in changes:
+                with pytest.raises(AutoshardError) as error:
+                    change()
+                assert str(error.value) == (
+                    f"this run no longer holds the lock of {store}: somebody removed its object lock, or another run "
+                    "took it; start it again"
+                )
+            mine.discard(2)
+            assert contents(store) == before
+
+
+def test_who_may_not_read_the_lock_reads_checkpoints(store: S3Store, proxy: Proxy) -> None:
+    complete(store, 1)
+    proxy.fault = lambda method, path: DENIED_403 if path.endswith("/lock") else OK
+    assert names(open_s3_store(str(store))) == ["step-00000001"]
 
 
 def failing(times: int, fault: str, method: str) -> tuple[Fault, list[int]]:
