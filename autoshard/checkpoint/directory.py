@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from autoshard.checkpoint.lock import LOCK, directory_lock, holding, lost_message
-from autoshard.checkpoint.manifest import MANIFEST
-from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
+from autoshard.checkpoint.store import LATEST, MANIFEST, Folder, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes, map_file
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import sync_folder, write_text

@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from autoshard.checkpoint.lock import LOCK, lost_message
-from autoshard.checkpoint.manifest import MANIFEST
 from autoshard.checkpoint.place import S3
 from autoshard.checkpoint.s3_bucket import Bucket, S3Error, s3_client
 from autoshard.checkpoint.s3_lock import holding, s3_lock
-from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
+from autoshard.checkpoint.store import LATEST, MANIFEST, Folder, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import parse_json

@@ -15,7 +15,7 @@ from autoshard.errors import AutoshardError
 
 LATEST = "latest"
 """A text file with the name of the newest checkpoint, for people and scripts; resuming looks at the folders."""
-PLAN = "plan.json"
+MANIFEST, PLAN = "manifest.json", "plan.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -146,12 +146,17 @@ def step_of(folder: Folder) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
+def complete_folders(store: Store) -> list[Folder]:
+    """The complete checkpoints of a place, newest first."""
+    return [folder for folder in store.folders() if folder.has(MANIFEST)]
+
+
 def prune(store: Store, newest: int, keep: int, keep_every: int | None) -> None:
-    """Delete old checkpoints up to step `newest`; the last `keep` of them and those of every keep_every-th
+    """Delete old complete checkpoints up to step `newest`; the last `keep` of them and those of every keep_every-th
     step stay.
     """
-    complete = [folder for folder in store.folders() if step_of(folder) <= newest]
-    for folder in complete[keep:]:
+    old = [folder for folder in complete_folders(store) if step_of(folder) <= newest]
+    for folder in old[keep:]:
         if keep_every is None or step_of(folder) % keep_every:
             store.delete(folder)
 

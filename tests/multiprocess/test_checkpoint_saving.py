@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autoshard.checkpoint.directory import LocalStore
-from autoshard.checkpoint.manifest import MANIFEST, read_manifest
-from autoshard.checkpoint.store import PLAN, Folder
+from autoshard.checkpoint.manifest import read_manifest
+from autoshard.checkpoint.store import MANIFEST, PLAN, Folder
 from autoshard.errors import AutoshardError
 from autoshard.models.stage import parameter_count
 from autoshard.runtime.launch import run_processes

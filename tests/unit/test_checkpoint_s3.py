@@ -126,6 +126,14 @@ def test_pruning_and_what_a_killed_run_left(store: S3Store) -> None:
     ]
 
 
+def test_what_was_never_complete_does_not_count_for_those_that_stay(store: S3Store) -> None:
+    complete(store, 10, 20)
+    write(store, 30)
+    complete(store, 40)
+    prune(store, 40, keep=2, keep_every=None)
+    assert names(store) == ["step-00000040", "step-00000030", "step-00000020"]  # 30 goes when a run starts
+
+
 def test_damage_is_named(store: S3Store) -> None:
     complete(store, 1)
     (folder,) = store.folders()
