@@ -118,20 +118,25 @@ class S3Store:
     def clean(self, step: int) -> list[str]:
         self._check_lock()
         self._bucket.abort_uploads(f"{self._prefix}step-")
-        taken, moved = set(self._bucket.folders(f"{self._prefix}step-")), []
+        moved = []
         for folder in self.folders():
             if not folder.has(MANIFEST):
                 self._delete_all(folder)
             elif step_of(folder) > step:
-                number = 1
-                while f"{folder.name}.aside-{number}".removeprefix("step-") in taken:
-                    number += 1
-                aside = self._folder(f"{folder.name}.aside-{number}")
-                self._bucket.move(folder.key(MANIFEST), aside.key(MANIFEST))
-                for key in self._bucket.keys(folder.key("")):
-                    self._bucket.move(key, aside.key(key[len(folder.key("")) :]))
-                moved.append(aside.name)
+                moved.append(self._set_aside(folder))
         return moved
+
+    def _set_aside(self, folder: S3Folder) -> str:
+        """Move a complete checkpoint to a name of its own, and return that. One of both is complete at any moment."""
+        number = 1
+        while (aside := self._folder(f"{folder.name}.aside-{number}")).has(MANIFEST):
+            number += 1
+        self._delete_all(aside)  # of a move that was interrupted
+        names = [key.removeprefix(folder.key("")) for key in self._bucket.keys(folder.key(""))]
+        for name in sorted(names, key=MANIFEST.__eq__):  # the manifest comes last
+            self._bucket.copy(folder.key(name), aside.key(name))
+        self.delete(folder)
+        return aside.name
 
     @property
     def _lock_key(self) -> str:

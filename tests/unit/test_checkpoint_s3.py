@@ -126,6 +126,30 @@ def test_pruning_and_what_a_killed_run_left(store: S3Store) -> None:
     ]
 
 
+@pytest.mark.parametrize("failed", ["PUT", "POST"], ids=["copying", "deleting"])
+def test_a_checkpoint_that_is_half_set_aside_is_whole_in_one_place(
+    store: S3Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    complete(store, 10)
+    store.write(20, "a", [memoryview(DATA)], len(DATA))
+    store.commit(20, manifest(step=20).to_json(), write(store, 20))
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    cut_off, left = open_s3_store(str(store)), [1]
+
+    def fault(method: str, path: str) -> str:
+        left[0] -= method == failed
+        return ERROR_500 if method == failed and left[0] < 0 else OK
+
+    proxy.fault = fault
+    with pytest.raises(PlaceError, match=r"S3 answers (InternalError|500)"):
+        cut_off.clean(10)
+    proxy.fault = lambda method, path: OK
+    store.clean(10)
+    assert [key for key in contents(store) if key.startswith("step-00000020")] == [
+        f"step-00000020.aside-1/{name}" for name in ("a", "manifest.json", "r.safetensors")
+    ]
+
+
 def test_what_was_never_complete_does_not_count_for_those_that_stay(store: S3Store) -> None:
     complete(store, 10, 20)
     write(store, 30)
