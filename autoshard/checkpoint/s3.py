@@ -11,7 +11,7 @@ from autoshard.checkpoint.lock import LOCK, lost_message
 from autoshard.checkpoint.place import S3
 from autoshard.checkpoint.s3_bucket import Bucket, S3Error, s3_client
 from autoshard.checkpoint.s3_lock import holding, s3_lock
-from autoshard.checkpoint.store import LATEST, MANIFEST, Folder, folder_name, is_step, step_of
+from autoshard.checkpoint.store import LATEST, MANIFEST, Folder, complete_folders, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import parse_json
@@ -98,9 +98,13 @@ class S3Store:
         self._bucket.put(folder.key(MANIFEST), manifest.encode())
         return folder
 
-    def point_to(self, folder: Folder) -> None:
+    def point_to(self, folder: Folder | None) -> None:
         self._check_lock()
-        self._bucket.put(f"{self._prefix}{LATEST}", f"{folder.name}\n".encode())
+        key = f"{self._prefix}{LATEST}"
+        if folder is None:
+            self._bucket.delete([key])
+        else:
+            self._bucket.put(key, f"{folder.name}\n".encode())
 
     def delete(self, folder: Folder) -> None:
         self._check_lock()
@@ -124,6 +128,7 @@ class S3Store:
                 self._delete_all(folder)
             elif step_of(folder) > step:
                 moved.append(self._set_aside(folder))
+        self.point_to(next(iter(complete_folders(self)), None))
         return moved
 
     def _set_aside(self, folder: S3Folder) -> str:

@@ -70,8 +70,8 @@ class Store(Protocol):
         sizes: bytes of every file that it must have.
         """
 
-    def point_to(self, folder: Folder) -> None:
-        """Write the checkpoint's name into `latest`."""
+    def point_to(self, folder: Folder | None) -> None:
+        """Write the checkpoint's name into `latest`; None: delete that file."""
 
     def delete(self, folder: Folder) -> None:
         """Delete a checkpoint; a reader sees all of it or nothing."""
@@ -84,7 +84,7 @@ class Store(Protocol):
         aside.
 
         Deletes checkpoints that were never complete. Sets aside those beyond `step`: damaged ones that were skipped,
-        and all that follow when the user asked for an older one.
+        and all that follow when the user asked for an older one. `latest` then names the newest that is left.
         """
 
 

@@ -56,7 +56,7 @@ def test_training_waits_for_no_manifest_and_no_pruning(tmp_path: Path, monkeypat
 
 
 class FailingStore(LocalStore):
-    def point_to(self, folder: Folder) -> None:
+    def point_to(self, folder: Folder | None) -> None:
         raise AutoshardError("pointer cannot be written: no")
 
     def delete(self, folder: Folder) -> None:

@@ -294,8 +294,11 @@ def test_the_newest_stay_and_what_is_incomplete_goes(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == "step-00000003\n"
     assert store.clean(2) == ["step-00000003.aside-1"]
     assert names(tmp_path) == ["step-00000002", "step-00000003.aside-1"]
+    assert (tmp_path / "latest").read_text() == "step-00000002\n"
     digest = checksum(tmp_path / "step-00000002" / "r.safetensors")
     assert file_problem(store.folders()[0], "r.safetensors", 4, digest) == ""
+    assert store.clean(-1) == ["step-00000002.aside-1"]
+    assert not (tmp_path / "latest").exists()
 
 
 def test_every_tenth_stays_beside_the_newest_two(tmp_path: Path) -> None:

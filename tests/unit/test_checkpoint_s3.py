@@ -124,6 +124,9 @@ def test_pruning_and_what_a_killed_run_left(store: S3Store) -> None:
         *(f"step-{step}/{name}" for step in ("00000010", "00000015") for name in ("manifest.json", "r.safetensors")),
         *(f"step-00000020.aside-{n}/{name}" for n in (1, 2) for name in ("manifest.json", "r.safetensors")),
     ]
+    assert store._bucket.get(f"{store._prefix}latest", 0, 14) == b"step-00000015\n"
+    assert store.clean(-1) == ["step-00000015.aside-1", "step-00000010.aside-1"]
+    assert "latest" not in contents(store)
 
 
 @pytest.mark.parametrize("failed", ["PUT", "POST"], ids=["copying", "deleting"])
