@@ -27,7 +27,7 @@ from autoshard.checkpoint.layout import Piece
 from autoshard.checkpoint.lock import STALE_AFTER_S, directory_lock
 from autoshard.checkpoint.manifest import QUANTITIES, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import CheckpointReader, tensor_key
-from autoshard.checkpoint.store import MANIFEST, file_problem, prune
+from autoshard.checkpoint.store import MANIFEST, file_problem, open_store, prune
 from autoshard.checkpoint.tensor_file import TensorBytes, checksum, read_header, tensor_stream
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
@@ -408,6 +408,16 @@ def test_a_run_whose_lock_was_removed_writes_and_deletes_nothing(
         store.discard(2)
         assert sorted(directory.rglob("*")) == before
     assert not other or (directory / "lock").read_text() == ""
+
+
+def test_a_url_becomes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3://bucket/sweep", "file:///tmp/sweep"):
+        with pytest.raises(AutoshardError, match=rf"^out={Path(url)} is a URL: name a folder of this machine$"):
+            directory_lock(Path(url), "out").__enter__()
+    with pytest.raises(AutoshardError, match="memory://x is no place for checkpoints"):
+        open_store("memory://x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_holder_that_was_taken_for_gone_leaves_the_record_of_the_next(tmp_path: Path) -> None:
