@@ -13,12 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from moto.server import ThreadedMotoServer
 
 BUCKET = "checkpoints"
-OK, ERROR_500, SLOW_DOWN_503, HANG, BREAK_OFF = "ok", "500", "503", "hang", "break off"
+OK, ERROR_500, SLOW_DOWN_503, DENIED_403, HANG, BREAK_OFF = "ok", "500", "503", "403", "hang", "break off"
 """What the proxy does with a request: passes it on, answers an error, says nothing, or stops in the answer's middle."""
 Fault = Callable[[str, str], str]
 """From a request's method and path."""
 _HANG_S = 3.0
-_ERRORS = {ERROR_500: (500, "InternalError"), SLOW_DOWN_503: (503, "SlowDown")}
+_ERRORS = {ERROR_500: (500, "InternalError"), SLOW_DOWN_503: (503, "SlowDown"), DENIED_403: (403, "AccessDenied")}
 
 
 class Proxy(ThreadingHTTPServer):

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from autoshard.checkpoint.lock import LOCK, directory_lock, holding
-from autoshard.checkpoint.manifest import MANIFEST
-from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
+from autoshard.checkpoint.lock import LOCK, directory_lock, holding, lost_message
+from autoshard.checkpoint.store import LATEST, MANIFEST, Folder, complete_folders, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes, map_file
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import sync_folder, write_text
@@ -121,9 +120,12 @@ class LocalStore:
             raise AutoshardError(f"{final} cannot be written: {_reason(error)}") from None
         return final
 
-    def point_to(self, folder: Folder) -> None:
+    def point_to(self, folder: Folder | None) -> None:
         self._check_lock()
-        write_text(self.directory / LATEST, folder.name + "\n", "pointer to the latest checkpoint")
+        if folder is None:
+            (self.directory / LATEST).unlink(missing_ok=True)
+        else:
+            write_text(self.directory / LATEST, folder.name + "\n", "pointer to the latest checkpoint")
 
     def delete(self, folder: Folder) -> None:
         self._check_lock()
@@ -152,6 +154,7 @@ class LocalStore:
                         number += 1
                     (self.directory / folder.name).rename(aside)
                     moved.append(aside.name)
+            self.point_to(next(iter(complete_folders(self)), None))
         except OSError as error:
             raise AutoshardError(f"checkpoint_dir={self.directory} cannot be written to: {_reason(error)}") from None
         return moved
@@ -161,10 +164,7 @@ class LocalStore:
 
     def _check_lock(self) -> None:
         if not self._keeps_lock():
-            raise AutoshardError(
-                f"this run no longer holds the lock of {self.directory}: somebody removed the folder or its file "
-                f"{LOCK}, or another run took it; start it again"
-            )
+            raise AutoshardError(lost_message(self.directory, f"the folder or its file {LOCK}"))
 
 
 def _unreadable(name: str, error: OSError) -> AutoshardError:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.files.urls import check_path
 
 LOCK = "lock"
 HEARTBEAT_S = 10.0
@@ -34,8 +35,9 @@ def directory_lock(directory: Path, option: str = "checkpoint_dir") -> Iterator[
     On one machine the kernel knows who holds the file and lets go when that process ends, however it ended. Another
     machine's holder is known by its heartbeat, the age of which is measured by the file system's clock alone; a lock
     that seems abandoned is watched before it is taken.
-    Raises AutoshardError when another run holds it, or when the folder cannot be written to.
+    Raises AutoshardError when another run holds it, when the folder cannot be written to, and for a URL.
     """
+    check_path(option, directory)
     path = directory / LOCK
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -100,6 +102,11 @@ def _refuse_living_holder(descriptor: int, directory: Path, option: str, held_he
         if os.fstat(descriptor).st_mtime_ns == before:
             return
     raise AutoshardError(held_message(directory, holder, option) + f"; if that run is gone, wait {STALE_AFTER_S:.0f} s")
+
+
+def lost_message(place: object, removed: str) -> str:
+    lost = f"this run no longer holds the lock of {place}: somebody removed {removed}"
+    return f"{lost}, or another run took it; start it again"
 
 
 def held_message(directory: object, holder: dict[str, object], option: str = "checkpoint_dir") -> str:

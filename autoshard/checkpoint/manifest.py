@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from autoshard.checkpoint.layout import parameter_shapes
-from autoshard.checkpoint.store import Folder, folder_name, is_step
+from autoshard.checkpoint.store import MANIFEST, Folder, folder_name, is_step
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Checked, from_json, to_json
@@ -20,7 +20,6 @@ from autoshard.models.weights import parameter_dtypes
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.model import ModelSpec
 
-MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 QUANTITIES = ("master", "first_moment", "second_moment")
 """Stored for every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""

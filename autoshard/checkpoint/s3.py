@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from autoshard.checkpoint.manifest import MANIFEST
+from autoshard.checkpoint.lock import LOCK, lost_message
 from autoshard.checkpoint.place import S3
 from autoshard.checkpoint.s3_bucket import Bucket, S3Error, s3_client
-from autoshard.checkpoint.s3_lock import s3_lock
-from autoshard.checkpoint.store import LATEST, Folder, folder_name, is_step, step_of
+from autoshard.checkpoint.s3_lock import holding, s3_lock
+from autoshard.checkpoint.store import LATEST, MANIFEST, Folder, complete_folders, folder_name, is_step, step_of
 from autoshard.checkpoint.tensor_file import Bytes
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import parse_json
@@ -65,25 +65,31 @@ class S3Folder:
 
 
 class S3Store:
-    """A run's checkpoints under a prefix of a bucket."""
+    """A run's checkpoints under a prefix of a bucket.
+
+    A store that is made while the prefix is locked changes it under that lock alone: not once another run took it.
+    """
 
     def __init__(self, bucket: Bucket, prefix: str):
         self._bucket, self._prefix = bucket, prefix
+        self._lock = holding(bucket, self._lock_key)
 
     def __str__(self) -> str:
         return self._bucket.url(self._prefix.rstrip("/"))
 
     def lock(self) -> AbstractContextManager[None]:
-        return s3_lock(self._bucket, f"{self._prefix}lock")
+        return s3_lock(self._bucket, self._lock_key)
 
     def folders(self) -> Sequence[S3Folder]:
         names = [name for name in self._bucket.folders(f"{self._prefix}step-") if is_step(f"step-{name}")]
         return sorted((self._folder(f"step-{name}") for name in names), key=step_of, reverse=True)
 
     def write(self, step: int, name: str, chunks: Iterable[memoryview], size: int) -> None:
+        self._check_lock()
         self._bucket.put_large(self._folder(folder_name(step)).key(name), chunks, size)
 
     def commit(self, step: int, manifest: str, sizes: Mapping[str, int]) -> Folder:
+        self._check_lock()
         folder = self._folder(folder_name(step))
         there = self._bucket.keys(folder.key(""))
         for name, size in sizes.items():
@@ -92,35 +98,61 @@ class S3Store:
         self._bucket.put(folder.key(MANIFEST), manifest.encode())
         return folder
 
-    def point_to(self, folder: Folder) -> None:
-        self._bucket.put(f"{self._prefix}{LATEST}", f"{folder.name}\n".encode())
+    def point_to(self, folder: Folder | None) -> None:
+        self._check_lock()
+        key = f"{self._prefix}{LATEST}"
+        if folder is None:
+            self._bucket.delete([key])
+        else:
+            self._bucket.put(key, f"{folder.name}\n".encode())
 
     def delete(self, folder: Folder) -> None:
+        self._check_lock()
         own_folder = self._folder(folder.name)
         self._bucket.delete([own_folder.key(MANIFEST)])
         self._delete_all(own_folder)
 
     def discard(self, step: int) -> None:
+        if not self._keeps_lock():
+            return
         folder = self._folder(folder_name(step))
         self._delete_all(folder)
         self._bucket.abort_uploads(folder.key(""))
 
     def clean(self, step: int) -> list[str]:
+        self._check_lock()
         self._bucket.abort_uploads(f"{self._prefix}step-")
-        taken, moved = set(self._bucket.folders(f"{self._prefix}step-")), []
+        moved = []
         for folder in self.folders():
             if not folder.has(MANIFEST):
                 self._delete_all(folder)
             elif step_of(folder) > step:
-                number = 1
-                while f"{folder.name}.aside-{number}".removeprefix("step-") in taken:
-                    number += 1
-                aside = self._folder(f"{folder.name}.aside-{number}")
-                self._bucket.move(folder.key(MANIFEST), aside.key(MANIFEST))
-                for key in self._bucket.keys(folder.key("")):
-                    self._bucket.move(key, aside.key(key[len(folder.key("")) :]))
-                moved.append(aside.name)
+                moved.append(self._set_aside(folder))
+        self.point_to(next(iter(complete_folders(self)), None))
         return moved
+
+    def _set_aside(self, folder: S3Folder) -> str:
+        """Move a complete checkpoint to a name of its own, and return that. One of both is complete at any moment."""
+        number = 1
+        while (aside := self._folder(f"{folder.name}.aside-{number}")).has(MANIFEST):
+            number += 1
+        self._delete_all(aside)  # of a move that was interrupted
+        names = [key.removeprefix(folder.key("")) for key in self._bucket.keys(folder.key(""))]
+        for name in sorted(names, key=MANIFEST.__eq__):  # the manifest comes last
+            self._bucket.copy(folder.key(name), aside.key(name))
+        self.delete(folder)
+        return aside.name
+
+    @property
+    def _lock_key(self) -> str:
+        return f"{self._prefix}{LOCK}"
+
+    def _keeps_lock(self) -> bool:
+        return not self._lock or holding(self._bucket, self._lock_key) == self._lock
+
+    def _check_lock(self) -> None:
+        if not self._keeps_lock():
+            raise AutoshardError(lost_message(self, f"its object {LOCK}"))
 
     def _folder(self, name: str) -> S3Folder:
         return S3Folder(self._bucket, f"{self._prefix}{name}")

@@ -190,11 +190,10 @@ class Bucket:
             for failed in answer.get("Errors", ()):
                 raise S3Error(f"{self.url(failed['Key'])} cannot be deleted: {failed.get('Code')}", failed.get("Code"))
 
-    def move(self, key: str, to: str) -> None:
-        """Move an object inside S3; no byte comes to this machine."""
+    def copy(self, key: str, to: str) -> None:
+        """Copy an object inside S3; no byte comes to this machine."""
         with errors_of(self.url(key)):
             self.client.copy({"Bucket": self.name, "Key": key}, self.name, to)
-            self.client.delete_object(Bucket=self.name, Key=key)
 
     def abort_uploads(self, prefix: str) -> None:
         """Delete unfinished uploads under a prefix, left by killed processes: S3 would keep and charge their unseen

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 from autoshard.checkpoint.lock import HEARTBEAT_S, STALE_AFTER_S, WATCHED_S, held_message
@@ -38,12 +39,12 @@ class _Held:
 def s3_lock(bucket: Bucket, key: str) -> Iterator[None]:
     """Hold the lock of a prefix while the context lasts.
 
-    A holder of this machine that is gone is replaced at once, one of another machine after STALE_AFTER_S seconds
-    without a heartbeat.
+    A holder of this machine that is gone is replaced at once, one of another machine or container after STALE_AFTER_S
+    seconds without a heartbeat.
 
     Raises AutoshardError when another run holds it, or when the bucket cannot be used.
     """
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "token": secrets.token_hex(8)}
+    me = {"pid": os.getpid(), **id_space(), "token": secrets.token_hex(8)}
     etag = _take(bucket, key, json.dumps(me).encode())
     stop = threading.Event()
     beat = threading.Thread(target=_beat, args=(bucket, key, me, etag, stop), daemon=True, name="checkpoint-lock")
@@ -57,6 +58,18 @@ def s3_lock(bucket: Bucket, key: str) -> Iterator[None]:
             held = _held(bucket, key)
             if held is not None and held.holder.get("token") == me["token"]:
                 bucket.delete([key])
+
+
+def holding(bucket: Bucket, key: str) -> str:
+    """The token of the lock that is held now, of which no two are alike; '' where none is, or it must not be read.
+    Raises S3Error when the bucket cannot be used."""
+    try:
+        held = _held(bucket, key)
+    except S3Error as error:
+        if error.code != "AccessDenied":
+            raise
+        return ""
+    return "" if held is None else str(held.holder.get("token", ""))
 
 
 def _take(bucket: Bucket, key: str, text: bytes) -> str:
@@ -107,13 +120,23 @@ def _held(bucket: Bucket, key: str) -> _Held | None:
 
 
 def _is_gone(bucket: Bucket, key: str, held: _Held) -> bool:
-    if held.holder.get("host") == socket.gethostname() and not _is_alive(held.holder.get("pid")):
+    if id_space().items() <= held.holder.items() and not _is_alive(held.holder.get("pid")):
         return True  # an id that lives may be another process's by now
     if 0 <= held.age_s < STALE_AFTER_S:
         return False
     time.sleep(WATCHED_S)  # S3's clock may have jumped: a holder that lives writes meanwhile
     again = _held(bucket, key)
     return again is None or again.etag == held.etag
+
+
+def id_space() -> dict[str, str]:
+    """The names of all within which a process id means one process: the host, whose name others may have too, its last
+    start and, as containers have their own, the namespace of ids; "" where the system names none."""
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return {"host": socket.gethostname(), "boot": boot, "pid_namespace": namespace}
 
 
 def _is_alive(pid: object) -> bool:

@@ -15,7 +15,7 @@ from autoshard.errors import AutoshardError
 
 LATEST = "latest"
 """A text file with the name of the newest checkpoint, for people and scripts; resuming looks at the folders."""
-PLAN = "plan.json"
+MANIFEST, PLAN = "manifest.json", "plan.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -70,8 +70,8 @@ class Store(Protocol):
         sizes: bytes of every file that it must have.
         """
 
-    def point_to(self, folder: Folder) -> None:
-        """Write the checkpoint's name into `latest`."""
+    def point_to(self, folder: Folder | None) -> None:
+        """Write the checkpoint's name into `latest`; None: delete that file."""
 
     def delete(self, folder: Folder) -> None:
         """Delete a checkpoint; a reader sees all of it or nothing."""
@@ -84,7 +84,7 @@ class Store(Protocol):
         aside.
 
         Deletes checkpoints that were never complete. Sets aside those beyond `step`: damaged ones that were skipped,
-        and all that follow when the user asked for an older one.
+        and all that follow when the user asked for an older one. `latest` then names the newest that is left.
         """
 
 
@@ -104,9 +104,9 @@ class Hashed:
 
 
 def open_store(location: str | Path) -> Store:
-    """The place at a path or s3://bucket/prefix; nothing is made or looked at yet.
+    """The place at a path or s3://bucket/prefix; nothing is made, and nothing but its lock looked at yet.
 
-    Raises AutoshardError for a wrong name, and where s3:// needs a library that is not installed.
+    Raises AutoshardError for a wrong name, where s3:// needs a library that is not installed or cannot be used.
     """
     from autoshard.checkpoint.directory import LocalStore
 
@@ -146,12 +146,17 @@ def step_of(folder: Folder) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
+def complete_folders(store: Store) -> list[Folder]:
+    """The complete checkpoints of a place, newest first."""
+    return [folder for folder in store.folders() if folder.has(MANIFEST)]
+
+
 def prune(store: Store, newest: int, keep: int, keep_every: int | None) -> None:
-    """Delete old checkpoints up to step `newest`; the last `keep` of them and those of every keep_every-th
+    """Delete old complete checkpoints up to step `newest`; the last `keep` of them and those of every keep_every-th
     step stay.
     """
-    complete = [folder for folder in store.folders() if step_of(folder) <= newest]
-    for folder in complete[keep:]:
+    old = [folder for folder in complete_folders(store) if step_of(folder) <= newest]
+    for folder in old[keep:]:
         if keep_every is None or step_of(folder) % keep_every:
             store.delete(folder)
 

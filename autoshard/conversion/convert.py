@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoshard.checkpoint.layout import parameter_shapes
-from autoshard.checkpoint.manifest import MANIFEST, WEIGHTS
+from autoshard.checkpoint.manifest import WEIGHTS
+from autoshard.checkpoint.store import MANIFEST
 from autoshard.checkpoint.tensor_file import checksum
 from autoshard.conversion.dtypes import BY_CONFIG_NAME, CONFIG_NAMES
 from autoshard.conversion.folder import check_free, check_space, new_folder

@@ -10,9 +10,9 @@ import autoshard
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
-from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import tensor_key
-from autoshard.checkpoint.store import PLAN
+from autoshard.checkpoint.store import MANIFEST, PLAN
 from autoshard.checkpoint.tensor_file import read_header
 from autoshard.conversion.dtypes import WIDTHS
 from autoshard.conversion.huggingface import CARRIED, CONFIG, common_dtype

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from autoshard.checkpoint.place import is_remote
 from autoshard.conversion.forms import QKV_STYLES
 from autoshard.errors import AutoshardError
+from autoshard.files.urls import check_path, is_url
 from autoshard.interface.planned import Plan
 from autoshard.migration.target import INSTANCE, Target
 from autoshard.plans import plan as plans
@@ -86,8 +86,10 @@ def convert_checkpoint(
     from autoshard.conversion.nxd import NxdOptions
 
     for name, place in (("source", source), ("target", target)):
-        if is_remote(str(place)):
-            raise AutoshardError(f"{name}={place}: convert reads and writes folders; copy it with aws s3 cp first")
+        if is_url(place):
+            raise AutoshardError(
+                f"{name}={place}: convert reads and writes folders of this machine; copy it there first"
+            )
     form = to or ("hf" if plan is None else "plan")
     options = NxdOptions(qkv, xser, kv_size_multiplier)
     if form == "nxd" and find_spec("torch") is None:
@@ -126,6 +128,7 @@ def migrate(
     from autoshard.migration.migrate import migrate as migrated
     from autoshard.migration.write import write_migration
 
+    check_path("out", out)
     folder = Path(out)
     saved = None if checkpoint is None else Path(checkpoint)
     if saved is not None and not saved.is_dir():

@@ -56,7 +56,8 @@ class RankMemory:
 @dataclass(frozen=True)
 class RankProfile:
     """A profiled step of a rank, the mean of all. actions_s: of forwards and backwards; collectives_s is inside of
-    them. waiting_s: of the pipeline's time, the rest. update_s: of the optimizer, what it does not communicate.
+    them, but not what ZeRO-2 and ZeRO-3 sum and gather there: that is part of gradient_sync_s and parameter_gather_s.
+    waiting_s: of the pipeline's time, in which no action ran. update_s: of the optimizer, what it does not communicate.
 
     Exposed communication is collectives_s + gradient_sync_s + parameter_gather_s.
     """

@@ -93,40 +93,38 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def _profile(plan: Plan, known: list[tuple[int, Result]]) -> Profile:
     ranks = tuple(_rank_profile(rank, result["trained"]["profile"]) for rank, result in known)
-    pipeline_s = sum(one.actions_s + one.waiting_s for one in ranks)
-    bubble = sum(one.waiting_s for one in ranks) / pipeline_s
-    return Profile(bubble, planned_timeline(plan)[1].bubble_fraction, ranks)
+    waiting_s = sum(one.waiting_s for one in ranks)
+    pipeline_s = sum(_pipeline_s(result["trained"]["profile"]) for _, result in known)
+    return Profile(waiting_s / pipeline_s, planned_timeline(plan)[1].bubble_fraction, ranks)
+
+
+def _pipeline_s(profile: Result) -> float:
+    """The pipeline's part of a step, the mean over those profiled: from its start to the start of the optimizer."""
+    starts = [spent[2] for spent in profile["spans"] if spent[1] == "optimizer step"]
+    steps = profile["steps"]
+    return float(sum(start_s - step[0] for start_s, step in zip(starts, steps, strict=True)) / len(steps))
 
 
 def _rank_profile(rank: int, profile: Result) -> RankProfile:
     """Means over the profiled steps."""
     steps, spans = profile["steps"], profile["spans"]
-
-    def total_s(chosen: Sequence[Any]) -> float:
-        return float(sum(end_s - start_s for _, _, start_s, end_s in chosen))
-
-    def seconds(category: str, *names: str) -> float:
-        chosen = [s for s in spans if s[0] == category and (not names or s[1] in names)]
-        return total_s(chosen) / len(steps)
-
     actions_ = [spent for spent in spans if spent[0] == "action"]
-    inside = [
-        spent
-        for spent in spans
-        if spent[0] == "collective" and any(action[2] <= spent[2] and spent[3] <= action[3] for action in actions_)
-    ]
-    actions_s = seconds("action")
-    # The pipeline's part of a step: from its start to the start of the optimizer.
-    starts = [spent[2] for spent in spans if spent[1] == "optimizer step"]
-    pipeline_s = sum(start_s - step[0] for start_s, step in zip(starts, steps, strict=True)) / len(steps)
-    sync_s, gather_s = seconds("optimizer", "gradient sync"), seconds("optimizer", "parameter gather")
+    inside = [spent for spent in spans if any(action[2] <= spent[2] and spent[3] <= action[3] for action in actions_)]
+
+    def seconds(chosen: Sequence[Any], category: str, *names: str) -> float:
+        of_these = [s for s in chosen if s[0] == category and (not names or s[1] in names)]
+        return float(sum(end_s - start_s for _, _, start_s, end_s in of_these)) / len(steps)
+
+    sync_s, gather_s = seconds(spans, "optimizer", "gradient sync"), seconds(spans, "optimizer", "parameter gather")
+    optimizer_s = seconds(spans, "optimizer", "optimizer step")
+    actions_s, in_actions_s = seconds(spans, "action"), seconds(inside, "optimizer")
     return RankProfile(
         rank,
         sum(end_s - start_s for start_s, end_s in steps) / len(steps),
-        actions_s,
-        max(0.0, pipeline_s - actions_s),
-        total_s(inside) / len(steps),
+        actions_s - in_actions_s,
+        max(0.0, _pipeline_s(profile) - actions_s),
+        seconds(inside, "collective"),
         sync_s,
         gather_s,
-        seconds("optimizer", "optimizer step") - sync_s - gather_s,
+        optimizer_s - (sync_s + gather_s - in_actions_s),
     )

@@ -13,6 +13,7 @@ from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST_SEED, near, show
 from autoshard.files.option_values import number
+from autoshard.files.urls import check_path
 from autoshard.runtime.learning_rate import SCHEDULES
 
 PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
@@ -110,6 +111,7 @@ class RunOptions:
             raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()
         self._check_checkpoints()
+        check_path("output", self.output)
         for name in ("data", "tokenizer", "eval_data", "weights"):
             path = getattr(self, name)
             if path is not None and not path.exists():
@@ -150,7 +152,9 @@ class RunOptions:
                 f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: there is no "
                 f"checkpoint of step {self.keep_every} to keep"
             )
-        known = self.resume in ("auto", "never") or is_remote(self.resume)
+        if self.checkpoint_dir is not None:
+            is_remote(self.checkpoint_dir)
+        known = self.resume in ("auto", "never") or is_remote(self.resume, "resume")
         if not known and not Path(self.resume).is_dir():
             raise AutoshardError(f"resume={self.resume} is not auto, never or a folder with a checkpoint")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, Manifest, read_manifest
-from autoshard.checkpoint.store import Folder, PlaceError, Store, named_folders, open_store, step_of
+from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
+from autoshard.checkpoint.store import MANIFEST, Folder, PlaceError, Store, named_folders, open_store, step_of
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json
 from autoshard.runtime.worker_arguments import CheckpointOptions

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.checkpoint.manifest import MANIFEST, read_manifest
+from autoshard.checkpoint.manifest import read_manifest
+from autoshard.checkpoint.store import MANIFEST
 from autoshard.cost.estimate import estimate
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import make_plan

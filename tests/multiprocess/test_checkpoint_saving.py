@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autoshard.checkpoint.directory import LocalStore
-from autoshard.checkpoint.manifest import MANIFEST, read_manifest
-from autoshard.checkpoint.store import PLAN, Folder
+from autoshard.checkpoint.manifest import read_manifest
+from autoshard.checkpoint.store import MANIFEST, PLAN, Folder
 from autoshard.errors import AutoshardError
 from autoshard.models.stage import parameter_count
 from autoshard.runtime.launch import run_processes
@@ -56,7 +56,7 @@ def test_training_waits_for_no_manifest_and_no_pruning(tmp_path: Path, monkeypat
 
 
 class FailingStore(LocalStore):
-    def point_to(self, folder: Folder) -> None:
+    def point_to(self, folder: Folder | None) -> None:
         raise AutoshardError("pointer cannot be written: no")
 
     def delete(self, folder: Folder) -> None:

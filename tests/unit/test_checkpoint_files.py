@@ -25,9 +25,9 @@ from autoshard.checkpoint.boxes import Box, boxes_of_run
 from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import Piece
 from autoshard.checkpoint.lock import STALE_AFTER_S, directory_lock
-from autoshard.checkpoint.manifest import MANIFEST, QUANTITIES, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.manifest import QUANTITIES, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import CheckpointReader, tensor_key
-from autoshard.checkpoint.store import file_problem, prune
+from autoshard.checkpoint.store import MANIFEST, file_problem, open_store, prune
 from autoshard.checkpoint.tensor_file import TensorBytes, checksum, read_header, tensor_stream
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
@@ -294,8 +294,11 @@ def test_the_newest_stay_and_what_is_incomplete_goes(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == "step-00000003\n"
     assert store.clean(2) == ["step-00000003.aside-1"]
     assert names(tmp_path) == ["step-00000002", "step-00000003.aside-1"]
+    assert (tmp_path / "latest").read_text() == "step-00000002\n"
     digest = checksum(tmp_path / "step-00000002" / "r.safetensors")
     assert file_problem(store.folders()[0], "r.safetensors", 4, digest) == ""
+    assert store.clean(-1) == ["step-00000002.aside-1"]
+    assert not (tmp_path / "latest").exists()
 
 
 def test_every_tenth_stays_beside_the_newest_two(tmp_path: Path) -> None:
@@ -405,6 +408,16 @@ def test_a_run_whose_lock_was_removed_writes_and_deletes_nothing(
         store.discard(2)
         assert sorted(directory.rglob("*")) == before
     assert not other or (directory / "lock").read_text() == ""
+
+
+def test_a_url_becomes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3://bucket/sweep", "file:///tmp/sweep"):
+        with pytest.raises(AutoshardError, match=rf"^out={Path(url)} is a URL: name a folder of this machine$"):
+            directory_lock(Path(url), "out").__enter__()
+    with pytest.raises(AutoshardError, match="memory://x is no place for checkpoints"):
+        open_store("memory://x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_holder_that_was_taken_for_gone_leaves_the_record_of_the_next(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,19 @@ from autoshard.checkpoint.s3 import S3Store, open_s3_store
 from autoshard.checkpoint.s3_bucket import Bucket, S3Error, s3_client
 from autoshard.checkpoint.store import PlaceError, file_problem, named_folders, open_folder, open_store, prune
 from autoshard.errors import AutoshardError
-from tests.s3_server import BREAK_OFF, BUCKET, ERROR_500, HANG, OK, SLOW_DOWN_503, Fault, Proxy, environment, s3_server
+from tests.s3_server import (
+    BREAK_OFF,
+    BUCKET,
+    DENIED_403,
+    ERROR_500,
+    HANG,
+    OK,
+    SLOW_DOWN_503,
+    Fault,
+    Proxy,
+    environment,
+    s3_server,
+)
 from tests.unit.test_checkpoint_files import manifest
 
 DATA = b"0123456789" * 100
@@ -112,6 +124,41 @@ def test_pruning_and_what_a_killed_run_left(store: S3Store) -> None:
         *(f"step-{step}/{name}" for step in ("00000010", "00000015") for name in ("manifest.json", "r.safetensors")),
         *(f"step-00000020.aside-{n}/{name}" for n in (1, 2) for name in ("manifest.json", "r.safetensors")),
     ]
+    assert store._bucket.get(f"{store._prefix}latest", 0, 14) == b"step-00000015\n"
+    assert store.clean(-1) == ["step-00000015.aside-1", "step-00000010.aside-1"]
+    assert "latest" not in contents(store)
+
+
+@pytest.mark.parametrize("failed", ["PUT", "POST"], ids=["copying", "deleting"])
+def test_a_checkpoint_that_is_half_set_aside_is_whole_in_one_place(
+    store: S3Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    complete(store, 10)
+    store.write(20, "a", [memoryview(DATA)], len(DATA))
+    store.commit(20, manifest(step=20).to_json(), write(store, 20))
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    cut_off, left = open_s3_store(str(store)), [1]
+
+    def fault(method: str, path: str) -> str:
+        left[0] -= method == failed
+        return ERROR_500 if method == failed and left[0] < 0 else OK
+
+    proxy.fault = fault
+    with pytest.raises(PlaceError, match=r"S3 answers (InternalError|500)"):
+        cut_off.clean(10)
+    proxy.fault = lambda method, path: OK
+    store.clean(10)
+    assert [key for key in contents(store) if key.startswith("step-00000020")] == [
+        f"step-00000020.aside-1/{name}" for name in ("a", "manifest.json", "r.safetensors")
+    ]
+
+
+def test_what_was_never_complete_does_not_count_for_those_that_stay(store: S3Store) -> None:
+    complete(store, 10, 20)
+    write(store, 30)
+    complete(store, 40)
+    prune(store, 40, keep=2, keep_every=None)
+    assert names(store) == ["step-00000040", "step-00000030", "step-00000020"]  # 30 goes when a run starts
 
 
 def test_damage_is_named(store: S3Store) -> None:
@@ -143,7 +190,7 @@ def lock_of(store: S3Store, **holder: object) -> None:
 
 def test_the_lock_of_a_killed_run_is_taken(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_lock, "WATCHED_S", 0.01)
-    lock_of(store, pid=2**22 + 1, host=socket.gethostname())  # beyond the largest id that Linux gives
+    lock_of(store, pid=2**22 + 1, **s3_lock.id_space())  # beyond the largest id that Linux gives
     with store.lock():
         pass
     lock_of(store, pid=1, host="elsewhere")
@@ -154,6 +201,47 @@ def test_the_lock_of_a_killed_run_is_taken(store: S3Store, monkeypatch: pytest.M
     monkeypatch.setattr(s3_lock, "STALE_AFTER_S", -1)
     with store.lock():
         pass
+
+
+@pytest.mark.parametrize("other", ["boot", "pid_namespace", "host"])
+def test_the_lock_of_another_machine_or_container_of_the_same_name_is_not_taken(store: S3Store, other: str) -> None:
+    lock_of(store, pid=2**22 + 1, **{**s3_lock.id_space(), other: "another"})
+    with pytest.raises(AutoshardError, match=r"is in use by process .*; if that run is gone, wait 120 s"):
+        store.lock().__enter__()
+
+
+def test_a_run_that_lost_its_lock_writes_and_deletes_nothing(store: S3Store) -> None:
+    with store.lock():
+        mine = open_s3_store(str(store))
+        complete(mine, 1)
+        store._bucket.delete([f"{store._prefix}lock"])
+        with store.lock():
+            theirs = open_s3_store(str(store))
+            complete(theirs, 3)
+            write(theirs, 2)
+            before = contents(store)
+            changes: list[Callable[[], object]] = [
+                lambda: write(mine, 2),
+                lambda: mine.commit(2, manifest(step=2).to_json(), {}),
+                lambda: mine.delete(theirs.folders()[0]),
+                lambda: mine.point_to(theirs.folders()[-1]),
+                lambda: mine.clean(0),
+            ]
+            for change in changes:
+                with pytest.raises(AutoshardError) as error:
+                    change()
+                assert str(error.value) == (
+                    f"this run no longer holds the lock of {store}: somebody removed its object lock, or another run "
+                    "took it; start it again"
+                )
+            mine.discard(2)
+            assert contents(store) == before
+
+
+def test_who_may_not_read_the_lock_reads_checkpoints(store: S3Store, proxy: Proxy) -> None:
+    complete(store, 1)
+    proxy.fault = lambda method, path: DENIED_403 if path.endswith("/lock") else OK
+    assert names(open_s3_store(str(store))) == ["step-00000001"]
 
 
 def failing(times: int, fault: str, method: str) -> tuple[Fault, list[int]]:

@@ -170,7 +170,10 @@ def test_a_plan_of_another_model(
     assert outcome("hf", "hf", capsys=capsys) == "hf is a folder with something in it: name another, or delete it first"
     assert outcome("hf", "plan.json", capsys=capsys) == "plan.json is a file: name a folder that is not there yet"
     assert outcome("s3://bucket/step-00000010", "out", capsys=capsys) == (
-        "source=s3://bucket/step-00000010: convert reads and writes folders; copy it with aws s3 cp first"
+        "source=s3://bucket/step-00000010: convert reads and writes folders of this machine; copy it there first"
+    )
+    assert outcome("hf", "gs://bucket/x", capsys=capsys) == (
+        "target=gs://bucket/x: convert reads and writes folders of this machine; copy it there first"
     )
     assert outcome("nowhere", "out", capsys=capsys) == "nowhere is not a folder with weights"
     assert not (tmp_path / "out").exists()

@@ -340,7 +340,10 @@ def test_values_show_themselves_in_a_notebook() -> None:
             "tokens: 1e+308 must be at most 1e+100",
         ),
         (lambda: autoshard.convert_checkpoint("none", "new"), "none is not a folder with weights"),
-        (lambda: autoshard.convert_checkpoint("s3://a", "new"), "source=s3://a: convert reads and writes folders; "),
+        (
+            lambda: autoshard.convert_checkpoint("s3://a", "new"),
+            "source=s3://a: convert reads and writes folders of this machine; ",
+        ),
         (lambda: autoshard.migrate("none.yaml", "new"), "none.yaml"),
         (
             lambda: autoshard.edit_plan(autoshard.plan("llama3-8b", **SMALL)),

@@ -101,6 +101,20 @@ def test_what_a_profiled_step_took() -> None:
     assert found.profile.planned_bubble_fraction == planned_timeline(PLAN)[1].bubble_fraction
 
 
+def test_what_zero_3_sends_inside_an_action_is_no_part_of_it() -> None:
+    watched = profile(100.0)
+    watched["spans"] += [
+        ("optimizer", "parameter gather", 101.0, 101.25),
+        ("optimizer", "gradient sync", 106.0, 107.0),
+    ]
+    found = measured(PLAN, [result(0, watched), None]).profile
+    assert found is not None
+    (rank,) = found.ranks
+    assert (rank.actions_s, rank.waiting_s, rank.collectives_s) == pytest.approx((3.75, 2, 0.5))
+    assert (rank.gradient_sync_s, rank.parameter_gather_s, rank.update_s) == pytest.approx((2, 0.5, 1.75))
+    assert found.bubble_fraction == pytest.approx(2 / 7)
+
+
 def test_what_is_printed_is_what_is_written() -> None:
     of_rank = result(0, profile(100.0))
     run = measured(PLAN, [of_rank])

@@ -135,6 +135,9 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(capsys, "migrate", conf, "--checkpoint", "nowhere") == (
         "checkpoint=nowhere is not a folder; NxD's has model/ and optim/ in it"
     )
+    assert error_of(capsys, "migrate", conf, "--out", "s3://bucket/x") == (
+        "out=s3://bucket/x is a URL: name a folder of this machine"
+    )
     Path("empty").mkdir()
     told = error_of(capsys, "migrate", conf, "--checkpoint", "empty")
     assert told.startswith("empty has no weights that are read: ") and told.rstrip().endswith("; it is empty")

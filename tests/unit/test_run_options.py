@@ -46,6 +46,16 @@ from tests.multiprocess.plans import FP32, plan_of, strategy
             {"compile": True, "debug_nan": True},
             "compile and debug_nan: one makes a function of many operators, the other looks at each",
         ),
+        (
+            {"checkpoint_dir": "gs://b/x"},
+            "checkpoint_dir=gs://b/x is no place for checkpoints: name a folder or s3://BUCKET/PREFIX",
+        ),
+        (
+            {"checkpoint_dir": "S3://b/x"},
+            "checkpoint_dir=S3://b/x is no place for checkpoints: name a folder or s3://BUCKET/PREFIX",
+        ),
+        ({"resume": "s3:/b/x"}, "resume=s3:/b/x is no place for checkpoints: name a folder or s3://BUCKET/PREFIX"),
+        ({"output": Path("s3://b/x")}, "output=s3:/b/x is a URL: name a folder of this machine"),
         ({"resume": "/no such folder"}, "resume=/no such folder is not auto, never or a folder with a checkpoint"),
     ],
 )

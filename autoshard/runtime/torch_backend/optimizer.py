@@ -109,10 +109,7 @@ class ShardedAdamW:
         keep_gradients: keeps the summed gradients for `gradients()`.
         """
         s = self._settings
-        for leaving in self._leaving:
-            leaving.settle()
-        for gradient, group in self._tied:
-            gradient.copy_(all_reduce(gradient.to(s.reduce_dtype or gradient.dtype), group))
+        self.finish_backward()
         shards = [bucket.reduce() for bucket in self.buckets]
         self._summed = [shard.clone() for shard in shards] if keep_gradients else []
         norm = self._norm(shards)
@@ -130,6 +127,13 @@ class ShardedAdamW:
             bucket.publish()
             bucket.gradients.zero_()
         return norm
+
+    def finish_backward(self) -> None:
+        """Waits for gradients that backward sent, and sums those of a table that two stages share."""
+        for leaving in self._leaving:
+            leaving.settle()
+        for gradient, group in self._tied:
+            gradient.copy_(all_reduce(gradient.to(self._settings.reduce_dtype or gradient.dtype), group))
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Summed gradients of the last step that kept them, local pieces by parameter name (collective)."""

@@ -1,16 +1,20 @@
-"""Watches a few steps of a session: when each action ran, and what of it was communication."""
+"""Watches a few steps of a session: when each action ran, and what of it was communication.
+
+Communication of gradients and weights is the optimizer's, also where ZeRO-2 and ZeRO-3 do it inside of an action.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.runtime.torch_backend.devices import synchronize
+from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.shm_collectives import NAMESPACE
 from autoshard.schedules import Action
@@ -31,7 +35,10 @@ class StepProfiler:
         self.steps: list[tuple[float, float]] = []
         self._zero_s, self._device = zero_s, session.device
         self._watching = False
+        self._purpose: tuple[str, str] | None = None
         self._attach(session)
+        with _Collectives(self):  # the first operator under any such mode makes torch import for seconds
+            torch.empty(0)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -53,6 +60,18 @@ class StepProfiler:
         yield
         self.spans.append((category, name, start, self._now_s()))
 
+    def collective(self, name: str) -> AbstractContextManager[None]:
+        """The span of a collective operator: under the purpose that it is known to serve, else under its own name."""
+        return self.span(*(self._purpose or ("collective", name)))
+
+    @contextmanager
+    def _serving(self, category: str, name: str) -> Iterator[None]:
+        before, self._purpose = self._purpose, (category, name)
+        try:
+            yield
+        finally:
+            self._purpose = before
+
     def _now_s(self) -> float:
         synchronize(self._device)
         return time.monotonic() - self._zero_s
@@ -67,19 +86,27 @@ class StepProfiler:
                 return compute(action, arrived)
 
         pipeline.compute = watched  # type: ignore[method-assign]
+        sync, gather = ("optimizer", "gradient sync"), ("optimizer", "parameter gather")
         for bucket in session.optimizer.buckets:
-            self._wrap(bucket, "reduce", "optimizer", "gradient sync")
-            self._wrap(bucket, "publish", "optimizer", "parameter gather")
-        self._wrap(session.optimizer, "step", "optimizer", "optimizer step")
+            _wrap(bucket, "reduce", lambda: self.span(*sync))
+            _wrap(bucket, "publish", lambda: self.span(*gather))
+            if isinstance(bucket, ShardedBucket):  # of these the collectives alone: the rest is work
+                _wrap(bucket, "take", lambda: self._serving(*gather))
+                _wrap(bucket, "again", lambda: self._serving(*gather))
+                _wrap(bucket, "leave", lambda: self._serving(*sync))
+        _wrap(session.optimizer, "finish_backward", lambda: self.span(*sync))
+        _wrap(session.optimizer, "step", lambda: self.span("optimizer", "optimizer step"))
 
-    def _wrap(self, owner: Any, method: str, category: str, name: str) -> None:
-        original: Callable[..., Any] = getattr(owner, method)
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.span(category, name):
-                return original(*args, **kwargs)
+def _wrap(owner: Any, method: str, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let a method of one object run within a context, made anew for each call."""
+    original: Callable[..., Any] = getattr(owner, method)
 
-        setattr(owner, method, watched)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return original(*args, **kwargs)
+
+    setattr(owner, method, watched)
 
 
 class _Collectives(TorchDispatchMode):
@@ -98,5 +125,5 @@ class _Collectives(TorchDispatchMode):
         namespace, _, name = func._schema.name.partition("::")
         if namespace not in ("_c10d_functional", NAMESPACE):
             return func(*args, **(kwargs or {}))
-        with self._profiler.span("collective", name):
+        with self._profiler.collective(name):
             return func(*args, **(kwargs or {}))

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from autoshard.checkpoint.layout import Shard
-from autoshard.checkpoint.manifest import MANIFEST, FileRecord, Manifest
-from autoshard.checkpoint.store import PLAN, Folder, Hashed, Store, prune, step_of
+from autoshard.checkpoint.manifest import FileRecord, Manifest
+from autoshard.checkpoint.store import PLAN, Folder, Hashed, Store, complete_folders, prune, step_of
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.runtime.trainer.shard_files import State, write_rank
@@ -124,7 +124,7 @@ class Committer:
 def newest_complete(store: Store) -> str:
     """Which checkpoint there is to go on from, in words."""
     try:
-        steps = [step_of(folder) for folder in store.folders() if folder.has(MANIFEST)]
+        steps = [step_of(folder) for folder in complete_folders(store)]
     except AutoshardError as error:
         return f"and whether {store} holds another cannot be seen ({error})"
     return f"the newest complete one in {store} is of step {steps[0]}" if steps else f"{store} holds no complete one"

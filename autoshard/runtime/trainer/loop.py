@@ -70,6 +70,7 @@ def train_steps(
     profiler = None
     if arguments.profile:
         profiler = runtime_of(arguments.backend).profiler(session, _common_zero_s(reporter))
+        _meet(reporter)  # a step that is watched waits for no rank that still prepares to watch
     first = min(progress.first_step + 2, max(progress.first_step, steps - PROFILED_STEPS))
     profiled = range(first, min(first + PROFILED_STEPS, steps)) if profiler else range(0)
     losses, norms, times = [], [], []
@@ -114,9 +115,14 @@ def train_steps(
 
 def _common_zero_s(reporter: Reporter) -> float:
     """About the same moment on every rank, on its own clock: machines start theirs at different times."""
+    _meet(reporter)
+    return monotonic()
+
+
+def _meet(reporter: Reporter) -> None:
+    """Return once every rank has come here."""
     if reporter.world_size > 1:
         dist.barrier()
-    return monotonic()
 
 
 def _session(plan: Plan, arguments: TrainArguments, device: torch.device, reporter: Reporter, label: str) -> Session:

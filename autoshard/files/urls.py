@@ -1,0 +1,21 @@
+"""Tells URLs from paths: where a path is meant, a URL would become a folder of its scheme's name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from autoshard.errors import AutoshardError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def is_url(location: str | Path) -> bool:
+    """Whether it starts with a scheme, as gs://b/x does, and gs:/b/x, which a Path makes of that."""
+    return _SCHEME.match(str(location)) is not None
+
+
+def check_path(name: str, location: str | Path) -> None:
+    """Raises AutoshardError for a URL. name: of the option, in the error."""
+    if is_url(location):
+        raise AutoshardError(f"{name}={location} is a URL: name a folder of this machine")
