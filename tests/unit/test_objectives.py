@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.frontier_page import frontier_page
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
+from autoshard.planner.operators.combine import Combined
 from autoshard.planner.planning import answer, plan_for
 from autoshard.planner.request import PlanRequest
-from autoshard.plans.search_result import Candidate
+from autoshard.planner.search import search
+from autoshard.plans.search_result import Candidate, Pins
 from tests.unit.plan_examples import plan_70b, strategy
 
 PINS = {"tp": 8, "cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none"}
@@ -128,6 +131,45 @@ def test_frontier_only_gets_faster() -> None:
     nodes = [one.problem.cluster.nodes for one in points]
     assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
     assert nodes == sorted(nodes) and set(nodes) <= {1, 2, 4, 8}
+
+
+def pays_on_one_node(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, exhaustive: bool) -> Combined:
+    """A solver whose operators make the step of one node ten times as fast, and no other step faster."""
+    if problem.cluster.nodes > 1:
+        return Combined(None, (), None, 0, 0, gap=0.01)
+    best = search(*problem[:3], pins, problem.backend, top=0).best
+    tokens_per_s = 10 * best.estimate.tokens_per_s
+    return Combined(
+        best.strategy, (), replace(best.estimate, step_time_s=known_s / 10, tokens_per_s=tokens_per_s), 1, 1, gap=0.0
+    )
+
+
+def test_objectives_compare_what_the_solver_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's operators are fastest on 4 nodes and need several to see 1e11 tokens in 30 days; the notes are of the
+    plan that is written."""
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", pays_on_one_node)
+    solver = {"nodes": 4, "operators": "solver", "backend": "torch"}
+    cheapest = plan_for(request(**solver, objective="cost"))
+    assert cheapest.cluster.nodes == 1
+    cost = usd_per_billion_tokens(answer(request(**{**solver, "nodes": 1})))
+    assert any(note.startswith(f"objective cost: {cost:,.2f} USD ") for note in cheapest.notes)
+    assert not any("with Megatron's operators: objective" in note for note in cheapest.notes)
+    fewest = {"objective": "nodes", "tokens": 1e11, "days": 30.0}
+    assert plan_for(request(**solver, **fewest)).cluster.nodes == 1
+    assert plan_for(request(**{**solver, "operators": "megatron"}, **fewest)).cluster.nodes > 1
+    assert [one.problem.cluster.nodes for one in frontier(request(**solver))] == [1]
+    assert [one.problem.cluster.nodes for one in frontier(request(**{**solver, "operators": "megatron"}))] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("objective", ["cost", "nodes"])
+def test_what_the_solver_cannot_do_is_refused_before_any_cluster_is_searched(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoshard.planner.planning.search_backends", None)
+    asked = request(operators="solver", objective=objective, tokens=1e9, pins={"etp": 1})
+    with pytest.raises(AutoshardError) as error:
+        plan_for(replace(asked, days=30.0 if objective == "nodes" else None))
+    assert str(error.value) == "etp with operators=solver: the integer program places experts itself; leave one out"
 
 
 def test_sizes() -> None:
