@@ -35,9 +35,9 @@ def best_answer(request: PlanRequest) -> Answer:
 
 def frontier(request: PlanRequest) -> tuple[Answer, ...]:
     """Answers for the clusters of 1, 2, 4, ... up to --nodes nodes of which none with fewer nodes is as fast; by rising
-    number of nodes."""
-    for name in ("tokens", "days"):
-        if getattr(request, name) is not None:
+    number of nodes. Raises AutoshardError for what only a single plan has, and where no cluster has an answer."""
+    for name, usual in (("tokens", None), ("days", None), ("objective", "time")):
+        if getattr(request, name) != usual:
             raise AutoshardError(f"--pareto lists single steps and takes no --{name}; a plan without --pareto does")
     answers: list[Answer] = []
     for larger in _answers(request, _powers_of_two(request.nodes)):

@@ -108,10 +108,10 @@ def test_a_deadline_needs_an_objective_that_has_one(objective: str) -> None:
     assert str(error.value) == f"days=30 is a deadline, and objective={objective} has none; use objective=nodes"
 
 
-@pytest.mark.parametrize("given", ["tokens", "days"])
-def test_a_frontier_takes_no_whole_training(given: str) -> None:
+@pytest.mark.parametrize(("given", "value"), [("tokens", 30.0), ("days", 30.0), ("objective", "cost")])
+def test_a_frontier_takes_no_whole_training_and_no_objective(given: str, value: float | str) -> None:
     with pytest.raises(AutoshardError) as error:
-        frontier(request(**{given: 30.0}))
+        frontier(request(**{given: value}))
     assert str(error.value) == f"--pareto lists single steps and takes no --{given}; a plan without --pareto does"
 
 
