@@ -12,7 +12,7 @@ import pytest
 from autoshard.backends.rules import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.explanation.frontier_page import frontier_page
+from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
 from autoshard.planner.operators.combine import Combined
 from autoshard.planner.planning import answer, plan_for
@@ -121,7 +121,7 @@ def test_the_frontier_names_layouts_in_words_that_do_not_break() -> None:
     point = answer(request(nodes=2))
     best = Candidate(by_stage.strategy, by_stage.estimate)
     page = frontier_page((replace(point, result=replace(point.result, best=best)),), 60, False)
-    assert page.splitlines()[4].strip().endswith("recompute=by-stage")
+    assert page.splitlines()[5].strip().endswith("recompute=by-stage")
     assert "attention_norm" not in page
 
 
@@ -172,6 +172,33 @@ def test_what_the_solver_cannot_do_is_refused_before_any_cluster_is_searched(
     assert str(error.value) == "etp with operators=solver: the integer program places experts itself; leave one out"
 
 
+def test_rows_of_the_frontier_say_what_was_chosen_beside_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: what all points share stands above them, what differs is a column, a note once."""
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", pays_on_one_node)
+    trn2 = {"instance": "trn2.48xlarge", "global_batch": 256, "pins": {**PINS, "tp": 4}}
+    points = frontier(request(**trn2, nodes=2, lnc="auto", precision="auto"))
+    refused = (
+        "precision cfp8: backend nxd cannot multiply in cfp8, the plan is a price; mixed_precision, bf16_sr, fp32 run"
+    )
+    lnc = points[0].problem.cluster.lnc
+    chosen = {"precision": "cfp8", "lnc": lnc, "backend": "nxd", "stack": None, "operators": "megatron"}
+    for one in frontier_to_list(points):
+        assert {name: one[name] for name in chosen} == chosen and one["notes"] == [refused]
+    page = frontier_page(points, 120, False)
+    assert page.splitlines()[0] == f"Pareto  llama3-8b on trn2.48xlarge: precision cfp8, lnc {lnc}, backend nxd"
+    assert page.splitlines()[1].split()[-4:] == ["a", "billion", "tokens", "layout"] and page.count(refused) == 1
+    torch = answer(request(**trn2, nodes=2, backend="torch"))
+    page = frontier_page((points[0], torch), 120, False)
+    assert page.splitlines()[0] == f"Pareto  llama3-8b on trn2.48xlarge: lnc {lnc}"
+    words = " ".join(page.split())
+    assert " tokens precision backend stack layout 1 " in words
+    assert " ? cfp8 nxd - tp=4 " in words and " ? mixed_precision torch neuron-compiled tp=4 " in words
+    assert " nodes 1: precision cfp8: " in words
+    solved = answer(request(nodes=1, operators="solver", backend="torch"))
+    assert frontier_to_list((solved,))[0]["operators"] == "solver"
+    assert frontier_page((solved,), 120, False).splitlines()[0].endswith(", backend torch, operators solver")
+
+
 def test_sizes() -> None:
     assert _powers_of_two(1) == (1,) and _powers_of_two(12) == (1, 2, 4, 8, 12)
     sizes = list(_sizes(1, 70))
@@ -214,7 +241,8 @@ def test_pareto_on_the_command_line(
     flags = text.split()
     assert main(["plan", *flags]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("Pareto  llama3-8b on trn1.32xlarge\n  nodes ")
+    shared = "precision mixed_precision, lnc 1, backend nxd"
+    assert page.startswith(f"Pareto  llama3-8b on trn1.32xlarge: {shared}\n  nodes ")
     assert main(["plan", *flags, "--format", "json"]) == 0
     points = json.loads(capsys.readouterr().out)
     assert [point["nodes"] for point in points][-1] == 4 and list(tmp_path.iterdir()) == []
