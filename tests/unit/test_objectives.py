@@ -15,6 +15,7 @@ from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
 from autoshard.planner.operators.combine import Combined
+from autoshard.planner.options import request_from
 from autoshard.planner.planning import answer, plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
@@ -59,7 +60,7 @@ def test_cost_without_a_price_is_one_error() -> None:
 
 def test_fewest_nodes_that_meet_a_deadline() -> None:
     day = {"tokens": 1e11, "days": 5.0}
-    found = best_answer(request(objective="nodes", **day))
+    found = best_answer(request(nodes=64, objective="nodes", **day))
     nodes, wanted = found.problem.cluster.nodes, 1e11 / (5 * 86400)
     assert found.result.best.estimate.tokens_per_s >= wanted
     fewer = frontier(request(nodes=nodes - 1))
@@ -68,7 +69,7 @@ def test_fewest_nodes_that_meet_a_deadline() -> None:
 
 
 def test_years_have_no_exponent() -> None:
-    found = best_answer(request(objective="nodes", tokens=3e13, days=5000.0))
+    found = best_answer(request(nodes=64, objective="nodes", tokens=3e13, days=5000.0))
     days = 3e13 / found.result.best.estimate.tokens_per_s / 86400
     assert days > 1000
     assert f" tokens in {days:,.0f} days, 5000 allowed; " in found.notes[-1]
@@ -77,6 +78,20 @@ def test_years_have_no_exponent() -> None:
 def test_one_node_is_one() -> None:
     found = best_answer(request(objective="nodes", tokens=1e9, days=30.0))
     assert found.notes[-1].startswith("objective nodes: 1 node sees 1.00 B tokens in ")
+
+
+def test_one_node_is_a_limit_where_it_is_asked_for() -> None:
+    """3e10 tokens in 10 days need more than one node; without --nodes larger clusters are looked at."""
+    asked = {"model": "llama3-8b", "objective": "nodes", "tokens": 3e10, "days": 10.0, **PINS}
+    assert plan_for(request_from(asked)).cluster.nodes > 1
+    with pytest.raises(NoLayoutFits) as error:
+        plan_for(request_from({**asked, "nodes": 1}))
+    said, _, speed = str(error.value).rpartition(" ")
+    assert said == (
+        "no cluster of up to 1 node sees 30.0 B tokens in 10 days, 34,722 a second: the fastest, 1 node, does"
+    )
+    assert float(speed.replace(",", "")) == pytest.approx(answer(request()).result.best.estimate.tokens_per_s, abs=0.5)
+    assert request_from({"model": "llama3-8b", "objective": "cost"}).nodes == 1
 
 
 def test_a_deadline_that_nothing_meets() -> None:
