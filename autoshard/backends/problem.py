@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
@@ -24,6 +24,13 @@ class Problem(NamedTuple):
     training: TrainingSpec
     cluster: Cluster
     backend: str
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The options of a plan that may be searched beside its layout, with the values that make this problem."""
+        cluster = self.cluster
+        values = self.training.precision.name, cluster.lnc, self.backend, cluster.stack
+        return dict(zip(("precision", "lnc", "backend", "stack"), values, strict=True))
 
 
 class Draft(NamedTuple):

@@ -19,7 +19,8 @@ class Frontier(Shown):
     points: tuple[Answer, ...]
 
     def to_list(self) -> list[dict[str, Any]]:
-        """A dict for each point: nodes, lnc, step_time_s, tokens_per_s, usd_per_billion_tokens, strategy."""
+        """A dict for each point: nodes; precision, lnc, backend, stack and operators that were chosen; step_time_s,
+        tokens_per_s, usd_per_billion_tokens, strategy; notes, on the inputs and the backend."""
         return frontier_to_list(self.points)
 
     def page(self, width: int = WIDTH, color: bool = False) -> str:

@@ -9,9 +9,8 @@ from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.planner.planning import Answer, inputs_of, precision_names
 from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
-from autoshard.planner.smallest_cluster import MOST_NODES
 from autoshard.spec.training import load_precision
-from autoshard.units import format_count, format_number, format_seconds
+from autoshard.units import counted, format_count, format_number, format_seconds
 
 LOGICAL_CORES = (1, 2)
 STEPS_OF_AN_OCTAVE = 16
@@ -35,9 +34,9 @@ def best_answer(request: PlanRequest) -> Answer:
 
 def frontier(request: PlanRequest) -> tuple[Answer, ...]:
     """Answers for the clusters of 1, 2, 4, ... up to --nodes nodes of which none with fewer nodes is as fast; by rising
-    number of nodes."""
-    for name in ("tokens", "days"):
-        if getattr(request, name) is not None:
+    number of nodes. Raises AutoshardError for what only a single plan has, and where no cluster has an answer."""
+    for name, usual in (("tokens", None), ("days", None), ("objective", "time")):
+        if getattr(request, name) != usual:
             raise AutoshardError(f"--pareto lists single steps and takes no --{name}; a plan without --pareto does")
     answers: list[Answer] = []
     for larger in _answers(request, _powers_of_two(request.nodes)):
@@ -175,11 +174,10 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
         missing = "--tokens" if request.tokens is None else "--days"
         raise AutoshardError(f"objective=nodes: the fewest nodes that see --tokens in --days; {missing} is missing")
     wanted = request.tokens / (request.days * DAY_S)
-    most = request.nodes if request.nodes > 1 else MOST_NODES
     fastest: Answer | None = None
     least = _least_nodes(request, wanted)
     refused = f"at the peak of their devices {least:,} nodes would just do"
-    for nodes in _sizes(least, most):
+    for nodes in _sizes(least, request.nodes):
         best = _tried_fastest(replace(request, nodes=nodes))
         if not isinstance(best, Answer):
             refused = str(best)
@@ -195,7 +193,7 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
             return replace(best, notes=(*best.notes, note))
         if fastest is None or speed > fastest.result.best.estimate.tokens_per_s:
             fastest = best
-    raise NoLayoutFits(_too_slow(request, wanted, most, fastest, refused))
+    raise NoLayoutFits(_too_slow(request, wanted, fastest, refused))
 
 
 def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:
@@ -220,11 +218,11 @@ def _sizes(least: int, most: int) -> Iterator[int]:
         nodes += max(1, octave // STEPS_OF_AN_OCTAVE)
 
 
-def _too_slow(request: PlanRequest, wanted: float, most: int, fastest: Answer | None, refused: str) -> str:
+def _too_slow(request: PlanRequest, wanted: float, fastest: Answer | None, refused: str) -> str:
     """refused: what was said of the largest cluster that has no layout, or that all are too small."""
     tokens = format_count(request.tokens or 0)
-    start = f"no cluster of up to {most:,} nodes sees {tokens} tokens in {request.days:g} days"
+    start = f"no cluster of up to {counted(request.nodes, 'node')} sees {tokens} tokens in {request.days:g} days"
     if fastest is None:
         return f"{start}: {refused}"
     speed, nodes = fastest.result.best.estimate.tokens_per_s, fastest.problem.cluster.nodes
-    return f"{start}, {wanted:,.0f} a second: the fastest, {nodes:,} nodes, does {speed:,.0f}"
+    return f"{start}, {wanted:,.0f} a second: the fastest, {counted(nodes, 'node')}, does {speed:,.0f}"

@@ -14,7 +14,16 @@ from autoshard.files.option_values import WrongValueError, number, one_of, path,
 from autoshard.graph.recompute import canonical
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.planner.other_search import COST_MODELS
-from autoshard.planner.request import EVALUATIONS, GLOBAL_BATCH, INSTANCE, SEARCHED, SEQUENCE_LENGTH, TOP, PlanRequest
+from autoshard.planner.request import (
+    EVALUATIONS,
+    GLOBAL_BATCH,
+    INSTANCE,
+    LARGEST_CLUSTER,
+    SEARCHED,
+    SEQUENCE_LENGTH,
+    TOP,
+    PlanRequest,
+)
 from autoshard.planner.searchers import SEARCHERS
 from autoshard.plans.search_result import EXACT, OURS
 from autoshard.plugins.table import one_of_table
@@ -125,7 +134,9 @@ WHAT = (
         "TYPE",
         f"{', '.join(packaged_instances())}, or a GPU's EC2 name such as p5.48xlarge (default: {INSTANCE})",
     ),
-    Option("nodes", whole(at_most=MOST_NODES), "N", "instances (default: 1)", 1),
+    Option(
+        "nodes", whole(at_most=MOST_NODES), "N", f"instances (default: 1, with --objective nodes {LARGEST_CLUSTER:,})"
+    ),
     Option(
         "lnc",
         whole_or(SEARCHED),
@@ -231,8 +242,8 @@ WHAT = (
         "objective",
         one_of("time", "cost", "nodes"),
         "WHAT",
-        "time: the fastest step on --nodes; cost: least money for a token on up to --nodes; nodes: the fewest that see "
-        "--tokens in --days (default: time)",
+        "time: the fastest step on --nodes; cost: least money for a token on up to --nodes; nodes: the fewest, "
+        "up to --nodes, that see --tokens in --days (default: time)",
         "time",
     ),
     Option(
@@ -341,6 +352,8 @@ def request_from(values: Mapping[str, Any], top: int = TOP) -> PlanRequest:
     pins = {option.name: given.pop(option.name) for option in PINS if option.name in given}
     if "hardware" in given:
         given["hardware"] = Path(given["hardware"])
+    if given.get("objective") == "nodes":
+        given.setdefault("nodes", LARGEST_CLUSTER)
     searches: dict[str, Any] = {rule: pins.get(name) == SEARCHED for rule, name in SEARCHES.items()}
     fixed = {name: value for name, value in pins.items() if value != SEARCHED}
     return PlanRequest(**given, top=top, pins=fixed, **searches)

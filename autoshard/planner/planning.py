@@ -49,12 +49,13 @@ from autoshard.units import counted, format_number, format_seconds
 @dataclass(frozen=True)
 class Answer:
     """The search on one cluster and its result. notes: sentences on what was decided on the way there. given: on the
-    inputs and the backend."""
+    inputs and the backend. operators: the solver's choices of the best layout; None: Megatron's."""
 
     problem: Problem
     result: SearchResult
     notes: tuple[str, ...]
     given: tuple[str, ...] = ()
+    operators: Mapping[str, Choice] | None = None
 
 
 def plan_for(request: PlanRequest) -> Plan:
@@ -70,7 +71,8 @@ def plan_for(request: PlanRequest) -> Plan:
 
 
 def answer(request: PlanRequest) -> Answer:
-    """The fastest layouts on exactly the cluster of the request."""
+    """The fastest layouts on exactly the cluster of the request, the best with the solver's operators where they are
+    asked for and pay."""
     model, training, cluster, notes = inputs_of(request)
     problem, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
     ways: tuple[str, ...] = ()
@@ -79,7 +81,8 @@ def answer(request: PlanRequest) -> Answer:
         problem, result, ways = _way_of_compiling(problem, result, request)
     advice = best_practice(problem, result.best, request.fit_probability)
     advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
-    return Answer(problem, result, (*result.notes, *ways, *advice), (*notes, *backend_notes))
+    found = Answer(problem, result, (*result.notes, *ways, *advice), (*notes, *backend_notes))
+    return found if request.operators != "solver" else _with_solver(found, request)
 
 
 def _way_of_compiling(
@@ -106,15 +109,8 @@ def _way_of_compiling(
 
 
 def plan_of(request: PlanRequest, found: Answer) -> Plan:
-    """The plan of an answer, with the solver's operators where they are asked for and pay."""
-    problem, result, notes = found.problem, found.result, found.notes
-    operators = None
-    if request.operators == "solver" and ("etp" in request.pins or request.searches_etp):
-        raise AutoshardError("etp with operators=solver: the integer program places experts itself; leave one out")
-    if request.operators == "solver":
-        result, operators, solver_note = _solved(problem, result, request)
-        replaced = () if operators is None else [note for note in notes if note not in result.notes]
-        notes = (*(notes if operators is None else result.notes), solver_note, *said_of_megatron(replaced))
+    """The plan of an answer to a request."""
+    problem, result = found.problem, found.result
     return make_plan(
         *problem,
         result.best.strategy,
@@ -130,9 +126,9 @@ def plan_of(request: PlanRequest, found: Answer) -> Plan:
             result.cost_model,
         ),
         result.runners_up,
-        (*found.given, *notes, *warnings(problem, result.best.strategy)),
+        (*found.given, *found.notes, *warnings(problem, result.best.strategy)),
         pins_of(request),
-        operators,
+        found.operators,
     )
 
 
@@ -142,6 +138,8 @@ def inputs_of(
     """(model, training, cluster, notes) of a request. model: in place of the one that the request names. Raises
     AutoshardError for a wrong request."""
     model = _trained(_model(request) if model is None else model, request)
+    if request.operators == "solver":
+        _check_solver(request, model)
     cluster = _cluster(request)
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
@@ -164,6 +162,20 @@ def inputs_of(
     if request.device != "auto" and cluster.stack is None:
         raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
     return model, training, cluster, (*notes, *input_notes(model, training, name))
+
+
+def _check_solver(request: PlanRequest, model: ModelSpec) -> None:
+    """Raise AutoshardError where the solver is not installed or shards no operators of such layouts or models."""
+    if "etp" in request.pins or request.searches_etp:
+        raise AutoshardError("etp with operators=solver: the integer program places experts itself; leave one out")
+    if len(model.kinds) > 1:
+        raise AutoshardError(
+            f"operators=solver: the integer program shards blocks that are alike; {model.name} has "
+            f"{len(model.kinds)} kinds of blocks; use operators=megatron"
+        )
+    from autoshard.planner.operators.linear import highs
+
+    highs()
 
 
 def precision_names(request: PlanRequest) -> tuple[str, ...]:
@@ -290,19 +302,20 @@ def pins_of(request: PlanRequest) -> Pins:
     return Pins(**named, **rules)
 
 
+def _with_solver(found: Answer, request: PlanRequest) -> Answer:
+    """The answer with the solver's operators where they pay. Notes on the layout before are then said to be of that."""
+    result, operators, note = _solved(found.problem, found.result, request)
+    if operators is None:
+        return replace(found, result=result, notes=(*found.notes, note))
+    before = said_of_megatron(one for one in found.notes if one not in result.notes)
+    return replace(found, result=result, notes=(*result.notes, note, *before), operators=operators)
+
+
 def _solved(
     problem: Problem, result: SearchResult, request: PlanRequest
 ) -> tuple[SearchResult, Mapping[str, Choice] | None, str]:
     """The result with the solver's operators where they pay, those operators, and a note of what they bring. The notes
-    of the result are then those of its layout.
-
-    Raises AutoshardError for a model whose blocks are of several kinds.
-    """
-    if len(problem.model.kinds) > 1:
-        raise AutoshardError(
-            f"operators=solver: the integer program shards blocks that are alike; {problem.model.name} has "
-            f"{len(problem.model.kinds)} kinds of blocks; use operators=megatron"
-        )
+    of the result are then those of its layout."""
     from autoshard.planner.operators.combine import WORTH, combine
 
     least_s = (1 - result.gap) * result.best.estimate.step_time_s

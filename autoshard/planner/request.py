@@ -16,6 +16,8 @@ INSTANCE = "trn1.32xlarge"
 SEQUENCE_LENGTH = 8192
 GLOBAL_BATCH = 1024
 TOP = 5
+LARGEST_CLUSTER = 4096
+"""Nodes where a search for a cluster that is large enough ends, unless it is told where."""
 EVALUATIONS = 2_000
 """Layouts that a searcher other than the exact one prices, unless it is told how many."""
 SEARCHED = "auto"
@@ -26,9 +28,10 @@ PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """One problem to plan. model: by a name, or a model. seq_len None: the default for the model. precision: a name,
-    several joined by commas, or auto. pins: those that are set, by option name. cluster: in place of instance, lnc,
-    hardware and sdk; `nodes` holds for it. search, cost_model: who looks for the layout and by whose prices."""
+    """One problem to plan. model: by a name, or a model. nodes: of the cluster; with objective cost or nodes the most.
+    seq_len None: the default for the model. precision: a name, several joined by commas, or auto. pins: those that are
+    set, by option name. cluster: in place of instance, lnc, hardware and sdk; `nodes` holds for it. search, cost_model:
+    who looks for the layout and by whose prices."""
 
     model: str | ModelSpec
     instance: str | None = None

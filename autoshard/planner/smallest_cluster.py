@@ -25,6 +25,7 @@ from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed, describe
 from autoshard.planner.rejections import Tally
+from autoshard.planner.request import LARGEST_CLUSTER
 from autoshard.planner.watching import shown_to
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from autoshard.planner.grid.whole import Priced
 
 T = TypeVar("T")
-MOST_NODES = 4096
-"""Where the search for a larger cluster ends."""
 BETWEEN = 16
 """Numbers of nodes between one that does not do and one that does, of which the smallest that does is looked for."""
 AT_ONCE = 24
@@ -60,7 +59,7 @@ def shortage(problem: Problem, pins: Pins) -> str:
     if found is not None:
         return found
     if not tried:
-        return f"clusters of more than {MOST_NODES:,} nodes are not looked at"
+        return f"clusters of more than {LARGEST_CLUSTER:,} nodes are not looked at"
     no_cluster = f"none of {_listed([one.nodes for one in tried])} nodes would do"
     nearest = _nearest_miss(problem, pins, tried)
     if nearest is not None:
@@ -92,8 +91,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
-    """Attempts with more nodes, up to MOST_NODES; where a cluster does, the last one is of it, with the fastest that
-    fits of the layouts that mostly hold least, else with the fastest of all.
+    """Attempts with more nodes, up to LARGEST_CLUSTER; where a cluster does, the last one is of it, with the fastest
+    that fits of the layouts that mostly hold least, else with the fastest of all.
 
     Twice, four times, ... the nodes, and powers of two, until something fits; then the smallest of 16 numbers in
     between, by halving, as if more nodes always did where fewer do. One with other divisors may not.
@@ -140,8 +139,10 @@ def _halved(sizes: range, attempt: Callable[[int], Attempt]) -> tuple[Attempt | 
 
 def _sizes(nodes: int) -> list[int]:
     """Rising, more than there are."""
-    octaves = range(MOST_NODES.bit_length())
-    return sorted({size for one in (1, nodes) for size in (one << k for k in octaves) if nodes < size <= MOST_NODES})
+    octaves = range(LARGEST_CLUSTER.bit_length())
+    return sorted(
+        {size for one in (1, nodes) for size in (one << k for k in octaves) if nodes < size <= LARGEST_CLUSTER}
+    )
 
 
 def _refusal(problem: Problem, pins: Pins, nodes: int) -> Obstacles:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from autoshard.backends.problem import Problem
 from autoshard.plans.names import layout_name
 from autoshard.plans.plan import Plan
 from autoshard.runtime.options import PATHS
@@ -32,7 +33,10 @@ class Outcome:
 
     status: str
     reason: str = ""
+    chosen_precision: str | None = None
+    chosen_lnc: int | None = None
     chosen_backend: str | None = None
+    chosen_stack: str | None = None
     devices: int | None = None
     layout: str | None = None
     step_time_s: float | None = None
@@ -54,6 +58,8 @@ class Outcome:
 
 RESULTS = tuple(field.name for field in fields(Outcome))
 """Columns that follow those of the options."""
+CHOSEN = {name.removeprefix("chosen_"): name for name in RESULTS if name.startswith("chosen_")}
+"""Option that may be searched -> the field of what was chosen."""
 TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder", "run_files")
 """Fields of text that is never None."""
 
@@ -61,17 +67,17 @@ TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder", "
 def outcome_of(plan: Plan) -> Outcome:
     """The plan in numbers; it was not executed."""
     estimate = plan.estimate
+    chosen = Problem(plan.model, plan.training, plan.cluster, plan.backend).chosen
     return Outcome(
         OK,
-        "",
-        plan.backend,
-        plan.cluster.world_size,
-        layout_name(plan.strategy),
-        estimate.step_time_s,
-        estimate.tokens_per_s,
-        estimate.mfu,
-        estimate.fullest.total_bytes,
-        estimate.memory_capacity_bytes,
+        **{field: chosen[option] for option, field in CHOSEN.items()},
+        devices=plan.cluster.world_size,
+        layout=layout_name(plan.strategy),
+        step_time_s=estimate.step_time_s,
+        tokens_per_s=estimate.tokens_per_s,
+        mfu=estimate.mfu,
+        memory_bytes=estimate.fullest.total_bytes,
+        memory_capacity_bytes=estimate.memory_capacity_bytes,
     )
 
 

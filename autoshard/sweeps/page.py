@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autoshard.explanation.page import paint, table
+from autoshard.planner.request import SEARCHED
 from autoshard.plans.names import shortened
 from autoshard.sweeps.grid import Point, Sweep
-from autoshard.sweeps.outcome import Outcome
+from autoshard.sweeps.outcome import CHOSEN, OK, Outcome
 from autoshard.units import format_bytes, format_number, format_seconds
 
 
 def sweep_page(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], width: int, color: bool) -> str:
     """A row for each point, as text that ends with a newline. width: columns of the terminal. Where plans were
-    executed, what that took stands beside what was predicted for what ran, which a rehearsal has shrunk."""
-    ran = any(outcome.run for _, outcome in outcomes)
+    executed, what that took stands beside what was predicted for what ran, which a rehearsal has shrunk. What was
+    chosen beside the layout is a column where the sweep asked for a choice, or where it differs and is not in the grid.
+    """
+    ran, chosen = any(outcome.run for _, outcome in outcomes), tuple(_chosen(sweep, outcomes))
     header = (
-        *(name.replace("_", " ") for name in sweep.grid),
+        *(name.replace("_", " ") for name in (*sweep.grid, *chosen)),
         *("step", "tokens/s", "MFU", "memory"),
         *(("took", "predicted", "run") if ran else ()),
         "layout",
     )
-    rows = [(*(str(point[name]) for name in sweep.grid), *_cells(outcome, ran)) for point, outcome in outcomes]
+    rows = [(*(str(point[name]) for name in sweep.grid), *_cells(outcome, ran, chosen)) for point, outcome in outcomes]
     return paint(table(header, rows, width, right=range(len(header) - (2 if ran else 1))), width, color)
 
 
-def _cells(outcome: Outcome, ran: bool) -> tuple[str, ...]:
+def _chosen(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Iterator[str]:
+    """The fields of what was chosen that the page shows."""
+    for option, field in CHOSEN.items():
+        asked = [str(value) for value in sweep.grid.get(option, (sweep.fixed.get(option, ""),))]
+        found = {getattr(outcome, field) for _, outcome in outcomes if outcome.status == OK}
+        if any(one == SEARCHED or "," in one for one in asked) or (option not in sweep.grid and len(found) > 1):
+            yield field
+
+
+def _cells(outcome: Outcome, ran: bool, chosen: tuple[str, ...]) -> tuple[str, ...]:
     step, tokens, mfu, memory = outcome.step_time_s, outcome.tokens_per_s, outcome.mfu, outcome.memory_bytes
     if step is None or tokens is None or mfu is None or memory is None:
-        return ("-",) * (7 if ran else 4) + (f"{outcome.status}: {outcome.reason}",)
+        return ("-",) * (len(chosen) + (7 if ran else 4)) + (f"{outcome.status}: {outcome.reason}",)
     return (
+        *("-" if getattr(outcome, name) is None else str(getattr(outcome, name)) for name in chosen),
         f"~{format_seconds(step)}",
         f"~{format_number(tokens)}",
         f"~{mfu:.1%}",

@@ -21,13 +21,16 @@ from autoshard.models.registry import is_user_module
 from autoshard.planner.options import OPTIONS
 from autoshard.plugins.version import version_with_plugins
 from autoshard.sweeps.grid import Point
-from autoshard.sweeps.outcome import OK, RESULTS, RUNS, STATUSES, TEXTS, Outcome
+from autoshard.sweeps.outcome import CHOSEN, OK, RESULTS, RUNS, STATUSES, TEXTS, Outcome
 
 FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 """Options that may name a file; a row is reused only while the contents of those files stay the same."""
 
 LAST = ("files", "autoshard_version")
 """The last columns, which say of what a row follows besides its options."""
+
+WHOLE = ("devices", "chosen_lnc")
+"""Fields of an Outcome that are whole numbers."""
 
 Key = tuple[str, ...]
 
@@ -162,4 +165,6 @@ def _value(name: str, cell: str) -> Any:
         return cell
     if not cell:
         return None
-    return cell if name in ("chosen_backend", "layout") else int(cell) if name == "devices" else float(cell)
+    if name in WHOLE:
+        return int(cell)
+    return cell if name in ("layout", *CHOSEN.values()) else float(cell)

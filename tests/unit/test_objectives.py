@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.rules import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.explanation.frontier_page import frontier_page
+from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
+from autoshard.planner.operators.combine import Combined
+from autoshard.planner.options import request_from
 from autoshard.planner.planning import answer, plan_for
 from autoshard.planner.request import PlanRequest
-from autoshard.plans.search_result import Candidate
+from autoshard.planner.search import search
+from autoshard.plans.search_result import Candidate, Pins
 from tests.unit.plan_examples import plan_70b, strategy
 
 PINS = {"tp": 8, "cp": 1, "vpp": 1, "micro_batch": 1, "recompute": "none"}
@@ -56,7 +60,7 @@ def test_cost_without_a_price_is_one_error() -> None:
 
 def test_fewest_nodes_that_meet_a_deadline() -> None:
     day = {"tokens": 1e11, "days": 5.0}
-    found = best_answer(request(objective="nodes", **day))
+    found = best_answer(request(nodes=64, objective="nodes", **day))
     nodes, wanted = found.problem.cluster.nodes, 1e11 / (5 * 86400)
     assert found.result.best.estimate.tokens_per_s >= wanted
     fewer = frontier(request(nodes=nodes - 1))
@@ -65,7 +69,7 @@ def test_fewest_nodes_that_meet_a_deadline() -> None:
 
 
 def test_years_have_no_exponent() -> None:
-    found = best_answer(request(objective="nodes", tokens=3e13, days=5000.0))
+    found = best_answer(request(nodes=64, objective="nodes", tokens=3e13, days=5000.0))
     days = 3e13 / found.result.best.estimate.tokens_per_s / 86400
     assert days > 1000
     assert f" tokens in {days:,.0f} days, 5000 allowed; " in found.notes[-1]
@@ -74,6 +78,20 @@ def test_years_have_no_exponent() -> None:
 def test_one_node_is_one() -> None:
     found = best_answer(request(objective="nodes", tokens=1e9, days=30.0))
     assert found.notes[-1].startswith("objective nodes: 1 node sees 1.00 B tokens in ")
+
+
+def test_one_node_is_a_limit_where_it_is_asked_for() -> None:
+    """3e10 tokens in 10 days need more than one node; without --nodes larger clusters are looked at."""
+    asked = {"model": "llama3-8b", "objective": "nodes", "tokens": 3e10, "days": 10.0, **PINS}
+    assert plan_for(request_from(asked)).cluster.nodes > 1
+    with pytest.raises(NoLayoutFits) as error:
+        plan_for(request_from({**asked, "nodes": 1}))
+    said, _, speed = str(error.value).rpartition(" ")
+    assert said == (
+        "no cluster of up to 1 node sees 30.0 B tokens in 10 days, 34,722 a second: the fastest, 1 node, does"
+    )
+    assert float(speed.replace(",", "")) == pytest.approx(answer(request()).result.best.estimate.tokens_per_s, abs=0.5)
+    assert request_from({"model": "llama3-8b", "objective": "cost"}).nodes == 1
 
 
 def test_a_deadline_that_nothing_meets() -> None:
@@ -105,10 +123,10 @@ def test_a_deadline_needs_an_objective_that_has_one(objective: str) -> None:
     assert str(error.value) == f"days=30 is a deadline, and objective={objective} has none; use objective=nodes"
 
 
-@pytest.mark.parametrize("given", ["tokens", "days"])
-def test_a_frontier_takes_no_whole_training(given: str) -> None:
+@pytest.mark.parametrize(("given", "value"), [("tokens", 30.0), ("days", 30.0), ("objective", "cost")])
+def test_a_frontier_takes_no_whole_training_and_no_objective(given: str, value: float | str) -> None:
     with pytest.raises(AutoshardError) as error:
-        frontier(request(**{given: 30.0}))
+        frontier(request(**{given: value}))
     assert str(error.value) == f"--pareto lists single steps and takes no --{given}; a plan without --pareto does"
 
 
@@ -118,7 +136,7 @@ def test_the_frontier_names_layouts_in_words_that_do_not_break() -> None:
     point = answer(request(nodes=2))
     best = Candidate(by_stage.strategy, by_stage.estimate)
     page = frontier_page((replace(point, result=replace(point.result, best=best)),), 60, False)
-    assert page.splitlines()[4].strip().endswith("recompute=by-stage")
+    assert page.splitlines()[5].strip().endswith("recompute=by-stage")
     assert "attention_norm" not in page
 
 
@@ -128,6 +146,72 @@ def test_frontier_only_gets_faster() -> None:
     nodes = [one.problem.cluster.nodes for one in points]
     assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
     assert nodes == sorted(nodes) and set(nodes) <= {1, 2, 4, 8}
+
+
+def pays_on_one_node(problem: Problem, pins: Pins, known_s: float, limit_bytes: float, exhaustive: bool) -> Combined:
+    """A solver whose operators make the step of one node ten times as fast, and no other step faster."""
+    if problem.cluster.nodes > 1:
+        return Combined(None, (), None, 0, 0, gap=0.01)
+    best = search(*problem[:3], pins, problem.backend, top=0).best
+    tokens_per_s = 10 * best.estimate.tokens_per_s
+    return Combined(
+        best.strategy, (), replace(best.estimate, step_time_s=known_s / 10, tokens_per_s=tokens_per_s), 1, 1, gap=0.0
+    )
+
+
+def test_objectives_compare_what_the_solver_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's operators are fastest on 4 nodes and need several to see 1e11 tokens in 30 days; the notes are of the
+    plan that is written."""
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", pays_on_one_node)
+    solver = {"nodes": 4, "operators": "solver", "backend": "torch"}
+    cheapest = plan_for(request(**solver, objective="cost"))
+    assert cheapest.cluster.nodes == 1
+    cost = usd_per_billion_tokens(answer(request(**{**solver, "nodes": 1})))
+    assert any(note.startswith(f"objective cost: {cost:,.2f} USD ") for note in cheapest.notes)
+    assert not any("with Megatron's operators: objective" in note for note in cheapest.notes)
+    fewest = {"objective": "nodes", "tokens": 1e11, "days": 30.0}
+    assert plan_for(request(**solver, **fewest)).cluster.nodes == 1
+    assert plan_for(request(**{**solver, "operators": "megatron"}, **fewest)).cluster.nodes > 1
+    assert [one.problem.cluster.nodes for one in frontier(request(**solver))] == [1]
+    assert [one.problem.cluster.nodes for one in frontier(request(**{**solver, "operators": "megatron"}))] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("objective", ["cost", "nodes"])
+def test_what_the_solver_cannot_do_is_refused_before_any_cluster_is_searched(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoshard.planner.planning.search_backends", None)
+    asked = request(operators="solver", objective=objective, tokens=1e9, pins={"etp": 1})
+    with pytest.raises(AutoshardError) as error:
+        plan_for(replace(asked, days=30.0 if objective == "nodes" else None))
+    assert str(error.value) == "etp with operators=solver: the integer program places experts itself; leave one out"
+
+
+def test_rows_of_the_frontier_say_what_was_chosen_beside_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: what all points share stands above them, what differs is a column, a note once."""
+    monkeypatch.setattr("autoshard.planner.operators.combine.combine", pays_on_one_node)
+    trn2 = {"instance": "trn2.48xlarge", "global_batch": 256, "pins": {**PINS, "tp": 4}}
+    points = frontier(request(**trn2, nodes=2, lnc="auto", precision="auto"))
+    refused = (
+        "precision cfp8: backend nxd cannot multiply in cfp8, the plan is a price; mixed_precision, bf16_sr, fp32 run"
+    )
+    lnc = points[0].problem.cluster.lnc
+    chosen = {"precision": "cfp8", "lnc": lnc, "backend": "nxd", "stack": None, "operators": "megatron"}
+    for one in frontier_to_list(points):
+        assert {name: one[name] for name in chosen} == chosen and one["notes"] == [refused]
+    page = frontier_page(points, 120, False)
+    assert page.splitlines()[0] == f"Pareto  llama3-8b on trn2.48xlarge: precision cfp8, lnc {lnc}, backend nxd"
+    assert page.splitlines()[1].split()[-4:] == ["a", "billion", "tokens", "layout"] and page.count(refused) == 1
+    torch = answer(request(**trn2, nodes=2, backend="torch"))
+    page = frontier_page((points[0], torch), 120, False)
+    assert page.splitlines()[0] == f"Pareto  llama3-8b on trn2.48xlarge: lnc {lnc}"
+    words = " ".join(page.split())
+    assert " tokens precision backend stack layout 1 " in words
+    assert " ? cfp8 nxd - tp=4 " in words and " ? mixed_precision torch neuron-compiled tp=4 " in words
+    assert " nodes 1: precision cfp8: " in words
+    solved = answer(request(nodes=1, operators="solver", backend="torch"))
+    assert frontier_to_list((solved,))[0]["operators"] == "solver"
+    assert frontier_page((solved,), 120, False).splitlines()[0].endswith(", backend torch, operators solver")
 
 
 def test_sizes() -> None:
@@ -172,7 +256,8 @@ def test_pareto_on_the_command_line(
     flags = text.split()
     assert main(["plan", *flags]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("Pareto  llama3-8b on trn1.32xlarge\n  nodes ")
+    shared = "precision mixed_precision, lnc 1, backend nxd"
+    assert page.startswith(f"Pareto  llama3-8b on trn1.32xlarge: {shared}\n  nodes ")
     assert main(["plan", *flags, "--format", "json"]) == 0
     points = json.loads(capsys.readouterr().out)
     assert [point["nodes"] for point in points][-1] == 4 and list(tmp_path.iterdir()) == []

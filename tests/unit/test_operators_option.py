@@ -15,7 +15,7 @@ from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError
 from autoshard.explanation.answers import problem_of
 from autoshard.planner.operators.combine import Combined
-from autoshard.planner.planning import Answer, _proven, _solved, plan_for, plan_of
+from autoshard.planner.planning import Answer, _proven, _solved, _with_solver, plan_for, plan_of
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
 from autoshard.planner.search_words import PROVEN
@@ -72,10 +72,10 @@ def answer_of(megatron: Plan, gap: float = 0.0) -> Answer:
 
 def test_what_was_said_of_the_layout_before_is_said_to_be_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
     solved, megatron = plan("solver"), plan("megatron")
-    others = other_operators(solved)
+    others, asked = other_operators(solved), PlanRequest("llama3-8b", operators="solver")
     pays = Combined(solved.strategy, others, solved.estimate, 1, 1, gap=0.01)
     monkeypatch.setattr("autoshard.planner.operators.combine.combine", lambda *asked: pays)
-    found = plan_of(PlanRequest("llama3-8b", operators="solver"), answer_of(megatron))
+    found = plan_of(asked, _with_solver(answer_of(megatron), asked))
     assert found.operators == solved.operators
     assert found.notes[0] == "seq-len 8: it has 8 positions"
     assert found.notes[1].startswith("operators by the solver: ")
@@ -85,7 +85,7 @@ def test_what_was_said_of_the_layout_before_is_said_to_be_of_that(monkeypatch: p
     )
     none_pays = Combined(None, (), None, 0, 0, gap=0.01)
     monkeypatch.setattr("autoshard.planner.operators.combine.combine", lambda *asked: none_pays)
-    stays = plan_of(PlanRequest("llama3-8b", operators="solver"), answer_of(megatron))
+    stays = plan_of(asked, _with_solver(answer_of(megatron), asked))
     assert stays.notes[:3] == ("seq-len 8: it has 8 positions", *answer_of(megatron).notes)
     assert stays.notes[3].startswith("operators: none make the step ")
 

@@ -293,7 +293,7 @@ def test_too_many_points(tmp_path: Path) -> None:
 
 
 def outcome(devices: int, tokens_per_s: float) -> Outcome:
-    return Outcome(OK, "", "nxd", devices, "tp=1", 1.0, tokens_per_s, 0.4, 1e9, 2e9)
+    return Outcome(OK, devices=devices, layout="tp=1", step_time_s=1.0, tokens_per_s=tokens_per_s, mfu=0.4)
 
 
 def test_lines_of_the_plot() -> None:
@@ -368,6 +368,39 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     values = json.loads(capsys.readouterr().out)
     assert values[3]["options"] == {"model": "llama3-70b", "nodes": 16, "global_batch": 1024}
     assert values[3]["step_time_s"] == plan_70b().estimate.step_time_s
+
+
+def test_a_row_says_what_was_chosen_beside_the_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the files always; on the page where it was searched, or where it differs and the grid does not say it."""
+
+    def other_backend_of_16_nodes(request: PlanRequest) -> Plan:
+        made = plan_70b()
+        return replace(made, backend="torch" if request.nodes == 16 else "nxd")
+
+    def header_of(text: str) -> str:
+        Path("toy.yaml").write_text(text)
+        assert main(["sweep", "toy.yaml"]) == 0
+        return " ".join(capsys.readouterr().out.splitlines()[0].split())
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("autoshard.planner.planning.plan_for", other_backend_of_16_nodes)
+    numbers = "step tokens/s MFU memory layout"
+    assert header_of("model: llama3-70b\ngrid: {nodes: [8, 4]}\n") == f"nodes {numbers}"
+    assert header_of("model: llama3-70b\ngrid: {nodes: [8, 16]}\n") == f"nodes chosen backend {numbers}"
+    assert header_of("model: llama3-70b\nlnc: auto\ngrid: {nodes: [8]}\n") == f"nodes chosen lnc {numbers}"
+    searched = 'model: llama3-70b\ngrid: {precision: [fp32, "mixed_precision,fp32"]}\n'
+    assert header_of(searched) == f"precision chosen precision {numbers}"
+    (row,) = [row for row in read_table(Path("sweeps/toy/results.csv")) if row.values.get("nodes") == "16"]
+    found = row.outcome
+    assert (found.chosen_precision, found.chosen_lnc, found.chosen_backend, found.chosen_stack) == (
+        "mixed_precision",
+        1,
+        "torch",
+        None,
+    )
 
 
 def test_layouts_of_the_printed_table_do_not_break_within_a_word(

@@ -53,6 +53,14 @@ class Minimum(NamedTuple):
     at_least: float
 
 
+def highs() -> Any:
+    """The module of HiGHS. Raises AutoshardError where it is not installed."""
+    try:
+        return import_module("highspy")
+    except ImportError:
+        raise AutoshardError("operators=solver needs HiGHS: pip install 'autoshard[solver]'") from None
+
+
 def minimise(program: LinearProgram, relative_gap: float = 0.0) -> Minimum:
     """The optimum, or what is known of it after MOST_NODES nodes. relative_gap: how much better than what is found
     another solution may be.
@@ -62,10 +70,7 @@ def minimise(program: LinearProgram, relative_gap: float = 0.0) -> Minimum:
 
     Raises AutoshardError where HiGHS is not installed, or gives up after TIME_LIMIT_S.
     """
-    try:
-        highspy: Any = import_module("highspy")
-    except ImportError:
-        raise AutoshardError("operators=solver needs HiGHS: pip install 'autoshard[solver]'") from None
+    highspy = highs()
     solver, model, integers = highspy.Highs(), _model(program), np.array(program.integers)
     for name, value in (*_OPTIONS.items(), ("mip_rel_gap", relative_gap), ("presolve", "off")):
         solver.setOptionValue(name, value)
@@ -86,7 +91,7 @@ def minimise(program: LinearProgram, relative_gap: float = 0.0) -> Minimum:
 
 def _model(program: LinearProgram) -> Any:
     """The program in HiGHS's form, its integers free to be fractions."""
-    highspy: Any = import_module("highspy")
+    highspy = highs()
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = len(program.costs), len(program.rows)
     model.col_cost_ = np.array(program.costs)
@@ -104,7 +109,7 @@ def _model(program: LinearProgram) -> Any:
 
 def _is_feasible(solver: Any, model: Any) -> bool:
     """Whether a model that HiGHS has now solved, or as good as that, has a solution."""
-    kinds_of: Any = import_module("highspy").HighsModelStatus
+    kinds_of = highs().HighsModelStatus
     solver.passModel(model)
     solver.run()
     status = solver.getModelStatus()
