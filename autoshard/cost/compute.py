@@ -109,6 +109,12 @@ def quantized_products(device: Device, precision: Precision) -> QuantizedProduct
     return QuantizedProducts(device.peak_flops_per_s(products.peak), cast_bytes, efficiency)
 
 
+def cast_s_per_weight(precision: Precision, device: Device) -> float:
+    """Seconds to quantise one weight; 0 where products read weights as they are."""
+    products = precision.products
+    return 0.0 if products is None else memory_s(products.cast_bytes(DTYPE_BYTES[precision.parameter_dtype]), device)
+
+
 def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     """The needs of an operator on one rank: products, and bytes through memory."""
     op, work, sizes = step.operator, operator_work(program, step), loop_sizes(program, step)

@@ -231,7 +231,7 @@ def _travelling_bytes(
             state.owners,
             turns,
             ends,
-            (block_work, at_ends if rank.has_loss else 0.0),
+            (block_work + turns.copies_bytes, at_ends if rank.has_loss else 0.0),
             (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
             *in_front,
         )

@@ -53,10 +53,19 @@ class ProductFormat:
         for field in ("operand_bytes", "weight_bytes", "gathered_bytes"):
             check_positive(of, field, getattr(self, field))
 
+    @property
+    def copies_bytes(self) -> float:
+        """Bytes of one element in both copies that its products read: each contracts it in another direction."""
+        return 2 * self.operand_bytes
+
+    @property
+    def travels_cast(self) -> bool:
+        """Whether ranks gather weights that their owners have cast; otherwise each casts what it has gathered."""
+        return self.gathered_bytes <= self.operand_bytes
+
     def cast_bytes(self, element_bytes: float) -> float:
-        """Bytes moved to cast one element: it is read, and written for each of the two products that contract it in
-        another direction. element_bytes: of what is cast."""
-        return self.reads * element_bytes + 2 * self.operand_bytes
+        """Bytes moved to cast one element: it is read, and both copies are written. element_bytes: of what is cast."""
+        return self.reads * element_bytes + self.copies_bytes
 
 
 PRODUCT_FORMATS = {

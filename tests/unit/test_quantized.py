@@ -239,6 +239,63 @@ def test_weights_are_held_cast_and_gathered_by_hand() -> None:
     assert held8 - held == pytest.approx(8 * block * 0.0625)
 
 
+@pytest.mark.parametrize("name", PRODUCT_FORMATS)
+def test_weights_that_are_gathered_in_bf16_are_cast_in_every_pass(name: str) -> None:
+    """Under ZeRO-3 each of two replicas casts the block that it has gathered, forward and backward, in every
+    microbatch, and holds both copies while the block is at work; FP8 travels cast, once a step by the owners."""
+    cluster = TRN2 if name == "cfp8" else B200
+    products, training = PRODUCT_FORMATS[name], TrainingSpec(2048, 16, load_precision(name))
+    shared = replace(LAYOUT, zero=3)
+    assert products.travels_cast == (name in ("fp8", "fp8_block"))
+    block = (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) // 2  # on one of two tensor-parallel ranks
+    mesh = strategy_mesh(TINY, cluster, shared)
+    parts = (stage_parts(TINY, training, cluster, local_shape(shared), "none"),) * 2
+    moved = parts_state(parts, 3, training.precision, mesh, cluster).block.travelling
+    cast_s = memory_s(block * BY_HAND[name][1], cluster.device)
+    after = AfterLastMicrobatch(parts_contents(parts, 2), 3, training.precision, mesh, cluster)
+    plain = AfterLastMicrobatch(parts_contents(parts, 2), 3, BF16, mesh, cluster)
+    once_s = after.of_rank(8, False, False).update_s - plain.of_rank(8, False, False).update_s
+    terms, unmoved = (
+        estimate(TINY, training, cluster, replace(shared, zero=zero)).time_terms[0].value for zero in (3, 2)
+    )
+    if products.travels_cast:
+        assert (moved.cast_s, moved.turns.copies_bytes) == (0.0, 0.0)
+        assert once_s == pytest.approx(8 * cast_s / 2)
+        assert terms == unmoved
+    else:
+        assert moved.cast_s == pytest.approx(cast_s)
+        assert moved.turns.copies_bytes == block * 2 * BY_HAND[name][0]
+        assert once_s == 0.0
+        assert terms - unmoved == pytest.approx(8 * 8 * 2 * cast_s)
+
+
+def test_copies_of_gathered_weights_are_in_the_working_buffers() -> None:
+    model = replace(TINY, vocab_size=1024)  # blocks hold the most
+    whole = replace(LAYOUT, tp=1, pp=1, dp=8, sequence_parallel=False, stage_layers=(16,), recompute=("full",), zero=3)
+
+    def working_bytes(name: str) -> float:
+        terms = estimate(model, TrainingSpec(2048, 16, load_precision(name)), B200, whole).fullest.terms
+        return next(term.value for term in terms if term.name == "working buffers")
+
+    block = 2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192
+    assert working_bytes("mxfp8") - working_bytes("nvfp4") == block * 2 * (1.03125 - 0.5625)
+
+
+def test_experts_that_no_other_rank_has_are_cast_once_a_step() -> None:
+    """ZeRO-3 gathers nothing of an expert that is on one rank alone: it is held with its copies."""
+    model, cluster = load_model("mixtral-8x7b"), load_cluster("b200-180gb", 1)
+    training = TrainingSpec(4096, 64, load_precision("mxfp8"))
+    one = replace(
+        LAYOUT, tp=1, pp=1, dp=8, ep=8, sequence_parallel=False, stage_layers=(32,), recompute=("none",), zero=3
+    )
+    parts = (stage_parts(model, training, cluster, local_shape(one), "none"),)
+    mesh = strategy_mesh(model, cluster, one)
+    block = parts_state(parts, 3, training.precision, mesh, cluster).block
+    expert, attention = 3 * 4096 * 14336, 2 * 4096 * 4096 + 2 * 4096 * 1024
+    assert block.quantized == expert
+    assert block.travelling.cast_s == pytest.approx(memory_s(attention * BY_HAND["mxfp8"][1], cluster.device))
+
+
 def test_blocks_in_bf16_by_hand() -> None:
     """Without a pipeline a step is that many blocks of each kind: with all of them in bf16, a step in bf16 but for the
     casts of weights and what is gathered in FP8."""
@@ -256,7 +313,7 @@ def test_blocks_in_bf16_by_hand() -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("nvfp4", 2)])
+@pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("mxfp8", 0), ("nvfp4", 2)])
 def test_the_search_is_brute_force_over_estimates(name: str, last: int, zero: int) -> None:
     training = TrainingSpec(2048, 32, load_precision(name), unquantized_first=min(last, 1), unquantized_last=last)
     cluster = load_cluster("b200-180gb", 1)

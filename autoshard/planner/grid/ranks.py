@@ -158,6 +158,6 @@ def _held(units: Sequence[Unit]) -> Unit:
     if all(unit.travelling is STAYS for unit in units):
         return Unit(parameters, owned, quantized=quantized)
     numbers = [(unit.weights, unit.sums, *unit.travelling[2:-1], *unit.travelling.turns) for unit in units]
-    weights, sums, gather_s, again_s, scatter_s, *turns = np.array(numbers, dtype=float).T
-    travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, Turns(*turns))
+    weights, sums, gather_s, again_s, scatter_s, cast_s, *turns = np.array(numbers, dtype=float).T
+    travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, Turns(*turns))
     return Unit(parameters, owned, travelling, quantized)

@@ -80,7 +80,7 @@ def _among(tp: int, unit: Contents) -> Contents:
 
 
 def _at_once(unit: Unit) -> Travelling:
-    return unit.travelling._replace(gather_s=0.0, again_s=0.0, scatter_s=0.0)
+    return unit.travelling._replace(gather_s=0.0, again_s=0.0, scatter_s=0.0, cast_s=0.0)
 
 
 class AnyOrderState(LeastState):
