@@ -17,6 +17,7 @@ from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.rows import Number, ceil, largest, where
 from autoshard.spec.cluster import Device
+from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
 UNKNOWN_EFFICIENCY = 0.95
@@ -107,6 +108,12 @@ def quantized_products(device: Device, precision: Precision) -> QuantizedProduct
     cast_bytes = products.cast_bytes(DTYPE_BYTES[precision.compute_dtype])
     efficiency = dict(device.quantized_efficiency).get(products.peak, UNKNOWN_EFFICIENCY)
     return QuantizedProducts(device.peak_flops_per_s(products.peak), cast_bytes, efficiency)
+
+
+def product_formats(device: Device) -> list[str]:
+    """The names of the formats in which linear layers multiply on a device."""
+    known = {dtype for dtype, _ in device.flops_per_s}
+    return [one.name for one in PRODUCT_FORMATS.values() if one.peak in known]
 
 
 def cast_s_per_weight(precision: Precision, device: Device) -> float:

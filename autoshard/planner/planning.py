@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
 from autoshard.backends.rules import Problem, warnings
-from autoshard.cost.compute import quantized_products
+from autoshard.cost.compute import product_formats, quantized_products
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.files.fields import check_choice
@@ -176,9 +176,7 @@ def precision_names(request: PlanRequest) -> tuple[str, ...]:
 def _names(request: PlanRequest, cluster: Cluster) -> tuple[str, ...]:
     if request.precision != SEARCHED:
         return tuple(request.precision.split(","))
-    known = [dtype for dtype, _ in cluster.device.flops_per_s]
-    formats = [one.name for one in PRODUCT_FORMATS.values() if one.peak in known]
-    return ("mixed_precision", *formats)
+    return ("mixed_precision", *product_formats(cluster.device))
 
 
 def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec, cluster: Cluster) -> TrainingSpec:
