@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
-from autoshard.graph.count import loop_sizes, operator_work
-from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES
+from autoshard.graph.count import loop_sizes, operand_bytes, operator_work
+from autoshard.graph.ir import CASTS_INPUT
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.rows import Number, ceil, largest, where
@@ -144,7 +144,8 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     if kind == "vector":
         routed = op.kind in ("dispatch", "combine")
         kind = "route" if routed else "activation" if "capacity" in op.loop_dims else "vector"
-    marks = (float(OPERAND_BYTES in op.attributes), float(bool(op.attributes.get(CASTS_INPUT))))
+    is_quantized = operand_bytes(program, step) is not None
+    marks = float(is_quantized), float(is_quantized and bool(op.attributes.get(CASTS_INPUT)))
     groups = KINDS[op.kind].groups(op, program.graph, sizes)
     traffic = (work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
     return OperatorNeeds(kind, m, n, k, *traffic, groups, *marks)

@@ -43,15 +43,16 @@ def block_unit(kind: int) -> Unit:
     return (kind,), False, False
 
 
-Quantized = tuple[float | None, tuple[str, ...]]
-"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are
-not)."""
+Quantized = tuple[float | None, tuple[str, ...], int]
+"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are not;
+what inputs and outputs must be multiples of)."""
+UNQUANTIZED: Quantized = (None, (), 1)
 
 
 def quantized(training: TrainingSpec) -> Quantized:
     """Which products of a training are quantised, as `stage_work` and with_quantized_products want it."""
     products = training.precision.products
-    return None if products is None else products.operand_bytes, training.unquantized
+    return UNQUANTIZED if products is None else (products.operand_bytes, training.unquantized, products.multiple)
 
 
 def stage_work(
@@ -64,7 +65,7 @@ def stage_work(
     layers: tuple[int, ...],
     first: bool,
     last: bool,
-    quantized: Quantized = (None, ()),
+    quantized: Quantized = UNQUANTIZED,
     keeps_gathered: bool = False,
 ) -> ProgramWork:
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
@@ -129,7 +130,7 @@ class _StageAsSeen(NamedTuple):
     layers: tuple[int, ...]
     first: bool
     last: bool
-    quantized: Quantized = (None, ())
+    quantized: Quantized = UNQUANTIZED
 
 
 @lru_cache(maxsize=2048)

@@ -14,6 +14,9 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Count, Positive, Whole
 from autoshard.files.fields import check_integer, check_positive, show
 
+ROW_ELEMENTS = 16
+"""Rows of operands in 8 or 4 bits have a multiple of so many."""
+
 
 @dataclass(frozen=True)
 class ProductFormat:
@@ -52,6 +55,18 @@ class ProductFormat:
             raise AutoshardError(f"block_size={show(self.block_size)} of {of} must be a whole number of at least 0")
         for field in ("operand_bytes", "weight_bytes", "gathered_bytes"):
             check_positive(of, field, getattr(self, field))
+
+    @property
+    def multiple(self) -> int:
+        """The number of elements of which a layer's inputs and outputs, as a rank has them, must be multiples; products
+        of other layers stay in the compute dtype. Tokens need not be: they are padded.
+
+        Rows of operands are multiples of 16 elements (TE, pytorch/utils.py: assert_dim_for_fp8_exec), in either
+        direction of a weight, as backward contracts the other one. Where the matrix unit applies the scales, which
+        gives a format a peak of its own, blocks are whole besides: TE asserts multiples of MXFP8_BLOCK_SCALING_SIZE and
+        of NVFP4_BLOCK_SCALING_SIZE. For cfp8 it is a guess.
+        """
+        return max(ROW_ELEMENTS, self.block_size) if self.peak == self.name else ROW_ELEMENTS
 
     @property
     def copies_bytes(self) -> float:

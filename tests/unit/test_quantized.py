@@ -11,23 +11,28 @@ from hypothesis import strategies as st
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.after import AfterLastMicrobatch
-from autoshard.cost.collectives import GroupShape, collective_law
+from autoshard.cost.collectives import CollectiveLaw, GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, matmul_s, memory_s, quantized_products, seconds_of
 from autoshard.cost.estimate import estimate
 from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.cost.memory import memory_values
+from autoshard.cost.program import ProgramWork, quantized_share
 from autoshard.cost.rank_load import rank_load
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import stage_parts
-from autoshard.cost.stage_program import quantized
+from autoshard.cost.stage_program import quantized, stage_work
 from autoshard.cost.zero_sharding import parts_contents, parts_state
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.graph.count import operand_bytes, operator_steps
 from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES
 from autoshard.graph.quantize import with_quantized_products
+from autoshard.graph.recompute import kept_activations
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.grid.sharding_bounds import LeastTable
+from autoshard.planner.grid.unit_costs import part_numbers
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
@@ -165,11 +170,11 @@ def test_products_are_never_slower_and_casts_always_count(shape: tuple[int, int,
     assert found.forward > alone.forward and found.backward > alone.backward
 
 
-def marked(model_name: str, unquantized: tuple[str, ...] = ()) -> dict[str, bool]:
+def marked(model_name: str, unquantized: tuple[str, ...] = (), multiple: int = 16) -> dict[str, bool]:
     """Operator in its block -> whether it casts its input, for those that are quantised."""
     model = load_model(model_name)
     graph = stage_graph(model, dim_sizes(model, 1, 64), range(1), True, True)
-    graph = with_quantized_products(graph, 1.0, unquantized)
+    graph = with_quantized_products(graph, 1.0, unquantized, multiple)
     return {
         op.name.removeprefix("model.layers.0."): bool(op.attributes[CASTS_INPUT])
         for op in graph.operators
@@ -196,6 +201,52 @@ def test_linear_layers_of_blocks_are_quantised_and_a_shared_input_is_cast_once()
     }
     mixtral = marked("mixtral-8x7b")  # experts, without the router
     assert {name for name in mixtral if "moe" in name} == {f"block_sparse_moe.experts.w{i}" for i in (1, 2, 3)}
+
+
+def test_layers_that_a_format_does_not_divide_stay_in_bf16() -> None:
+    """A gate of one output never is in fewer bits."""
+    gate = "mlp.shared_expert_gate"
+    with_gate, without = (marked("qwen2-57b-a14b", multiple=multiple) for multiple in (1, 16))
+    assert gate in with_gate
+    assert without == {name: casts for name, casts in with_gate.items() if name != gate}
+    assert [one.multiple for one in PRODUCT_FORMATS.values()] == [16, 16, 32, 16, 16]
+
+
+@pytest.mark.parametrize(("name", "in_bf16"), [("fp8", set()), ("mxfp8", {"gate_proj", "up_proj", "down_proj"})])
+def test_a_rank_multiplies_in_bf16_what_its_format_does_not_divide(name: str, in_bf16: set[str]) -> None:
+    """Each of 16 ranks has 688 of Llama 2's 11,008: 43 x 16, 21.5 x 32. What is cast, kept, held and sent follows."""
+    model, training = load_model("llama2-7b"), load_precision(name)
+    shape = replace(local_shape(LAYOUT), tp=16)
+
+    def work_of(products: tuple[float | None, tuple[str, ...], int]) -> ProgramWork:
+        return stage_work(model, 4096, 1.0, "bfloat16", shape, False, (0,), False, False, products)
+
+    found = work_of(quantized(TrainingSpec(4096, 32, training)))
+    steps = {one.operator.name.rpartition(".")[2]: one for step in found.program.steps for one in operator_steps(step)}
+    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {layer for layer in layers if operand_bytes(found.program, steps[layer]) is None} == in_bf16
+    unquantized = ("mlp",) if in_bf16 else ()
+    same = work_of(quantized(TrainingSpec(4096, 32, training, unquantized=unquantized)))
+    assert (found.operators, found.quantized) == (same.operators, same.quantized)
+    assert kept_activations(found.program, "none") == kept_activations(same.program, "none")
+    shares = [{quantized_share(one.program, step) for step in one.program.steps} for one in (found, same)]
+    assert shares[0] == shares[1]
+
+
+def test_bounds_hold_where_a_rank_multiplies_in_bf16() -> None:
+    """A rank has 136 of 1088: its products in bf16, without casts and collectives between ranks, take no less than its
+    share of what one rank does, whose products are quantised."""
+    model = replace(TINY, hidden_size=1024, num_attention_heads=16, num_key_value_heads=16, intermediate_size=1088)
+    training, shape = TrainingSpec(4096, 32, load_precision("mxfp8")), replace(local_shape(LAYOUT), tp=8)
+    problem = Problem(model, training, B200, "torch")
+
+    def nothing(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+        return CollectiveLaw(0.0, 0.0)
+
+    table = LeastTable(problem, ("none",), False, {})
+    least = table._numbers(8, [shape])[0, 0, 0]
+    found = part_numbers(problem, [shape], ("none",), laws=lambda _: nothing)[0, 0, 0]
+    assert least[0] <= found[0] and least[1] <= found[1]
 
 
 def test_what_a_block_keeps_for_backward_by_hand() -> None:
@@ -355,7 +406,7 @@ def test_a_device_without_the_format_says_what_it_has() -> None:
 
 def test_training_says_what_stays_in_bf16() -> None:
     training = TrainingSpec(2048, 8, PRECISIONS["fp8"], unquantized=("attention",))
-    assert quantized(training) == (1.0, ("attention",))
+    assert quantized(training) == (1.0, ("attention",), 16)
     assert from_json(TrainingSpec, json.loads(json.dumps(to_json(training))), "training") == training
     assert "unquantized" not in to_json(TrainingSpec(2048, 8, BF16))
     assert "products" not in to_json(BF16)

@@ -126,7 +126,11 @@ class LeastTable(Table):
         return as_columns(self._problem, shapes, numbers)
 
     def _numbers(self, tp: int, shapes: list[LocalShape]) -> Array:
-        """Numbers in the form of `part_numbers`: each is a rank's share of what one rank would do alone."""
+        """Numbers in the form of `part_numbers`: each is a rank's share of what one rank would do alone.
+
+        A layer that is quantised on one rank, and is not where several share it, spares these its casts; what they send
+        each other for it takes longer.
+        """
         device = self._problem.cluster.device
         fast = replace(
             device,
