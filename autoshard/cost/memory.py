@@ -185,8 +185,7 @@ def living_bytes(
         weights = weights + sum((unit.frozen for unit in ends), blocks * block.frozen)
     held = weights * (parameter * share)
     if precision.products is not None:
-        copies = share * (precision.products.weight_bytes - parameter)
-        held = held + copies * sum((unit.quantized for unit in ends), blocks * block.quantized)
+        held = held + share * sum((unit.copies_bytes for unit in ends), blocks * block.copies_bytes)
     return Living(held, gradients, owned * (master + 2 * moment), staying)
 
 

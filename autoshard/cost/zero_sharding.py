@@ -155,13 +155,13 @@ STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 
 class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
-    travelling: STAYS where no row is under ZeRO-2 or -3. quantized: of the parameters, those that are held as products
-    read them; 0.0 where no row has any. frozen: further elements, which are not trained and not shared."""
+    travelling: STAYS where no row is under ZeRO-2 or -3. copies_bytes: held beside the parameters for products that
+    read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared."""
 
     parameters: Number
     owned: Number
     travelling: Travelling = STAYS
-    quantized: Number = 0.0
+    copies_bytes: Number = 0.0
     frozen: float = 0.0
 
     @property
@@ -186,8 +186,8 @@ class Unit(NamedTuple):
 
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
-        quantized = 0.0 if isinstance(self.quantized, float) else self.quantized[rows]
-        held = Unit(self.parameters[rows], self.owned[rows], quantized=quantized)
+        copies_bytes = 0.0 if isinstance(self.copies_bytes, float) else self.copies_bytes[rows]
+        held = Unit(self.parameters[rows], self.owned[rows], copies_bytes=copies_bytes)
         if self.travelling is STAYS:
             return held
         numbers = (column[rows] for column in self.travelling[:-1])
@@ -309,14 +309,18 @@ def mesh_state(
 ) -> State:
     """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are."""
     tied = not contents.last.parameters
+    more_bytes = 0.0
+    if precision.products is not None:
+        element_bytes = DTYPE_BYTES[precision.parameter_dtype]
+        more_bytes = precision.products.held_bytes(element_bytes, zero) - element_bytes
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
         counts, matrices, _, times, quantized, frozen = of
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         shared = sum(count for axes, count in quantized.items() if zero == 3 and mesh.size(zero_axes(axes)) > 1)
-        held = float(sum(quantized.values()) - shared)
+        copies_bytes = (sum(quantized.values()) - shared) * more_bytes
         if zero < 2:
-            return Unit(parameters, owned, quantized=held, frozen=float(frozen))
+            return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=float(frozen))
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
@@ -326,7 +330,9 @@ def mesh_state(
             assert precision.products is not None
             cast_s = shared * cast_s_per_weight(precision, cluster.device)
             turns = turns._replace(copies_bytes=shared * precision.products.copies_bytes)
-        return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns), held)
+        return Unit(
+            parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns), copies_bytes
+        )
 
     owners = mesh.size(ZERO_AXES)
     kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
@@ -343,14 +349,14 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
         return units[0]
     share = shares(counts)
     parameters, owned = mean(share, [unit.parameters for unit in units]), mean(share, [unit.owned for unit in units])
-    quantized, frozen = (mean(share, [getattr(unit, name) for unit in units]) for name in ("quantized", "frozen"))
+    copies_bytes, frozen = (mean(share, [getattr(unit, name) for unit in units]) for name in ("copies_bytes", "frozen"))
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:
-        return Unit(parameters, owned, quantized=quantized, frozen=frozen)
+        return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=frozen)
     turns = NO_TURNS._replace(all=mean(share, [moved.turns.all for moved in travelling]))
     *numbers, _ = zip(*travelling, strict=True)
     moved = Travelling(*(mean(share, values) for values in numbers), turns=turns)
-    return Unit(parameters, owned, moved, quantized)
+    return Unit(parameters, owned, moved, copies_bytes)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:

@@ -29,8 +29,8 @@ class ProductFormat:
     block_size: Elements along a row that share a scale; 0 where the whole tensor has one.
     operand_bytes: Bytes of one element of a quantised activation, gradient or weight, with its share of the scales.
     reads: Times that a tensor is read to be cast: twice where its largest element must be known first.
-    weight_bytes: Bytes of one weight that a rank holds, in all copies: for both directions of a product and, where
-        there is one, in the compute dtype.
+    weight_bytes: Bytes of one weight that a rank holds where ranks share the optimizer state, in all copies: for both
+        directions of a product and, where there is one, in the compute dtype.
     gathered_bytes: Bytes of one weight as ranks that share the optimizer state gather it.
     """
 
@@ -72,6 +72,12 @@ class ProductFormat:
     def copies_bytes(self) -> float:
         """Bytes of one element in both copies that its products read: each contracts it in another direction."""
         return 2 * self.operand_bytes
+
+    def held_bytes(self, element_bytes: float, zero: int) -> float:
+        """Bytes of one weight that a rank holds, in all copies. element_bytes: of the weight as it is trained, which a
+        rank holds too where it shares no optimizer state: Megatron asserts that --fp8-param-gather has a distributed
+        optimizer or FSDP."""
+        return self.weight_bytes if zero else element_bytes + self.copies_bytes
 
     @property
     def travels_cast(self) -> bool:

@@ -343,8 +343,21 @@ def test_experts_that_no_other_rank_has_are_cast_once_a_step() -> None:
     mesh = strategy_mesh(model, cluster, one)
     block = parts_state(parts, 3, training.precision, mesh, cluster).block
     expert, attention = 3 * 4096 * 14336, 2 * 4096 * 4096 + 2 * 4096 * 1024
-    assert block.quantized == expert
+    assert block.copies_bytes == expert * 0.0625
     assert block.travelling.cast_s == pytest.approx(memory_s(attention * BY_HAND["mxfp8"][1], cluster.device))
+
+
+@pytest.mark.parametrize("name", PRODUCT_FORMATS)
+def test_weights_are_held_in_bf16_too_where_no_rank_shares_the_optimizer_state(name: str) -> None:
+    """As export to Megatron has them: --fp8-param-gather needs a distributed optimizer."""
+    cluster, whole = (TRN2 if name == "cfp8" else B200), replace(LAYOUT, zero=0)
+    blocks = 8 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) // 2
+
+    def parameters_bytes(precision: str) -> float:
+        terms = estimate(TINY, TrainingSpec(2048, 16, load_precision(precision)), cluster, whole).fullest.terms
+        return terms[0].value
+
+    assert parameters_bytes(name) - parameters_bytes("mixed_precision") == blocks * 2 * BY_HAND[name][0]
 
 
 def test_blocks_in_bf16_by_hand() -> None:
