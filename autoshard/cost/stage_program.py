@@ -67,16 +67,17 @@ def stage_work(
     last: bool,
     quantized: Quantized = UNQUANTIZED,
     keeps_gathered: bool = False,
+    gathers_quantized: bool = False,
 ) -> ProgramWork:
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
     its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
-    keeps_gathered: as in Software.
+    keeps_gathered, gathers_quantized: as in Software.
 
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
     seen = _seen(model, capacity_factor, shape, layers, last)
     of = _StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, quantized)
-    return _stage_work(of, keeps_gathered)
+    return _stage_work(of, keeps_gathered, gathers_quantized)
 
 
 def shape_program(
@@ -134,8 +135,10 @@ class _StageAsSeen(NamedTuple):
 
 
 @lru_cache(maxsize=2048)
-def _stage_work(of: _StageAsSeen, keeps_gathered: bool) -> ProgramWork:
+def _stage_work(of: _StageAsSeen, keeps_gathered: bool, gathers_quantized: bool) -> ProgramWork:
     program = _shape_program(of)
+    if gathers_quantized:
+        program = replace(program, gathers_quantized=True)
     return program_work(with_gathered_kept(program) if keeps_gathered else program)
 
 

@@ -130,8 +130,9 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
 def saved_activations(program: Program, step: Step) -> Mapping[str, float]:
     """Name -> bytes of the buffers that autograd keeps for this step's backward, on one rank.
 
-    Two steps that keep the same buffer give it the same name.
+    Two steps that keep the same buffer give it the same name. What backward gathers again is kept as it is gathered.
     """
+    as_it_was = isinstance(step, GatherEinsumStep) and not program.gathers_quantized
     kept: dict[str, float] = {}
     for operator_step in operator_steps(step):
         op = operator_step.operator
@@ -141,7 +142,7 @@ def saved_activations(program: Program, step: Step) -> Mapping[str, float]:
             views = [step.gather.source if view == step.gather.target else view for view in views]
         if kind.saves_output(op):
             views.append(op.output)
-        quantized = operand_bytes(program, operator_step)
+        quantized = None if as_it_was else operand_bytes(program, operator_step)
         for view in views:
             tensor = program.tensor(view)
             if tensor.role != "parameter" and tensor.differentiable:

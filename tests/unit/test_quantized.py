@@ -265,6 +265,19 @@ def test_what_a_block_keeps_for_backward_by_hand() -> None:
     assert fp8 - bf16 == -inputs + tokens * hidden  # o_proj's copy of what attention keeps
 
 
+def test_what_backward_gathers_again_is_kept_as_it_is_gathered() -> None:
+    """The outputs of both norms, of which a rank keeps its half: in bf16, but where FP8 is gathered."""
+
+    def kept(name: str, software: Software = COMPILED) -> float:
+        training = TrainingSpec(2048, 8, load_precision(name))
+        return float(stage_parts(TINY, training, B200, local_shape(LAYOUT), "none", software).block.kept_bytes)
+
+    hidden, ffn, tokens = TINY.hidden_size // 2, TINY.intermediate_size // 2, 2048
+    bf16, fp8, gathered = kept("mixed_precision"), kept("fp8"), kept("fp8", Software("s", gathers_quantized=True))
+    assert fp8 - bf16 == -tokens * ffn + tokens * hidden  # the gate's product; o_proj's copy of what attention keeps
+    assert gathered - fp8 == -tokens * 2 * hidden
+
+
 def test_weights_are_held_cast_and_gathered_by_hand() -> None:
     cluster, training = load_cluster("b200-180gb", 1), TrainingSpec(2048, 16, BF16)
     block = (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) // 2  # on one of two tensor-parallel ranks
