@@ -192,7 +192,7 @@ class Unit(NamedTuple):
             return held
         numbers = (column[rows] for column in self.travelling[:-1])
         turns = Turns(*(column[rows] for column in self.travelling.turns))
-        return held._replace(travelling=Travelling(*numbers, turns=turns))
+        return held._replace(travelling=Travelling._make((*numbers, turns)))
 
 
 class State(NamedTuple):
@@ -355,8 +355,8 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
         return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=frozen)
     turns = NO_TURNS._replace(all=mean(share, [moved.turns.all for moved in travelling]))
     *numbers, _ = zip(*travelling, strict=True)
-    moved = Travelling(*(mean(share, values) for values in numbers), turns=turns)
-    return Unit(parameters, owned, moved, copies_bytes)
+    means = (mean(share, values) for values in numbers)
+    return Unit(parameters, owned, Travelling._make((*means, turns)), copies_bytes)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:
