@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, ends_shape, group_shape
-from autoshard.cost.compute import memory_s
+from autoshard.cost.compute import cast_s_per_weight, memory_s
 from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.zero_sharding import Contents, Counts, ModelContents, gathered_difference_bytes, zero_axes
+from autoshard.cost.zero_sharding import (
+    Contents,
+    Counts,
+    ModelContents,
+    casts_gathered,
+    gathered_difference_bytes,
+    zero_axes,
+)
 from autoshard.layout.mesh import REPLICA_AXES, Mesh
 from autoshard.rows import Number, anywhere
 from autoshard.spec.cluster import Cluster, Device
@@ -36,7 +43,7 @@ class _Summed(NamedTuple):
     """Elements whose gradients are summed over the same axes. shared: those axes that share the optimizer state;
     within: the others, but for replicas of the shards. owners: ranks along `shared`. elements: of a block of each kind
     and of the ends; travels: those of them that ZeRO-2 and -3 send in every microbatch; quantized: those that products
-    read so."""
+    read so and that are cast once a step."""
 
     shared: tuple[str, ...]
     within: tuple[str, ...]
@@ -77,7 +84,8 @@ class AfterLastMicrobatch:
             owners = mesh.size(shared)
             elements = tuple(unit.parameters.get(axes, 0) for unit in units)
             travels = tuple(unit.matrices.get(axes, 0) if zero >= 2 and owners > 1 else 0 for unit in units)
-            quantized = tuple(unit.quantized.get(axes, 0) for unit in units)
+            once = zero < 3 or owners == 1 or not casts_gathered(precision)
+            quantized = tuple(unit.quantized.get(axes, 0) if once else 0 for unit in units)
             self._summed.append(_Summed(shared, within, owners, elements, travels, quantized))
         self._tied_s = self._of_tied(contents.tied, mesh)
 
@@ -99,7 +107,8 @@ class AfterLastMicrobatch:
         replicated key-value heads), then one reduce-scatter of all gradients over the axes that share the optimizer
         state and one all-gather of the new parameters; without ZeRO an all-reduce, counted under the first of both. So
         is the all-reduce of all shards over their replicas, once a step under every stage. Axes over which a gradient
-        is whole on every rank are not summed over. What ZeRO-2 and -3 send in every microbatch is left out.
+        is whole on every rank are not summed over. What ZeRO-2 and -3 send in every microbatch is left out, and weights
+        that are cast whenever they have been gathered. The update includes the casts of all other weights.
         """
         return self.of_kinds({self._kinds[0]: blocks}, first, last)
 
@@ -163,12 +172,6 @@ def after_s_per_parameter(
     block = Contents({axes: int(BUCKET_BYTES)})
     afterwards = AfterLastMicrobatch(ModelContents({0: block}, Contents()), zero, precision, mesh, cluster)
     return float(afterwards.of_rank(1, False, False).total_s) / BUCKET_BYTES
-
-
-def cast_s_per_weight(precision: Precision, device: Device) -> float:
-    """Seconds to quantise one weight, once a step; 0 where products read weights as they are."""
-    products = precision.products
-    return 0.0 if products is None else memory_s(products.cast_bytes(DTYPE_BYTES[precision.parameter_dtype]), device)
 
 
 def update_s_per_parameter(precision: Precision, device: Device) -> float:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
-from autoshard.graph.count import loop_sizes, operator_work
-from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES
+from autoshard.graph.count import loop_sizes, operand_bytes, operator_work
+from autoshard.graph.ir import CASTS_INPUT
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.rows import Number, ceil, largest, where
 from autoshard.spec.cluster import Device
+from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.training import DTYPE_BYTES, Precision
 
 UNKNOWN_EFFICIENCY = 0.95
@@ -109,6 +110,18 @@ def quantized_products(device: Device, precision: Precision) -> QuantizedProduct
     return QuantizedProducts(device.peak_flops_per_s(products.peak), cast_bytes, efficiency)
 
 
+def product_formats(device: Device) -> list[str]:
+    """The names of the formats in which linear layers multiply on a device."""
+    known = {dtype for dtype, _ in device.flops_per_s}
+    return [one.name for one in PRODUCT_FORMATS.values() if one.peak in known]
+
+
+def cast_s_per_weight(precision: Precision, device: Device) -> float:
+    """Seconds to quantise one weight; 0 where products read weights as they are."""
+    products = precision.products
+    return 0.0 if products is None else memory_s(products.cast_bytes(DTYPE_BYTES[precision.parameter_dtype]), device)
+
+
 def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     """The needs of an operator on one rank: products, and bytes through memory."""
     op, work, sizes = step.operator, operator_work(program, step), loop_sizes(program, step)
@@ -131,7 +144,8 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     if kind == "vector":
         routed = op.kind in ("dispatch", "combine")
         kind = "route" if routed else "activation" if "capacity" in op.loop_dims else "vector"
-    marks = (float(OPERAND_BYTES in op.attributes), float(bool(op.attributes.get(CASTS_INPUT))))
+    is_quantized = operand_bytes(program, step) is not None
+    marks = float(is_quantized), float(is_quantized and bool(op.attributes.get(CASTS_INPUT)))
     groups = KINDS[op.kind].groups(op, program.graph, sizes)
     traffic = (work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
     return OperatorNeeds(kind, m, n, k, *traffic, groups, *marks)

@@ -185,8 +185,7 @@ def living_bytes(
         weights = weights + sum((unit.frozen for unit in ends), blocks * block.frozen)
     held = weights * (parameter * share)
     if precision.products is not None:
-        copies = share * (precision.products.weight_bytes - parameter)
-        held = held + copies * sum((unit.quantized for unit in ends), blocks * block.quantized)
+        held = held + share * sum((unit.copies_bytes for unit in ends), blocks * block.copies_bytes)
     return Living(held, gradients, owned * (master + 2 * moment), staying)
 
 
@@ -231,7 +230,7 @@ def _travelling_bytes(
             state.owners,
             turns,
             ends,
-            (block_work, at_ends if rank.has_loss else 0.0),
+            (block_work + turns.copies_bytes, at_ends if rank.has_loss else 0.0),
             (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
             *in_front,
         )

@@ -2,7 +2,7 @@
 
 Under ZeRO-2 and -3 the weights of the next block arrive and the gradients of the last one leave while a block is at
 work: it takes as long as its work or as these transfers, whichever is longer. Tables at the ends of the model, the
-first gathering of a pass and the last scattering hide behind nothing.
+first gathering of a pass and the last scattering hide behind nothing. To cast what was gathered is work of the pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def block_passes(block: Any, unit: Unit) -> Passes:
     moved = unit.travelling
     if moved is STAYS:
         return Passes(block.forward_s, block.backward_s)
-    return Passes(largest(block.forward_s, moved.gather_s), largest(block.backward_s, moved.again_s + moved.scatter_s))
+    forward_s, backward_s = block.forward_s + moved.cast_s, block.backward_s + moved.cast_s
+    return Passes(largest(forward_s, moved.gather_s), largest(backward_s, moved.again_s + moved.scatter_s))
 
 
 def end_passes(end: Any, unit: Unit) -> Passes:
@@ -39,7 +40,8 @@ def end_passes(end: Any, unit: Unit) -> Passes:
     moved = unit.travelling
     if moved is STAYS:
         return Passes(end.forward_s, end.backward_s)
-    return Passes(end.forward_s + moved.gather_s, end.backward_s + moved.again_s + moved.scatter_s)
+    forward_s, backward_s = end.forward_s + moved.cast_s, end.backward_s + moved.cast_s
+    return Passes(forward_s + moved.gather_s, backward_s + moved.again_s + moved.scatter_s)
 
 
 def opening(block: Unit, device: Device) -> Passes:
@@ -138,6 +140,8 @@ def unit_work_s(part: Any, unit: Unit, accumulation_s: float) -> Number:
 def exposed(part: Any, unit: Unit, passes: Passes) -> tuple[float, float]:
     """(gathering, scattering) that nothing hides, of one row. passes: of the part, waits included."""
     moved = unit.travelling
-    both_s, waits_s = moved.again_s + moved.scatter_s, passes.backward_s - part.backward_s
+    ahead_s = passes.forward_s - (part.forward_s + moved.cast_s)
+    waits_s = passes.backward_s - (part.backward_s + moved.cast_s)
+    both_s = moved.again_s + moved.scatter_s
     share = waits_s / both_s if both_s else 0.0
-    return passes.forward_s - part.forward_s + share * moved.again_s, share * moved.scatter_s
+    return ahead_s + share * moved.again_s, share * moved.scatter_s

@@ -15,8 +15,14 @@ from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, o
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.working_bytes import at_steps
-from autoshard.graph.count import backward_collectives, forward_collectives, operator_steps, parameter_elements
-from autoshard.graph.ir import OPERAND_BYTES, Operator
+from autoshard.graph.count import (
+    backward_collectives,
+    forward_collectives,
+    operand_bytes,
+    operator_steps,
+    parameter_elements,
+)
+from autoshard.graph.ir import Operator
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.states import REPLICATED
@@ -225,7 +231,12 @@ def program_work(program: Program) -> ProgramWork:
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}
-    marked = {op.inputs[1] for op in program.graph.operators if OPERAND_BYTES in op.attributes}
+    marked = {
+        one.operator.inputs[1]
+        for step in program.steps
+        for one in operator_steps(step)
+        if operand_bytes(program, one) is not None
+    }
     elements = parameter_elements(program)
     for name, count in elements.items():
         axes = program.gradient_sync.get(name, ())
@@ -302,14 +313,15 @@ def quantized_share(program: Program, step: Step) -> float | None:
     layers that are split by their inputs. Leaves out that formats with scales by block send gradients in two copies.
     """
     if isinstance(step, GatherEinsumStep):
-        moved, fed = step.gather.source, [einsum.operator for einsum in step.einsums]
+        moved, fed = step.gather.source, list(step.einsums)
     elif isinstance(step, RedistributeStep):
         moved = step.source
-        fed = [op for op in program.graph.operators if op.output == program.tensor(moved).name]
+        made = program.tensor(moved).name
+        fed = [one for each in program.steps for one in operator_steps(each) if one.operator.output == made]
     else:
         return None
-    operands = [op.attributes.get(OPERAND_BYTES) for op in fed]
-    known = [one for one in operands if isinstance(one, (int, float))]
+    operands = [operand_bytes(program, one) for one in fed]
+    known = [one for one in operands if one is not None]
     return known[0] / program.tensor(moved).element_bytes if known and len(known) == len(operands) else None
 
 

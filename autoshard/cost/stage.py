@@ -178,6 +178,7 @@ def stage_pricer(
             last,
             quantized(training),
             software.keeps_gathered,
+            software.gathers_quantized and products is not None,
         )
         return price_program(work, cluster.device, dtype, law_of, software, products)
 

@@ -43,15 +43,16 @@ def block_unit(kind: int) -> Unit:
     return (kind,), False, False
 
 
-Quantized = tuple[float | None, tuple[str, ...]]
-"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are
-not)."""
+Quantized = tuple[float | None, tuple[str, ...], int]
+"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are not;
+what inputs and outputs must be multiples of)."""
+UNQUANTIZED: Quantized = (None, (), 1)
 
 
 def quantized(training: TrainingSpec) -> Quantized:
     """Which products of a training are quantised, as `stage_work` and with_quantized_products want it."""
     products = training.precision.products
-    return None if products is None else products.operand_bytes, training.unquantized
+    return UNQUANTIZED if products is None else (products.operand_bytes, training.unquantized, products.multiple)
 
 
 def stage_work(
@@ -64,18 +65,19 @@ def stage_work(
     layers: tuple[int, ...],
     first: bool,
     last: bool,
-    quantized: Quantized = (None, ()),
+    quantized: Quantized = UNQUANTIZED,
     keeps_gathered: bool = False,
+    gathers_quantized: bool = False,
 ) -> ProgramWork:
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
     its ranks are, nor on how many replicas there are: with 2, the program says which gradients they sum.
-    keeps_gathered: as in Software.
+    keeps_gathered, gathers_quantized: as in Software.
 
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
     seen = _seen(model, capacity_factor, shape, layers, last)
     of = _StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, quantized)
-    return _stage_work(of, keeps_gathered)
+    return _stage_work(of, keeps_gathered, gathers_quantized)
 
 
 def shape_program(
@@ -129,12 +131,14 @@ class _StageAsSeen(NamedTuple):
     layers: tuple[int, ...]
     first: bool
     last: bool
-    quantized: Quantized = (None, ())
+    quantized: Quantized = UNQUANTIZED
 
 
 @lru_cache(maxsize=2048)
-def _stage_work(of: _StageAsSeen, keeps_gathered: bool) -> ProgramWork:
+def _stage_work(of: _StageAsSeen, keeps_gathered: bool, gathers_quantized: bool) -> ProgramWork:
     program = _shape_program(of)
+    if gathers_quantized:
+        program = replace(program, gathers_quantized=True)
     return program_work(with_gathered_kept(program) if keeps_gathered else program)
 
 

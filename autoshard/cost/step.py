@@ -77,9 +77,10 @@ def time_values(
                 strategy, parts, state, num_microbatches, precision, mesh, cluster, software, transfers=False
             )
         pipeline_s = step_time_s(strategy.schedule, *without)
-    busiest, gathering_s, scattering_s = busiest_rank(loads, state, num_microbatches, accumulation_s)
+    busiest, gathering_s, scattering_s, casting_s = busiest_rank(loads, state, num_microbatches, accumulation_s)
     launches_s = num_microbatches * (2 * vpp * cluster.device.pass_launch_s + busiest.waiting_s)
-    work = (*_work_values(busiest, num_microbatches, accumulation_s), launches_s)
+    products_s, *others_s = _work_values(busiest, num_microbatches, accumulation_s)
+    work = (products_s + casting_s, *others_s, launches_s)
     contents = parts_contents(parts, mesh.pp)
     afterwards = AfterLastMicrobatch(contents, strategy.zero, precision, mesh, cluster, software)
     after = max(
@@ -95,17 +96,18 @@ def time_values(
 
 class Busiest(NamedTuple):
     """The pipeline rank with most work. gathering_s, scattering_s: of all microbatches, what it waits inside the
-    pipeline for weights and gradients under ZeRO-2 and -3."""
+    pipeline for weights and gradients under ZeRO-2 and -3. casting_s: to cast the weights that it has gathered."""
 
     load: RankLoad
     gathering_s: float
     scattering_s: float
+    casting_s: float
 
 
 def busiest_rank(loads: tuple[RankLoad, ...], state: State, num_microbatches: int, accumulation_s: float) -> Busiest:
     """The rank whose work the terms of a step describe. loads: one of each kind of pipeline rank. state: of the mesh.
     accumulation_s: to add one element of a gradient to its sum."""
-    waits = {load.rank: _exposed_s(load, state) for load in loads}
+    waits = {load.rank: _travelling_s(load, state) for load in loads}
     load = max(loads, key=lambda rank: rank.work_s + accumulation_s * rank.num_parameters + sum(waits[rank.rank]))
     return Busiest(load, *(num_microbatches * seconds for seconds in waits[load.rank]))
 
@@ -138,19 +140,23 @@ def pipeline_work(
     )
 
 
-def _exposed_s(load: RankLoad, state: State) -> tuple[float, float]:
-    """(gathering, scattering) of one microbatch that nothing hides, on one rank."""
+def _travelling_s(load: RankLoad, state: State) -> tuple[float, float, float]:
+    """(gathering, scattering, casting) of one microbatch on one rank. What hides behind work is left out."""
     if not state.travels:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     waits = []
+    casting_s = 0.0
     for chunk in load.chunks:
         block = state.of(chunk.kinds).block
         moved = block.travelling
         waits.append((1, (moved.gather_s + moved.again_s, moved.scatter_s)))
         waits.append((chunk.count, exposed(chunk.block, block, block_passes(chunk.block, block))))
-    waits += [(1, exposed(end.part, end.unit, end_passes(end.part, end.unit))) for end in rank_of(load, state).ends]
+        casting_s += 2 * chunk.count * moved.cast_s
+    for end in rank_of(load, state).ends:
+        waits.append((1, exposed(end.part, end.unit, end_passes(end.part, end.unit))))
+        casting_s += 2 * end.unit.travelling.cast_s
     gathering_s, scattering_s = (sum(count * seconds[way] for count, seconds in waits) for way in (0, 1))
-    return gathering_s, scattering_s
+    return gathering_s, scattering_s, casting_s
 
 
 def _overlapped(after: After, load: RankLoad, pipeline: tuple[int, int, int], software: Software) -> After:

@@ -1,8 +1,8 @@
 """ZeRO-2 and ZeRO-3: what a rank holds of a part of the model, and how long it moves in every microbatch.
 
 A unit, a block or a table at an end of the model, sends its gradients when a microbatch's backward is through with it;
-under ZeRO-3 it gathers its weights before forward and again before backward. Norms and biases stay whole. What of it
-hides behind work: cost/passes.py.
+under ZeRO-3 it gathers its weights before forward and again before backward, and casts them then if its products read
+them quantised and they do not travel so. Norms and biases stay whole. What of it hides behind work: cost/passes.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from autoshard.cost.backward_release import Moments
 from autoshard.cost.collectives import collective_time_s, group_shape
+from autoshard.cost.compute import cast_s_per_weight
 from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.part import Part
 from autoshard.cost.program import ProgramWork
@@ -67,6 +68,7 @@ class Turns(NamedTuple):
 
     is_last: 1 where the larger bucket leaves behind the smaller one, that of few experts, else 0; early is then the
     moment when most is there before experts have their gradients, and back_before what is freed then.
+    copies_bytes: of quantised copies that the unit makes of what it has gathered.
     """
 
     all: Number
@@ -79,6 +81,7 @@ class Turns(NamedTuple):
     back_leaving: Number
     back_before: Number = 0.0
     is_last: Number = 0.0
+    copies_bytes: Number = 0.0
 
     @property
     def leaving_last(self) -> Number:
@@ -135,29 +138,30 @@ def _by_sharers(matrices: Counts, mesh: Mesh) -> dict[tuple[str, ...], float]:
 class Travelling(NamedTuple):
     """One unit on one rank under ZeRO-2 or -3, over rows. weights, sums: elements of weights and of sums of
     gradients that it holds. gather_s, again_s: seconds to gather its weights for forward and for backward. scatter_s:
-    to scatter its gradients. turns: its elements that travel."""
+    to scatter its gradients. cast_s: of each pass, to cast what was gathered. turns: its elements that travel."""
 
     weights: Number
     sums: Number
     gather_s: Number
     again_s: Number
     scatter_s: Number
+    cast_s: Number
     turns: Turns
 
 
-STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
+STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 """Marks a unit that is held whole: nothing of it travels."""
 
 
 class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
-    travelling: STAYS where no row is under ZeRO-2 or -3. quantized: of the parameters, those that are held as products
-    read them; 0.0 where no row has any. frozen: further elements, which are not trained and not shared."""
+    travelling: STAYS where no row is under ZeRO-2 or -3. copies_bytes: held beside the parameters for products that
+    read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared."""
 
     parameters: Number
     owned: Number
     travelling: Travelling = STAYS
-    quantized: Number = 0.0
+    copies_bytes: Number = 0.0
     frozen: float = 0.0
 
     @property
@@ -182,13 +186,13 @@ class Unit(NamedTuple):
 
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
-        quantized = 0.0 if isinstance(self.quantized, float) else self.quantized[rows]
-        held = Unit(self.parameters[rows], self.owned[rows], quantized=quantized)
+        copies_bytes = 0.0 if isinstance(self.copies_bytes, float) else self.copies_bytes[rows]
+        held = Unit(self.parameters[rows], self.owned[rows], copies_bytes=copies_bytes)
         if self.travelling is STAYS:
             return held
-        weights, sums, gather_s, again_s, scatter_s = (column[rows] for column in self.travelling[:-1])
+        numbers = (column[rows] for column in self.travelling[:-1])
         turns = Turns(*(column[rows] for column in self.travelling.turns))
-        return held._replace(travelling=Travelling(weights, sums, gather_s, again_s, scatter_s, turns))
+        return held._replace(travelling=Travelling._make((*numbers, turns)))
 
 
 class State(NamedTuple):
@@ -305,18 +309,30 @@ def mesh_state(
 ) -> State:
     """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are."""
     tied = not contents.last.parameters
+    more_bytes = 0.0
+    if precision.products is not None:
+        element_bytes = DTYPE_BYTES[precision.parameter_dtype]
+        more_bytes = precision.products.held_bytes(element_bytes, zero) - element_bytes
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
         counts, matrices, _, times, quantized, frozen = of
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
-        held = 0.0 if zero == 3 else float(sum(quantized.values()))
+        shared = sum(count for axes, count in quantized.items() if zero == 3 and mesh.size(zero_axes(axes)) > 1)
+        copies_bytes = (sum(quantized.values()) - shared) * more_bytes
         if zero < 2:
-            return Unit(parameters, owned, quantized=held, frozen=float(frozen))
+            return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=float(frozen))
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
         turns = in_turns(matrices, mesh, times, hidden_bytes) if is_block else end_turns(matrices, contents.table, mesh)
-        return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), held)
+        cast_s = 0.0
+        if shared and casts_gathered(precision):
+            assert precision.products is not None
+            cast_s = shared * cast_s_per_weight(precision, cluster.device)
+            turns = turns._replace(copies_bytes=shared * precision.products.copies_bytes)
+        return Unit(
+            parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns), copies_bytes
+        )
 
     owners = mesh.size(ZERO_AXES)
     kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
@@ -333,14 +349,14 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
         return units[0]
     share = shares(counts)
     parameters, owned = mean(share, [unit.parameters for unit in units]), mean(share, [unit.owned for unit in units])
-    quantized, frozen = (mean(share, [getattr(unit, name) for unit in units]) for name in ("quantized", "frozen"))
+    copies_bytes, frozen = (mean(share, [getattr(unit, name) for unit in units]) for name in ("copies_bytes", "frozen"))
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:
-        return Unit(parameters, owned, quantized=quantized, frozen=frozen)
+        return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=frozen)
     turns = NO_TURNS._replace(all=mean(share, [moved.turns.all for moved in travelling]))
     *numbers, _ = zip(*travelling, strict=True)
-    weights, sums, gather_s, again_s, scatter_s = (mean(share, values) for values in numbers)
-    return Unit(parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, turns), quantized)
+    means = (mean(share, values) for values in numbers)
+    return Unit(parameters, owned, Travelling._make((*means, turns)), copies_bytes)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:
@@ -366,6 +382,11 @@ def _moved(
             size = count * parameter + quantized * gathered_difference_bytes(precision)
             gather_s += collective_time_s("all_gather", size, shape, cluster) if zero == 3 else 0.0
     return Moved(gather_s, scatter_s)
+
+
+def casts_gathered(precision: Precision) -> bool:
+    """Whether ranks that share weights cast them themselves whenever they have gathered them for a pass."""
+    return precision.products is not None and not precision.products.travels_cast
 
 
 def gathered_difference_bytes(precision: Precision) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar
 
-from autoshard.graph.ir import OPERAND_BYTES, Graph
+from autoshard.graph.ir import OPERAND_BYTES, OPERAND_MULTIPLE, Graph, Operator
 from autoshard.graph.operator_kind import Internal
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
@@ -87,6 +87,23 @@ def loop_sizes(program: Program, step: OperatorStep) -> Mapping[str, float]:
     return sizes
 
 
+def operand_bytes(program: Program, step: OperatorStep) -> float | None:
+    """Bytes of one element of the quantised operands of a rank's product; None where its operands are as they were."""
+    attributes = step.operator.attributes
+    size, multiple = attributes.get(OPERAND_BYTES), attributes.get(OPERAND_MULTIPLE)
+    if not isinstance(size, (int, float)) or not isinstance(multiple, int):
+        return None
+    return size if divides(step.operator, program.graph, loop_sizes(program, step), multiple) else None
+
+
+def divides(op: Operator, graph: Graph, sizes: Mapping[str, float], multiple: int) -> bool:
+    """Whether a product's inputs and outputs are multiples of so many elements. sizes: of the graph's dims."""
+    shape = KINDS[op.kind].matmul_shape(op, graph, sizes)
+    assert shape is not None, op.name
+    _, outputs, inputs = shape
+    return not (outputs % multiple or inputs % multiple)
+
+
 def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
     """The work of one rank when the operator of this step runs forward once, on local tensors.
 
@@ -113,8 +130,9 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
 def saved_activations(program: Program, step: Step) -> Mapping[str, float]:
     """Name -> bytes of the buffers that autograd keeps for this step's backward, on one rank.
 
-    Two steps that keep the same buffer give it the same name.
+    Two steps that keep the same buffer give it the same name. What backward gathers again is kept as it is gathered.
     """
+    as_it_was = isinstance(step, GatherEinsumStep) and not program.gathers_quantized
     kept: dict[str, float] = {}
     for operator_step in operator_steps(step):
         op = operator_step.operator
@@ -124,11 +142,11 @@ def saved_activations(program: Program, step: Step) -> Mapping[str, float]:
             views = [step.gather.source if view == step.gather.target else view for view in views]
         if kind.saves_output(op):
             views.append(op.output)
-        quantized = op.attributes.get(OPERAND_BYTES)
+        quantized = None if as_it_was else operand_bytes(program, operator_step)
         for view in views:
             tensor = program.tensor(view)
             if tensor.role != "parameter" and tensor.differentiable:
-                if isinstance(quantized, (int, float)):  # the copy that the gradient of the weight reads, instead
+                if quantized is not None:  # the copy that the gradient of the weight reads, instead
                     kept[view + QUANTIZED] = program.local_bytes[view] / tensor.element_bytes * quantized
                 else:
                     kept[view] = float(program.local_bytes[view])

@@ -14,9 +14,10 @@ from math import prod
 INDEX_BYTES = 8
 """Token ids and labels are int64, as torch's embedding and cross-entropy want them."""
 FLOAT32_BYTES = 4
-OPERAND_BYTES, CASTS_INPUT = "operand_bytes", "casts_input"
-"""Attributes of a matrix product with quantised operands (graph/quantize.py): bytes of one element of these; whether it
-casts its input, as the first of those that read it does."""
+OPERAND_BYTES, OPERAND_MULTIPLE, CASTS_INPUT = "operand_bytes", "operand_multiple", "casts_input"
+"""Attributes of a matrix product with quantised operands (graph/quantize.py): bytes of one element of these; what its
+inputs and outputs must be multiples of on a rank, else it is as others; whether it casts its input, as the first of
+those that read it does."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Program:
     gradient_sync: parameter -> axes over which its gradient is a partial sum until the end of the step.
     without_gradient: redistributed views whose readers pass no gradient on: nothing moves backward.
     outputs: views in the states that the caller asked for.
+    gathers_quantized: whether what quantised products read is gathered as they read it.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class Program:
     gradient_sync: Mapping[str, tuple[str, ...]]
     outputs: tuple[str, ...]
     without_gradient: frozenset[str] = frozenset()
+    gathers_quantized: bool = False
 
     def tensor(self, view: str) -> Tensor:
         """The tensor behind a view's name."""

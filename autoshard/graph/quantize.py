@@ -1,20 +1,26 @@
 """Marks the products of a graph that read quantised operands: linear layers of blocks, as Transformer Engine has them.
 
-Left in the compute dtype are attention's own products, routers, the embedding and the head.
+Left in the compute dtype are attention's own products, routers, the embedding, the head, and layers whose inputs or
+outputs the format does not divide, such as gates of one output. Where the ranks of a mesh get such a share of a layer,
+its product is as the others there (`operand_bytes`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES, Graph, Operator
+from autoshard.graph.count import divides
+from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES, OPERAND_MULTIPLE, Graph, Operator
 from autoshard.graph.recompute import in_block, is_recomputed
 
 
-def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantized: tuple[str, ...] = ()) -> Graph:
+def with_quantized_products(
+    graph: Graph, operand_bytes: float | None, unquantized: tuple[str, ...] = (), multiple: int = 1
+) -> Graph:
     """The graph with its linear layers' products marked; the same graph where operand_bytes is None.
 
     operand_bytes: of one element of a quantised operand. unquantized: modules and operators of a block that are not.
+    multiple: as of ProductFormat.
     """
     if operand_bytes is None:
         return graph
@@ -25,8 +31,13 @@ def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantiz
     cast: set[str] = set()
     operators = []
     for op in graph.operators:
-        if _is_linear(graph, op) and op.output not in routers and not is_recomputed(op, "+".join(unquantized)):
-            marks: dict[str, object] = {OPERAND_BYTES: operand_bytes, CASTS_INPUT: op.inputs[0] not in cast}
+        is_wide = op.output in routers or is_recomputed(op, "+".join(unquantized))
+        if _is_linear(graph, op) and not is_wide and divides(op, graph, graph.sizes, multiple):
+            marks: dict[str, object] = {
+                OPERAND_BYTES: operand_bytes,
+                OPERAND_MULTIPLE: multiple,
+                CASTS_INPUT: op.inputs[0] not in cast,
+            }
             cast.add(op.inputs[0])
             op = replace(op, attributes={**op.attributes, **marks})
         operators.append(op)

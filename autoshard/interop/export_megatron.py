@@ -178,9 +178,6 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
             left_out.append(f"keep_bf16={plan.training.kept_wide}: {most}, which is written")
         if products.name == "fp8" and (first or last):
             left_out.append("precision=fp8: Megatron's delayed scaling keeps no blocks in bf16; written as tensorwise")
-        if products.name in GATHERED_LOW and not strategy.zero:
-            held = "Megatron holds parameters in FP8 with zero above 0 alone; they stay in bf16"
-            left_out.append(f"precision={plan.training.precision.name} with zero=0: {held}")
     if plan.training.unquantized:
         left_out.append(f"keep_bf16={'+'.join(plan.training.unquantized)}: Megatron keeps whole blocks in bf16 alone")
     if model.sliding_window is not None:

@@ -115,6 +115,9 @@ TP_PP_DP = "dp-pp-cp-tp"
 """--use-tp-pp-dp-mapping: data parallelism outside of the pipeline. Without it the order is the default one."""
 FP8_RECIPES = {"blockwise": "fp8_block", "mxfp8": "mxfp8"}
 """--fp8-recipe and the precision here, where it is not fp8."""
+WIDE_ENDS = "first-last-layers-bf16"
+WIDE_BLOCKS = {"first": "num-layers-at-start-in-bf16", "last": "num-layers-at-end-in-bf16"}
+"""Blocks at the ends of the model that are not in FP8, and how many."""
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 SHARDING_FLAG, USUAL_SHARDING = "data-parallel-sharding-strategy", "optim_grads_params"
 """What --use-megatron-fsdp shards, and what it does without that flag, since Megatron-Core 0.18; before, nothing."""
@@ -184,6 +187,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         notes=notes,
         warnings=(*approximations, *_warnings(flags, options)),
         products=_products(flags),
+        wide_blocks=_wide_blocks(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
         devices_per_node=_processes(flags),
         overlaps="Megatron",
@@ -202,6 +206,15 @@ def _products(flags: dict[str, str]) -> dict[str, str]:
     """The precision here, by what the flags say of products in fewer bits than 16."""
     names = {"fp8-format": FP8_RECIPES.get(flags.get("fp8-recipe", ""), "fp8"), "fp4-format": "nvfp4"}
     return {f"--{flag} {flags[flag]}": name for flag, name in names.items() if flag in flags}
+
+
+def _wide_blocks(flags: dict[str, str]) -> dict[str, str]:
+    """The blocks at either end that multiply in bf16, by the flag that says so: one where no number is said."""
+    if WIDE_ENDS not in flags:
+        return {}
+    counts = {end: whole_number(f"--{flag}", flags.get(flag, "1"), 0) for end, flag in WIDE_BLOCKS.items()}
+    ends = "+".join(f"{end}={count}" for end, count in counts.items() if count)
+    return {f"--{WIDE_ENDS}": ends} if ends else {}
 
 
 def _most_blocks(fields: dict[str, Any], layers: int | None, options: dict[str, Any]) -> int | None:
@@ -384,7 +397,7 @@ READ = (
     *("use-megatron-fsdp", SHARDING_FLAG, TORCH_FSDP, TORCH_FSDP_ZERO_2, "use-tp-pp-dp-mapping"),
     *(EXPERT_RANKS, INSTANCES, "use-distributed-optimizer", *STAGE_FLAGS),
     *(DEEPSPEED_ZERO, DEEPSPEED_RECOMPUTE, LATENT, FREQUENCY, WINDOW),
-    *("nproc-per-node", GROUPED),
+    *("nproc-per-node", GROUPED, WIDE_ENDS, *WIDE_BLOCKS.values()),
     *("mtp-num-layers", "mtp-loss-scaling-factor"),
 )
 """Flags that say something about the layout, or about the model that it is found by."""

@@ -27,7 +27,8 @@ class WrittenLayout:
     options have the format's defaults, rather than being left to the search. model: what the file says of its model.
     training_fields: of TrainingSpec, where the file overrules what `autoshard plan` takes. notes: what could not be
     taken over unchanged. warnings: what the file says that changes the step and is not in the price. products: what it
-    says of products of matrices in fewer bits -> the precision here. drops: what it says of dropout, empty for nothing.
+    says of products of matrices in fewer bits -> the precision here. wide_blocks: what it says of blocks that multiply
+    in bf16 all the same -> these, as --keep-bf16 has them. drops: what it says of dropout, empty for nothing.
     overlaps: the framework on GPUs, where it hides transfers behind work; else empty. devices_per_node: those that the
     file starts processes for, None where it does not say.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
@@ -44,6 +45,7 @@ class WrittenLayout:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     products: Mapping[str, str] = field(default_factory=dict)
+    wide_blocks: Mapping[str, str] = field(default_factory=dict)
     devices_per_node: int | None = None
     drops: str = ""
     overlaps: str = ""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
 from autoshard.backends.rules import Problem, warnings
-from autoshard.cost.compute import quantized_products
+from autoshard.cost.compute import product_formats, quantized_products
 from autoshard.cost.fit_probability import levels
+from autoshard.cost.stage_program import quantized
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.files.fields import check_choice
 from autoshard.graph.ir import OPERAND_BYTES
@@ -188,14 +189,12 @@ def precision_names(request: PlanRequest) -> tuple[str, ...]:
 def _names(request: PlanRequest, cluster: Cluster) -> tuple[str, ...]:
     if request.precision != SEARCHED:
         return tuple(request.precision.split(","))
-    known = [dtype for dtype, _ in cluster.device.flops_per_s]
-    formats = [one.name for one in PRODUCT_FORMATS.values() if one.peak in known]
-    return ("mixed_precision", *formats)
+    return ("mixed_precision", *product_formats(cluster.device))
 
 
 def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec, cluster: Cluster) -> TrainingSpec:
-    """The training with what --keep-bf16 names. Raises AutoshardError where no linear layer of a block goes by one of
-    the names, and where nothing is quantised."""
+    """The training with what --keep-bf16 names. Raises AutoshardError where no layer of a block that is quantised
+    goes by one of the names, and where nothing is quantised."""
     if request.keep_bf16 is None or training.precision.products is None:
         asked = map(load_precision, _names(request, cluster))
         if request.keep_bf16 is not None and all(one.products is None for one in asked):
@@ -205,7 +204,8 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
             )
         return training
     block = stage_graph(model, dim_sizes(model, 1, 1), model.kinds, False, False)
-    quantised = [op for op in with_quantized_products(block, 1.0).operators if OPERAND_BYTES in op.attributes]
+    marked = with_quantized_products(block, *quantized(training))
+    quantised = [op for op in marked.operators if OPERAND_BYTES in op.attributes]
     known = list(dict.fromkeys([op.module for op in quantised] + [name_in_block(op.name) for op in quantised]))
     ends, names = {"first": 0, "last": 0}, set[str]()
     for one in request.keep_bf16.split("+"):
@@ -216,7 +216,8 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
             names.add(one)
         else:
             raise AutoshardError(
-                f"keep_bf16={one}: no linear layer of a block of {model.name}; known: {', '.join(known)}, "
+                f"keep_bf16={one}: no layer of a block of {model.name} that {training.precision.name} quantises; "
+                f"known: {', '.join(known)}, "
                 "first=N and last=N blocks"
             )
     if sum(ends.values()) > model.num_hidden_layers:

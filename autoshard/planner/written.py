@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,11 @@ OF_THE_COMMAND = ("out", "top", "format")
 
 NO_LIMIT = "experts without a capacity factor (dropless): priced as if {priced}; a plan drops what is over it"
 IN_FEWER_BITS = (
-    "{said}: priced in bf16; products of matrices take less time in {precision}, which --precision {precision} prices"
+    "{said}: priced in bf16; products of matrices take less time in {precision}, which --precision {precision}{keep} "
+    "prices"
 )
+NO_SUCH_PRODUCTS = "{said}: priced in bf16; {device} has no products in {precision}"
+KEPT_WIDE = "{said}: priced with all blocks in {precision}; --keep-bf16 {keep} prices that"
 EVEN_SHARE = "each got its even share of tokens (capacity factor 1)"
 ONE_RUN = (
     "the file's pipeline takes {count} sequences of a replica and empties, {runs:g} times a step; priced as if all "
@@ -92,9 +95,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     request = request_from(options)
     problem, notes = _problem(file, request, written, model)
     warnings = written.warnings
-    if problem.training.precision.products is None:
-        in_bits = (IN_FEWER_BITS.format(said=words, precision=name) for words, name in written.products.items())
-        warnings = (*in_bits, *warnings)
+    warnings = (*_on_products(written, problem, request), *warnings)
     if problem.model.is_moe and written.complete and not written.training_fields:
         warnings += (NO_LIMIT.format(priced=EVEN_SHARE if request.expert_imbalance is None else UNEVEN),)
     devices, cluster = written.devices_per_node, problem.cluster
@@ -137,6 +138,24 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy)
+
+
+def _on_products(written: WrittenLayout, problem: Problem, request: PlanRequest) -> Iterator[str]:
+    """Sentences about products in fewer bits that the file has and the price does not."""
+    from autoshard.cost.compute import product_formats
+
+    precision, cluster = problem.training.precision, problem.cluster
+    kept = written.wide_blocks if request.keep_bf16 is None else {}
+    if precision.products is None:
+        for said, name in written.products.items():
+            if name in product_formats(cluster.device):
+                keep = "".join(f" --keep-bf16 {blocks}" for blocks in kept.values())
+                yield IN_FEWER_BITS.format(said=said, precision=name, keep=keep)
+            else:
+                yield NO_SUCH_PRODUCTS.format(said=said, device=cluster.instance, precision=name)
+    elif written.products:
+        for said, blocks in kept.items():
+            yield KEPT_WIDE.format(said=said, precision=precision.name, keep=blocks)
 
 
 def _checked(file: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from autoshard.errors import AutoshardError
 from autoshard.files.codec import Count, Positive, Whole
 from autoshard.files.fields import check_integer, check_positive, show
 
+ROW_ELEMENTS = 16
+"""Rows of operands in 8 or 4 bits have a multiple of so many."""
+
 
 @dataclass(frozen=True)
 class ProductFormat:
@@ -26,8 +29,8 @@ class ProductFormat:
     block_size: Elements along a row that share a scale; 0 where the whole tensor has one.
     operand_bytes: Bytes of one element of a quantised activation, gradient or weight, with its share of the scales.
     reads: Times that a tensor is read to be cast: twice where its largest element must be known first.
-    weight_bytes: Bytes of one weight that a rank holds, in all copies: for both directions of a product and, where
-        there is one, in the compute dtype.
+    weight_bytes: Bytes of one weight that a rank holds where ranks share the optimizer state, in all copies: for both
+        directions of a product and, where there is one, in the compute dtype.
     gathered_bytes: Bytes of one weight as ranks that share the optimizer state gather it.
     """
 
@@ -53,10 +56,37 @@ class ProductFormat:
         for field in ("operand_bytes", "weight_bytes", "gathered_bytes"):
             check_positive(of, field, getattr(self, field))
 
+    @property
+    def multiple(self) -> int:
+        """The number of elements of which a layer's inputs and outputs, as a rank has them, must be multiples; products
+        of other layers stay in the compute dtype. Tokens need not be: they are padded.
+
+        Rows of operands are multiples of 16 elements (TE, pytorch/utils.py: assert_dim_for_fp8_exec), in either
+        direction of a weight, as backward contracts the other one. Where the matrix unit applies the scales, which
+        gives a format a peak of its own, blocks are whole besides: TE asserts multiples of MXFP8_BLOCK_SCALING_SIZE and
+        of NVFP4_BLOCK_SCALING_SIZE. For cfp8 it is a guess.
+        """
+        return max(ROW_ELEMENTS, self.block_size) if self.peak == self.name else ROW_ELEMENTS
+
+    @property
+    def copies_bytes(self) -> float:
+        """Bytes of one element in both copies that its products read: each contracts it in another direction."""
+        return 2 * self.operand_bytes
+
+    def held_bytes(self, element_bytes: float, zero: int) -> float:
+        """Bytes of one weight that a rank holds, in all copies. element_bytes: of the weight as it is trained, which a
+        rank holds too where it shares no optimizer state: Megatron asserts that --fp8-param-gather has a distributed
+        optimizer or FSDP."""
+        return self.weight_bytes if zero else element_bytes + self.copies_bytes
+
+    @property
+    def travels_cast(self) -> bool:
+        """Whether ranks gather weights that their owners have cast; otherwise each casts what it has gathered."""
+        return self.gathered_bytes <= self.operand_bytes
+
     def cast_bytes(self, element_bytes: float) -> float:
-        """Bytes moved to cast one element: it is read, and written for each of the two products that contract it in
-        another direction. element_bytes: of what is cast."""
-        return self.reads * element_bytes + 2 * self.operand_bytes
+        """Bytes moved to cast one element: it is read, and both copies are written. element_bytes: of what is cast."""
+        return self.reads * element_bytes + self.copies_bytes
 
 
 PRODUCT_FORMATS = {

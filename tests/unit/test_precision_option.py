@@ -114,10 +114,12 @@ def test_refusals_name_what_there_is() -> None:
     with pytest.raises(AutoshardError) as raised:
         inputs_of(replace(H100, keep_bf16="lm_head"))
     assert str(raised.value) == (
-        "keep_bf16=lm_head: no linear layer of a block of llama3-8b; known: attention, mlp, self_attn.q_proj, "
-        "self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj, "
-        "first=N and last=N blocks"
+        "keep_bf16=lm_head: no layer of a block of llama3-8b that fp8 quantises; known: attention, mlp, "
+        "self_attn.q_proj, self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, mlp.gate_proj, mlp.up_proj, "
+        "mlp.down_proj, first=N and last=N blocks"
     )
+    with pytest.raises(AutoshardError, match=r"^keep_bf16=mlp.shared_expert_gate: no layer of a block of "):
+        inputs_of(replace(H100, model="qwen2-57b-a14b", keep_bf16="mlp.shared_expert_gate"))
     training = inputs_of(replace(H100, keep_bf16="mlp.up_proj+attention+first=1"))[1]
     assert training.kept_wide == "attention+mlp.up_proj+first=1"
     assert (training.unquantized, training.unquantized_first) == (("attention", "mlp.up_proj"), 1)

@@ -11,23 +11,28 @@ from hypothesis import strategies as st
 
 from autoshard.backends.rules import Problem
 from autoshard.cost.after import AfterLastMicrobatch
-from autoshard.cost.collectives import GroupShape, collective_law
+from autoshard.cost.collectives import CollectiveLaw, GroupShape, collective_law
 from autoshard.cost.compute import OperatorNeeds, matmul_s, memory_s, quantized_products, seconds_of
 from autoshard.cost.estimate import estimate
 from autoshard.cost.local_shape import local_shape, strategy_mesh
 from autoshard.cost.memory import memory_values
+from autoshard.cost.program import ProgramWork, quantized_share
 from autoshard.cost.rank_load import rank_load
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import stage_parts
-from autoshard.cost.stage_program import quantized
+from autoshard.cost.stage_program import quantized, stage_work
 from autoshard.cost.zero_sharding import parts_contents, parts_state
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.graph.count import operand_bytes, operator_steps
 from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES
 from autoshard.graph.quantize import with_quantized_products
+from autoshard.graph.recompute import kept_activations
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner.grid.sharding_bounds import LeastTable
+from autoshard.planner.grid.unit_costs import part_numbers
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
@@ -165,11 +170,11 @@ def test_products_are_never_slower_and_casts_always_count(shape: tuple[int, int,
     assert found.forward > alone.forward and found.backward > alone.backward
 
 
-def marked(model_name: str, unquantized: tuple[str, ...] = ()) -> dict[str, bool]:
+def marked(model_name: str, unquantized: tuple[str, ...] = (), multiple: int = 16) -> dict[str, bool]:
     """Operator in its block -> whether it casts its input, for those that are quantised."""
     model = load_model(model_name)
     graph = stage_graph(model, dim_sizes(model, 1, 64), range(1), True, True)
-    graph = with_quantized_products(graph, 1.0, unquantized)
+    graph = with_quantized_products(graph, 1.0, unquantized, multiple)
     return {
         op.name.removeprefix("model.layers.0."): bool(op.attributes[CASTS_INPUT])
         for op in graph.operators
@@ -198,6 +203,52 @@ def test_linear_layers_of_blocks_are_quantised_and_a_shared_input_is_cast_once()
     assert {name for name in mixtral if "moe" in name} == {f"block_sparse_moe.experts.w{i}" for i in (1, 2, 3)}
 
 
+def test_layers_that_a_format_does_not_divide_stay_in_bf16() -> None:
+    """A gate of one output never is in fewer bits."""
+    gate = "mlp.shared_expert_gate"
+    with_gate, without = (marked("qwen2-57b-a14b", multiple=multiple) for multiple in (1, 16))
+    assert gate in with_gate
+    assert without == {name: casts for name, casts in with_gate.items() if name != gate}
+    assert [one.multiple for one in PRODUCT_FORMATS.values()] == [16, 16, 32, 16, 16]
+
+
+@pytest.mark.parametrize(("name", "in_bf16"), [("fp8", set()), ("mxfp8", {"gate_proj", "up_proj", "down_proj"})])
+def test_a_rank_multiplies_in_bf16_what_its_format_does_not_divide(name: str, in_bf16: set[str]) -> None:
+    """Each of 16 ranks has 688 of Llama 2's 11,008: 43 x 16, 21.5 x 32. What is cast, kept, held and sent follows."""
+    model, training = load_model("llama2-7b"), load_precision(name)
+    shape = replace(local_shape(LAYOUT), tp=16)
+
+    def work_of(products: tuple[float | None, tuple[str, ...], int]) -> ProgramWork:
+        return stage_work(model, 4096, 1.0, "bfloat16", shape, False, (0,), False, False, products)
+
+    found = work_of(quantized(TrainingSpec(4096, 32, training)))
+    steps = {one.operator.name.rpartition(".")[2]: one for step in found.program.steps for one in operator_steps(step)}
+    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {layer for layer in layers if operand_bytes(found.program, steps[layer]) is None} == in_bf16
+    unquantized = ("mlp",) if in_bf16 else ()
+    same = work_of(quantized(TrainingSpec(4096, 32, training, unquantized=unquantized)))
+    assert (found.operators, found.quantized) == (same.operators, same.quantized)
+    assert kept_activations(found.program, "none") == kept_activations(same.program, "none")
+    shares = [{quantized_share(one.program, step) for step in one.program.steps} for one in (found, same)]
+    assert shares[0] == shares[1]
+
+
+def test_bounds_hold_where_a_rank_multiplies_in_bf16() -> None:
+    """A rank has 136 of 1088: its products in bf16, without casts and collectives between ranks, take no less than its
+    share of what one rank does, whose products are quantised."""
+    model = replace(TINY, hidden_size=1024, num_attention_heads=16, num_key_value_heads=16, intermediate_size=1088)
+    training, shape = TrainingSpec(4096, 32, load_precision("mxfp8")), replace(local_shape(LAYOUT), tp=8)
+    problem = Problem(model, training, B200, "torch")
+
+    def nothing(kind: str, axes: tuple[str, ...]) -> CollectiveLaw:
+        return CollectiveLaw(0.0, 0.0)
+
+    table = LeastTable(problem, ("none",), False, {})
+    least = table._numbers(8, [shape])[0, 0, 0]
+    found = part_numbers(problem, [shape], ("none",), laws=lambda _: nothing)[0, 0, 0]
+    assert least[0] <= found[0] and least[1] <= found[1]
+
+
 def test_what_a_block_keeps_for_backward_by_hand() -> None:
     """The inputs of its linear layers at one byte: both norms' outputs, what attention gives and the product of the
     gate. Attention keeps its own output too, in bf16."""
@@ -212,6 +263,19 @@ def test_what_a_block_keeps_for_backward_by_hand() -> None:
     bf16, fp8 = kept("mixed_precision"), kept("fp8")
     inputs = tokens * (2 * hidden + ffn)
     assert fp8 - bf16 == -inputs + tokens * hidden  # o_proj's copy of what attention keeps
+
+
+def test_what_backward_gathers_again_is_kept_as_it_is_gathered() -> None:
+    """The outputs of both norms, of which a rank keeps its half: in bf16, but where FP8 is gathered."""
+
+    def kept(name: str, software: Software = COMPILED) -> float:
+        training = TrainingSpec(2048, 8, load_precision(name))
+        return float(stage_parts(TINY, training, B200, local_shape(LAYOUT), "none", software).block.kept_bytes)
+
+    hidden, ffn, tokens = TINY.hidden_size // 2, TINY.intermediate_size // 2, 2048
+    bf16, fp8, gathered = kept("mixed_precision"), kept("fp8"), kept("fp8", Software("s", gathers_quantized=True))
+    assert fp8 - bf16 == -tokens * ffn + tokens * hidden  # the gate's product; o_proj's copy of what attention keeps
+    assert gathered - fp8 == -tokens * 2 * hidden
 
 
 def test_weights_are_held_cast_and_gathered_by_hand() -> None:
@@ -239,6 +303,76 @@ def test_weights_are_held_cast_and_gathered_by_hand() -> None:
     assert held8 - held == pytest.approx(8 * block * 0.0625)
 
 
+@pytest.mark.parametrize("name", PRODUCT_FORMATS)
+def test_weights_that_are_gathered_in_bf16_are_cast_in_every_pass(name: str) -> None:
+    """Under ZeRO-3 each of two replicas casts the block that it has gathered, forward and backward, in every
+    microbatch, and holds both copies while the block is at work; FP8 travels cast, once a step by the owners."""
+    cluster = TRN2 if name == "cfp8" else B200
+    products, training = PRODUCT_FORMATS[name], TrainingSpec(2048, 16, load_precision(name))
+    shared = replace(LAYOUT, zero=3)
+    assert products.travels_cast == (name in ("fp8", "fp8_block"))
+    block = (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) // 2  # on one of two tensor-parallel ranks
+    mesh = strategy_mesh(TINY, cluster, shared)
+    parts = (stage_parts(TINY, training, cluster, local_shape(shared), "none"),) * 2
+    moved = parts_state(parts, 3, training.precision, mesh, cluster).block.travelling
+    cast_s = memory_s(block * BY_HAND[name][1], cluster.device)
+    after = AfterLastMicrobatch(parts_contents(parts, 2), 3, training.precision, mesh, cluster)
+    plain = AfterLastMicrobatch(parts_contents(parts, 2), 3, BF16, mesh, cluster)
+    once_s = after.of_rank(8, False, False).update_s - plain.of_rank(8, False, False).update_s
+    terms, unmoved = (
+        estimate(TINY, training, cluster, replace(shared, zero=zero)).time_terms[0].value for zero in (3, 2)
+    )
+    if products.travels_cast:
+        assert (moved.cast_s, moved.turns.copies_bytes) == (0.0, 0.0)
+        assert once_s == pytest.approx(8 * cast_s / 2)
+        assert terms == unmoved
+    else:
+        assert moved.cast_s == pytest.approx(cast_s)
+        assert moved.turns.copies_bytes == block * 2 * BY_HAND[name][0]
+        assert once_s == 0.0
+        assert terms - unmoved == pytest.approx(8 * 8 * 2 * cast_s)
+
+
+def test_copies_of_gathered_weights_are_in_the_working_buffers() -> None:
+    model = replace(TINY, vocab_size=1024)  # blocks hold the most
+    whole = replace(LAYOUT, tp=1, pp=1, dp=8, sequence_parallel=False, stage_layers=(16,), recompute=("full",), zero=3)
+
+    def working_bytes(name: str) -> float:
+        terms = estimate(model, TrainingSpec(2048, 16, load_precision(name)), B200, whole).fullest.terms
+        return next(term.value for term in terms if term.name == "working buffers")
+
+    block = 2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192
+    assert working_bytes("mxfp8") - working_bytes("nvfp4") == block * 2 * (1.03125 - 0.5625)
+
+
+def test_experts_that_no_other_rank_has_are_cast_once_a_step() -> None:
+    """ZeRO-3 gathers nothing of an expert that is on one rank alone: it is held with its copies."""
+    model, cluster = load_model("mixtral-8x7b"), load_cluster("b200-180gb", 1)
+    training = TrainingSpec(4096, 64, load_precision("mxfp8"))
+    one = replace(
+        LAYOUT, tp=1, pp=1, dp=8, ep=8, sequence_parallel=False, stage_layers=(32,), recompute=("none",), zero=3
+    )
+    parts = (stage_parts(model, training, cluster, local_shape(one), "none"),)
+    mesh = strategy_mesh(model, cluster, one)
+    block = parts_state(parts, 3, training.precision, mesh, cluster).block
+    expert, attention = 3 * 4096 * 14336, 2 * 4096 * 4096 + 2 * 4096 * 1024
+    assert block.copies_bytes == expert * 0.0625
+    assert block.travelling.cast_s == pytest.approx(memory_s(attention * BY_HAND["mxfp8"][1], cluster.device))
+
+
+@pytest.mark.parametrize("name", PRODUCT_FORMATS)
+def test_weights_are_held_in_bf16_too_where_no_rank_shares_the_optimizer_state(name: str) -> None:
+    """As export to Megatron has them: --fp8-param-gather needs a distributed optimizer."""
+    cluster, whole = (TRN2 if name == "cfp8" else B200), replace(LAYOUT, zero=0)
+    blocks = 8 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) // 2
+
+    def parameters_bytes(precision: str) -> float:
+        terms = estimate(TINY, TrainingSpec(2048, 16, load_precision(precision)), cluster, whole).fullest.terms
+        return terms[0].value
+
+    assert parameters_bytes(name) - parameters_bytes("mixed_precision") == blocks * 2 * BY_HAND[name][0]
+
+
 def test_blocks_in_bf16_by_hand() -> None:
     """Without a pipeline a step is that many blocks of each kind: with all of them in bf16, a step in bf16 but for the
     casts of weights and what is gathered in FP8."""
@@ -256,7 +390,7 @@ def test_blocks_in_bf16_by_hand() -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("nvfp4", 2)])
+@pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("mxfp8", 0), ("nvfp4", 2)])
 def test_the_search_is_brute_force_over_estimates(name: str, last: int, zero: int) -> None:
     training = TrainingSpec(2048, 32, load_precision(name), unquantized_first=min(last, 1), unquantized_last=last)
     cluster = load_cluster("b200-180gb", 1)
@@ -298,7 +432,7 @@ def test_a_device_without_the_format_says_what_it_has() -> None:
 
 def test_training_says_what_stays_in_bf16() -> None:
     training = TrainingSpec(2048, 8, PRECISIONS["fp8"], unquantized=("attention",))
-    assert quantized(training) == (1.0, ("attention",))
+    assert quantized(training) == (1.0, ("attention",), 16)
     assert from_json(TrainingSpec, json.loads(json.dumps(to_json(training))), "training") == training
     assert "unquantized" not in to_json(TrainingSpec(2048, 8, BF16))
     assert "products" not in to_json(BF16)

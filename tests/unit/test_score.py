@@ -426,7 +426,7 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
 def test_other_formats_warn_too(name: str, text: str, warnings: list[str]) -> None:
     models = {"--num-experts": "mixtral-8x7b", "--moe-shared": "qwen2-57b-a14b"}
     model = next((model for flag, model in models.items() if text.startswith(flag)), "llama3-8b")
-    found = read_written(written(name, text), {"model": model, "nodes": 2})
+    found = read_written(written(name, text), {"model": model, "nodes": 2, "instance": "b200-180gb"})
     assert list(found.warnings) == warnings
 
 
@@ -461,6 +461,48 @@ def test_products_that_are_priced_are_not_warned_of(name: str, text: str) -> Non
     given = {"model": "llama3-8b", "instance": "h100-80gb", "precision": "fp8"}
     found = read_written(written(name, text), given)
     assert found.problem.training.precision.products is not None and found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("instance", "recipe", "precision"),
+    [("a100-80gb", "delayed", "fp8"), ("trn1.32xlarge", "delayed", "fp8"), ("h100-80gb", "mxfp8", "mxfp8")],
+)
+def test_no_precision_is_advised_that_the_device_does_not_have(instance: str, recipe: str, precision: str) -> None:
+    text = f"--tensor-model-parallel-size 1 --fp8-format hybrid --fp8-recipe {recipe} --first-last-layers-bf16"
+    found = read_written(written("a.sh", text), {"model": "llama3-8b", "instance": instance})
+    assert found.warnings == (f"--fp8-format hybrid: priced in bf16; {instance} has no products in {precision}",)
+
+
+@pytest.mark.parametrize(
+    ("counts", "blocks"),
+    [
+        ("", "first=1+last=1"),
+        (" --num-layers-at-start-in-bf16 2 --num-layers-at-end-in-bf16 3", "first=2+last=3"),
+        (" --num-layers-at-start-in-bf16 0", "last=1"),
+    ],
+)
+def test_blocks_in_bf16_are_named_as_the_option_has_them(counts: str, blocks: str) -> None:
+    file = written("a.sh", f"--tensor-model-parallel-size 1 --fp8-format hybrid --first-last-layers-bf16{counts}")
+    given = {"model": "llama3-8b", "instance": "h100-80gb"}
+    assert read_written(file, given).warnings == (
+        f"--fp8-format hybrid: {FLOAT8} fp8, which --precision fp8 --keep-bf16 {blocks} prices",
+    )
+    given["precision"] = "fp8"
+    found = read_written(file, given)
+    assert found.warnings == (
+        f"--first-last-layers-bf16: priced with all blocks in fp8; --keep-bf16 {blocks} prices that",
+    )
+    assert (found.left_out, found.not_priced) == (("--fp8-format",), ())
+    found = read_written(file, {**given, "keep_bf16": blocks})
+    assert (found.warnings, found.problem.training.kept_wide) == ((), blocks)
+
+
+def test_blocks_in_bf16_need_flag_and_format() -> None:
+    """As in Megatron: numbers without the flag change nothing, nor does the flag without FP8."""
+    for text in ("--fp8-format hybrid --num-layers-at-start-in-bf16 2", "--bf16 --first-last-layers-bf16"):
+        file = written("a.sh", f"--tensor-model-parallel-size 1 {text}")
+        given = {"model": "llama3-8b", "instance": "h100-80gb", "precision": "fp8"}
+        assert read_written(file, given).warnings == ()
 
 
 def test_dropout_that_is_asked_for_is_not_warned_of() -> None:

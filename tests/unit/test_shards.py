@@ -193,13 +193,15 @@ def test_what_hides_behind_a_block() -> None:
     block = strategy_parts(LLAMA, TRAINING, cluster, one)[0].block
     ahead, back = block.forward_s, block.backward_s
 
-    def waits(part: Part, gather_s: float, again_s: float, scatter_s: float) -> tuple[Passes, Passes]:
+    def waits(
+        part: Part, gather_s: float, again_s: float, scatter_s: float, cast_s: float = 0.0
+    ) -> tuple[Passes, Passes]:
         """(as a block, as an end)."""
-        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, again_s, scatter_s, turns(8, 8, 8)))
+        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, again_s, scatter_s, cast_s, turns(8, 8, 8)))
         return block_passes(part, unit), end_passes(part, unit)
 
-    def unhidden(gather_s: float, scatter_s: float) -> tuple[float, float]:
-        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, gather_s, scatter_s, turns(8, 8, 8)))
+    def unhidden(gather_s: float, scatter_s: float, cast_s: float = 0.0) -> tuple[float, float]:
+        unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, gather_s, gather_s, scatter_s, cast_s, turns(8, 8, 8)))
         return exposed(block, unit, block_passes(block, unit))
 
     assert waits(block, 0.5 * ahead, 0.5 * ahead, 0.0)[0] == (ahead, back)
@@ -210,6 +212,10 @@ def test_what_hides_behind_a_block() -> None:
     # an embedding's backward does not read its table; nothing of an end hides
     assert waits(block, 1.0, 0.0, 2.0)[1] == pytest.approx((ahead + 1, back + 2))
     assert waits(block, 1.0, 1.0, 2.0)[1] == pytest.approx((ahead + 1, back + 3))
+    # to cast what was gathered is work, which others hide behind
+    assert waits(block, 0.5 * ahead, 0.5 * ahead, 0.0, ahead)[0] == (2 * ahead, back + ahead)
+    assert unhidden(2 * ahead, 0.0, ahead) == (0.0, 0.0)
+    assert waits(block, 1.0, 1.0, 2.0, 0.5)[1] == pytest.approx((ahead + 1.5, back + 3.5))
 
 
 def test_terms_add_up_and_waiting_is_named() -> None:

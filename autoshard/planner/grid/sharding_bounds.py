@@ -80,7 +80,7 @@ def _among(tp: int, unit: Contents) -> Contents:
 
 
 def _at_once(unit: Unit) -> Travelling:
-    return unit.travelling._replace(gather_s=0.0, again_s=0.0, scatter_s=0.0)
+    return unit.travelling._replace(gather_s=0.0, again_s=0.0, scatter_s=0.0, cast_s=0.0)
 
 
 class AnyOrderState(LeastState):
@@ -126,7 +126,11 @@ class LeastTable(Table):
         return as_columns(self._problem, shapes, numbers)
 
     def _numbers(self, tp: int, shapes: list[LocalShape]) -> Array:
-        """Numbers in the form of `part_numbers`: each is a rank's share of what one rank would do alone."""
+        """Numbers in the form of `part_numbers`: each is a rank's share of what one rank would do alone.
+
+        A layer that is quantised on one rank, and is not where several share it, spares these its casts; what they send
+        each other for it takes longer.
+        """
         device = self._problem.cluster.device
         fast = replace(
             device,
