@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoshard.graph.pointwise import Expression
-from autoshard.tracer.dims import Dim, Dims, resolve
+from autoshard.tracer.dims import Dim, Dims, resolve, same
 from autoshard.tracer.source import Place
 
 
@@ -98,9 +98,8 @@ class View:
 
     def same(self, other: View) -> bool:
         """Whether two views have the same numbers in the same places."""
-        ones = [tuple(dim for dim in axis if dim.size != 1) for axis in self.shape]
-        others = [tuple(dim for dim in axis if dim.size != 1) for axis in other.shape]
-        return self.tensor is other.tensor and ones == others
+        axes = len(self.axes) == len(other.axes) and all(map(same, self.axes, other.axes))
+        return self.tensor is other.tensor and axes
 
 
 @dataclass(frozen=True, eq=False)
