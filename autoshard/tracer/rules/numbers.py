@@ -186,13 +186,18 @@ def gelu(t: Tracer, x: Value, approximate: str = "none") -> Value:
 
 @rule("leaky_relu")
 def leaky_relu(t: Tracer, x: Value, slope: float = 0.01) -> Value:
-    return formula(t, "maximum", formula(t, "mul", x, slope), x)
+    return formula(t, "maximum" if slope <= 1 else "minimum", formula(t, "mul", x, slope), x)
 
 
-@rule("clamp", "clamp_min", "clamp_max", "hardtanh")
+@rule("clamp", "clamp_min", "hardtanh")
 def clamp(t: Tracer, x: Value, low: float | None = None, high: float | None = None) -> Value:
     found = x if low is None else formula(t, "maximum", x, low)
     return found if high is None else formula(t, "minimum", found, high)
+
+
+@rule("clamp_max")
+def clamp_max(t: Tracer, x: Value, high: float) -> Value:
+    return clamp(t, x, None, high)
 
 
 @rule("reciprocal")
