@@ -253,9 +253,10 @@ def _speeds(angles: torch.Tensor, rotary_dim: int) -> dict[str, Any]:
     position's.
     """
     if len(angles) > 1 and float(angles[-1]) > 0:
-        exponent = (rotary_dim - 2) / rotary_dim
-        theta = float(f"{float(angles[-1]) ** (-1 / exponent):.4g}")
-        expected = theta ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-        if torch.allclose(angles, expected, rtol=1e-3, atol=1e-9):
-            return {"theta": theta}
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
+        found = float(angles[-1]) ** (-1 / float(exponents[-1]))
+        for digits in range(1, 9):  # the shortest number is the one that somebody wrote: FP32 tables have seven
+            theta = float(f"{found:.{digits}g}")
+            if torch.allclose(angles, theta**-exponents, rtol=2 * TOLERANCE, atol=0.0):
+                return {"theta": theta}
     return {"frequencies": tuple(float(angle) for angle in angles)}
