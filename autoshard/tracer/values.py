@@ -6,7 +6,7 @@ A value is a tensor of our graph in some view, a constant, or a part of a patter
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoshard.graph.pointwise import Expression
@@ -222,8 +222,10 @@ class Scores(Pending):
 class Gates(Pending):
     """A value computed from a router's logits.
 
-    part: '' all of them, 'weights' and 'experts' of the top k, 'sum' of those weights, 'order' a value computed from
-    the numbers of the experts alone. shared: by all parts of one top k.
+    part: '' all of them; 'weights' and 'experts' of the top k, 'sum' of those weights. Once the choices of all tokens
+    are ordered by expert: 'choices' in that order, 'tokens' and 'sorted weights' and 'sorted experts' of these,
+    'places' of the choices, 'counts' of tokens by expert and 'ends' of the experts' choices. shared: by all parts of
+    one top k.
     """
 
     logits: View
@@ -233,14 +235,22 @@ class Gates(Pending):
     normalized: bool = False
     shared: dict[Any, View] = field(default_factory=dict)
 
+    def as_part(self, part: str) -> Gates:
+        """Another part of the same top k."""
+        return replace(self, part=part)
+
 
 @dataclass(eq=False)
 class Routed(Pending):
-    """The experts' answers for each token and choice, weighed or not yet."""
+    """The experts' answers for each token and choice, weighed or not yet.
+
+    by_token: in the order of the tokens again, rather than by expert.
+    """
 
     view: View
     gates: Gates
     weighed: bool
+    by_token: bool = False
 
 
 @dataclass(eq=False)

@@ -124,6 +124,54 @@ def shared(
     return step
 
 
+EXPERTS, CHOICES = 4, 2
+MIXTURE = {"router": (WIDTH, EXPERTS), "up": (EXPERTS, WIDTH, INNER), "down": (EXPERTS, INNER, WIDTH)}
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+def by_expert(own: torch.Tensor, weights: torch.Tensor, order: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return (own * weights.flatten()[order].unsqueeze(-1))[places]
+
+
+def by_token(own: torch.Tensor, weights: torch.Tensor, order: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return own[places].unflatten(0, (-1, CHOICES)) * weights.unsqueeze(-1)
+
+
+def by_order(own: torch.Tensor, weights: torch.Tensor, order: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return own[order].unflatten(0, (-1, CHOICES)) * weights.unsqueeze(-1)
+
+
+def mixture(
+    route: Callable[[torch.Tensor], Tensors],
+    answers: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = by_expert,
+) -> Step:
+    """A mixture of experts written out. route: weights and experts [tokens, choices] of logits. answers: weighed."""
+
+    def step(s: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = x.flatten(0, 1)
+        weights, experts = route(y @ s.router)
+        order = torch.argsort(experts.reshape(-1))
+        chosen, places = experts.reshape(-1)[order], torch.argsort(order)
+        own = F.silu(y[order // CHOICES].unsqueeze(1) @ s.up[chosen]) @ s.down[chosen]
+        found = answers(own.squeeze(1), weights, order, places)
+        return found.view(-1, CHOICES, WIDTH).sum(1).view(x.shape)
+
+    return step
+
+
+def top(logits: torch.Tensor, choices: int = CHOICES, largest: bool = True) -> Tensors:
+    return torch.topk(logits.softmax(-1), choices, largest=largest)
+
+
+def changed(weights: Callable[[torch.Tensor], torch.Tensor], experts: Callable[[torch.Tensor], torch.Tensor]) -> Step:
+    """A mixture whose top choices are changed."""
+    return mixture(lambda logits: (lambda found: (weights(found[0]), experts(found[1])))(top(logits)))
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 HONOURED: dict[str, Callable[[], nn.Module]] = {
     "clamp_max": lambda: Model(mlp(lambda y: (9 * y).clamp_max(0.5)), **MLP),
     "steep leaky relu": lambda: Model(mlp(lambda y: F.leaky_relu(y, 1.5)), **MLP),
@@ -131,6 +179,11 @@ HONOURED: dict[str, Callable[[], nn.Module]] = {
         scores(lambda y: y.masked_fill(hidden(5), NONE).masked_fill(hidden(), NONE).softmax(-1)), **ATTENTION
     ),
     "two windows": lambda: Model(scores(lambda y: (y + added(5) + added(9)).softmax(-1)), **ATTENTION),
+    "a mixture": lambda: Model(mixture(top), **MIXTURE),
+    "a mixture weighed by token": lambda: Model(mixture(top, by_token), **MIXTURE),
+    "a mixture whose weights add up to 1": lambda: Model(
+        changed(lambda one: one / one.sum(-1, keepdim=True), same), **MIXTURE
+    ),
 }
 
 
@@ -159,6 +212,67 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "einsum over tokens": (
         lambda: Model(lambda s, x: torch.einsum("bsd,de->be", x, s.up).unsqueeze(1) @ s.down, **MLP),
         "einsum: it sums over the tokens or the sequences of the batch",
+    ),
+    "the smallest choices": (
+        lambda: Model(mixture(lambda logits: top(logits, largest=False)), **MIXTURE),
+        "topk: a router takes the largest k over the last axis, that of the experts",
+    ),
+    "a router of tokens in another order": (
+        lambda: Model(
+            mixture(lambda logits: top(logits.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1))), **MIXTURE
+        ),
+        "topk: a router chooses for something else than all tokens of the batch",
+    ),
+    "a part of the top choices": (
+        lambda: Model(mixture(lambda logits: (top(logits, 3)[0][:, 1:], top(logits, 3)[1][:, 1:])), **MIXTURE),
+        "slice: it takes a part of what a router chose, or gives it another order",
+    ),
+    "choices of several tokens mixed": (
+        lambda: Model(changed(same, lambda one: one.view(CHOICES, -1)), **MIXTURE),
+        "view: it takes a part of what a router chose, or gives it another order",
+    ),
+    "weights over all tokens": (
+        lambda: Model(changed(lambda one: one / one.sum(0, keepdim=True), same), **MIXTURE),
+        "sum: the weights of experts have a rule for their sum over the choices of a token, keepdim=True",
+    ),
+    "weights over all choices": (
+        lambda: Model(changed(lambda one: one.flatten() / one.flatten().sum(-1, keepdim=True), same), **MIXTURE),
+        "sum: the weights of experts have a rule for their sum over the choices of a token, keepdim=True",
+    ),
+    "experts in another order than weights": (
+        lambda: Model(changed(same, lambda one: one.sort(-1)[0]), **MIXTURE),
+        "sort: it orders the experts' numbers otherwise than those of all tokens in one axis, ascending",
+    ),
+    "the order of experts": (
+        lambda: Model(changed(same, lambda one: one.argsort(-1)), **MIXTURE),
+        "argsort: it orders the experts' numbers otherwise than those of all tokens in one axis, ascending",
+    ),
+    "other experts": (
+        lambda: Model(changed(same, lambda one: one // 2), **MIXTURE),
+        "floor_divide: it divides whole numbers, which has a rule for the order of choices by expert, // k",
+    ),
+    "sums of experts": (
+        lambda: Model(changed(same, lambda one: one.cumsum(-1) // 2), **MIXTURE),
+        "cumsum: it has a rule for the numbers of experts only",
+    ),
+    "answers that do not come back to their tokens": (
+        lambda: Model(mixture(top, by_order), **MIXTURE),
+        (
+            "index: it picks by what a router chose; tokens, weights and answers have a rule, in the order by expert "
+            "and back"
+        ),
+    ),
+    "weights of the choices in another order": (
+        lambda: Model(
+            mixture(top, lambda own, weights, order, places: (own * weights.flatten().unsqueeze(-1))[places]), **MIXTURE
+        ),
+        "mul: answers of experts are weighed by something else than their own weights",
+    ),
+    "answers by expert": (
+        lambda: Model(
+            mixture(top, lambda own, weights, order, places: own * weights.flatten()[order].unsqueeze(-1)), **MIXTURE
+        ),
+        "view: it takes a part of what a router chose, or gives it another order",
     ),
 }
 

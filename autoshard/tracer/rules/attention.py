@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from autoshard.tracer.dims import Dim, Dims, resolve, same, size_of, unify
+from autoshard.tracer.rules.experts import is_row_of_each_token
 from autoshard.tracer.tracer import Tracer, rule
 from autoshard.tracer.values import Constant, Gates, Scores, Unsupported, Value, View
 
@@ -83,8 +86,8 @@ def softmax(t: Tracer, x: Value, axis: int, *args: Value, **kwargs: Value) -> Va
         if not x.masked:
             raise Unsupported("attention without a causal mask has no rule: tokens must not see later ones")
         return Scores(x.query, x.key, x.factor, True, x.window, softmaxed=True)
-    if isinstance(x, Gates) and x.part == "weights" and not x.softmaxed:
-        return Gates(x.logits, True, "weights", x.top_k, True, x.shared)  # of the top k alone: they add up to 1
+    if isinstance(x, Gates) and x.part == "weights" and not x.softmaxed and is_row_of_each_token(t, x.top_k):
+        return replace(x, softmaxed=True, normalized=True)  # of the top k alone: they add up to 1
     return Gates(t.view(x), True)
 
 
