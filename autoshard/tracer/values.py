@@ -59,7 +59,8 @@ class Input:
 class Operation:
     """An operator of our graph to be.
 
-    path: of the user's submodule that it ran in. line: of the user's code, as 'file.py:12'.
+    path: of the user's submodule that it ran in. line: of the user's code, as 'file.py:12'. over: the dims that a norm
+    is over.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Operation:
     path: str
     line: str
     attributes: dict[str, Any] = field(default_factory=dict)
+    over: Dims = ()
 
     @property
     def dims(self) -> Dims:

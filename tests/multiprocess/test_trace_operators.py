@@ -124,6 +124,16 @@ def shared(
     return step
 
 
+def normed(norm: Step) -> Step:
+    """Attention, and a norm of its result."""
+
+    def step(s: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (heads(x, weight) for weight in (s.q, s.k, s.v))
+        return norm(s, F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)) @ s.o
+
+    return step
+
+
 EXPERTS, CHOICES = 4, 2
 MIXTURE = {"router": (WIDTH, EXPERTS), "up": (EXPERTS, WIDTH, INNER), "down": (EXPERTS, INNER, WIDTH)}
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -179,6 +189,14 @@ HONOURED: dict[str, Callable[[], nn.Module]] = {
         scores(lambda y: y.masked_fill(hidden(5), NONE).masked_fill(hidden(), NONE).softmax(-1)), **ATTENTION
     ),
     "two windows": lambda: Model(scores(lambda y: (y + added(5) + added(9)).softmax(-1)), **ATTENTION),
+    "a norm over parts of a projection": lambda: Model(
+        mlp(lambda y: F.rms_norm(y.unflatten(-1, (4, 16)), (16,)).flatten(2)), **MLP
+    ),
+    "a norm over all of a projection": lambda: Model(mlp(lambda y: F.rms_norm(y, (INNER,))), **MLP),
+    "a norm of the one head of keys": lambda: Model(
+        shared(lambda k: F.rms_norm(k, (HEAD,)).expand(-1, HEADS, -1, -1), lambda v: v.expand(-1, HEADS, -1, -1)),
+        **{**ATTENTION, "k": (WIDTH, HEAD), "v": (WIDTH, HEAD)},
+    ),
     "a mixture": lambda: Model(mixture(top), **MIXTURE),
     "a mixture weighed by token": lambda: Model(mixture(top, by_token), **MIXTURE),
     "a mixture whose weights add up to 1": lambda: Model(
@@ -291,6 +309,52 @@ def refusal(module: nn.Module) -> str:
     found = re.fullmatch(form, str(error.value))
     assert found, str(error.value)
     return f"{found[1]}: {found[2]}"
+
+
+IN_BLOCK = "return x + self.step(self, x)"
+OVER_HEADS = (
+    "norm at {line}: a norm is over one dim, such as the hidden width or a head, and so are its weight and bias; this "
+    "one is over [kvhead headdim]"
+)
+UNNAMED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "a norm over all heads": (
+        lambda: Model(normed(lambda s, x: F.rms_norm(x, (WIDTH,))), **ATTENTION),
+        IN_BLOCK,
+        OVER_HEADS,
+    ),
+    "a norm with weight over all heads": (
+        lambda: Model(normed(lambda s, x: F.rms_norm(x, (WIDTH,), s.scale)), **ATTENTION, scale=(WIDTH,)),
+        IN_BLOCK,
+        OVER_HEADS,
+    ),
+    "a projection between the table and the blocks": (
+        lambda: Model(mlp(torch.tanh), lambda model, x: x @ model.first, (WIDTH, WIDTH), **MLP),
+        "x = self.before(self, self.tokens(ids))",
+        (
+            "embedding at {line}: the table of tokens must give what the first block reads: x + f(x) between them "
+            "works, f(x) does not; this makes [batch seq ffn2] of [batch seq], [vocab ffn2]"
+        ),
+    ),
+    "heads repeated one after the other": (
+        lambda: Model(shared(tiled, tiled), **SHARED),
+        IN_BLOCK,
+        (
+            "attention at {line}: the queries of one key-value head are neighbours, as repeat_interleave gives them; "
+            "this makes [batch seq group kvhead headdim] of [batch seq group kvhead headdim], "
+            "[batch seq kvhead headdim], [batch seq kvhead headdim]"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_dims_that_the_graph_cannot_name_are_one_sentence_with_the_line(name: str) -> None:
+    make, code, sentence = UNNAMED[name]
+    with pytest.raises(AutoshardError) as error:
+        trace_module(make(), "Model", SEQ)
+    before, _, _ = Path(__file__).read_text().partition(code)
+    number = before.count("\n") + 1
+    assert str(error.value) == sentence.format(line=f"{Path(__file__).name}:{number}")
 
 
 @pytest.mark.parametrize("theta", [1e4, 12345.0, 54321.5, 5e5])
