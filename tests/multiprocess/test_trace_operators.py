@@ -182,6 +182,46 @@ def same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+POSITIONS = {
+    "positions": ((SEQ, WIDTH), lambda model, x: x + model.first),
+    "first positions": ((2 * SEQ, WIDTH), lambda model, x: x + model.first[: x.shape[1]]),
+    "all positions as the first": ((SEQ, WIDTH), lambda model, x: x + model.first[: x.shape[1]]),
+    "positions of every sequence": ((1, SEQ, WIDTH), lambda model, x: model.first + x),
+    "first positions of every sequence": ((1, 2 * SEQ, WIDTH), lambda model, x: x + model.first[:, : x.shape[1]]),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_parameter_of_positions_is_a_table_of_them(name: str) -> None:
+    shape, before = POSITIONS[name]
+    check_computes_the_same(lambda: Model(mlp(torch.tanh), before, shape, **MLP), "Model")
+    graph = trace_module(Model(mlp(torch.tanh), before, shape, **MLP), "Model", SEQ).graph
+    assert graph is not None
+    assert graph.by_name["first"].dims == ("position", "embed")
+
+
+@pytest.mark.parametrize(
+    ("shape", "what"),
+    [((SEQ, 1), f"{SEQ} tokens"), ((SEQ, INNER), f"{SEQ} tokens"), ((2, 1, 1), "2 sequences")],
+    ids=["a number of each token", "a row of each token", "a number of each sequence"],
+)
+def test_a_parameter_sized_by_the_trace_is_one_sentence(shape: tuple[int, ...], what: str) -> None:
+    module = Model(lambda s, x: (torch.tanh(x @ s.up) * s.scale) @ s.down, **MLP, scale=shape)
+    with pytest.raises(AutoshardError) as error:
+        trace_module(module, "Model", SEQ)
+    assert str(error.value) == (
+        f"cannot plan Model: parameter blocks.0.scale at {line_of(IN_BLOCK)} has a dim for the {what} of the trace, "
+        "and fits no other number of them; learned positions have a rule: [positions, width], added to the tokens' "
+        "embeddings"
+    )
+
+
+def line_of(code: str) -> str:
+    """file.py:12 of the first line of this file that has the code."""
+    before, _, _ = Path(__file__).read_text().partition(code)
+    return f"{Path(__file__).name}:{before.count(chr(10)) + 1}"
+
+
 HONOURED: dict[str, Callable[[], nn.Module]] = {
     "clamp_max": lambda: Model(mlp(lambda y: (9 * y).clamp_max(0.5)), **MLP),
     "steep leaky relu": lambda: Model(mlp(lambda y: F.leaky_relu(y, 1.5)), **MLP),
@@ -352,9 +392,7 @@ def test_dims_that_the_graph_cannot_name_are_one_sentence_with_the_line(name: st
     make, code, sentence = UNNAMED[name]
     with pytest.raises(AutoshardError) as error:
         trace_module(make(), "Model", SEQ)
-    before, _, _ = Path(__file__).read_text().partition(code)
-    number = before.count("\n") + 1
-    assert str(error.value) == sentence.format(line=f"{Path(__file__).name}:{number}")
+    assert str(error.value) == sentence.format(line=line_of(code))
 
 
 @pytest.mark.parametrize("theta", [1e4, 12345.0, 54321.5, 5e5])

@@ -65,6 +65,18 @@ def _look_up(t: Tracer, table: Value, ids: Value) -> Value:
     return View(found, (*ids.axes, columns))
 
 
+def position_rows(t: Tracer, x: Value, axis: int, count: int) -> PositionRows | None:
+    """The first `count` rows of an axis of a parameter [1, ..., rows, width], if they are one for each token; None if
+    they are something else.
+    """
+    if not (isinstance(x, View) and isinstance(x.tensor, Parameter)) or count != t.seq.size:
+        return None
+    axes = tuple(dims for dims in x.axes if dims)
+    if len(axes) != 2 or axis % len(x.axes) != len(x.axes) - 2:
+        return None
+    return PositionRows(View(x.tensor, axes))
+
+
 def add_positions(t: Tracer, x: View, rows: PositionRows) -> View:
     """The value of x + table[0, 1, 2, ...]."""
     positions, columns = rows.table.axes

@@ -8,13 +8,11 @@ import torch
 
 from autoshard.tracer.dims import Dim, Dims, reshape, size_of
 from autoshard.tracer.rules.experts import WHOLE, arranged
-from autoshard.tracer.rules.positions import turned, turned_part, turned_shape
+from autoshard.tracer.rules.positions import position_rows, turned, turned_part, turned_shape
 from autoshard.tracer.tracer import Tracer, rule
 from autoshard.tracer.values import (
     ExpertRows,
     Gates,
-    Parameter,
-    PositionRows,
     Routed,
     Selection,
     Turned,
@@ -143,8 +141,9 @@ def slice_(
     first, last, _ = slice(start, end, 1).indices(size)
     if (first, last, step) == (0, size, 1):
         return view
-    if isinstance(view.tensor, Parameter) and axis == 0 and (first, last, step) == (0, t.seq.size, 1):
-        return PositionRows(view)
+    rows = position_rows(t, view, axis, last) if (first, step) == (0, 1) else None
+    if rows is not None:
+        return rows
     if step != 1:
         return turned_part(turned(t, view), axis, slice(first, last, step))
     return Selection(view, axis, first, last)
