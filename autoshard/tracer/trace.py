@@ -103,14 +103,15 @@ def _check_sizes(operations: list[Operation], tracer: Tracer, name: str) -> None
     """Raise AutoshardError for a parameter with a dim for the tokens or the sequences of the trace."""
     for op in operations:
         for one in op.inputs:
-            traced = [dim for dim in (tracer.seq, tracer.batch) if isinstance(one, Parameter) and dim in one.dims]
-            if traced:
-                what = "tokens" if traced[0] is tracer.seq else "sequences"
-                raise AutoshardError(
-                    f"cannot plan {name}: parameter {one.tensor} at {op.line} has a dim for the {traced[0].size:,} "
-                    f"{what} of the trace, and fits no other number of them; learned positions have a rule: "
-                    "[positions, width], added to the tokens' embeddings"
-                )
+            if not isinstance(one, Parameter):
+                continue
+            for dim, what in ((tracer.seq, "tokens"), (tracer.batch, "sequences")):
+                if dim in one.dims:
+                    raise AutoshardError(
+                        f"cannot plan {name}: parameter {one.tensor} at {op.line} has a dim for the {dim.size:,} "
+                        f"{what} of the trace, and fits no other number of them; learned positions have a rule: "
+                        "[positions, width], added to the tokens' embeddings"
+                    )
 
 
 def _check_parameters(operations: list[Operation], module: nn.Module, name: str) -> None:

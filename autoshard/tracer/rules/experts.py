@@ -122,7 +122,9 @@ def sort(t: Tracer, x: Value, *args: Value, descending: bool = False, **kwargs: 
 @rule("floor_divide")
 def token_of(t: Tracer, x: Value, k: Value) -> Value:
     """The token of each choice: its number divided by the choices of a token."""
-    if not isinstance(x, Gates) or x.part != "choices" or k != x.top_k:
+    if not isinstance(x, Gates):
+        raise Unsupported(EXPERTS_ONLY)
+    if x.part != "choices" or k != x.top_k:
         raise Unsupported("it divides whole numbers, which has a rule for the order of choices by expert, // k")
     return x.as_part("tokens")
 
@@ -255,7 +257,7 @@ def expert_product(t: Tracer, x: Value, y: Value) -> Value:
     return _by_expert(t, tokens, view, rows.gates)
 
 
-def _by_expert(t: Tracer, x: Routed, weight: View, gates: Gates) -> Routed:
+def _by_expert(t: Tracer, x: Routed, weight: View, gates: Gates) -> Value:
     """gates: of the order that the weight's experts are in."""
     if x.weighed or x.by_token:
         raise Unsupported("answers of experts go to further experts")
