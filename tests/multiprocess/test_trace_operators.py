@@ -280,7 +280,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a router of tokens in another order": (
         lambda: Model(mixture(lambda logits: top(logits.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1))), MIXTURE),
-        "topk: a router chooses for something else than all tokens of the batch",
+        "topk: the top k has a rule over all experts of a router, for each token of the batch",
     ),
     "a part of the top choices": (
         lambda: Model(mixture(lambda logits: (top(logits, 3)[0][:, 1:], top(logits, 3)[1][:, 1:])), MIXTURE),

@@ -33,7 +33,7 @@ def topk(t: Tracer, x: Value, k: int, axis: int = -1, largest: bool = True, orde
     if not largest or axis not in (-1, len(t.shape) - 1):
         raise Unsupported("a router takes the largest k over the last axis, that of the experts")
     if [dim for axis in gates.logits.shape[:-1] for dim in axis] != [t.batch, t.seq]:
-        raise Unsupported("a router chooses for something else than all tokens of the batch")
+        raise Unsupported("the top k has a rule over all experts of a router, for each token of the batch")
     gates = Gates(gates.logits, gates.softmaxed, top_k=k)
     return [gates.as_part("weights"), gates.as_part("experts")]
 
@@ -107,7 +107,7 @@ def divide_gates(t: Tracer, x: Value, y: Value) -> Value | None:
 
 @rule("sort", "argsort")
 def sort(t: Tracer, x: Value, *args: Value, descending: bool = False, **kwargs: Value) -> Value:
-    """The choices of all tokens ordered by expert; of the choices in that order, where each one went."""
+    """The choices of all tokens ordered by expert, or the place of each choice in that order."""
     flags = [one for one in args if isinstance(one, bool)]
     if not isinstance(x, Gates) or x.part not in ("experts", "choices"):
         raise Unsupported(EXPERTS_ONLY)
@@ -164,7 +164,7 @@ def _counts(x: Value, of_each: bool, experts: int) -> Gates:
 
 @rule("cumsum")
 def ends(t: Tracer, x: Value, axis: int, **kwargs: Value) -> Value:
-    """Where the choices of each expert end, of their counts."""
+    """The places where the choices of each expert end, from their counts."""
     if not isinstance(x, Gates) or x.part != "counts":
         raise Unsupported(EXPERTS_ONLY)
     return x.as_part("ends")
