@@ -240,7 +240,7 @@ def _check_operator(op: TracedOperator, section: str, values: dict[str, tuple[st
     if len(set(op.dims)) < len(op.dims) or not known.issuperset(op.dims):
         raise AutoshardError(f"dims={show(' '.join(op.dims))} of {of} must be different dims of the graph")
     inputs = tuple(values[name] for name in op.inputs)
-    if not _FITS[op.kind](op, inputs):
+    if not fits(op, inputs):
         shown = ", ".join(f"[{' '.join(dims)}]" for dims in inputs)
         raise AutoshardError(f"{of}: {op.kind} does not make [{' '.join(op.dims)}] of {shown}")
     _check_attributes(op, of)
@@ -278,6 +278,12 @@ _FITS: dict[str, Any] = {
     "dispatch": lambda op, inputs: inputs == (_TOKENS, _ROUTED) and op.dims == _SLOTS,
     "combine": lambda op, inputs: inputs == (_SLOTS, _ROUTED) and op.dims == _TOKENS,
 }
+
+
+def fits(op: TracedOperator, inputs: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether an operator of its kind makes its dims of inputs with these dims."""
+    found: bool = _FITS[op.kind](op, inputs)
+    return found
 
 
 def _check_attributes(op: TracedOperator, of: str) -> None:

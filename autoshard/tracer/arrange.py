@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
-from autoshard.tracer.dims import Dim, unify
+from autoshard.tracer.dims import Dim, resolve, unify
 from autoshard.tracer.values import Operation, Parameter, Tensor
 
 Signature = tuple[object, ...]
@@ -127,7 +127,8 @@ def _signatures(operations: list[Operation]) -> list[int]:
                 cut = (one.cut.start, one.cut.stop) if isinstance(one, Parameter) and one.cut else None
                 inputs.append((type(one).__name__, *(dim.size for dim in one.dims), cut))
         attributes = tuple(sorted((name, str(value)) for name, value in op.attributes.items()))
-        signature = (op.kind, attributes, tuple(inputs), tuple(dim.size for dim in op.dims))
+        sizes = (tuple(dim.size for dim in resolve(dims)) for dims in (op.dims, op.over))
+        signature = (op.kind, attributes, tuple(inputs), *sizes)
         found.append(known.setdefault(signature, len(known)))
     return found
 

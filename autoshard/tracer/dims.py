@@ -55,28 +55,31 @@ def size_of(dims: Sequence[Dim]) -> int:
     return prod(dim.size for dim in resolve(dims))
 
 
+def same(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
+    """Whether two axes have the same dims in the same order; those of size 1 do not matter."""
+    return [dim for dim in resolve(left) if dim.size != 1] == [dim for dim in resolve(right) if dim.size != 1]
+
+
 def unify(left: Sequence[Dim], right: Sequence[Dim]) -> None:
     """Make two lists of dims one axis: from the left, equal sizes become one dim, a larger one is split.
 
     Raises Mismatch where they do not fit.
     """
-    one, other = list(resolve(left)), list(resolve(right))
+    one, other = resolve(left), resolve(right)
     while one and other:
         a, b = one[0], other[0]
-        if a is b:
-            pass
-        elif a.size == b.size:
-            keep, give = (b, a) if b.name and not a.name else (a, b)
-            give.becomes((keep,))
-        elif a.size > b.size:
+        if a.size > b.size:
             split(a, b.size)
-            one[:1] = a.resolved()
-            continue
-        else:
+        elif a.size < b.size:
             split(b, a.size)
-            other[:1] = b.resolved()
-            continue
-        del one[0], other[0]
+        else:
+            if a is not b:
+                if a.size != 1 and (a in other or b in one):
+                    raise Mismatch(f"it combines numbers with themselves in another order: {list(left)}, {list(right)}")
+                keep, give = (b, a) if b.name and not a.name else (a, b)
+                give.becomes((keep,))
+            one, other = one[1:], other[1:]
+        one, other = resolve(one), resolve(other)  # what a split or a join changed may come again
     rest = [dim for dim in (*one, *other) if dim.size != 1]
     if rest:
         raise Mismatch(f"{list(left)} is not {list(right)}")

@@ -103,7 +103,7 @@ def _sequences(operations: Sequence[Operation]) -> list[Dims]:
     """Every list of dims in which dims are neighbours."""
     found: list[Dims] = []
     for op in operations:
-        found.append(op.dims)
+        found += [op.dims, resolve(op.over)]
         for one in op.inputs:
             found.append(one.dims)
             if isinstance(one, Parameter):

@@ -92,10 +92,26 @@ def _arranged(tracer: Tracer, logits: View, module: nn.Module, name: str) -> Tra
     if not isinstance(head, Operation) or head.dims != (tracer.batch, tracer.seq, *resolve(logits.axes[2])):
         raise AutoshardError(f"the logits of {name} must come from a projection to the vocabulary")
     operations = in_order(head)
+    _check_sizes(operations, tracer, name)
     blocks = find_blocks(operations)
     make_alike(operations, blocks)
     _check_parameters(operations, module, name)
     return Traced(operations, blocks, resolve(logits.axes[2]), tracer.roles)
+
+
+def _check_sizes(operations: list[Operation], tracer: Tracer, name: str) -> None:
+    """Raise AutoshardError for a parameter with a dim for the tokens or the sequences of the trace."""
+    for op in operations:
+        for one in op.inputs:
+            if not isinstance(one, Parameter):
+                continue
+            for dim, what in ((tracer.seq, "tokens"), (tracer.batch, "sequences")):
+                if dim in one.dims:
+                    raise AutoshardError(
+                        f"cannot plan {name}: parameter {one.tensor} at {op.line} has a dim for the {dim.size:,} "
+                        f"{what} of the trace, and fits no other number of them; learned positions have a rule: "
+                        "[positions, width], added to the tokens' embeddings"
+                    )
 
 
 def _check_parameters(operations: list[Operation], module: nn.Module, name: str) -> None:

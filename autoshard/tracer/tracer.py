@@ -81,7 +81,7 @@ class Tracer:
         self.operator = ""
         """ATen's name of the node at hand."""
         self.shape: tuple[int, ...] = ()
-        """Of the torch tensor that the node at hand gives."""
+        """Of the torch tensor that the node at hand gives, the first if it gives several."""
 
     def run(self) -> View:
         """The logits. Raises Unsupported, with `place` at the node that is not understood."""
@@ -178,6 +178,7 @@ class Tracer:
         before, self.place = self.place, place_of(node, self.place)
         self.operator = name
         found = node.meta.get("val")
+        found = found[0] if isinstance(found, (list, tuple)) and found else found
         self.shape = tuple(found.shape) if isinstance(found, torch.Tensor) else ()
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         result = self._value(node, name, args, dict(kwargs))

@@ -6,11 +6,11 @@ A value is a tensor of our graph in some view, a constant, or a part of a patter
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoshard.graph.pointwise import Expression
-from autoshard.tracer.dims import Dim, Dims, resolve
+from autoshard.tracer.dims import Dim, Dims, resolve, same
 from autoshard.tracer.source import Place
 
 
@@ -59,7 +59,8 @@ class Input:
 class Operation:
     """An operator of our graph to be.
 
-    path: of the user's submodule that it ran in. line: of the user's code, as 'file.py:12'.
+    path: of the user's submodule that it ran in. line: of the user's code, as 'file.py:12'. over: the dims that a norm
+    is over.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Operation:
     path: str
     line: str
     attributes: dict[str, Any] = field(default_factory=dict)
+    over: Dims = ()
 
     @property
     def dims(self) -> Dims:
@@ -98,9 +100,8 @@ class View:
 
     def same(self, other: View) -> bool:
         """Whether two views have the same numbers in the same places."""
-        ones = [tuple(dim for dim in axis if dim.size != 1) for axis in self.shape]
-        others = [tuple(dim for dim in axis if dim.size != 1) for axis in other.shape]
-        return self.tensor is other.tensor and ones == others
+        axes = len(self.axes) == len(other.axes) and all(map(same, self.axes, other.axes))
+        return self.tensor is other.tensor and axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +224,10 @@ class Scores(Pending):
 class Gates(Pending):
     """A value computed from a router's logits.
 
-    part: '' all of them, 'weights' and 'experts' of the top k, 'sum' of those weights, 'order' a value computed from
-    the numbers of the experts alone. shared: by all parts of one top k.
+    part: '' all of them; 'weights' and 'experts' of the top k, 'sum' of those weights. Once the choices of all tokens
+    are ordered by expert: 'choices' in that order, 'tokens' and 'sorted weights' and 'sorted experts' of these,
+    'places' of the choices, 'counts' of tokens by expert and 'ends' of the experts' choices. shared: by all parts of
+    one top k.
     """
 
     logits: View
@@ -234,14 +237,22 @@ class Gates(Pending):
     normalized: bool = False
     shared: dict[Any, View] = field(default_factory=dict)
 
+    def as_part(self, part: str) -> Gates:
+        """Another part of the same top k."""
+        return replace(self, part=part)
+
 
 @dataclass(eq=False)
 class Routed(Pending):
-    """The experts' answers for each token and choice, weighed or not yet."""
+    """The experts' answers for each token and choice, weighed or not yet.
+
+    by_token: in the order of the tokens again, rather than by expert.
+    """
 
     view: View
     gates: Gates
     weighed: bool
+    by_token: bool = False
 
 
 @dataclass(eq=False)

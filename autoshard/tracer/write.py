@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.traced import HIDDEN, TracedGraph, TracedOperator, TracedParameter
+from autoshard.spec.traced import HIDDEN, TracedGraph, TracedOperator, TracedParameter, fits
 from autoshard.tracer.arrange import Blocks
 from autoshard.tracer.dims import Dims, resolve
 from autoshard.tracer.modules import block_modules
@@ -16,6 +16,19 @@ from autoshard.tracer.names import Names
 from autoshard.tracer.values import Operation, Parameter, Tensor
 
 _PART = "part"
+_WANTED = {
+    "einsum": "a projection multiplies an activation by one parameter",
+    "elementwise": "what is combined number by number must have its dims in one order",
+    "norm": "a norm is over one dim, such as the hidden width or a head, and so are its weight and bias",
+    "rope": "rotary positions turn heads of queries and keys",
+    "attention": "the queries of one key-value head are neighbours, as repeat_interleave gives them",
+    "embedding": "the table of tokens must give what the first block reads: x + f(x) between them works, f(x) does not",
+    "position_embedding": "learned positions are added to what the first block reads",
+    "top_k_gate": "a router chooses for each token of the batch",
+    "dispatch": "experts read what blocks hand on",
+    "combine": "experts give what blocks hand on",
+}
+"""What the user's code must do for an operator of each kind, in the words of an error."""
 
 
 @dataclass(frozen=True)
@@ -159,17 +172,23 @@ class _Writer:
             inputs = tuple(self._input(section, names, one, op) for one in op.inputs)
             name = self._operator_name(section, op, biased, inputs)
             names[op] = name
-            found.append(
-                TracedOperator(
-                    op.kind,
-                    name,
-                    self._modules.get(op, section),
-                    inputs,
-                    self._names.of(op.dims),
-                    tuple(op.attributes.items()),
-                )
+            dims = self._names.of(op.dims)
+            written = TracedOperator(
+                op.kind, name, self._modules.get(op, section), inputs, dims, tuple(op.attributes.items())
             )
+            self._check_fits(op, written)
+            found.append(written)
         return tuple(found)
+
+    def _check_fits(self, op: Operation, written: TracedOperator) -> None:
+        """Raise AutoshardError with the user's line for an operator whose named dims the graph has no meaning for."""
+        given = tuple(self._names.of(one.dims) for one in op.inputs)
+        over = self._names.of([dim for dim in resolve(op.over) if dim.size != 1])
+        if fits(written, given) and over in ((), written.dims[-1:]):
+            return
+        shown = ", ".join(f"[{' '.join(dims)}]" for dims in given)
+        what = f"this one is over [{' '.join(over)}]" if over else f"this makes [{' '.join(written.dims)}] of {shown}"
+        raise AutoshardError(f"{op.kind} at {op.line}: {_WANTED[op.kind]}; {what}")
 
     def _input(self, section: str, names: dict[Tensor, str], one: Tensor, op: Operation) -> str:
         if isinstance(one, Parameter):

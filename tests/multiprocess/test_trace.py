@@ -181,7 +181,12 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_logits_and_gradients_are_those_of_the_eager_module(name: str) -> None:
-    module, model = filled(MODULES[name]()), trace_module(MODULES[name](), name, SEQ)
+    check_computes_the_same(MODULES[name], name)
+
+
+def check_computes_the_same(make: Callable[[], nn.Module], name: str) -> None:
+    """Assert that logits and gradients of the traced model, on one device, are those of the module."""
+    module, model = filled(make()), trace_module(make(), name, SEQ)
     generator = torch.Generator().manual_seed(1)
     ids, labels = torch.randint(model.vocab_size, (2, 2, SEQ), generator=generator)
     out: Any = module(ids)

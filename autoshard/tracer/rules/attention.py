@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from autoshard.tracer.dims import Dim, Dims, resolve, size_of, unify
+from autoshard.tracer.dims import Dim, Dims, resolve, same, size_of, unify
+from autoshard.tracer.rules.experts import is_row_of_each_token
 from autoshard.tracer.tracer import Tracer, rule
 from autoshard.tracer.values import Constant, Gates, Scores, Unsupported, Value, View
 
@@ -51,7 +54,15 @@ def scale_scores(x: Scores, number: float) -> Scores:
 
 
 def add_to_scores(t: Tracer, x: Scores, mask: Constant) -> Scores:
-    return Scores(x.query, x.key, x.factor, True, _window(t, mask))
+    return _masked(x, _window(t, mask))
+
+
+def _masked(x: Scores, window: int | None) -> Scores:
+    """Scores behind one more causal mask: a query sees the keys that every mask shows, so the smallest window holds."""
+    if x.softmaxed:
+        raise Unsupported("attention scores are masked behind their softmax")
+    windows = [one for one in (x.window, window) if one is not None]
+    return Scores(x.query, x.key, x.factor, True, min(windows, default=None))
 
 
 @rule("masked_fill", "where")
@@ -62,7 +73,7 @@ def masked_fill(t: Tracer, *args: Value) -> Value:
     if not isinstance(scores, Scores) or not isinstance(mask, Constant) or number is None or number > HIDDEN_SCORE:
         raise Unsupported("it fills a tensor by a mask, which has a rule for attention scores and -inf only")
     window = _window(t, mask, hides=isinstance(args[0], Scores))
-    return Scores(scores.query, scores.key, scores.factor, True, window)
+    return _masked(scores, window)
 
 
 @rule("softmax", "_softmax")
@@ -70,11 +81,13 @@ def softmax(t: Tracer, x: Value, axis: int, *args: Value, **kwargs: Value) -> Va
     if axis not in (-1, len(t.shape) - 1):
         raise Unsupported("softmax has a rule over the last axis only")
     if isinstance(x, Scores):
+        if x.softmaxed:
+            raise Unsupported("it takes the softmax of attention's probabilities")
         if not x.masked:
             raise Unsupported("attention without a causal mask has no rule: tokens must not see later ones")
         return Scores(x.query, x.key, x.factor, True, x.window, softmaxed=True)
-    if isinstance(x, Gates) and x.part == "weights" and not x.softmaxed:
-        return Gates(x.logits, True, "weights", x.top_k, True, x.shared)  # of the top k alone: they add up to 1
+    if isinstance(x, Gates) and x.part == "weights" and not x.softmaxed and is_row_of_each_token(t, x.top_k):
+        return replace(x, softmaxed=True, normalized=True)  # of the top k alone: they add up to 1
     return Gates(t.view(x), True)
 
 
@@ -148,6 +161,8 @@ def _share_heads(t: Tracer, q: View, k: View, v: View, shares_heads: bool) -> tu
     repeats = tuple(dim for dim in resolve(k.axes[1]) if dim not in held)
     unify(repeats, [dim for dim in resolve(v.axes[1]) if dim not in held])
     repeats = resolve(repeats)
+    if not same(k.axes[1], v.axes[1]):
+        raise Unsupported("it repeats the heads of keys in one order and those of values in another")
     if shares_heads and not repeats:
         repeats = (Dim(size_of(q.axes[1]) // size_of(key_heads)),)
     group = repeats or (Dim(1),)

@@ -160,4 +160,5 @@ def finish_norm(t: Tracer, x: Normed) -> View:
     if x.view.repeats or tuple(x.view.tensor.dims[-len(last) :]) != last:
         raise Unsupported("it normalises over a dim that is not the tensor's last")
     found = t.emit("norm", tensors, x.view.tensor.dims, function=x.function, eps=x.eps)
+    found.over = x.view.axes[-1]
     return View(found, x.view.axes)

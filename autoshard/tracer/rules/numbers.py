@@ -9,11 +9,11 @@ import torch
 from autoshard.graph.pointwise import Expression, render
 from autoshard.graph.pointwise import inputs as inputs_of
 from autoshard.runtime.torch_backend.pointwise import pointwise
-from autoshard.tracer.dims import Dims, size_of, unify
+from autoshard.tracer.dims import Dims, resolve, size_of, unify
 from autoshard.tracer.rules.attention import add_to_scores, scale_scores
 from autoshard.tracer.rules.experts import divide_gates, weigh
 from autoshard.tracer.rules.norms import norm_minus, norm_plus, norm_power, norm_root, norm_times
-from autoshard.tracer.rules.positions import add_positions, negative, plus, times_table
+from autoshard.tracer.rules.positions import add_positions, negative, plus, position_rows, times_table
 from autoshard.tracer.tracer import Tracer, rule
 from autoshard.tracer.values import (
     Constant,
@@ -129,14 +129,23 @@ def add(t: Tracer, x: Value, y: Value, alpha: float = 1) -> Value:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, Scores) and isinstance(other, Constant):
             return add_to_scores(t, one, other)
-        if isinstance(one, PositionRows):
-            return add_positions(t, t.view(other), one)
+        rows = one if isinstance(one, PositionRows) else _added_rows(t, one, other)
+        if rows is not None:
+            return add_positions(t, t.view(other), rows)
         found = norm_plus(t, one, other)
         if found is not None:
             return found
     if isinstance(x, Turned) and isinstance(y, Turned):
         return plus(t, x, y)
     return _sum(t, "add", x, y)
+
+
+def _added_rows(t: Tracer, x: Value, other: Value) -> PositionRows | None:
+    """The parameter x as learned positions, if it has as many rows as the sequence of what it is added to."""
+    if not isinstance(x, View) or len(x.axes) < 2 or not isinstance(other, (View, Formula)):
+        return None
+    along_tokens = len(other.axes) > 1 and resolve(other.axes[-2]) == (t.seq,)
+    return position_rows(t, x, -2, size_of(x.axes[-2])) if along_tokens else None
 
 
 @rule("sub", "subtract")
@@ -186,13 +195,18 @@ def gelu(t: Tracer, x: Value, approximate: str = "none") -> Value:
 
 @rule("leaky_relu")
 def leaky_relu(t: Tracer, x: Value, slope: float = 0.01) -> Value:
-    return formula(t, "maximum", formula(t, "mul", x, slope), x)
+    return formula(t, "maximum" if slope <= 1 else "minimum", formula(t, "mul", x, slope), x)
 
 
-@rule("clamp", "clamp_min", "clamp_max", "hardtanh")
+@rule("clamp", "clamp_min", "hardtanh")
 def clamp(t: Tracer, x: Value, low: float | None = None, high: float | None = None) -> Value:
     found = x if low is None else formula(t, "maximum", x, low)
     return found if high is None else formula(t, "minimum", found, high)
+
+
+@rule("clamp_max")
+def clamp_max(t: Tracer, x: Value, high: float) -> Value:
+    return clamp(t, x, None, high)
 
 
 @rule("reciprocal")

@@ -65,6 +65,18 @@ def _look_up(t: Tracer, table: Value, ids: Value) -> Value:
     return View(found, (*ids.axes, columns))
 
 
+def position_rows(t: Tracer, x: Value, axis: int, count: int) -> PositionRows | None:
+    """The first `count` rows of an axis of a parameter [1, ..., rows, width], if they are one for each token; None if
+    they are something else.
+    """
+    if not (isinstance(x, View) and isinstance(x.tensor, Parameter)) or count != t.seq.size:
+        return None
+    axes = tuple(dims for dims in x.axes if dims)
+    if len(axes) != 2 or axis % len(x.axes) != len(x.axes) - 2:
+        return None
+    return PositionRows(View(x.tensor, axes))
+
+
 def add_positions(t: Tracer, x: View, rows: PositionRows) -> View:
     """The value of x + table[0, 1, 2, ...]."""
     positions, columns = rows.table.axes
@@ -253,9 +265,10 @@ def _speeds(angles: torch.Tensor, rotary_dim: int) -> dict[str, Any]:
     position's.
     """
     if len(angles) > 1 and float(angles[-1]) > 0:
-        exponent = (rotary_dim - 2) / rotary_dim
-        theta = float(f"{float(angles[-1]) ** (-1 / exponent):.4g}")
-        expected = theta ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-        if torch.allclose(angles, expected, rtol=1e-3, atol=1e-9):
-            return {"theta": theta}
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
+        found = float(angles[-1]) ** (-1 / float(exponents[-1]))
+        for digits in range(1, 9):  # the shortest number is the one that somebody wrote: FP32 tables have seven
+            theta = float(f"{found:.{digits}g}")
+            if torch.allclose(angles, theta**-exponents, rtol=2 * TOLERANCE, atol=0.0):
+                return {"theta": theta}
     return {"frequencies": tuple(float(angle) for angle in angles)}

@@ -72,6 +72,9 @@ def einsum(t: Tracer, equation: str, operands: Sequence[Value], **kwargs: Value)
             axes[letter] = dims
     if not isinstance(views[1].tensor, Parameter):
         raise Unsupported("einsum of two activations has no rule; attention has: scaled_dot_product_attention, matmul")
+    kept = {dim for letter in result for dim in resolve(axes[letter])}
+    if not {t.batch, t.seq} <= kept:
+        raise Unsupported("it sums over the tokens or the sequences of the batch")
     found = t.emit("einsum", (views[0].tensor, views[1].tensor), [dim for letter in result for dim in axes[letter]])
     return View(found, tuple(axes[letter] for letter in result))
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from autoshard.tracer.dims import Dim, Dims, reshape, size_of
-from autoshard.tracer.rules.positions import turned, turned_part, turned_shape
+from autoshard.tracer.rules.experts import WHOLE, arranged
+from autoshard.tracer.rules.positions import position_rows, turned, turned_part, turned_shape
 from autoshard.tracer.tracer import Tracer, rule
 from autoshard.tracer.values import (
     ExpertRows,
     Gates,
-    Parameter,
-    PositionRows,
     Routed,
     Selection,
     Turned,
@@ -29,10 +28,10 @@ END = 2**62
 @rule("to", "_to_copy", "type_as", "float", "contiguous", "clone", "alias", "detach", "lift_fresh_copy", "lift_fresh")
 def same(t: Tracer, x: Value, *args: Value, **kwargs: Value) -> Value:
     """The value itself, of a copy or a cast: the plan decides about dtypes."""
-    whole_numbers = isinstance(x, Gates) and x.part in ("experts", "order")
+    whole_numbers = isinstance(x, Gates) and x.part in WHOLE
     for given in (*args, *kwargs.values()):
         rounds = isinstance(given, torch.dtype) and not (given.is_floating_point or given.is_complex)
-        if rounds and not whole_numbers:
+        if rounds and (given is torch.bool or not whole_numbers):
             raise Unsupported(f"it turns an activation into {given}")
     return x
 
@@ -51,7 +50,7 @@ def shaped(t: Tracer, x: Value, *args: Value) -> Value:
         if found is not None:
             return found
     if isinstance(x, (Gates, Routed)):
-        return x
+        return arranged(t, x)
     view = t.view(x)
     return View(view.tensor, reshape(view.axes, t.shape))
 
@@ -86,7 +85,7 @@ def _ordered(t: Tracer, x: Value, order: list[int]) -> Value:
 @rule("unsqueeze")
 def unsqueeze(t: Tracer, x: Value, axis: int) -> Value:
     if isinstance(x, (Gates, Routed)):
-        return x
+        return arranged(t, x)
     view = t.view(x)
     axes = list(view.axes)
     axes.insert(axis % len(t.shape), ())
@@ -96,7 +95,7 @@ def unsqueeze(t: Tracer, x: Value, axis: int) -> Value:
 @rule("squeeze")
 def squeeze(t: Tracer, x: Value, axis: int | Sequence[int] | None = None) -> Value:
     if isinstance(x, (Gates, Routed)):
-        return x
+        return arranged(t, x)
     view = t.view(x)
     count = len(view.axes)
     given = range(count) if axis is None else [axis] if isinstance(axis, int) else axis
@@ -130,7 +129,7 @@ def slice_(
     t: Tracer, x: Value, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
     if isinstance(x, Gates):
-        return x
+        return arranged(t, x)
     if isinstance(x, Turned):
         return turned_part(x, axis, slice(start, end if end is None or end < END else None, step))
     if isinstance(x, Selection) and not x.drops and x.axis == axis % len(x.view.axes) and step == 1:
@@ -142,8 +141,9 @@ def slice_(
     first, last, _ = slice(start, end, 1).indices(size)
     if (first, last, step) == (0, size, 1):
         return view
-    if isinstance(view.tensor, Parameter) and axis == 0 and (first, last, step) == (0, t.seq.size, 1):
-        return PositionRows(view)
+    rows = position_rows(t, view, axis, last) if (first, step) == (0, 1) else None
+    if rows is not None:
+        return rows
     if step != 1:
         return turned_part(turned(t, view), axis, slice(first, last, step))
     return Selection(view, axis, first, last)
