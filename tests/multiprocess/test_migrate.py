@@ -12,7 +12,7 @@ import yaml
 
 from autoshard.checkpoint.manifest import QUANTITIES, read_manifest
 from autoshard.cli import main
-from autoshard.interop.nxdt_training import BETAS, FIXED
+from autoshard.interop.nxdt_training import FIXED
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from tests.multiprocess.models import MODELS
@@ -34,8 +34,8 @@ CONF: dict[str, Any] = {
 def test_what_autoshard_run_updates_with() -> None:
     """The numbers of interop/nxdt_training.py are those of the runtime."""
     settings = OptimizerSettings(1e-3)
-    assert settings.betas == BETAS
-    assert {"weight_decay": settings.weight_decay, "clip": settings.max_gradient_norm} == FIXED
+    updates = {"weight_decay": settings.weight_decay, "betas": [*settings.betas], "eps": settings.eps}
+    assert {**updates, "clip": settings.max_gradient_norm} == FIXED
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
@@ -64,11 +64,12 @@ def test_the_checkpoint_goes_along(
     plan = read_plan("there/plan.json")
     converted(Path(folder), Path("direct"), "plan", plan, training=not weights_only)
     assert bytes_of(Path("there/checkpoint")) == bytes_of(Path("direct"))
+    rate = "--learning-rate 0.001 --warmup-steps 0"
     if not weights_only:
         assert (manifest.step, manifest.quantities) == (7, QUANTITIES)
-        assert " run there/plan.json --resume there/checkpoint --steps 100\n" in job
+        assert f" run there/plan.json --resume there/checkpoint --steps 100 {rate}\n" in job
     else:
-        assert " run there/plan.json --weights there/checkpoint --steps 100\n" in job
+        assert f" run there/plan.json --weights there/checkpoint --steps 100 {rate}\n" in job
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -23,6 +23,11 @@ OPTIMIZER = {
     "betas": [0.9, 0.999],
     "sched": {"name": "CosineAnnealing", "warmup_steps": 2000, "min_lr": 3e-5, "max_steps": "${trainer.max_steps}"},
 }
+HF_DECAY = (
+    "NxD Training's Hugging Face models decay by 0.01, whatever model.optim.weight_decay says: autoshard run decays "
+    "by 0.1"
+)
+HF_NORMS = "model.do_layer_norm_weight_decay is not True, so NxD Training decays norms too: autoshard run does not"
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +71,46 @@ def test_how_it_learns() -> None:
     )
     assert found.differs == (
         "model.optim.sched.min_lr=3e-05: our schedules fall to zero and have no such part",
-        "model.optim.weight_decay=0.01: autoshard run decays by 0.1",
+        HF_DECAY,
+        HF_NORMS,
         "model.optim.betas=[0.9, 0.999]: autoshard run has [0.9, 0.95]",
+        "model.optim.eps is not set, so NxD Training has 1e-06: autoshard run has 1e-08",
     )
     assert "model.optim.lr" not in found.left_out and "seed" in found.left_out
+
+
+def test_a_silent_file_learns_by_nxd_trainings_defaults() -> None:
+    """Torch's AdamW, a rate without warm-up, no clipping; the job has the rate, and sentences have the rest."""
+    data = deepcopy(PUBLIC["hf_llama3_8B"])
+    del data["trainer"]["gradient_clip_val"], data["model"]["optim"]["lr"]
+    found = read_learning(written(data))
+    assert found.options == (("--steps", "30000"), ("--learning-rate", "0.001"), ("--warmup-steps", "0"))
+    betas = "model.optim.betas is not set, so NxD Training has [0.9, 0.999]: autoshard run has [0.9, 0.95]"
+    clip = "trainer.gradient_clip_val is not set, so NxD Training clips nothing: autoshard run clips at 1"
+    assert found.differs == (HF_DECAY, HF_NORMS, betas, clip)
+
+
+def test_which_weights_decay_and_how_fast() -> None:
+    """Models of Hugging Face have a decay of their own; do_layer_norm_weight_decay spares their norms, and nothing in
+    NxD Training's GPT."""
+    llama, gpt = deepcopy(PUBLIC["hf_llama3_8B"]), deepcopy(UNNAMED["megatron_gpt"])
+    for data in (llama, gpt):
+        data["model"]["do_layer_norm_weight_decay"] = True
+        data["model"]["optim"] |= {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+    assert read_learning(written(llama)).differs == (HF_DECAY,)
+    all_decay = (
+        "model.do_layer_norm_weight_decay=True: NxD Training decays norms and biases too, autoshard run does not"
+    )
+    assert read_learning(written(gpt)).differs == (all_decay,)
+    gpt["model"]["do_layer_norm_weight_decay"] = False
+    assert read_learning(written(gpt)).differs == ()
+    gpt["model"]["optim"]["weight_decay"] = 0.3
+    assert read_learning(written(gpt)).differs == ("model.optim.weight_decay=0.3: autoshard run has 0.1",)
+    del gpt["model"]["optim"]["weight_decay"]
+    for name, decay in (("adamw", 0.01), ("adamw_fp32OptState", 0.0)):
+        gpt["model"]["optim"]["name"] = name
+        told = f"model.optim.weight_decay is not set, so NxD Training has {decay}: autoshard run has 0.1"
+        assert read_learning(written(gpt)).differs == (told,)
 
 
 def test_a_rate_that_falls_until_another_step() -> None:
@@ -105,7 +146,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         "| cluster | 16 x trn1.32xlarge | 4 x trn2.48xlarge |\n",
         "| step | ~",
         "- precision: mixed_precision, as before\n",
-        "- model.optim.weight_decay=0.01: autoshard run decays by 0.1\n",
+        f"- {HF_DECAY}\n",
         "None was given: training starts from random weights",
         "- best practice: AWS advises tp=4 inside a chip",
     ):
