@@ -48,8 +48,8 @@ def read_learning(file: str) -> Learning:
         raise AutoshardError(f"{where} is no configuration of NxD Training: it has no distributed_strategy")
     values = Values(data)
     options: dict[str, str] = {}
-    steps, scheduled = values.whole("trainer.max_steps"), values.whole("model.optim.sched.max_steps")
-    if (end := steps or scheduled) is not None:
+    last, scheduled = _steps(values, "trainer.max_steps"), _steps(values, "model.optim.sched.max_steps")
+    if (end := last or scheduled) is not None:
         options["--steps"] = str(end)
     rate = values.number("model.optim.lr")
     options["--learning-rate"] = f"{USUAL_RATE if rate is None else rate:g}"
@@ -58,10 +58,16 @@ def read_learning(file: str) -> Learning:
     if name is not None:
         options["--lr-schedule"] = SCHEDULES.get(str(name), "constant")
     differs = tuple(_differs(values, name))
-    if steps and scheduled and steps != scheduled:
-        told = f"the rate falls until step {steps}, where training ends, not until step {scheduled}"
-        differs = (f"model.optim.sched.max_steps={scheduled}: {told}", *differs)
+    if last is None:
+        ends = f"at step {end}, the end of model.optim.sched" if end else "at its default: add --steps"
+        differs = (f"trainer.max_steps sets no end of NxD Training: the job's is {ends}", *differs)
     return Learning(tuple(options.items()), differs, values.left_out())
+
+
+def _steps(values: Values, key: str) -> int | None:
+    """A number of steps; None where there is none, and for -1, Lightning's word for no end. [NxDT base.py gives a
+    schedule trainer.max_steps for its own]"""
+    return None if str(values.get(key)) == "-1" else values.whole(key)
 
 
 def _differs(values: Values, schedule: object) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from autoshard.cli import main
+from autoshard.errors import AutoshardError
 from autoshard.interop.nxdt_training import read_learning
 from autoshard.migration.migrate import consumed_samples, migrate
 from autoshard.migration.target import Target
@@ -113,17 +114,27 @@ def test_which_weights_decay_and_how_fast() -> None:
         assert read_learning(written(gpt)).differs == (told,)
 
 
-def test_a_rate_that_falls_until_another_step() -> None:
+def test_where_training_ends() -> None:
+    """NxD Training's rates fall until trainer.max_steps, whatever sched.max_steps says; -1 is no end."""
     data = deepcopy(with_optimizer(PUBLIC["hf_llama3_70B"]))
-    data["trainer"]["max_steps"], data["model"]["optim"]["sched"]["max_steps"] = 500, 20_000
-    found = read_learning(written(data))
-    assert found.options[0] == ("--steps", "500")
-    assert found.differs[0] == (
-        "model.optim.sched.max_steps=20000: the rate falls until step 500, where training ends, not until step 20000"
-    )
-    del data["trainer"]["max_steps"]
-    found = read_learning(written(data))
-    assert found.options[0] == ("--steps", "20000") and "max_steps" not in " ".join(found.differs)
+    trainer, schedule = data["trainer"], data["model"]["optim"]["sched"]
+
+    def found() -> tuple[tuple[str, str], list[str]]:
+        learning = read_learning(written(data))
+        return learning.options[0], [one for one in learning.differs if "max_steps" in one]
+
+    trainer["max_steps"], schedule["max_steps"] = 500, 20_000
+    assert found() == (("--steps", "500"), [])
+    no_end = "trainer.max_steps sets no end of NxD Training: the job's is at "
+    trainer["max_steps"] = -1
+    assert found() == (("--steps", "20000"), [f"{no_end}step 20000, the end of model.optim.sched"])
+    schedule["max_steps"] = "${trainer.max_steps}"
+    assert found() == (("--learning-rate", "0.00015"), [f"{no_end}its default: add --steps"])
+    del trainer["max_steps"]
+    assert found()[0] == ("--learning-rate", "0.00015")
+    trainer["max_steps"] = -2
+    with pytest.raises(AutoshardError, match=r"^trainer\.max_steps is '-2'; it must be a whole number of at least 1$"):
+        found()
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
