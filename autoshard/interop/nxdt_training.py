@@ -23,6 +23,9 @@ USUAL = {"adamw": _ADAMW, "adamw_fp32OptState": {**_ADAMW, "weight_decay": 0.0, 
 [utils/adamw_fp32_optim_params.py]."""
 USUAL_RATE = 1e-3
 """The learning rate of both where a configuration is silent."""
+ROUTERS_LOSS = {"hf": (True, 0.02), "megatron": (False, 0.0)}
+"""By model_source: output_router_logits and router_aux_loss_coef of experts where a configuration is silent
+[NxDT hf_models/mixtral_model.py, megatron/megatron_gpt_model.py]."""
 HF_DECAY = 0.01
 """Weight decay of NxD Training's Hugging Face models, whatever a configuration says [NxDT utils/model_utils.py]."""
 
@@ -31,11 +34,12 @@ HF_DECAY = 0.01
 class Learning:
     """How a configuration learns.
 
-    options: of `autoshard run`, by flag. differs: sentences on what that cannot say. left_out: keys of the file that
-    say nothing of it.
+    options: of `autoshard run`, by flag. router_aux_loss_coef: for ModelSpec, where there are experts. differs:
+    sentences on what neither can say. left_out: keys of the file that say nothing of it.
     """
 
     options: tuple[tuple[str, str], ...]
+    router_aux_loss_coef: float
     differs: tuple[str, ...]
     left_out: tuple[str, ...]
 
@@ -57,17 +61,34 @@ def read_learning(file: str) -> Learning:
     name = values.get("model.optim.sched.name")
     if name is not None:
         options["--lr-schedule"] = SCHEDULES.get(str(name), "constant")
+    coefficient = _routers_loss(values)
     differs = tuple(_differs(values, name))
+    if coefficient:
+        ours = "tokens of one layer and of all replicas are balanced together"
+        theirs = "NxD Training's loss balances those of all layers and of one replica"
+        differs = (f"router_aux_loss_coef={coefficient:g} of the plan's model: {ours}, {theirs}", *differs)
     if last is None:
         ends = f"at step {end}, the end of model.optim.sched" if end else "at its default: add --steps"
         differs = (f"trainer.max_steps sets no end of NxD Training: the job's is {ends}", *differs)
-    return Learning(tuple(options.items()), differs, values.left_out())
+    return Learning(tuple(options.items()), coefficient, differs, values.left_out())
 
 
 def _steps(values: Values, key: str) -> int | None:
     """A number of steps; None where there is none, and for -1, Lightning's word for no end. [NxDT base.py gives a
     schedule trainer.max_steps for its own]"""
     return None if str(values.get(key)) == "-1" else values.whole(key)
+
+
+def _routers_loss(values: Values) -> float:
+    """router_aux_loss_coef of a plan's model, 0 without such a loss. NxD divides its loss by top_k, a plan's runtime
+    does not. [NxD modules/moe/loss_function.py]"""
+    if values.get("model.moe") is None:
+        return 0.0
+    is_added, usual = ROUTERS_LOSS["megatron" if values.get("model_source") == "megatron" else "hf"]
+    said, coefficient = values.flag("model.moe.output_router_logits"), values.number("model.moe.router_aux_loss_coef")
+    if not (is_added if said is None else said):
+        return 0.0
+    return (usual if coefficient is None else coefficient) / (values.whole("model.moe.top_k") or 1)
 
 
 def _differs(values: Values, schedule: object) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.nxdt_training import read_learning
 from autoshard.migration.migrate import consumed_samples, migrate
 from autoshard.migration.target import Target
+from autoshard.models.huggingface import to_config
+from autoshard.models.registry import load_model
 from autoshard.plans.validate import read_plan
 from tests.unit.written_files import PUBLIC, UNNAMED, imported
 
@@ -54,7 +58,9 @@ def test_the_published_configurations(name: str) -> None:
     found = migrate(written(data), given, Target())
     assert found.before == before
     after = found.after
-    assert (after.model, after.training) == (before.model, before.training)
+    coefficient = {"hf_mixtral_8x7b": 0.01}.get(name, 0.0)
+    assert after.model == replace(before.model, router_aux_loss_coef=coefficient)
+    assert after.training == before.training
     assert (after.backend, after.cluster.instance, after.cluster.stack) == ("torch", "trn2.48xlarge", "neuron-compiled")
     peaks = [
         plan.cluster.world_size * plan.cluster.device.peak_flops_per_s("bfloat16") for plan in (found.before, after)
@@ -112,6 +118,42 @@ def test_which_weights_decay_and_how_fast() -> None:
         gpt["model"]["optim"]["name"] = name
         told = f"model.optim.weight_decay is not set, so NxD Training has {decay}: autoshard run has 0.1"
         assert read_learning(written(gpt)).differs == (told,)
+
+
+@pytest.mark.parametrize(
+    ("name", "moe", "coefficient"),
+    [
+        ("hf_mixtral_8x7b", {"router_aux_loss_coef": 0.5}, 0.25),
+        ("hf_mixtral_8x7b", {"router_aux_loss_coef": 0.5, "output_router_logits": False}, 0),
+        ("hf_mixtral_8x7b", {}, 0.01),
+        ("megatron_mixtral", {"router_aux_loss_coef": 0.5, "output_router_logits": True}, 0.25),
+        ("megatron_mixtral", {"router_aux_loss_coef": 0.5}, 0),
+        ("megatron_mixtral", {"output_router_logits": True}, 0),
+    ],
+)
+def test_the_routers_loss(name: str, moe: dict[str, Any], coefficient: float) -> None:
+    """NxD's is divided by top_k=2, a plan's is not."""
+    data = deepcopy({**PUBLIC, **UNNAMED}[name])
+    data["model"]["moe"] = {"num_experts": 8, "top_k": 2, "capacity_factor": 2.0, **moe}
+    found = read_learning(written(data))
+    assert found.router_aux_loss_coef == coefficient
+    told = (
+        f"router_aux_loss_coef={coefficient:g} of the plan's model: tokens of one layer and of all replicas are "
+        "balanced together, NxD Training's loss balances those of all layers and of one replica"
+    )
+    assert (told in found.differs) == (coefficient > 0)
+    assert not any("router" in key for key in found.left_out)
+
+
+def test_the_routers_loss_is_the_yamls_not_the_config_jsons() -> None:
+    """NxD Training overwrites what config.json says of it; backend nxd has no such loss, and runs the rest."""
+    data = deepcopy(PUBLIC["hf_mixtral_8x7b"])
+    config = {**to_config(load_model("mixtral-8x7b")), "output_router_logits": True, "router_aux_loss_coef": 0.3}
+    Path("config.json").write_text(json.dumps(config))
+    data["model"]["model_config"] = "config.json"
+    found = migrate(written(data), {}, Target())
+    assert (found.before.backend, found.before.model.router_aux_loss_coef) == ("nxd", 0)
+    assert found.after.model.router_aux_loss_coef == 0.01
 
 
 def test_where_training_ends() -> None:
