@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from autoshard.backends.nxd import NXD
@@ -103,6 +104,9 @@ def _model(plan: Plan) -> dict[str, Any]:
             "capacity_factor": plan.expert_slots,
             "dropless": False,
             "normalize_top_k_affinities": model.norm_topk_prob,
+            # NxD divides its loss by top_k. Without one the weight is 0: NxD Training's pipelines expect the logits.
+            "output_router_logits": True,
+            "router_aux_loss_coef": model.router_aux_loss_coef * model.num_experts_per_tok,
         }
     values["activations_checkpoint_granularity"] = granularity
     values["activations_checkpoint_recompute"] = modules
@@ -163,7 +167,8 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
     )
     left_out += _other_model(plan.model, plan.training.sequence_length)
-    broken = all_broken(Problem(plan.model, plan.training, plan.cluster, NXD.name), strategy)
+    model = replace(plan.model, router_aux_loss_coef=0.0)  # NxD Training has that loss, backend nxd has not
+    broken = all_broken(Problem(model, plan.training, plan.cluster, NXD.name), strategy)
     left_out += [f"the layout breaks a rule of NxD: {wrong}" for wrong in dict.fromkeys(wrong for _, wrong in broken)]
     if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")

@@ -12,6 +12,7 @@ import yaml
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
+from autoshard.interop.nxdt_training import read_learning
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import load_cluster
@@ -114,6 +115,19 @@ def test_what_nxdt_would_train_in_place_of_the_model_is_listed() -> None:
     )
     assert rows in told("llama3-8b", 8192, "trn2.48xlarge", 16)
     assert rows not in told("llama3-8b", 8192, "trn2.48xlarge", 4)
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.01])
+def test_the_routers_loss_of_nxdts_mixtral(coefficient: float) -> None:
+    """NxDT adds 0.02 of one unless the file says otherwise, and divides it by top_k; a migration reads it back."""
+    plan = published_plans()["hf_mixtral_8x7b"]
+    model = replace(plan.model, router_aux_loss_coef=coefficient)
+    found = export(replace(plan, model=model, backend="torch"), "nxdt")
+    moe = yaml.safe_load(found.text)["model"]["moe"]
+    assert (moe["output_router_logits"], moe["router_aux_loss_coef"]) == (True, 2 * coefficient)
+    assert not any("router_aux_loss_coef" in one for one in found.left_out)
+    Path("written.yaml").write_text(found.text)
+    assert read_learning("written.yaml").router_aux_loss_coef == coefficient
 
 
 def test_every_rule_of_nxd_that_is_broken_is_listed() -> None:
