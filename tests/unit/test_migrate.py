@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +240,22 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(capsys, "migrate", conf, "--nodes", "1", "--instance", "trn2.3xlarge").startswith(
         "no layout fits llama3-8b on 1 x trn2.3xlarge: the smallest looked at needs "
     )
+
+
+TERMINATED = """\
+import os, signal
+import autoshard, autoshard.migration.write as write
+
+write.write_plan = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+autoshard.migrate("conf.yaml")
+"""
+
+
+def test_a_migration_that_is_terminated_leaves_nothing_behind() -> None:
+    written(PUBLIC["hf_llama3_8B"])
+    ended = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, check=False)
+    assert ended.stderr.endswith("KeyboardInterrupt\n")
+    assert [path.name for path in Path().iterdir()] == ["conf.yaml"]
 
 
 @pytest.mark.parametrize(
