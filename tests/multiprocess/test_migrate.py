@@ -38,17 +38,20 @@ def test_what_autoshard_run_updates_with() -> None:
     assert {**updates, "clip": settings.max_gradient_norm} == FIXED
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+FOLDER = "tags/llama--step=7-consumed_samples=448.0.ckpt"
+
+
+@pytest.mark.parametrize(("weights_only", "folder"), [(False, FOLDER), (True, FOLDER), (False, "tags")])
 def test_the_checkpoint_goes_along(
-    weights_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    weights_only: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nxd_checkpoint(tmp_path, replace(MODELS["llama"], vocab_size=256), "one group")
     (tmp_path / "config.json").write_bytes((tmp_path / "master" / "config.json").read_bytes())
-    (tmp_path / "nxd").rename(tmp_path / "llama--step=7-consumed_samples=448.0.ckpt")
+    (tmp_path / "tags").mkdir()
+    (tmp_path / "nxd").rename(tmp_path / FOLDER)
     monkeypatch.chdir(tmp_path)
     Path("conf.yaml").write_text(yaml.safe_dump(CONF))
     more = ("--weights-only",) if weights_only else ()
-    folder = "llama--step=7-consumed_samples=448.0.ckpt"
     command = ("migrate", "conf.yaml", "--checkpoint", folder, "--instance", "trn2.3xlarge", "-o", "there", *more)
     assert main(list(command)) == 0
     told = (
