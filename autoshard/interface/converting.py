@@ -136,7 +136,8 @@ def migrate(
     check_free(folder)
     given = {} if model is None else {"model": model}
     found = migrated(str(conf), given, Target(instance, nodes, lnc, sdk, stack))
-    position = write_migration(found, folder, saved, weights_only)
+    with _terminated_as_interrupted():
+        position = write_migration(found, folder, saved, weights_only)
     return Migration(Plan.of(found.before), Plan.of(found.after), folder, position, found.warnings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from autoshard.backends.nxd import NXD
@@ -78,7 +79,8 @@ def _distributed_strategy(plan: Plan) -> dict[str, Any]:
 def _model(plan: Plan) -> dict[str, Any]:
     """The section `model`.
 
-    fuse_qkv is off: NxD's fused weight loses its tensor-parallel mark, and the norm depends on tp.
+    fuse_qkv is off: NxD's fused weight loses its tensor-parallel mark, and the norm depends on tp. Mixtral does not
+    read it.
     """
     model, strategy = plan.model, plan.strategy
     granularity, modules = _recompute(plan)
@@ -90,9 +92,10 @@ def _model(plan: Plan) -> dict[str, Any]:
         "num_layers": model.num_hidden_layers,
         "hidden_size": model.hidden_size,
         "rope_theta": model.rope_theta,
-        "qkv_linear": strategy.tp > model.num_key_value_heads,
-        "fuse_qkv": False,
+        "qkv_linear": _qkv_style(plan) in ("gqa", "fused"),
     }
+    if not model.is_moe:
+        values["fuse_qkv"] = False
     if len(strategy.stage_layers) > 1:
         values["pipeline_cuts"] = [f"model.layers.{stage.stop_layer - 1}" for stage in plan.stages[:-1]]
     if model.is_moe:
@@ -103,11 +106,27 @@ def _model(plan: Plan) -> dict[str, Any]:
             "capacity_factor": plan.expert_slots,
             "dropless": False,
             "normalize_top_k_affinities": model.norm_topk_prob,
+            # NxD divides its loss by top_k. Without one the weight is 0: NxD Training's pipelines expect the logits.
+            "output_router_logits": True,
+            "router_aux_loss_coef": model.router_aux_loss_coef * model.num_experts_per_tok,
         }
     values["activations_checkpoint_granularity"] = granularity
     values["activations_checkpoint_recompute"] = modules
     values["fusions"] = {"flash_attention": strategy.attention_kernel == "flash" and not ring, "ring_attention": ring}
     return values
+
+
+def _qkv_style(plan: Plan) -> str:
+    """The `--qkv` of autoshard convert whose names are those of NxD Training's model with the written file.
+
+    [NxDT models/hf_models: modeling_mixtral.py leaves fuse_qkv at NxD's default, True]
+    """
+    model = plan.model
+    if model.is_moe and model.num_key_value_heads == model.num_attention_heads:
+        return "coalesced"
+    if plan.strategy.tp <= model.num_key_value_heads:
+        return "separate"
+    return "fused" if model.is_moe else "gqa"
 
 
 def _recompute(plan: Plan) -> tuple[str | None, list[str] | None]:
@@ -162,8 +181,14 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     left_out.append(
         f"model.model_config={MODEL_CONFIG}: NxD Training reads the model's other sizes from the file named there"
     )
+    style = _qkv_style(plan)
+    left_out.append(
+        f"weights: autoshard convert SOURCE TARGET --plan PLAN --to nxd --qkv {style} names queries, keys and values "
+        "as NxD Training's model does with this file"
+    )
     left_out += _other_model(plan.model, plan.training.sequence_length)
-    broken = all_broken(Problem(plan.model, plan.training, plan.cluster, NXD.name), strategy)
+    model = replace(plan.model, router_aux_loss_coef=0.0)  # NxD Training has that loss, backend nxd has not
+    broken = all_broken(Problem(model, plan.training, plan.cluster, NXD.name), strategy)
     left_out += [f"the layout breaks a rule of NxD: {wrong}" for wrong in dict.fromkeys(wrong for _, wrong in broken)]
     if strategy.uniform_recompute != FULL_RECOMPUTE and _recompute(plan)[0] == "full":
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
@@ -184,16 +209,21 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
             left_out.append(
                 f"zero1=false with tp={strategy.tp}: NxD sums gradients of different shards; use zero1=true"
             )
-    if strategy.tp > plan.model.num_key_value_heads:
+    if style == "fused":
+        left_out.append(
+            "qkv_linear=true: NxD Training's Mixtral fuses queries, keys and values whatever fuse_qkv says, and NxD's "
+            "fused weight loses its tensor-parallel mark: the gradient norm, and so gradient_clip_val, depend on tp"
+        )
+    elif style == "gqa":
         left_out.append(
             f"kv_replicator={strategy.tp // plan.model.num_key_value_heads}: NxD's gradient norm counts key-value "
             "weights that often, so gradient_clip_val sets in early"
         )
-        if not plan.cluster.platform.kv_heads_innermost:
-            left_out.append(
-                f"random initial weights: on {plan.cluster.instance} NxD repeats rows of key-value weights, not heads; "
-                "start from a checkpoint (autoshard convert)"
-            )
+    if strategy.tp > plan.model.num_key_value_heads and not plan.cluster.platform.kv_heads_innermost:
+        left_out.append(
+            f"random initial weights: on {plan.cluster.instance} NxD repeats rows of key-value weights, not heads; "
+            "start from a checkpoint (autoshard convert)"
+        )
     if not plan.cluster.platform.is_trainium:
         left_out.append(f"instance={plan.cluster.instance}: NxD Training runs on Trainium")
     return tuple(left_out)

@@ -29,6 +29,7 @@ from autoshard.planner.written import read_written
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.model import ModelSpec
 
 MOST_DOUBLINGS = 4
 """Times that the number of nodes is doubled where nothing fits."""
@@ -39,8 +40,9 @@ _CONSUMED = re.compile(r"consumed_samples=(\d{1,15})")
 class Migration:
     """A configuration before and after.
 
-    before: as NxD ran it. after: on torch. learning: how it learns. warnings: what the file says that changes the step
-    and that no plan holds. left_out: keys of the file that neither plan nor learning holds.
+    before: as NxD ran it, without the loss of routers, which backend nxd does not have. after: on torch, with it.
+    learning: how it learns. warnings: what the file says that changes the step and that no plan holds. left_out: keys
+    of the file that neither plan nor learning holds.
     """
 
     file: str
@@ -57,14 +59,18 @@ def migrate(file: str, given: Mapping[str, Any], target: Target) -> Migration:
     Raises AutoshardError for a file that is no configuration of NxD Training, and where no layout is legal or fits.
     """
     learning, written = read_learning(file), read_written(file, given, recipes=False)
-    before = plan_of(file, written)
-    after = _planned(before, target)
+    model = written.problem.model
+    without = written.problem._replace(model=replace(model, router_aux_loss_coef=0.0))
+    before = plan_of(file, replace(written, problem=without))
+    if model.is_moe:
+        model = replace(model, router_aux_loss_coef=learning.router_aux_loss_coef)
+    after = _planned(before, model, target)
     left_out = tuple(key for key in written.left_out if key in learning.left_out)
     return Migration(file, before, after, learning, written.warnings, left_out)
 
 
-def _planned(before: Plan, target: Target) -> Plan:
-    """The best plan for the model and training of another one. Where no number of nodes is asked for, it is doubled
+def _planned(before: Plan, model: ModelSpec, target: Target) -> Plan:
+    """The best plan for a model and the training of another plan. Where no number of nodes is asked for, it is doubled
     until something fits."""
     one = as_run_by(load_cluster(target.instance, 1, target.lnc, sdk=target.sdk), ANYWHERE.name, target.stack)
     counts = (target.nodes,)
@@ -75,14 +81,14 @@ def _planned(before: Plan, target: Target) -> Plan:
     for nodes in counts:
         assert nodes is not None
         cluster = replace(one, nodes=nodes)
-        problem = Problem(before.model, before.training, cluster, ANYWHERE.name)
+        problem = Problem(model, before.training, cluster, ANYWHERE.name)
         try:
             result = search(*problem[:3], Pins(), problem.backend)
         except NoLayoutFits as error:
             refused = error
             continue
         notes = (*result.notes, *best_practice(problem, result.best, FIT_PROBABILITY))
-        request = PlanRequest(before.model.name, target.instance, nodes, backend=ANYWHERE.name)
+        request = PlanRequest(model.name, target.instance, nodes, backend=ANYWHERE.name)
         return plan_of_answer(request, Answer(problem, result, notes))
     raise refused
 

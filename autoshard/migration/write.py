@@ -7,6 +7,7 @@ from pathlib import Path
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.conversion.dtypes import CONFIG_NAMES
 from autoshard.conversion.folder import check_free, new_folder
+from autoshard.conversion.nxd import nxd_folder
 from autoshard.files.atomic_file import write_text
 from autoshard.jobs.options import LaunchOptions, quoted
 from autoshard.jobs.slurm import sbatch_script
@@ -41,7 +42,7 @@ def _converted(source: Path, target: Path, migration: Migration, weights_only: b
     if done.step is None:
         told = f"Weights of {done.model} alone: no optimizer's state was saved there, or --weights-only left it out."
         return told, "--weights"
-    batch, seen = migration.before.training.global_batch_size, consumed_samples(source)
+    batch, seen = migration.before.training.global_batch_size, consumed_samples(nxd_folder(source) or source)
     counted = f"{done.step * batch:,}, {done.step:,} steps of {batch:,}"
     sentences = (
         f"Weights of {done.model} and AdamW's state after step {done.step:,}: training goes on with the next one. "

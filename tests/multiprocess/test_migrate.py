@@ -12,7 +12,7 @@ import yaml
 
 from autoshard.checkpoint.manifest import QUANTITIES, read_manifest
 from autoshard.cli import main
-from autoshard.interop.nxdt_training import BETAS, FIXED
+from autoshard.interop.nxdt_training import FIXED
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from tests.multiprocess.models import MODELS
@@ -34,21 +34,24 @@ CONF: dict[str, Any] = {
 def test_what_autoshard_run_updates_with() -> None:
     """The numbers of interop/nxdt_training.py are those of the runtime."""
     settings = OptimizerSettings(1e-3)
-    assert settings.betas == BETAS
-    assert {"weight_decay": settings.weight_decay, "clip": settings.max_gradient_norm} == FIXED
+    updates = {"weight_decay": settings.weight_decay, "betas": [*settings.betas], "eps": settings.eps}
+    assert {**updates, "clip": settings.max_gradient_norm} == FIXED
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+FOLDER = "tags/llama--step=7-consumed_samples=448.0.ckpt"
+
+
+@pytest.mark.parametrize(("weights_only", "folder"), [(False, FOLDER), (True, FOLDER), (False, "tags")])
 def test_the_checkpoint_goes_along(
-    weights_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    weights_only: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nxd_checkpoint(tmp_path, replace(MODELS["llama"], vocab_size=256), "one group")
     (tmp_path / "config.json").write_bytes((tmp_path / "master" / "config.json").read_bytes())
-    (tmp_path / "nxd").rename(tmp_path / "llama--step=7-consumed_samples=448.0.ckpt")
+    (tmp_path / "tags").mkdir()
+    (tmp_path / "nxd").rename(tmp_path / FOLDER)
     monkeypatch.chdir(tmp_path)
     Path("conf.yaml").write_text(yaml.safe_dump(CONF))
     more = ("--weights-only",) if weights_only else ()
-    folder = "llama--step=7-consumed_samples=448.0.ckpt"
     command = ("migrate", "conf.yaml", "--checkpoint", folder, "--instance", "trn2.3xlarge", "-o", "there", *more)
     assert main(list(command)) == 0
     told = (
@@ -64,11 +67,12 @@ def test_the_checkpoint_goes_along(
     plan = read_plan("there/plan.json")
     converted(Path(folder), Path("direct"), "plan", plan, training=not weights_only)
     assert bytes_of(Path("there/checkpoint")) == bytes_of(Path("direct"))
+    rate = "--learning-rate 0.001 --warmup-steps 0"
     if not weights_only:
         assert (manifest.step, manifest.quantities) == (7, QUANTITIES)
-        assert " run there/plan.json --resume there/checkpoint --steps 100\n" in job
+        assert f" run there/plan.json --resume there/checkpoint --steps 100 {rate}\n" in job
     else:
-        assert " run there/plan.json --weights there/checkpoint --steps 100\n" in job
+        assert f" run there/plan.json --weights there/checkpoint --steps 100 {rate}\n" in job
 
 
 @pytest.mark.parametrize("saved", [False, True])

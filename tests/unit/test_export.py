@@ -12,6 +12,7 @@ import yaml
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
+from autoshard.interop.nxdt_training import read_learning
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import load_cluster
@@ -79,9 +80,17 @@ def test_every_key_that_a_layout_determines_is_written() -> None:
     assert {"trainer.devices", "trainer.num_nodes", "model.pipeline_cuts", "precision.type"} <= written
 
 
+def names_as(style: str) -> str:
+    return (
+        f"weights: autoshard convert SOURCE TARGET --plan PLAN --to nxd --qkv {style} names queries, keys and values "
+        "as NxD Training's model does with this file"
+    )
+
+
 def test_what_cannot_be_carried_over_is_listed() -> None:
     assert export(published_plans()["hf_llama3_70B_CP"], "nxdt").left_out == (
         "model.model_config=config.json: NxD Training reads the model's other sizes from the file named there",
+        names_as("gqa"),
         "cp=2: NxD's optimizer checkpoints overwrite each other; a resumed run continues wrongly",
         "kv_replicator=4: NxD's gradient norm counts key-value weights that often, so gradient_clip_val sets in early",
     )
@@ -114,6 +123,47 @@ def test_what_nxdt_would_train_in_place_of_the_model_is_listed() -> None:
     )
     assert rows in told("llama3-8b", 8192, "trn2.48xlarge", 16)
     assert rows not in told("llama3-8b", 8192, "trn2.48xlarge", 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "kv_heads", "style"),
+    [
+        ("llama3-8b", 8, 8, "separate"),
+        ("llama3-8b", 16, 8, "gqa"),
+        ("llama3-8b", 8, 32, "separate"),
+        ("mixtral-8x7b", 8, 8, "separate"),
+        ("mixtral-8x7b", 16, 8, "fused"),
+        ("mixtral-8x7b", 8, 32, "coalesced"),
+    ],
+)
+def test_names_of_queries_keys_and_values(model: str, tp: int, kv_heads: int, style: str) -> None:
+    """NxDT's Mixtral fuses them whatever fuse_qkv says, and what NxD fuses depends on tp in its norm."""
+    plan = changed(plan_70b(), "trn1.32xlarge", 8, tp=tp, pp=1, dp=256 // tp, stage_layers=(32,))
+    other = replace(load_model(model), num_key_value_heads=kv_heads)
+    found = export(replace(plan, model=other, operators={}), "nxdt")
+    section, is_mixtral = yaml.safe_load(found.text)["model"], model == "mixtral-8x7b"
+    assert section["qkv_linear"] is (style in ("gqa", "fused"))
+    assert section.get("fuse_qkv") is (None if is_mixtral else False)
+    assert names_as(style) in found.left_out
+    fused = (
+        "qkv_linear=true: NxD Training's Mixtral fuses queries, keys and values whatever fuse_qkv says, and NxD's "
+        "fused weight loses its tensor-parallel mark: the gradient norm, and so gradient_clip_val, depend on tp"
+    )
+    assert (fused in found.left_out) is (style == "fused")
+    assert any(one.startswith("kv_replicator=2: ") for one in found.left_out) is (style == "gqa")
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.01])
+def test_the_routers_loss_of_nxdts_mixtral(coefficient: float) -> None:
+    """NxDT adds 0.02 of one unless the file says otherwise, and divides it by top_k; a migration reads it back."""
+    plan = published_plans()["hf_mixtral_8x7b"]
+    model = replace(plan.model, router_aux_loss_coef=coefficient)
+    found = export(replace(plan, model=model, backend="torch"), "nxdt")
+    moe = yaml.safe_load(found.text)["model"]["moe"]
+    assert (moe["output_router_logits"], moe["router_aux_loss_coef"]) == (True, 2 * coefficient)
+    assert not any("router_aux_loss_coef" in one for one in found.left_out)
+    Path("written.yaml").write_text(found.text)
+    assert read_learning("written.yaml").router_aux_loss_coef == coefficient
 
 
 def test_every_rule_of_nxd_that_is_broken_is_listed() -> None:
