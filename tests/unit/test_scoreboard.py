@@ -391,6 +391,14 @@ def test_a_board_that_is_not_as_the_datasheet_says() -> None:
     )
 
 
+@pytest.mark.parametrize("per_node", ["1", "2", "4"])
+def test_nodes_with_some_of_a_datasheet_s_gpus_are_joined_by_the_network(per_node: str) -> None:
+    row = {**ROW, "framework": "torchtitan FSDP2", "gpu": "H200-141GB-SXM", "pp": "1", "dp": "4"}
+    rows = [{**row, "gpus_per_node": of} for of in (per_node, "8")]
+    parts, whole = estimates([gpu_case(row) for row in rows], load().values_for(gpu_case(rows[0])))
+    assert parts.step_time_s >= whole.step_time_s
+
+
 def test_torch_s_own_norms_are_several_kernels_without_a_compiler() -> None:
     row = {**ROW, "act": "swiglu"}
     stacks = "torchtitan FSDP2", "torchtitan FSDP2 +compile", "NeMo 25.02"
