@@ -421,6 +421,21 @@ def test_a_stack_that_waits_for_transfers_between_stages_begins_each_pass_anew()
     assert waits == FIXED["pass_launch_s"] + FIXED["sync_s"]
 
 
+@pytest.mark.parametrize(
+    ("framework", "dtype"),
+    [
+        ("torchtitan FSDP2 +compile", "float32"),
+        ("NeMo AutoModel FSDP2+EP", "float32"),
+        ("NeMo AutoModel PyTorch FSDP2", "bfloat16"),
+        ("PyTorch FSDP1 full shard", "bfloat16"),
+    ],
+)
+def test_sharded_gradients_are_sent_as_the_stack_does(framework: str, dtype: str) -> None:
+    row = {**ROW, "framework": framework, "zero": "3", "tp": "1", "pp": "1", "dp": "8"}
+    found = gpu_case(row).training.precision
+    assert (found.gradient_accumulation_dtype, found.gradient_reduce_dtype) == (dtype, dtype)
+
+
 def test_nemo_sums_and_sends_gradients_in_bfloat16() -> None:
     precisions = [gpu_case({**ROW, "framework": of}).training.precision for of in ("NeMo 25.02", "Megatron-LM")]
     assert [one.gradient_reduce_dtype for one in precisions] == ["bfloat16", "float32"]
