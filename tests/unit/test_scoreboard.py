@@ -147,6 +147,10 @@ def test_network_of_a_node(text: str, bytes_per_s: float | None) -> None:
         ({"status": "queued"}, "status 'queued' is neither ok nor oom"),
         ({"n_gpus": "16"}, "n_gpus=16 is not tp x pp x dp x cp = 8"),
         ({"gbs": "1"}, "gbs=1 is less than dp x mbs = 2"),
+        (
+            {"recompute": "none + cpu offload 92 layers"},
+            "recompute='none + cpu offload 92 layers': copies to and from the host are not in the price",
+        ),
     ],
 )
 def test_what_cannot_be_asked_says_why(change: dict[str, str], reason: str) -> None:

@@ -306,8 +306,10 @@ def named_schedule(framework: str, vpp: int) -> str:
 
 def recompute(row: Row) -> str:
     """The recompute set of a row. "selective" alone is Megatron's, core attention; torchtitan's is EVERY_SECOND; what
-    Megatron-Core names in brackets is in MODULES."""
+    Megatron-Core names in brackets is in MODULES. Raises Unscored where activations go to the host."""
     text = row.get("recompute", "").lower()
+    if "offload" in text:
+        raise Unscored(f"recompute={row['recompute']!r}: copies to and from the host are not in the price")
     if text.startswith("full"):
         return FULL_RECOMPUTE
     if not text.startswith(SELECTIVE):
