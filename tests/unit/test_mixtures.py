@@ -396,13 +396,57 @@ def test_experts_lie_over_ranks_that_share_a_sequence() -> None:
                 "gpu": "B200",
                 "notes": "token-drop",
             },
-            Dispatch(graphs="router"),
+            Dispatch(graphs="all"),
         ),
         ({"act": "swiglu(clamped)", "notes": "token-drop"}, Dispatch(clamped=True)),
     ],
 )
 def test_releases_ship_their_dispatchers(columns: dict[str, str], expected: Dispatch) -> None:
     assert dispatch_of({**ROW, **columns}) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "release", "precision", "expected"),
+    [
+        ("DeepSeek-V3", "H100", "25.09", "fp8", (True, "none", True)),
+        ("DeepSeek-V3", "H100", "25.11", "fp8", (True, "none", True)),
+        ("DeepSeek-V3", "H100", "26.02", "fp8", (True, "none", False)),
+        ("DeepSeek-V3", "GB300", "26.04", "bf16", (True, "attention", False)),
+        ("DeepSeek-V3", "GB300", "26.04", "mxfp8", (True, "none", False)),
+        ("DeepSeek-V3", "GB300", "26.06", "mxfp8", (True, "all", True)),
+        ("DeepSeek-V3", "GB200", "25.11", "mxfp8", (True, "router", False)),
+        ("DeepSeek-V3", "B200", "26.04", "mxfp8", (True, "none", False)),
+        ("DeepSeek-V3", "B200", "26.04.01", "mxfp8", (True, "attention", True)),
+        ("DeepSeek-V3", "B300", "26.06", "mxfp8", (True, "attention", False)),
+        ("DeepSeek-V3", "B300", "26.06.01", "mxfp8", (True, "all", True)),
+        ("Kimi-K2", "GB300", "26.02.01", "mxfp8", (True, "none", False)),
+        ("Kimi-K2", "GB300", "26.06", "mxfp8", (True, "none", False)),
+        ("Kimi-K2", "B200", "26.06", "mxfp8", (False, "none", False)),
+        ("Qwen3-30B-A3B", "GB200", "26.04", "mxfp8", (True, "router", False)),
+        ("Qwen3-30B-A3B", "GB200", "26.04", "fp8", (True, "attention", False)),
+        ("Qwen3-30B-A3B", "B200", "26.02", "mxfp8", (False, "router", False)),
+        ("Qwen3-30B-A3B", "B200", "26.02.01", "mxfp8", (True, "attention", False)),
+        ("Qwen3-30B-A3B", "H100", "26.02", "fp8", (True, "none", True)),
+        ("Qwen3-30B-A3B", "H100", "26.02.01", "fp8", (True, "none", False)),
+        ("Qwen3-30B-A3B", "H100", "26.02.01", "bf16", (True, "router", False)),
+        ("Qwen3-235B-A22B", "H100", "25.09", "fp8", (False, "none", False)),
+        ("Qwen3-235B-A22B", "GB300", "25.11", "bf16", (True, "router", False)),
+        ("Qwen3-235B-A22B", "GB300", "26.02", "mxfp8", (True, "attention", False)),
+        ("Qwen3-235B-A22B", "B300", "26.02", "mxfp8", (False, "none", True)),
+        ("Qwen3-235B-A22B", "B300", "26.02.01", "mxfp8", (False, "none", False)),
+        ("Qwen3-235B-A22B", "B300", "26.04", "mxfp8", (False, "none", False)),
+        ("Qwen3-235B-A22B", "B300", "26.04.01", "mxfp8", (True, "none", False)),
+        ("GPT-OSS-120B", "GB200", "26.04", "bf16", (True, "none", True)),
+        ("GPT-OSS-120B", "GB200", "26.04.01", "bf16", (False, "none", True)),
+    ],
+)
+def test_rows_are_read_as_the_presets_of_their_release(
+    model: str, gpu: str, release: str, precision: str, expected: tuple[bool, str, bool]
+) -> None:
+    """Expected: moe_flex_dispatcher_backend, cuda_graph_scope and moe_a2a_overlap of Megatron-Bridge at its tag."""
+    framework = f"Megatron-Bridge, NeMo {release}"
+    found = dispatch_of({"model": model, "gpu": gpu, "precision": precision, "framework": framework})
+    assert (found.sends_once, found.graphs, found.overlaps) == expected
 
 
 @settings(max_examples=20, deadline=None)

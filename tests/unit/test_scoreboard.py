@@ -147,6 +147,10 @@ def test_network_of_a_node(text: str, bytes_per_s: float | None) -> None:
         ({"status": "queued"}, "status 'queued' is neither ok nor oom"),
         ({"n_gpus": "16"}, "n_gpus=16 is not tp x pp x dp x cp = 8"),
         ({"gbs": "1"}, "gbs=1 is less than dp x mbs = 2"),
+        (
+            {"recompute": "none + cpu offload 92 layers"},
+            "recompute='none + cpu offload 92 layers': copies to and from the host are not in the price",
+        ),
     ],
 )
 def test_what_cannot_be_asked_says_why(change: dict[str, str], reason: str) -> None:
@@ -391,6 +395,14 @@ def test_a_board_that_is_not_as_the_datasheet_says() -> None:
     )
 
 
+@pytest.mark.parametrize("per_node", ["1", "2", "4"])
+def test_nodes_with_some_of_a_datasheet_s_gpus_are_joined_by_the_network(per_node: str) -> None:
+    row = {**ROW, "framework": "torchtitan FSDP2", "gpu": "H200-141GB-SXM", "pp": "1", "dp": "4"}
+    rows = [{**row, "gpus_per_node": of} for of in (per_node, "8")]
+    parts, whole = estimates([gpu_case(row) for row in rows], load().values_for(gpu_case(rows[0])))
+    assert parts.step_time_s >= whole.step_time_s
+
+
 def test_torch_s_own_norms_are_several_kernels_without_a_compiler() -> None:
     row = {**ROW, "act": "swiglu"}
     stacks = "torchtitan FSDP2", "torchtitan FSDP2 +compile", "NeMo 25.02"
@@ -411,6 +423,21 @@ def test_a_stack_that_waits_for_transfers_between_stages_begins_each_pass_anew()
     waits, beside, alone = (machine(gpu_case(row), constants, constants)[0].device.pass_launch_s for row in rows)
     assert (beside, alone) == (FIXED["pass_launch_s"],) * 2
     assert waits == FIXED["pass_launch_s"] + FIXED["sync_s"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "dtype"),
+    [
+        ("torchtitan FSDP2 +compile", "float32"),
+        ("NeMo AutoModel FSDP2+EP", "float32"),
+        ("NeMo AutoModel PyTorch FSDP2", "bfloat16"),
+        ("PyTorch FSDP1 full shard", "bfloat16"),
+    ],
+)
+def test_sharded_gradients_are_sent_as_the_stack_does(framework: str, dtype: str) -> None:
+    row = {**ROW, "framework": framework, "zero": "3", "tp": "1", "pp": "1", "dp": "8"}
+    found = gpu_case(row).training.precision
+    assert (found.gradient_accumulation_dtype, found.gradient_reduce_dtype) == (dtype, dtype)
 
 
 def test_nemo_sums_and_sends_gradients_in_bfloat16() -> None:

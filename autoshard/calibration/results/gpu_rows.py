@@ -65,6 +65,9 @@ EXPERT_IMBALANCE = 1.0
 GRADIENTS_AS_THEY_COME = ("nemo", "megatron-bridge")
 """Stacks that sum and send gradients in bfloat16: grad_reduce_in_fp32=False of the performance recipes of NeMo 2 and
 Megatron-Bridge (scripts/performance), grad_sync_dtype=bf16 of NeMo 1's."""
+SINGLE_GRADIENTS = ("torchtitan", "nemo automodel fsdp2+ep")
+"""Stacks that send sharded gradients in float32: torchtitan's training.mixed_precision_reduce has no other choice
+[torchtitan/config_manager.py], NeMo AutoModel's mixtures have it as default [components/moe/parallelizer.py]."""
 ENDS_HOLD_LESS = ("embedding counted as layer", "first and last stage hold one layer less")
 """Notes of rows whose first and last stage hold a layer less than the others."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
@@ -303,8 +306,10 @@ def named_schedule(framework: str, vpp: int) -> str:
 
 def recompute(row: Row) -> str:
     """The recompute set of a row. "selective" alone is Megatron's, core attention; torchtitan's is EVERY_SECOND; what
-    Megatron-Core names in brackets is in MODULES."""
+    Megatron-Core names in brackets is in MODULES. Raises Unscored where activations go to the host."""
     text = row.get("recompute", "").lower()
+    if "offload" in text:
+        raise Unscored(f"recompute={row['recompute']!r}: copies to and from the host are not in the price")
     if text.startswith("full"):
         return FULL_RECOMPUTE
     if not text.startswith(SELECTIVE):
@@ -343,7 +348,8 @@ def precision(row: Row, half: str) -> Precision:
         return load_precision("fp32")
     stack = row.get("framework", "").lower()
     fully_sharded = text == "bf16" and integer(row, "zero", 0) >= 2
-    as_they_come = fully_sharded or stack.startswith(GRADIENTS_AS_THEY_COME)
+    in_half = fully_sharded or stack.startswith(GRADIENTS_AS_THEY_COME)
+    as_they_come = in_half and not stack.startswith(SINGLE_GRADIENTS)
     single = "float32" if half == "bfloat16" and not as_they_come else half
     summed = half if stack.startswith(HALF_GRADIENTS) else single
     return Precision(f"measured {half} {summed} {single}", half, half, "float32", "float32", summed, single, products)

@@ -122,7 +122,7 @@ def _cluster(case: Case, family: Constants, sheet: Cluster) -> Cluster:
         Cluster,
         sheet,
         devices_per_node=case.gpus_per_node,
-        nodes_per_domain=max(1, sheet.nodes_per_domain * sheet.devices_per_node // case.gpus_per_node),
+        nodes_per_domain=max(1, sheet.nodes_per_domain * sheet.devices_per_node // case.gpus_per_node) if near else 1,
         device=device,
         intra_node=(
             (
