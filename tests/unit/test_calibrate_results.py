@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from autoshard.calibration.results.instance_rows import COLUMNS, instance_case
 from autoshard.calibration.results.rows import Unscored
 from autoshard.cli import main
 from autoshard.commands.calibrate import DESCRIPTION
+from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.hardware_file import FOLDER
@@ -142,6 +144,27 @@ def test_own_collectives(tmp_path: Path) -> None:
     assert "link_efficiency_by_chips.16" in found["runs.csv"] and "collective_launch_s" in found["times.csv"]
     assert not set(found["runs.csv"]) & set(found["times.csv"])
     assert load_cluster(None, 1, hardware_file=file).instance == TRN1
+
+
+def errors_with(file: Path, table: Sequence[Mapping[str, str]]) -> list[float]:
+    """|predicted / measured - 1| of each row, priced as plans for that hardware file are."""
+    cases = [instance_case(row, file) for row in table]
+    found = (estimate(one.model, one.training, one.cluster, one.strategy, one.software) for one in cases)
+    return [abs(one.step_time_s / case.time_s - 1) for one, case in zip(found, cases, strict=True)]
+
+
+def test_the_error_beside_own_collectives_is_that_of_the_file(tmp_path: Path) -> None:
+    """The constants of the results are fitted with the links that the file has after its collectives."""
+    file, table = tmp_path / "my.json", rows()
+    slow = {"op": "all_reduce", "nodes": "1", "instance_stated": TRN1, "size_bytes": "4096", "time_us": "2000"}
+    collectives = write(tmp_path / "times.csv", [{**slow, "ranks": str(ranks)} for ranks in (2, 8, 32)])
+    runs = write(tmp_path / "runs.csv", table)
+    assert main(["calibrate", "--results", runs, "--collectives", collectives, "-o", str(file)]) == 0
+    calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
+    (fit,) = (one for one in calibration["fits"] if one["data"] == "runs.csv")
+    assert calibration["collective_launch_s"]["value"] > 2 * load_cluster(TRN1, 1).collective_launch_s
+    errors = errors_with(file, table)
+    assert (fit["mean_error"], fit["worst_error"]) == pytest.approx((mean(errors), max(errors)), abs=1e-3)
 
 
 def without(*columns: str) -> list[dict[str, str]]:

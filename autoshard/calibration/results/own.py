@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from autoshard.calibration.results.collective_fit import own_priors
@@ -39,9 +41,12 @@ def fit_own(
     if found.collectives is not None:
         _, lines = add_collectives(content, found.collectives, own_priors(content))
         page += lines
-    if found.instances is not None:
-        constants, read_with = own_constants(content), hardware_content(base)
-        _, lines = add_results([content], found.instances, constants, read_with, OWN_NOISE)
+    instances = found.instances
+    if instances is not None:
+        if found.collectives is not None:  # the links of the results are those that were fitted
+            instances = _read_as(content, results, base.name).instances
+            assert instances is not None, results
+        _, lines = add_results([content], instances, own_constants(content), content, OWN_NOISE)
         page += lines
     if found.gpus is not None:
         if not fitted_cases(found.gpus.cases, memory=False):
@@ -51,6 +56,14 @@ def fit_own(
     files = " and ".join(dict.fromkeys(path.name for path in (*results, *([collectives] if collectives else []))))
     content["calibration"]["about"] = f"Fitted to {files}, see fits; what that leaves alone: {about}"
     return content, page
+
+
+def _read_as(content: Mapping[str, Any], results: Sequence[Path], name: str) -> Results:
+    """The cases in files of results on the machine that a hardware file's content describes. name: of that file."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        file.write_text(json.dumps(content), encoding="utf-8")
+        return read_results(results, None, str(content["instance"]), file)
 
 
 def _only_instance(found: Results) -> str:
