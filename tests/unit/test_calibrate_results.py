@@ -167,6 +167,16 @@ def test_the_error_beside_own_collectives_is_that_of_the_file(tmp_path: Path) ->
     assert (fit["mean_error"], fit["worst_error"]) == pytest.approx((mean(errors), max(errors)), abs=1e-3)
 
 
+def test_a_fast_release_is_fitted_where_a_share_reaches_the_peak(tmp_path: Path) -> None:
+    """2.20 is faster than the newest release with results, so that a share of the peak is at most 1 under it."""
+    file, table = tmp_path / "my.json", [{**row, "sdk": "2.20"} for row in rows()]
+    quick = [{**row, "step_time_s": f"{0.5 * float(row['step_time_s']):.6g}"} for row in table]
+    assert main(["calibrate", "--results", write(tmp_path / "runs.csv", quick), "-o", str(file)]) == 0
+    calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
+    assert calibration["matmul_efficiency"]["value"] == 1
+    assert calibration["fits"][0]["mean_error"] == pytest.approx(mean(errors_with(file, quick)), abs=1e-3)
+
+
 def without(*columns: str) -> list[dict[str, str]]:
     return [{name: value for name, value in ROW.items() if name not in columns}]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log
+from math import exp, inf, log
 from typing import Any
 
 import numpy as np
@@ -77,14 +77,14 @@ def own_constants(content: Mapping[str, Any]) -> dict[Leaf, Constant]:
 
 def altered(cluster: Cluster, now: Values, values: Values) -> Cluster:
     """The cluster with some constants changed. now: the constants that the cluster was read with. values: the new
-    ones."""
+    ones. A share of the peak is at most 1, as a release that is faster than the others leaves it (Cluster.slowed)."""
     ratios = {leaf: values[leaf] / now[leaf] for leaf in values}
     links = []
     for devices, link in cluster.intra_node:
         ratio = ratios.get(("link_efficiency_by_chips", str(devices // cluster.devices_per_chip)), 1.0)
         links.append((devices, replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * ratio)))
     of_device: Any = {
-        leaf[0]: getattr(cluster.device, leaf[0]) * ratio
+        leaf[0]: min(getattr(cluster.device, leaf[0]) * ratio, 1.0 if "efficiency" in leaf[0] else inf)
         for leaf, ratio in ratios.items()
         if hasattr(cluster.device, leaf[0])
     }
