@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from autoshard.calibration.results.fit_file import hardware_content
-from autoshard.calibration.results.instance_fit import Problem, own_constants
+from autoshard.calibration.results.instance_fit import Problem, fit, own_constants
 from autoshard.calibration.results.instance_rows import COLUMNS, instance_case
 from autoshard.calibration.results.rows import Unscored
 from autoshard.cli import main
@@ -177,6 +177,27 @@ def test_a_fast_release_is_fitted_where_a_share_reaches_the_peak(tmp_path: Path)
     assert calibration["fits"][0]["mean_error"] == pytest.approx(mean(errors_with(file, quick)), abs=1e-3)
 
 
+def test_a_run_that_something_slowed_down_does_not_pull(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of a model's three runs took three times as long: the constants stay, and the page shows it."""
+    file, table = tmp_path / "my.json", rows()
+    slow = {**table[0], "id": "slow", "step_time_s": f"{3 * float(table[0]['step_time_s']):.6g}"}
+    runs = write(tmp_path / "runs.csv", [*table, slow])
+    assert main(["calibrate", "--results", runs, "-o", str(file)]) == 0
+    assert re.search(r"^  slow .* -66\.\d% ", capsys.readouterr().out, re.MULTILINE)
+    assert max(errors_with(file, table)) < 0.02
+
+
+def test_a_fit_ends_where_it_no_longer_moves(tmp_path: Path) -> None:
+    """Of runs 40 times slower than the file says, as far as constants go in one round; another fit finds no more."""
+    slow = [{**row, "step_time_s": f"{40 * float(row['step_time_s']):.6g}"} for row in rows()]
+    content = hardware_content(FOLDER / f"{TRN1}.json")
+    problem = Problem([instance_case(row) for row in slow], own_constants(content), content)
+    at = fit(problem)
+    now = problem.residuals(at)
+    everything = np.ones(len(slow))
+    assert problem.solve(at, now, problem.slope(at, now), everything) == pytest.approx(at, abs=1e-4)
+
+
 def without(*columns: str) -> list[dict[str, str]]:
     return [{name: value for name, value in ROW.items() if name not in columns}]
 
@@ -271,8 +292,8 @@ def test_the_packaged_files_are_what_the_fit_gives(tmp_path: Path) -> None:
         packaged = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         found = json.loads((tmp_path / "hardware" / f"{name}.json").read_text(encoding="utf-8"))
         for content in (packaged, found):
-            for fit in content["calibration"]["fits"]:
-                fit["date"] = ""
+            for one in content["calibration"]["fits"]:
+                one["date"] = ""
         assert json.dumps(found) == json.dumps(packaged), name
 
 
