@@ -230,6 +230,14 @@ WRONG: tuple[tuple[list[dict[str, str]], list[str], str], ...] = (
         "{csv}: none of its 1 rows can be used; the first, line 2: tp x pp x dp x cp = 24 is not the cluster's 32",
     ),
     (
+        [{**ROW, "step_time_s": "9000"}],
+        [],
+        (
+            "{csv}: none of its 1 rows can be used; the first, line 2: a step of 9,000 s is more than 100 times as "
+            "long as the 9.63 s that such a step takes: times are in seconds"
+        ),
+    ),
+    (
         [ROW],
         ["--instance", "trn2.48xlarge"],
         "{csv}: none of its 1 rows can be used; the first, line 2: instance='trn1.32xlarge' is not trn2.48xlarge",

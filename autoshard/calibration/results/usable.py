@@ -24,6 +24,9 @@ AnyCase = TypeVar("AnyCase")
 MOST_MFU = 4.0
 """The largest share of the peak in half precision that a row may claim: products of four bits reach four times that
 peak."""
+MOST_SLOWER = 100.0
+"""Times the predicted step that a row may claim: published outliers are several times slower than their repeats, a time
+in milliseconds a thousand times."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +144,20 @@ def _of_gpu(row: Row, instance: str | None) -> Case:
 
 
 def _check_time(time_s: float | None, expected: Estimate) -> None:
-    """Raises Unscored for a step that no device is fast enough for, as where a unit is wrong. expected: of its
-    layout."""
-    if time_s and expected.mfu * expected.step_time_s > MOST_MFU * time_s:
-        least_s = expected.mfu * expected.step_time_s / MOST_MFU
+    """Raises Unscored for a step that no device is fast enough for, or that is far slower than any was, as where a unit
+    is wrong. expected: of its layout."""
+    if not time_s:
+        return
+    least_s = expected.mfu * expected.step_time_s / MOST_MFU
+    if time_s < least_s:
         raise Unscored(
             f"a step of {format_seconds(time_s)} is faster than the devices are: "
             f"the model's own products take {format_seconds(least_s)} at {MOST_MFU:g} times their half-precision peak"
+        )
+    if time_s > MOST_SLOWER * expected.step_time_s:
+        raise Unscored(
+            f"a step of {format_seconds(time_s)} is more than {MOST_SLOWER:g} times as long as the "
+            f"{format_seconds(expected.step_time_s)} that such a step takes: times are in seconds"
         )
 
 
