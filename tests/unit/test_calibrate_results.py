@@ -12,10 +12,15 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from autoshard.calibration.calibration import leaf_entry, leaves
 from autoshard.calibration.results.fit_file import hardware_content
+from autoshard.calibration.results.gpu_files import said_by
+from autoshard.calibration.results.gpu_rows import gpu_case
 from autoshard.calibration.results.instance_fit import Problem, fit, own_constants
 from autoshard.calibration.results.instance_rows import COLUMNS, instance_case
+from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.rows import Unscored
+from autoshard.calibration.results.stack_fit import estimates
 from autoshard.cli import main
 from autoshard.commands.calibrate import DESCRIPTION
 from autoshard.cost.estimate import estimate
@@ -196,6 +201,88 @@ def test_a_fit_ends_where_it_no_longer_moves(tmp_path: Path) -> None:
     now = problem.residuals(at)
     everything = np.ones(len(slow))
     assert problem.solve(at, now, problem.slope(at, now), everything) == pytest.approx(at, abs=1e-4)
+
+
+GPU_ROW = {
+    "source_id": "mine",
+    "gpu": "A100-80GB",
+    "n_gpus": "8",
+    "model": "Llama",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "ffn": "11008",
+    "act": "swiglu",
+    "vocab": "32000",
+    "seq_len": "4096",
+    "gbs": "128",
+    "tp": "4",
+    "dp": "2",
+    "mbs": "4",
+    "sp": "1",
+    "precision": "bf16",
+    "attn_kernel": "flash",
+    "framework": "NeMo",
+    "iter_time_s": "1",
+}
+GPU_RUNS: tuple[dict[str, str], ...] = (
+    {},
+    {"seq_len": "8192"},
+    {"layers": "16"},
+    {"tp": "8", "dp": "1", "hidden": "8192", "heads": "64", "ffn": "28672", "layers": "16"},
+    {"tp": "1", "dp": "8", "hidden": "2048", "heads": "16", "ffn": "8192", "layers": "16"},
+)
+
+
+def gpu_times(file: Path, gpu: str) -> list[float]:
+    """Seconds of the runs with the constants that a hardware file has."""
+    cases = [gpu_case({**GPU_ROW, "gpu": gpu, **run}) for run in GPU_RUNS]
+    said = said_by(hardware_content(file), hardware(cases[0])[1])
+    return [one.step_time_s for one in estimates(cases, said)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "instance", "slower"),
+    [
+        ("A100-80GB", "a100-80gb", 1.0),
+        ("A100-80GB", "a100-80gb", 2.0),
+        ("H800-80GB", "h800-80gb", 1.3),
+        ("B200", "b200-180gb", 1.3),
+    ],
+)
+def test_own_results_on_gpus(gpu: str, instance: str, slower: float, tmp_path: Path) -> None:
+    """Constants start from the packaged file's and take all that the runs are slower by: the error is the file's."""
+    file, packaged = tmp_path / "my.json", FOLDER / f"{instance}.json"
+    measured = [slower * time_s for time_s in gpu_times(packaged, gpu)]
+    asked = [{**GPU_ROW, "gpu": gpu, **run} for run in GPU_RUNS]
+    table = [{**row, "iter_time_s": f"{time_s:.6g}"} for row, time_s in zip(asked, measured, strict=True)]
+    assert main(["calibrate", "--results", write(tmp_path / "runs.csv", table), "-o", str(file)]) == 0
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if slower == 1.0:
+        before = hardware_content(packaged)["calibration"]
+        for leaf in leaves(before):
+            value = leaf_entry(content["calibration"], leaf)["value"]
+            assert value == pytest.approx(leaf_entry(before, leaf)["value"], rel=1e-3), leaf
+    (fit,) = (one for one in content["calibration"]["fits"] if one["data"] == "runs.csv")
+    errors = [abs(one / time_s - 1) for one, time_s in zip(gpu_times(file, gpu), measured, strict=True)]
+    assert (fit["mean_error"], fit["worst_error"]) == pytest.approx((mean(errors), max(errors)), abs=1e-3)
+    assert mean(errors) < 0.05
+
+
+def test_constants_of_gpus_that_are_not_fitted_stay(tmp_path: Path) -> None:
+    """They are those of the user's file, which prices the runs as well; a file may lack some."""
+    mine, file = tmp_path / "mine.json", tmp_path / "my.json"
+    content = hardware_content(FOLDER / "a100-80gb.json")
+    content["calibration"]["collective_launch_s"] = {"value": 3e-5, "source": "mine"}
+    del content["calibration"]["attention_efficiency"]
+    content["calibration"]["fits"] = []
+    mine.write_text(json.dumps(content), encoding="utf-8")
+    runs = write(tmp_path / "runs.csv", [GPU_ROW | {"iter_time_s": f"{gpu_times(mine, 'A100-80GB')[0]:.6g}"}])
+    assert main(["calibrate", "--results", runs, "--hardware", str(mine), "-o", str(file)]) == 0
+    calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
+    assert calibration["collective_launch_s"] == {"value": 3e-5, "source": "mine"}
+    assert "attention_efficiency" not in calibration
+    assert calibration["fits"][-1]["mean_error"] < 1e-3
 
 
 def without(*columns: str) -> list[dict[str, str]]:

@@ -11,9 +11,10 @@ from typing import Any
 from autoshard.calibration.results.collective_fit import own_priors
 from autoshard.calibration.results.constants import STACKS
 from autoshard.calibration.results.fit_file import add_collectives, add_results, hardware_content
-from autoshard.calibration.results.gpu_files import FILES, set_family
+from autoshard.calibration.results.gpu_files import said_by, set_family
 from autoshard.calibration.results.held_out import fit_stacks
 from autoshard.calibration.results.instance_fit import OWN_NOISE, own_constants
+from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.pages import evidence_line
 from autoshard.calibration.results.stack_fit import fitted_cases
 from autoshard.calibration.results.usable import Results, read_results
@@ -51,8 +52,9 @@ def fit_own(
     if found.gpus is not None:
         if not fitted_cases(found.gpus.cases, memory=False):
             raise AutoshardError(f"{found.gpus.path}: no row has iter_time_s and a framework that is known: {KNOWN}")
-        fit = fit_stacks(found.gpus.cases)
-        page.append(evidence_line(name, set_family(content, FILES[name], fit, found.gpus)))
+        _, family = hardware(found.gpus.cases[0])
+        fit = fit_stacks(found.gpus.cases, said_by(content, family))
+        page.append(evidence_line(name, set_family(content, family, fit, found.gpus)))
     files = " and ".join(dict.fromkeys(path.name for path in (*results, *([collectives] if collectives else []))))
     content["calibration"]["about"] = f"Fitted to {files}, see fits; what that leaves alone: {about}"
     return content, page
@@ -67,8 +69,6 @@ def _read_as(content: Mapping[str, Any], results: Sequence[Path], name: str) -> 
 
 
 def _only_instance(found: Results) -> str:
-    from autoshard.calibration.results.machine import hardware
-
     names = {case.cluster.instance for one in (found.instances, found.collectives) if one for case in one.cases}
     names |= {hardware(case)[0] for case in found.gpus.cases} if found.gpus else set()
     if len(names) > 1:
