@@ -17,16 +17,18 @@ from autoshard.calibration.results.fit_file import hardware_content
 from autoshard.calibration.results.gpu_files import said_by
 from autoshard.calibration.results.gpu_rows import gpu_case
 from autoshard.calibration.results.instance_fit import Problem, fit, own_constants
-from autoshard.calibration.results.instance_rows import COLUMNS, instance_case
+from autoshard.calibration.results.instance_rows import COLUMNS, STACK_NAMES, instance_case
 from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.stack_fit import estimates
+from autoshard.calibration.results.usable import read_results
 from autoshard.cli import main
 from autoshard.commands.calibrate import DESCRIPTION
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.hardware_file import FOLDER
+from autoshard.spec.training import PRECISIONS
 from benchmarks.fitted import DATA
 
 TRN1 = "trn1.32xlarge"
@@ -93,6 +95,66 @@ def rows() -> list[dict[str, str]]:
 def test_a_row_has_what_a_plan_says(cells: dict[str, str], zero: int, recompute: str) -> None:
     found = instance_case({**ROW, **cells}).strategy
     assert (found.zero, found.recompute) == (zero, (recompute,))
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ({"zero1": "ZeRO-1"}, (1, True, "flash", None)),
+        ({"zero1": "dp=1: not applicable", "sp": "default"}, (0, False, "flash", None)),
+        ({"sp": "on", "flash_attn": "Y", "sdk": "SDK 2.10"}, (1, True, "flash", "2.10")),
+        ({"sp": "0", "flash_attn": "", "sdk": "not stated"}, (1, False, "plain", None)),
+        ({"sdk": "neuron sdk v2.10.1"}, (1, True, "flash", "2.10")),
+    ],
+)
+def test_a_row_in_words(cells: dict[str, str], found: tuple[int, bool, str, str | None]) -> None:
+    case = instance_case({**ROW, **cells})
+    strategy = case.strategy
+    assert (strategy.zero, strategy.sequence_parallel, strategy.attention_kernel, case.sdk) == found
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (
+            {"precision": "fp16"},
+            f"precision='fp16' is none of {', '.join(PRECISIONS)}, and not as AWS's tables write it",
+        ),
+        ({"sp": "maybe"}, "sp='maybe' is neither yes nor no"),
+        ({"flash_attn": "NKI"}, "flash_attn='NKI' is neither yes nor no"),
+        ({"zero1": "stage 1"}, "zero1='stage 1' is neither yes nor no"),
+        ({"sdk": "2.99"}, "sdk='2.99' is no release that is known, which are 2.4 to 2.33"),
+        ({"stack": "nxd"}, f"stack='nxd' is none of {', '.join(STACK_NAMES)}"),
+        ({"seq_per_s": "8"}, "step_time_s=1 contradicts seq_per_s=8, with which a step takes 8 s"),
+    ],
+)
+def test_a_cell_that_is_not_understood(cells: dict[str, str], reason: str) -> None:
+    """It is never read as something else."""
+    with pytest.raises(Unscored) as error:
+        instance_case({**ROW, **cells})
+    assert str(error.value) == reason
+
+
+def test_rows_have_the_lines_of_the_file(tmp_path: Path) -> None:
+    runs = write(tmp_path / "runs.csv", [ROW | {"id": "two\nlines"}, ROW | {"sp": "maybe"}])
+    found = read_results([Path(runs)], None).instances
+    assert found is not None
+    assert found.unused == [(4, "sp='maybe' is neither yes nor no")]
+
+
+def test_two_columns_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(f"{','.join(ROW)},sp\n{','.join(ROW.values())},no\n", encoding="utf-8")
+    assert main(["calibrate", "--results", str(file), "-o", str(tmp_path / "my.json")]) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {file} has the column sp twice; keep one\n"
+
+
+def test_an_instance_and_the_file_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, mine = write(tmp_path / "runs.csv", [ROW]), str(FOLDER / f"{TRN1}.json")
+    asked = ["calibrate", "--results", runs, "--hardware", mine, "--instance", "trn2.48xlarge"]
+    assert main([*asked, "-o", str(tmp_path / "my.json")]) == 2
+    message = "instance='trn2.48xlarge' but trn1.32xlarge.json describes trn1.32xlarge; use trn1.32xlarge"
+    assert capsys.readouterr().err == f"autoshard: error: {message}\n"
 
 
 def test_a_row_of_native_pytorch_is_priced_as_a_plan_for_it() -> None:

@@ -35,7 +35,7 @@ def fit_own(
     if base is None:
         instance = _only_instance(read_results(results, collectives))
         base = find(instance, None)
-    content = hardware_content(base)
+    content = hardware_content(base, instance)
     name = str(content["instance"])
     found = read_results(results, collectives, name, hardware_file)
     about, page = str(content["calibration"]["about"]), found.notes()
