@@ -121,6 +121,7 @@ def test_a_row_in_words(cells: dict[str, str], found: tuple[int, bool, str, str 
             f"precision='fp16' is none of {', '.join(PRECISIONS)}, and not as AWS's tables write it",
         ),
         ({"sp": "maybe"}, "sp='maybe' is neither yes nor no"),
+        ({"sp": "(yes)"}, "sp='(yes)' is neither yes nor no"),
         ({"flash_attn": "NKI"}, "flash_attn='NKI' is neither yes nor no"),
         ({"zero1": "stage 1"}, "zero1='stage 1' is neither yes nor no"),
         ({"sdk": "2.99"}, "sdk='2.99' is no release that is known, which are 2.4 to 2.33"),

@@ -220,11 +220,11 @@ def row_strategy(row: Row) -> Strategy:
 def _yes(row: Row, name: str) -> bool:
     """Whether a cell begins with yes; one that leaves it open is no."""
     text = row.get(name, "").strip().lower()
-    word = re.match(r"\w*", text)
-    assert word is not None, text
-    if word[0] in YES:
+    first = re.match(r"\w+", text)
+    word = text if first is None else first[0]
+    if word in YES:
         return True
-    if word[0] in NO or "default" in text or "not " in text:
+    if word in NO or "default" in text or "not " in text:
         return False
     raise Unscored(f"{name}={row[name]!r} is neither yes nor no")
 
