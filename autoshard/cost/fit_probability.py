@@ -31,6 +31,8 @@ def _memory_bytes(cluster: Cluster, probability: float) -> float:
         return high
     while high - low > 1.0:
         middle = (low + high) / 2
+        if middle in (low, high):  # no float lies between them: beyond 2^53 neighbours are more than a byte apart
+            break
         if fits_probability(middle, cluster.device.memory_bytes, cluster) >= probability:
             low = middle
         else:

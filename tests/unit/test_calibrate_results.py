@@ -7,19 +7,28 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
 
+from autoshard.calibration.calibration import leaf_entry, leaves
 from autoshard.calibration.results.fit_file import hardware_content
-from autoshard.calibration.results.instance_fit import Problem, own_constants
-from autoshard.calibration.results.instance_rows import COLUMNS, instance_case
+from autoshard.calibration.results.gpu_files import said_by
+from autoshard.calibration.results.gpu_rows import gpu_case
+from autoshard.calibration.results.instance_fit import Problem, fit, own_constants
+from autoshard.calibration.results.instance_rows import COLUMNS, STACK_NAMES, instance_case
+from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.rows import Unscored
+from autoshard.calibration.results.stack_fit import estimates
+from autoshard.calibration.results.usable import read_results
 from autoshard.cli import main
 from autoshard.commands.calibrate import DESCRIPTION
+from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.hardware_file import FOLDER
+from autoshard.spec.training import PRECISIONS
 from benchmarks.fitted import DATA
 
 TRN1 = "trn1.32xlarge"
@@ -88,6 +97,67 @@ def test_a_row_has_what_a_plan_says(cells: dict[str, str], zero: int, recompute:
     assert (found.zero, found.recompute) == (zero, (recompute,))
 
 
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ({"zero1": "ZeRO-1"}, (1, True, "flash", None)),
+        ({"zero1": "dp=1: not applicable", "sp": "default"}, (0, False, "flash", None)),
+        ({"sp": "on", "flash_attn": "Y", "sdk": "SDK 2.10"}, (1, True, "flash", "2.10")),
+        ({"sp": "0", "flash_attn": "", "sdk": "not stated"}, (1, False, "plain", None)),
+        ({"sdk": "neuron sdk v2.10.1"}, (1, True, "flash", "2.10")),
+    ],
+)
+def test_a_row_in_words(cells: dict[str, str], found: tuple[int, bool, str, str | None]) -> None:
+    case = instance_case({**ROW, **cells})
+    strategy = case.strategy
+    assert (strategy.zero, strategy.sequence_parallel, strategy.attention_kernel, case.sdk) == found
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (
+            {"precision": "fp16"},
+            f"precision='fp16' is none of {', '.join(PRECISIONS)}, and not as AWS's tables write it",
+        ),
+        ({"sp": "maybe"}, "sp='maybe' is neither yes nor no"),
+        ({"sp": "(yes)"}, "sp='(yes)' is neither yes nor no"),
+        ({"flash_attn": "NKI"}, "flash_attn='NKI' is neither yes nor no"),
+        ({"zero1": "stage 1"}, "zero1='stage 1' is neither yes nor no"),
+        ({"sdk": "2.99"}, "sdk='2.99' is no release that is known, which are 2.4 to 2.33"),
+        ({"stack": "nxd"}, f"stack='nxd' is none of {', '.join(STACK_NAMES)}"),
+        ({"seq_per_s": "8"}, "step_time_s=1 contradicts seq_per_s=8, with which a step takes 8 s"),
+    ],
+)
+def test_a_cell_that_is_not_understood(cells: dict[str, str], reason: str) -> None:
+    """It is never read as something else."""
+    with pytest.raises(Unscored) as error:
+        instance_case({**ROW, **cells})
+    assert str(error.value) == reason
+
+
+def test_rows_have_the_lines_of_the_file(tmp_path: Path) -> None:
+    runs = write(tmp_path / "runs.csv", [ROW | {"id": "two\nlines"}, ROW | {"sp": "maybe"}])
+    found = read_results([Path(runs)], None).instances
+    assert found is not None
+    assert found.unused == [(4, "sp='maybe' is neither yes nor no")]
+
+
+def test_two_columns_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(f"{','.join(ROW)},sp\n{','.join(ROW.values())},no\n", encoding="utf-8")
+    assert main(["calibrate", "--results", str(file), "-o", str(tmp_path / "my.json")]) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {file} has the column sp twice; keep one\n"
+
+
+def test_an_instance_and_the_file_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, mine = write(tmp_path / "runs.csv", [ROW]), str(FOLDER / f"{TRN1}.json")
+    asked = ["calibrate", "--results", runs, "--hardware", mine, "--instance", "trn2.48xlarge"]
+    assert main([*asked, "-o", str(tmp_path / "my.json")]) == 2
+    message = "instance='trn2.48xlarge' but trn1.32xlarge.json describes trn1.32xlarge; use trn1.32xlarge"
+    assert capsys.readouterr().err == f"autoshard: error: {message}\n"
+
+
 def test_a_row_of_native_pytorch_is_priced_as_a_plan_for_it() -> None:
     native = {**ROW, "instance": "trn2.48xlarge", "tp": "4", "dp": "16", "zero1": "3", "stack": "neuron-compiled"}
     found = instance_case(native)
@@ -144,6 +214,140 @@ def test_own_collectives(tmp_path: Path) -> None:
     assert load_cluster(None, 1, hardware_file=file).instance == TRN1
 
 
+def errors_with(file: Path, table: Sequence[Mapping[str, str]]) -> list[float]:
+    """|predicted / measured - 1| of each row, priced as plans for that hardware file are."""
+    cases = [instance_case(row, file) for row in table]
+    found = (estimate(one.model, one.training, one.cluster, one.strategy, one.software) for one in cases)
+    return [abs(one.step_time_s / case.time_s - 1) for one, case in zip(found, cases, strict=True)]
+
+
+def test_the_error_beside_own_collectives_is_that_of_the_file(tmp_path: Path) -> None:
+    """The constants of the results are fitted with the links that the file has after its collectives."""
+    file, table = tmp_path / "my.json", rows()
+    slow = {"op": "all_reduce", "nodes": "1", "instance_stated": TRN1, "size_bytes": "4096", "time_us": "2000"}
+    collectives = write(tmp_path / "times.csv", [{**slow, "ranks": str(ranks)} for ranks in (2, 8, 32)])
+    runs = write(tmp_path / "runs.csv", table)
+    assert main(["calibrate", "--results", runs, "--collectives", collectives, "-o", str(file)]) == 0
+    calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
+    (fit,) = (one for one in calibration["fits"] if one["data"] == "runs.csv")
+    assert calibration["collective_launch_s"]["value"] > 2 * load_cluster(TRN1, 1).collective_launch_s
+    errors = errors_with(file, table)
+    assert (fit["mean_error"], fit["worst_error"]) == pytest.approx((mean(errors), max(errors)), abs=1e-3)
+
+
+def test_a_fast_release_is_fitted_where_a_share_reaches_the_peak(tmp_path: Path) -> None:
+    """2.20 is faster than the newest release with results, so that a share of the peak is at most 1 under it."""
+    file, table = tmp_path / "my.json", [{**row, "sdk": "2.20"} for row in rows()]
+    quick = [{**row, "step_time_s": f"{0.5 * float(row['step_time_s']):.6g}"} for row in table]
+    assert main(["calibrate", "--results", write(tmp_path / "runs.csv", quick), "-o", str(file)]) == 0
+    calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
+    assert calibration["matmul_efficiency"]["value"] == 1
+    assert calibration["fits"][0]["mean_error"] == pytest.approx(mean(errors_with(file, quick)), abs=1e-3)
+
+
+def test_a_run_that_something_slowed_down_does_not_pull(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of a model's three runs took three times as long: the constants stay, and the page shows it."""
+    file, table = tmp_path / "my.json", rows()
+    slow = {**table[0], "id": "slow", "step_time_s": f"{3 * float(table[0]['step_time_s']):.6g}"}
+    runs = write(tmp_path / "runs.csv", [*table, slow])
+    assert main(["calibrate", "--results", runs, "-o", str(file)]) == 0
+    assert re.search(r"^  slow .* -66\.\d% ", capsys.readouterr().out, re.MULTILINE)
+    assert max(errors_with(file, table)) < 0.02
+
+
+def test_a_fit_ends_where_it_no_longer_moves(tmp_path: Path) -> None:
+    """Of runs 40 times slower than the file says, as far as constants go in one round; another fit finds no more."""
+    slow = [{**row, "step_time_s": f"{40 * float(row['step_time_s']):.6g}"} for row in rows()]
+    content = hardware_content(FOLDER / f"{TRN1}.json")
+    problem = Problem([instance_case(row) for row in slow], own_constants(content), content)
+    at = fit(problem)
+    now = problem.residuals(at)
+    everything = np.ones(len(slow))
+    assert problem.solve(at, now, problem.slope(at, now), everything) == pytest.approx(at, abs=1e-4)
+
+
+GPU_ROW = {
+    "source_id": "mine",
+    "gpu": "A100-80GB",
+    "n_gpus": "8",
+    "model": "Llama",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "ffn": "11008",
+    "act": "swiglu",
+    "vocab": "32000",
+    "seq_len": "4096",
+    "gbs": "128",
+    "tp": "4",
+    "dp": "2",
+    "mbs": "4",
+    "sp": "1",
+    "precision": "bf16",
+    "attn_kernel": "flash",
+    "framework": "NeMo",
+    "iter_time_s": "1",
+}
+GPU_RUNS: tuple[dict[str, str], ...] = (
+    {},
+    {"seq_len": "8192"},
+    {"layers": "16"},
+    {"tp": "8", "dp": "1", "hidden": "8192", "heads": "64", "ffn": "28672", "layers": "16"},
+    {"tp": "1", "dp": "8", "hidden": "2048", "heads": "16", "ffn": "8192", "layers": "16"},
+)
+
+
+def gpu_times(file: Path, gpu: str) -> list[float]:
+    """Seconds of the runs with the constants that a hardware file has."""
+    cases = [gpu_case({**GPU_ROW, "gpu": gpu, **run}) for run in GPU_RUNS]
+    said = said_by(hardware_content(file), hardware(cases[0])[1])
+    return [one.step_time_s for one in estimates(cases, said)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "instance", "slower"),
+    [
+        ("A100-80GB", "a100-80gb", 1.0),
+        ("A100-80GB", "a100-80gb", 2.0),
+        ("H800-80GB", "h800-80gb", 1.3),
+        ("B200", "b200-180gb", 1.3),
+    ],
+)
+def test_own_results_on_gpus(gpu: str, instance: str, slower: float, tmp_path: Path) -> None:
+    """Constants start from the packaged file's and take all that the runs are slower by: the error is the file's."""
+    file, packaged = tmp_path / "my.json", FOLDER / f"{instance}.json"
+    measured = [slower * time_s for time_s in gpu_times(packaged, gpu)]
+    asked = [{**GPU_ROW, "gpu": gpu, **run} for run in GPU_RUNS]
+    table = [{**row, "iter_time_s": f"{time_s:.6g}"} for row, time_s in zip(asked, measured, strict=True)]
+    assert main(["calibrate", "--results", write(tmp_path / "runs.csv", table), "-o", str(file)]) == 0
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if slower == 1.0:
+        before = hardware_content(packaged)["calibration"]
+        for leaf in leaves(before):
+            value = leaf_entry(content["calibration"], leaf)["value"]
+            assert value == pytest.approx(leaf_entry(before, leaf)["value"], rel=1e-3), leaf
+    (fit,) = (one for one in content["calibration"]["fits"] if one["data"] == "runs.csv")
+    errors = [abs(one / time_s - 1) for one, time_s in zip(gpu_times(file, gpu), measured, strict=True)]
+    assert (fit["mean_error"], fit["worst_error"]) == pytest.approx((mean(errors), max(errors)), abs=1e-3)
+    assert mean(errors) < 0.05
+
+
+def test_constants_of_gpus_that_are_not_fitted_stay(tmp_path: Path) -> None:
+    """They are those of the user's file, which prices the runs as well; a file may lack some."""
+    mine, file = tmp_path / "mine.json", tmp_path / "my.json"
+    content = hardware_content(FOLDER / "a100-80gb.json")
+    content["calibration"]["collective_launch_s"] = {"value": 3e-5, "source": "mine"}
+    del content["calibration"]["attention_efficiency"]
+    content["calibration"]["fits"] = []
+    mine.write_text(json.dumps(content), encoding="utf-8")
+    runs = write(tmp_path / "runs.csv", [GPU_ROW | {"iter_time_s": f"{gpu_times(mine, 'A100-80GB')[0]:.6g}"}])
+    assert main(["calibrate", "--results", runs, "--hardware", str(mine), "-o", str(file)]) == 0
+    calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
+    assert calibration["collective_launch_s"] == {"value": 3e-5, "source": "mine"}
+    assert "attention_efficiency" not in calibration
+    assert calibration["fits"][-1]["mean_error"] < 1e-3
+
+
 def without(*columns: str) -> list[dict[str, str]]:
     return [{name: value for name, value in ROW.items() if name not in columns}]
 
@@ -174,6 +378,14 @@ WRONG: tuple[tuple[list[dict[str, str]], list[str], str], ...] = (
         [{**ROW, "dp": "3"}],
         [],
         "{csv}: none of its 1 rows can be used; the first, line 2: tp x pp x dp x cp = 24 is not the cluster's 32",
+    ),
+    (
+        [{**ROW, "step_time_s": "9000"}],
+        [],
+        (
+            "{csv}: none of its 1 rows can be used; the first, line 2: a step of 9,000 s is more than 100 times as "
+            "long as the 9.63 s that such a step takes: times are in seconds"
+        ),
     ),
     (
         [ROW],
@@ -238,8 +450,8 @@ def test_the_packaged_files_are_what_the_fit_gives(tmp_path: Path) -> None:
         packaged = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         found = json.loads((tmp_path / "hardware" / f"{name}.json").read_text(encoding="utf-8"))
         for content in (packaged, found):
-            for fit in content["calibration"]["fits"]:
-                fit["date"] = ""
+            for one in content["calibration"]["fits"]:
+                one["date"] = ""
         assert json.dumps(found) == json.dumps(packaged), name
 
 

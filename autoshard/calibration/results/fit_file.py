@@ -75,8 +75,8 @@ def _errors(seconds: Sequence[float], measured: Sequence[float]) -> list[float]:
     return [abs(one / other - 1) for one, other in zip(seconds, measured, strict=True)]
 
 
-def hardware_content(path: Path) -> Content:
-    """The content of a hardware file. Raises AutoshardError where it is not whole."""
-    read_cluster(path, None, 1, None)
+def hardware_content(path: Path, instance: str | None = None) -> Content:
+    """The content of a hardware file. Raises AutoshardError where it is not whole, or describes another instance."""
+    read_cluster(path, instance, 1, None)
     found: Content = read_content(path)
     return found

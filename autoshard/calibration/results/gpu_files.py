@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from autoshard.calibration.calibration import Leaf, evidence, leaf_entry, set_fitted
+from autoshard.calibration.calibration import Leaf, evidence, leaf_entry, leaves, set_fitted
 from autoshard.calibration.results.constants import FAMILY, FIXED
 from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.held_out import StackFit
 from autoshard.calibration.results.machine import hardware, power_share
+from autoshard.calibration.results.stack_fit import Values
 from autoshard.calibration.results.usable import Usable
 from autoshard.spec.evidence import Evidence
 
@@ -48,20 +50,14 @@ GUESS = "guess: FIXED of autoshard/calibration/results/constants.py, which says 
 
 
 def set_family(content: dict[str, Any], family: str, fit: StackFit, data: Usable[Case]) -> Evidence:
-    """Writes the fitted constants into a hardware file's content, and constants that are not fitted as guesses; returns
-    the evidence."""
+    """Writes the fitted constants into a hardware file's content; returns the evidence."""
     calibration = content["calibration"]
     fitted: dict[Leaf, tuple[float, str]] = {}
     for leaf, name in _constants(content, family).items():
-        _add(calibration, leaf)
-        value = FIXED[name] if name in FIXED else fit.values[family, name]
-        if leaf[0] in POWERED:
-            value *= power_share(content["instance"], family)
-        value = float(f"{value:.4g}")
-        if name in FIXED:
-            leaf_entry(calibration, leaf).update(value=value, source=GUESS)
-        else:
-            fitted[leaf] = value, FAMILY[name].meaning
+        if name in FAMILY and (family, name) in fit.values:
+            _add(calibration, leaf)
+            value = fit.values[family, name] * _share(content, family, leaf)
+            fitted[leaf] = float(f"{value:.4g}"), FAMILY[name].meaning
     rows = [i for i, case in enumerate(fit.timed) if hardware(case)[1] == family]
     groups = {fit.timed[i].group for i in rows}
     left_out = fit.left_out_errors[rows].tolist() if len(groups) > 1 else None
@@ -72,7 +68,31 @@ def set_family(content: dict[str, Any], family: str, fit: StackFit, data: Usable
     return found
 
 
-def _constants(content: dict[str, Any], family: str) -> dict[Leaf, str]:
+def set_guesses(content: dict[str, Any], family: str) -> None:
+    """Writes the constants that are not fitted into a hardware file's content, as guesses."""
+    for leaf, name in _constants(content, family).items():
+        if name in FIXED:
+            _add(content["calibration"], leaf)
+            leaf_entry(content["calibration"], leaf).update(value=float(f"{FIXED[name]:.4g}"), source=GUESS)
+
+
+def said_by(content: Mapping[str, Any], family: str) -> Values:
+    """The constants of a family as a hardware file's content has them, but for those that it lacks or has as 0."""
+    calibration = content["calibration"]
+    known = {leaf: leaf_entry(calibration, leaf)["value"] for leaf in leaves(calibration)}
+    return {
+        (family, name): known[leaf] / _share(content, family, leaf)
+        for leaf, name in _constants(content, family).items()
+        if known.get(leaf, 0) > 0
+    }
+
+
+def _share(content: Mapping[str, Any], family: str, leaf: Leaf) -> float:
+    """What a device reaches of its family's constant."""
+    return power_share(content["instance"], family) if leaf[0] in POWERED else 1.0
+
+
+def _constants(content: Mapping[str, Any], family: str) -> dict[Leaf, str]:
     """The constant of each leaf of a hardware file's calibration that a fit writes."""
     of_a_node = {"link_efficiency_by_chips": str(content["chips_per_node"]["value"])}
     peaks = content["lnc"]["1"]["flops_per_s"]

@@ -40,8 +40,12 @@ class StackFit:
     held_out: HeldOut
 
 
-def fit_stacks(cases: list[Case]) -> StackFit:
-    """Fits step times by device family and stack together, then memory by source."""
+def fit_stacks(cases: list[Case], said: Values | None = None) -> StackFit:
+    """Fits step times by device family and stack together, then memory by source.
+
+    said: of one's own results, what the hardware file says. Then only its constants are fitted, from there on: an
+    error is that of the file, since no constant takes a part of it that the file does not have.
+    """
     by_group: dict[str, Values] = {}
     counts: dict[str, tuple[int, float]] = {}
 
@@ -51,8 +55,9 @@ def fit_stacks(cases: list[Case]) -> StackFit:
         for group, own in left_out(line).items():
             by_group.setdefault(group, {}).update({key: own[key] for key in line.keys})
 
-    timed, measured = fitted_cases(cases, memory=False), fitted_cases(cases, memory=True)
-    values, times = fit(timed)
+    timed, measured = fitted_cases(cases, memory=False), [] if said else fitted_cases(cases, memory=True)
+    own = None if said is None else {key: value for key, value in said.items() if key[1] in FAMILY}
+    values, times = fit(timed, said, own=own)
     errors = np.abs(np.exp(times.residual) - 1)
     record(times, "step times")
     for family in sorted({hardware(case)[1] for case in timed}):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log
+from math import exp, inf, log
 from typing import Any
 
 import numpy as np
 
 from autoshard.calibration.calibration import Leaf, leaf_entry, leaves
-from autoshard.calibration.least_squares import Prior, slope_of, stepped
+from autoshard.calibration.least_squares import Prior, by_size, slope_of, stepped
 from autoshard.calibration.results.constants import Constant
 from autoshard.calibration.results.effects import ROW_SPREAD, Effects
 from autoshard.calibration.results.instance_rows import InstanceCase
@@ -24,7 +24,9 @@ from autoshard.spec.cluster import Cluster
 NOISE, OWN_NOISE = 0.06, 0.02
 """Spread of the logarithm of a step time, of one's own runs the second: all of one release, they repeat better (a
 guess)."""
-ROUNDS, STEP = 8, 0.01
+ROUNDS, CONVERGED, STEP = 50, 1e-5, 0.01
+"""At most so many rounds; fewer where no logarithm moves by more than the second. The last is of finite
+differences."""
 Values = Mapping[Leaf, float]
 
 PUBLISHED: dict[str, dict[Leaf, Constant]] = {
@@ -77,14 +79,14 @@ def own_constants(content: Mapping[str, Any]) -> dict[Leaf, Constant]:
 
 def altered(cluster: Cluster, now: Values, values: Values) -> Cluster:
     """The cluster with some constants changed. now: the constants that the cluster was read with. values: the new
-    ones."""
+    ones. A share of the peak is at most 1, as a release that is faster than the others leaves it (Cluster.slowed)."""
     ratios = {leaf: values[leaf] / now[leaf] for leaf in values}
     links = []
     for devices, link in cluster.intra_node:
         ratio = ratios.get(("link_efficiency_by_chips", str(devices // cluster.devices_per_chip)), 1.0)
         links.append((devices, replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * ratio)))
     of_device: Any = {
-        leaf[0]: getattr(cluster.device, leaf[0]) * ratio
+        leaf[0]: min(getattr(cluster.device, leaf[0]) * ratio, 1.0 if "efficiency" in leaf[0] else inf)
         for leaf, ratio in ratios.items()
         if hasattr(cluster.device, leaf[0])
     }
@@ -159,11 +161,15 @@ class Problem:
         return np.hstack([changed, self.columns])
 
     def solve(self, at: np.ndarray, now: np.ndarray, slope: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The logarithms that minimise the linearised residuals of `rows`, each group weighted as one result, and the
-        distance to the priors."""
+        """The logarithms that minimise the linearised residuals of `rows` and the distance to the priors.
+
+        Of one's own results each group counts as one, and an error by its size, so that a run that something slowed
+        down does not pull.
+        """
         weights = rows / ROW_SPREAD**2
         if self.effects is None:
-            weights = np.array([1 / self.groups.count(group) for group in self.groups]) * rows / self.noise**2
+            alone = np.array([1 / self.groups.count(group) for group in self.groups])
+            weights = alone * rows * by_size(now, self.noise) / self.noise
         return stepped(at, now, slope, weights, self.prior, limit=0.5)
 
 
@@ -184,7 +190,9 @@ def fit(problem: Problem, rows: np.ndarray | None = None) -> np.ndarray:
     at, everything = problem.prior.at, np.ones(len(problem.cases)) if rows is None else rows
     for _ in range(ROUNDS):
         now = problem.residuals(at)
-        at = problem.solve(at, now, problem.slope(at, now), everything)
+        before, at = at, problem.solve(at, now, problem.slope(at, now), everything)
+        if np.abs(at - before).max() < CONVERGED:
+            break
     return at
 
 

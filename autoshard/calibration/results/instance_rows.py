@@ -33,6 +33,11 @@ STACKS = (
 """(word in a row without a column `stack`, the stack that it tells of); without any it is NXD."""
 SOFTWARE = {"optimum-neuron": TRACED, "axlearn": XLA_FSDP, "eager": EAGER, "compiled": COMPILED}
 """Stacks that cost otherwise than one compiled graph a pass without sharded weights."""
+STACK_NAMES = tuple(dict.fromkeys((NXD, *(stack for _, stack in STACKS), *SOFTWARE, *NATIVE_STACKS)))
+"""What a column `stack` may say."""
+YES, NO = ("yes", "y", "true", "on", "1"), ("", "no", "n", "false", "off", "0")
+CONTRADICTS = 1.05
+"""Ratio of step_time_s and of what seq_per_s says from which on one of the two must be wrong."""
 OUTER_LAYERS = "attention_norm+core_attention+mlp_norm+mlp"
 """Recompute of all but the projections of attention."""
 
@@ -70,12 +75,7 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
 
     Raises Unscored where something that the model needs is missing.
     """
-    time_s = number(row, "step_time_s")
-    if time_s is None:
-        rate, batch = number(row, "seq_per_s"), number(row, "global_batch")
-        if rate is None or batch is None:
-            raise Unscored("neither step_time_s nor seq_per_s was measured")
-        time_s = batch / rate
+    time_s = _time_s(row)
     try:
         training = TrainingSpec(integer(row, "seq_len"), integer(row, "global_batch"), row_precision(row))
         lnc = integer(row, "lnc", 0) or None
@@ -112,6 +112,20 @@ def instance_case(row: Row, hardware_file: Path | None = None) -> InstanceCase:
     )
 
 
+def _time_s(row: Row) -> float:
+    """The row's step time, which its rate must not contradict."""
+    said_s, rate, batch = number(row, "step_time_s"), number(row, "seq_per_s"), number(row, "global_batch")
+    found_s = batch / rate if rate is not None and batch is not None else None
+    if said_s is not None and found_s is not None and not 1 / CONTRADICTS < said_s / found_s < CONTRADICTS:
+        raise Unscored(
+            f"step_time_s={said_s:g} contradicts seq_per_s={rate:g}, with which a step takes {found_s:.4g} s"
+        )
+    time_s = found_s if said_s is None else said_s
+    if time_s is None:
+        raise Unscored("neither step_time_s nor seq_per_s was measured")
+    return time_s
+
+
 def row_group(model: ModelSpec, strategy: Strategy) -> str:
     """The model's shape and tp: tables spell one model in several ways, and pad its vocabulary."""
     size = f"{model.num_hidden_layers} x {model.hidden_size}"
@@ -121,13 +135,18 @@ def row_group(model: ModelSpec, strategy: Strategy) -> str:
 def row_stack(row: Row) -> str:
     """The training stack that a row names or tells of."""
     said = " ".join(row.get(name, "") for name in ("config_source", "model", "source", "note", "sp")).lower()
-    return row.get("stack") or next((stack for word, stack in STACKS if word in said), NXD)
+    named = row.get("stack", "").strip()
+    if named and named not in STACK_NAMES:
+        raise Unscored(f"stack={named!r} is none of {', '.join(STACK_NAMES)}")
+    return named or next((stack for word, stack in STACKS if word in said), NXD)
 
 
 def row_sdk(row: Row) -> str | None:
     """The known release of the SDK that a row begins to name ("2.10 or 2.11" is 2.10), None where it names none."""
-    found = re.match(r"2\.\d+", row.get("sdk", ""))
-    return found[0] if found is not None and found[0] in RELEASES else None
+    found = re.match(r"\s*(?:neuron )?(?:sdk )?v?(\d+\.\d+)", row.get("sdk", ""), re.IGNORECASE)
+    if found is not None and found[1] not in RELEASES:
+        raise Unscored(f"sdk={row['sdk']!r} is no release that is known, which are {RELEASES[0]} to {RELEASES[-1]}")
+    return None if found is None else found[1]
 
 
 def row_doubt(row: Row) -> str:
@@ -142,11 +161,14 @@ def row_doubt(row: Row) -> str:
 
 def row_precision(row: Row) -> Precision:
     """The row's precision, given by name or as AWS's tables write it."""
-    text = row.get("precision", "")
+    text = row.get("precision", "").strip()
     if text in PRECISIONS:
         return load_precision(text)
-    full = "FP32Optimizer" in text or "fp32 params" in text or "fp32 master" in text
-    return load_precision("mixed_precision" if full else "bf16_sr")
+    if "FP32Optimizer" in text or "fp32 params" in text or "fp32 master" in text:
+        return load_precision("mixed_precision")
+    if text == "bf16" or "BF16+SR" in text:
+        return load_precision("bf16_sr")
+    raise Unscored(f"precision={text!r} is none of {', '.join(PRECISIONS)}, and not as AWS's tables write it")
 
 
 def row_model(row: Row) -> ModelSpec:
@@ -189,21 +211,29 @@ def row_strategy(row: Row) -> Strategy:
         schedule=usual_schedule(vpp),
         recompute=(_recompute(row.get("recompute", "")),),
         sequence_parallel=_yes(row, "sp"),
-        zero=_zero(row.get("zero1", "")),
+        zero=_zero(row),
         attention_kernel="flash" if _yes(row, "flash_attn") else "plain",
         stage_layers=even_stage_layers(blocks(row), pp * vpp),
     )
 
 
 def _yes(row: Row, name: str) -> bool:
-    return row.get(name, "").lower().startswith(("yes", "true", "1"))
+    """Whether a cell begins with yes; one that leaves it open is no."""
+    text = row.get(name, "").strip().lower()
+    first = re.match(r"\w+", text)
+    word = text if first is None else first[0]
+    if word in YES:
+        return True
+    if word in NO or "default" in text or "not " in text:
+        return False
+    raise Unscored(f"{name}={row[name]!r} is neither yes nor no")
 
 
-def _zero(text: str) -> int:
+def _zero(row: Row) -> int:
     """The stage of ZeRO: a number, yes or no of ZeRO-1, or a sentence that names ZeRO-3."""
-    if text in ("2", "3") or "ZeRO-3" in text:
-        return int(text) if text.isdigit() else 3
-    return int(text.lower().startswith(("yes", "true", "1")))
+    text = row.get("zero1", "").strip()
+    found = re.search(r"^(?:ZeRO-?)?([0-3])\b|ZeRO-(3)", text, re.IGNORECASE)
+    return int(found[1] or found[2]) if found else int(_yes(row, "zero1"))
 
 
 def _recompute(text: str) -> str:

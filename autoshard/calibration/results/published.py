@@ -16,7 +16,7 @@ from autoshard.calibration.results.collective_rows import CollectiveCase
 from autoshard.calibration.results.details import fitted_constants, left_out_constants
 from autoshard.calibration.results.effects import effects_of
 from autoshard.calibration.results.fit_file import Content, add_collectives, add_results, hardware_content
-from autoshard.calibration.results.gpu_files import FILES, set_family
+from autoshard.calibration.results.gpu_files import FILES, set_family, set_guesses
 from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.held_out import fit_stacks, unseen_stacks
 from autoshard.calibration.results.instance_rows import InstanceCase
@@ -196,6 +196,7 @@ def _fit_gpus(found: Usable[Case], out: Published) -> None:
     by_regime, without = regime_intervals(cases, fit.held_out, never)
     for name, family in FILES.items():
         if family in fit.counts:
+            set_guesses(out.content(name), family)
             of = set_family(out.content(name), family, fit, found)
             out.page.append(evidence_line(name, of))
     origin = _origin(found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
@@ -23,13 +24,29 @@ class Unscored(Exception):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows as column name -> text. Raises AutoshardError for a file that is missing, unreadable, too large or not
-    text."""
+    """All rows as column name -> text. Raises AutoshardError as read_lines does."""
+    return list(read_lines(path).values())
+
+
+def read_lines(path: Path) -> dict[int, Row]:
+    """All rows as column name -> text, by the line of the file that each ends on.
+
+    Raises AutoshardError for a file that is missing, unreadable, too large, not text, or has two columns of one name.
+    """
     text = read_text(path, printable(path), MAX_FILE_BYTES, "CSV")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        return [_named(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
+        names = Counter(name for name in reader.fieldnames or () if name)
+        if twice := [name for name, columns in names.items() if columns > 1]:
+            raise AutoshardError(f"{path} has the column {twice[0]} twice; keep one")
+        return dict(_numbered(reader))
     except csv.Error as error:
         raise AutoshardError(f"{path} cannot be read: {error}") from None
+
+
+def _numbered(reader: csv.DictReader[str]) -> Iterator[tuple[int, Row]]:
+    for row in reader:
+        yield reader.line_num, _named(row)
 
 
 def _named(row: dict[str, str]) -> Row:
@@ -38,9 +55,9 @@ def _named(row: dict[str, str]) -> Row:
     return {name: value or "" for name, value in row.items() if name}
 
 
-def check_columns(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Raises AutoshardError that names the columns that are missing."""
-    if missing := [name for name in columns if name not in rows[0]]:
+def check_columns(path: Path, row: Row, columns: Sequence[str]) -> None:
+    """Raises AutoshardError that names the columns that a row lacks."""
+    if missing := [name for name in columns if name not in row]:
         of = "column" if len(missing) == 1 else "columns"
         raise AutoshardError(f"{path} lacks the {of} {', '.join(missing)}")
 

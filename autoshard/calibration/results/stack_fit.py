@@ -75,7 +75,9 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
         how = (case.kernel, case.zero, case.low_precision, *facts, syncs(case), stalls(case))
         key = (*where, case.stack, *how, case.model.model_type, case.dispatch)
         if key not in machines:
-            machines[key] = machine(case, {**FIXED, **constants(family, FAMILY)}, constants(stack, {**STACK, **MEMORY}))
+            said = {name: value for (of, name), value in values.items() if of == family}
+            of_family = {**FIXED, **said, **constants(family, FAMILY)}
+            machines[key] = machine(case, of_family, constants(stack, {**STACK, **MEMORY}))
         cluster, software = machines[key]
         found.append(estimate(case.model, case.training, cluster, case.strategy, software, dense=case.dense))
     if gradient_keys:
@@ -97,9 +99,12 @@ class Linearised:
     margin.
     """
 
-    def __init__(self, cases: Sequence[Case], values: Values, memory: bool = False) -> None:
+    def __init__(self, cases: Sequence[Case], values: Values, memory: bool = False, own: Values | None = None) -> None:
+        """own: of one's own results, the constants that are fitted alone, each with its prior. An error then counts no
+        less where it is large: all of one's runs may be slower than published ones."""
         self.cases, self.values, self.memory = list(cases), dict(values), memory
-        self.keys = sorted({key for case in cases for key in keys_of(case, memory)})
+        self.far = np.inf if memory or own is not None else OUTLIER
+        self.keys = sorted({key for case in cases for key in keys_of(case, memory) if own is None or key in own})
         self.at = np.array([np.log(values.get(key, constant(key).prior)) for key in self.keys])
         self.predicted, self.jacobian = np.zeros(len(cases)), np.zeros((len(cases), len(self.keys)))
         self._linearise()
@@ -109,7 +114,7 @@ class Linearised:
         self.side = np.array([1.0 if case.fits else -1.0 for case in cases])
         constants = [constant(key) for key in self.keys]
         self.prior = Prior(
-            np.log([one.prior for one in constants]),
+            np.log([one.prior if own is None else own[key] for key, one in zip(self.keys, constants, strict=True)]),
             np.array([one.spread for one in constants]),
             np.log([one.most for one in constants]),
         )
@@ -121,7 +126,7 @@ class Linearised:
         for family in dict.fromkeys(families):
             rows = [index for index, one in enumerate(families) if one == family]
             own = [self.cases[index] for index in rows]
-            keys = sorted({key for case in own for key in keys_of(case, self.memory)})
+            keys = sorted({key for case in own for key in keys_of(case, self.memory)} & {*self.keys})
             columns = [self.keys.index(key) for key in keys]
             found = predictions(own, self.values, keys, self.memory)
             self.predicted[rows] = [one.v for one in found]
@@ -137,12 +142,11 @@ class Linearised:
         J, r, w = self.jacobian[rows], self.residual[rows], weights[rows]
         only, side = self.only_fits[rows], self.side[rows]
         at = self.at
-        far = np.inf if self.memory else OUTLIER
         for _ in range(15):
             moved = J @ (at - self.at)
             now = r + moved
             wrong = np.where(only, side * np.maximum(0.0, side * now + MARGIN), now)
-            robust = np.where(wrong == 0, 0.0, w * by_size(wrong, NOISE) / NOISE / (1 + (wrong / far) ** 2))
+            robust = np.where(wrong == 0, 0.0, w * by_size(wrong, NOISE) / NOISE / (1 + (wrong / self.far) ** 2))
             at = stepped(self.at, wrong - moved, J, robust, self.prior, limit)
         return {**self.values, **dict(zip(self.keys, np.exp(at).tolist(), strict=True))}
 
@@ -159,15 +163,20 @@ def row_weights(cases: Sequence[Case], power: float = 0.5) -> np.ndarray:
 
 
 def fit(
-    cases: Sequence[Case], values: Values | None = None, rounds: int = 10, memory: bool = False
+    cases: Sequence[Case],
+    values: Values | None = None,
+    rounds: int = 10,
+    memory: bool = False,
+    own: Values | None = None,
 ) -> tuple[Values, Linearised]:
-    """Fits the constants to all cases. Also returns the last linearisation, which serves to leave groups out."""
+    """Fits the constants to all cases. Also returns the last linearisation, which serves to leave groups out. own: as
+    of Linearised."""
     values = dict(values or {})
     weights = row_weights(cases)
     everything = np.ones(len(cases), dtype=bool)
     for _ in range(rounds):
-        values = Linearised(cases, values, memory).solve(everything, weights)
-    return values, Linearised(cases, values, memory)
+        values = Linearised(cases, values, memory, own).solve(everything, weights)
+    return values, Linearised(cases, values, memory, own)
 
 
 def left_out(line: Linearised) -> dict[str, Values]:

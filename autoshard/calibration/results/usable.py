@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ from autoshard.calibration.results.collective_rows import CollectiveCase, collec
 from autoshard.calibration.results.gpu_rows import Case, gpu_case
 from autoshard.calibration.results.instance_rows import InstanceCase, instance_case
 from autoshard.calibration.results.machine import hardware
-from autoshard.calibration.results.rows import Row, Unscored, check_columns, read_rows
+from autoshard.calibration.results.rows import Row, Unscored, check_columns, read_lines
 from autoshard.calibration.results.stack_fit import estimates
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
@@ -24,6 +24,9 @@ AnyCase = TypeVar("AnyCase")
 MOST_MFU = 4.0
 """The largest share of the peak in half precision that a row may claim: products of four bits reach four times that
 peak."""
+MOST_SLOWER = 100.0
+"""Times the predicted step that a row may claim: published outliers are several times slower than their repeats, a time
+in milliseconds a thousand times."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,16 @@ def read_results(
     instances: Usable[InstanceCase] | None = None
     for path in paths:
         rows = _some_rows(path)
-        if "instance" in rows[0]:
+        first = next(iter(rows.values()))
+        if "instance" in first:
             _only_one("instance types", instances, path)
-            check_columns(path, rows, instance_rows.COLUMNS)
-            if not {"step_time_s", "seq_per_s"} & set(rows[0]):
+            check_columns(path, first, instance_rows.COLUMNS)
+            if not {"step_time_s", "seq_per_s"} & set(first):
                 raise AutoshardError(f"{path} lacks the column step_time_s or seq_per_s")
             instances = _usable(path, rows, lambda row: _of_instance(row, instance, hardware_file))
-        elif "gpu" in rows[0]:
+        elif "gpu" in first:
             _only_one("GPUs", gpus, path)
-            check_columns(path, rows, gpu_rows.COLUMNS)
+            check_columns(path, first, gpu_rows.COLUMNS)
             gpus = _usable(path, rows, lambda row: _of_gpu(row, instance))
         else:
             raise AutoshardError(
@@ -91,13 +95,13 @@ def read_results(
     times = None
     if collectives is not None:
         rows = _some_rows(collectives)
-        check_columns(collectives, rows, collective_rows.COLUMNS)
+        check_columns(collectives, next(iter(rows.values())), collective_rows.COLUMNS)
         times = _usable(collectives, rows, lambda row: _collective(row, instance, hardware_file))
     return Results(gpus, instances, times)
 
 
-def _some_rows(path: Path) -> list[Row]:
-    if rows := read_rows(path):
+def _some_rows(path: Path) -> dict[int, Row]:
+    if rows := read_lines(path):
         return rows
     raise AutoshardError(f"{path} has no rows below its first line, which names the columns")
 
@@ -107,9 +111,9 @@ def _only_one(of: str, before: Usable[AnyCase] | None, path: Path) -> None:
         raise AutoshardError(f"results: {before.path} and {path} both are results on {of}; join them into one file")
 
 
-def _usable(path: Path, rows: Sequence[Row], case_of: Callable[[Row], AnyCase]) -> Usable[AnyCase]:
+def _usable(path: Path, rows: Mapping[int, Row], case_of: Callable[[Row], AnyCase]) -> Usable[AnyCase]:
     cases, unused = [], []
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows.items():
         try:
             cases.append(case_of({"line": f"line {number}", **row}))
         except Unscored as error:  # noqa: PERF203
@@ -141,13 +145,20 @@ def _of_gpu(row: Row, instance: str | None) -> Case:
 
 
 def _check_time(time_s: float | None, expected: Estimate) -> None:
-    """Raises Unscored for a step that no device is fast enough for, as where a unit is wrong. expected: of its
-    layout."""
-    if time_s and expected.mfu * expected.step_time_s > MOST_MFU * time_s:
-        least_s = expected.mfu * expected.step_time_s / MOST_MFU
+    """Raises Unscored for a step that no device is fast enough for, or that is far slower than any was, as where a unit
+    is wrong. expected: of its layout."""
+    if not time_s:
+        return
+    least_s = expected.mfu * expected.step_time_s / MOST_MFU
+    if time_s < least_s:
         raise Unscored(
             f"a step of {format_seconds(time_s)} is faster than the devices are: "
             f"the model's own products take {format_seconds(least_s)} at {MOST_MFU:g} times their half-precision peak"
+        )
+    if time_s > MOST_SLOWER * expected.step_time_s:
+        raise Unscored(
+            f"a step of {format_seconds(time_s)} is more than {MOST_SLOWER:g} times as long as the "
+            f"{format_seconds(expected.step_time_s)} that such a step takes: times are in seconds"
         )
 
 
