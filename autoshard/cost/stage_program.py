@@ -6,6 +6,7 @@ few small programs serve every layout with the same local shapes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -39,19 +40,20 @@ head on one rank, only where both need its table. A prediction module belongs to
 
 
 def block_unit(kind: int) -> Unit:
-    """A block of a kind (ModelSpec.kinds) by itself."""
+    """A block of a kind (Blocks.kinds) by itself."""
     return (kind,), False, False
 
 
-Quantized = tuple[float | None, tuple[str, ...]]
-"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are
-not)."""
+Quantized = tuple[float | None, tuple[str, ...], tuple[int, ...]]
+"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are not;
+places of the blocks in which nothing is)."""
 
 
-def quantized(training: TrainingSpec) -> Quantized:
-    """Which products of a training are quantised, as `stage_work` and with_quantized_products want it."""
+def quantized(model: ModelSpec, training: TrainingSpec, layers: Collection[int]) -> Quantized:
+    """Which products of these blocks are quantised, as `stage_work` and with_quantized_products want it."""
     products = training.precision.products
-    return None if products is None else products.operand_bytes, training.unquantized
+    wide = tuple(layer for layer in training.wide_blocks(model.num_hidden_layers) if layer in layers)
+    return None if products is None else products.operand_bytes, training.unquantized, wide
 
 
 def stage_work(
@@ -64,7 +66,7 @@ def stage_work(
     layers: tuple[int, ...],
     first: bool,
     last: bool,
-    quantized: Quantized = (None, ()),
+    quantized: Quantized = (None, (), ()),
     keeps_gathered: bool = False,
 ) -> ProgramWork:
     """The program of a stage of this local shape, and what it asks for. It depends neither on the devices, nor on where
@@ -129,7 +131,7 @@ class _StageAsSeen(NamedTuple):
     layers: tuple[int, ...]
     first: bool
     last: bool
-    quantized: Quantized = (None, ())
+    quantized: Quantized = (None, (), ())
 
 
 @lru_cache(maxsize=2048)

@@ -5,16 +5,20 @@ Left in the compute dtype are attention's own products, routers, the embedding a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES, Graph, Operator
-from autoshard.graph.recompute import in_block, is_recomputed
+from autoshard.graph.recompute import block_of, in_block, is_recomputed
 
 
-def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantized: tuple[str, ...] = ()) -> Graph:
+def with_quantized_products(
+    graph: Graph, operand_bytes: float | None, unquantized: tuple[str, ...] = (), wide_blocks: Collection[int] = ()
+) -> Graph:
     """The graph with its linear layers' products marked; the same graph where operand_bytes is None.
 
     operand_bytes: of one element of a quantised operand. unquantized: modules and operators of a block that are not.
+    wide_blocks: places of the blocks in which nothing is.
     """
     if operand_bytes is None:
         return graph
@@ -25,12 +29,20 @@ def with_quantized_products(graph: Graph, operand_bytes: float | None, unquantiz
     cast: set[str] = set()
     operators = []
     for op in graph.operators:
-        if _is_linear(graph, op) and op.output not in routers and not is_recomputed(op, "+".join(unquantized)):
+        is_wide = is_recomputed(op, "+".join(unquantized)) or (
+            wide_blocks and in_block(op) and _place(op) in wide_blocks
+        )
+        if _is_linear(graph, op) and op.output not in routers and not is_wide:
             marks: dict[str, object] = {OPERAND_BYTES: operand_bytes, CASTS_INPUT: op.inputs[0] not in cast}
             cast.add(op.inputs[0])
             op = replace(op, attributes={**op.attributes, **marks})
         operators.append(op)
     return replace(graph, operators=tuple(operators))
+
+
+def _place(op: Operator) -> int:
+    """The place in the model of an operator's block."""
+    return int(block_of(op.name).rpartition(".")[2])
 
 
 def _is_linear(graph: Graph, op: Operator) -> bool:

@@ -298,10 +298,12 @@ def _solved(
 
     Raises AutoshardError for a model whose blocks are of several kinds.
     """
-    if len(problem.model.kinds) > 1:
+    if len(problem.blocks.kinds) > 1:
+        apart = problem.blocks != problem.model.blocks
+        kept = f" with keep_bf16={problem.training.kept_wide}" if apart else ""
         raise AutoshardError(
-            f"operators=solver: the integer program shards blocks that are alike; {problem.model.name} has "
-            f"{len(problem.model.kinds)} kinds of blocks; use operators=megatron"
+            f"operators=solver: the integer program shards blocks that are alike; {problem.model.name}{kept} has "
+            f"{len(problem.blocks.kinds)} kinds of blocks; use operators=megatron"
         )
     from autoshard.planner.operators.combine import WORTH, combine
 

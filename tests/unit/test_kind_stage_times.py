@@ -43,7 +43,7 @@ def test_stages_by_the_needs_of_blocks_are_no_slower(seed: int, schedule: str) -
     whole, limit_bytes = several_drafts(seed, schedule)
     drafts = np.arange(len(whole.drafts.drafts))
     sets = [whole.useful_sets(draft) for draft in drafts.tolist()]
-    found = ranges(whole.problem.model, whole.problem.model.num_hidden_layers, in_order=True)
+    found = ranges(whole.problem.blocks, whole.problem.model.num_hidden_layers, in_order=True)
     exact, least = (find(whole, drafts, sets, limit_bytes, found) for find in (stages_of, stages_at_least))
     assert (least.backward_s <= exact.backward_s * (1 + ROUNDING)).all()
     fit = np.isfinite(exact.backward_s)

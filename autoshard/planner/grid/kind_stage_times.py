@@ -39,13 +39,13 @@ class StageTimes:
 
     def __init__(self, whole: Whole, drafts: Array, limit_bytes: float, limit_s: float, find: FindStages = stages_of):
         """limit_s: only steps that take less are of interest. find: the stages, or what they take at least."""
-        self.whole, self.limit_s, family, model = whole, limit_s, whole.family, whole.problem.model
-        self.pp, self.layers = family.pp, model.num_hidden_layers
+        self.whole, self.limit_s, family, every = whole, limit_s, whole.family, whole.problem.blocks
+        self.pp, self.layers = family.pp, len(every.kind_of)
         self.m, self.hop_s = whole.count[drafts], whole.hop_s[drafts]
         self.sets = [whole.useful_sets(draft) for draft in drafts.tolist()]
         most = min(self.layers, self.layers - self.pp + 1 + 2 * whole.bare_ends)
         most = longest(self.m * upto_s(whole, drafts, self.sets), most, limit_s)
-        self.ranges = ranges(model, most, in_order=True)
+        self.ranges = ranges(every, most, in_order=True)
         self.stages = find(whole, drafts, self.sets, limit_bytes, self.ranges)
         self._shorten()
         self._pad = [(0, 0), (0, 0), (0, 1)]
