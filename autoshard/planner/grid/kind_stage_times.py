@@ -161,7 +161,8 @@ class AlternatingTimes(StageTimes):
         before_s = np.stack(self.before(self.both_s)[:-1], axis=1)[:, :, :-1, None]
         alone_s = before_s + m * self.both_s + 2 * rank * hop_s
         trips = np.broadcast_to(trips, both_s.shape)
-        return Terms(own_s, around_s, trips, both_s + there_s, rest * both_s, alone_s)
+        rest_s = np.where(trips > 0, rest * both_s, 0.0)  # else the rank waits for no trip, and own_s has it all
+        return Terms(own_s, around_s, trips, both_s + there_s, rest_s, alone_s)
 
     def beside_s(self, at: tuple[Array | int | slice, ...], behind_s: Array) -> Array:
         """Seconds of a step beside W, by the terms of some stages. at: their places. behind_s: work behind each."""
