@@ -36,7 +36,7 @@ def check_family(model: ModelSpec, family: Family, sizes: Mapping[str, int], sai
                 )
         if layer is None:
             continue
-        first, wanted = firsts.setdefault(model.block_kinds[layer], (layer, form))
+        first, wanted = firsts.setdefault(model.blocks.kind_of[layer], (layer, form))
         if form != wanted:
             *fields, last = KIND_FIELDS
             raise AutoshardError(

@@ -12,6 +12,7 @@ from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy
 from autoshard.schedules import usual_schedule
+from autoshard.spec.blocks import Blocks
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -31,6 +32,11 @@ class Problem(NamedTuple):
         cluster = self.cluster
         values = self.training.precision.name, cluster.lnc, self.backend, cluster.stack
         return dict(zip(("precision", "lnc", "backend", "stack"), values, strict=True))
+
+    @property
+    def blocks(self) -> Blocks:
+        """The model's blocks by their kinds, as they are priced."""
+        return self.training.blocks_of(self.model.blocks)
 
 
 class Draft(NamedTuple):

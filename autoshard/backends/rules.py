@@ -169,7 +169,8 @@ def virtual_stages_are_alike(problem: Problem, draft: Draft) -> str | None:
 
 
 def chunks_are_alike(problem: Problem) -> bool:
-    """Whether all of several chunks a rank have as many blocks: the backend wants it, or all blocks are of one kind."""
+    """Whether all of several chunks a rank have as many blocks: the backend wants it, or all blocks are built alike,
+    whatever the number formats of their products."""
     return len(problem.model.kinds) == 1 or not BACKENDS[problem.backend].unlike_stages
 
 

@@ -35,7 +35,7 @@ class Parts:
     """The parts of a stage under one recompute set.
 
     block: one of its blocks, their mean where they are of several kinds. kinds: where the model has several, (kind, how
-    many of the stage's blocks are of it); of_kinds: a block of each of these; behind: as ModelSpec.kinds_behind.
+    many of the stage's blocks are of it); of_kinds: a block of each of these; behind: as Blocks.kinds_behind.
     tied_ends: embedding and head on one stage, where they share their table. hidden_bytes: what goes from stage to
     stage. num_logits: of one microbatch on a rank with the head, before the loss.
     """
@@ -84,9 +84,6 @@ def stage_parts(
         head, tied = replace(parts.head, recompute=parts.head.forward), parts.tied_ends
         tied = None if tied is None else replace(tied, recompute=head.forward)
         parts = replace(parts, head=head, tied_ends=tied)
-    if training.unquantized_first or training.unquantized_last:
-        wide = stage_parts(model, training.all_wide, cluster, shape, recompute, software).block
-        parts = _with_wide_blocks(parts, wide, training)
     heads = 1 if model.multi_token_prediction is None else 2
     logits = heads * shape.microbatch_size * (training.sequence_length / shape.cp)
     logits *= padded_vocab_size(model.vocab_size, shape.tp) / (1 if software.whole_logits else shape.tp)
@@ -120,36 +117,6 @@ def _with_replay(end: Part, embedding: Part, first: Part, block: Part, opens: Nu
     )
 
 
-def _with_wide_blocks(parts: Parts, wide: Part, training: TrainingSpec) -> Parts:
-    """Blocks at the ends of the model whose products are in the compute dtype: what they take and keep beyond others is
-    charged to embedding and head, all of what they keep to the embedding, whose rank holds most microbatches.
-
-    wide: a block in the compute dtype.
-    """
-    block, first, last = parts.block, training.unquantized_first, training.unquantized_last
-
-    def longer(end: Part, blocks: int, keeping: int) -> Part:
-        def more(seconds: Seconds, all_wide: Seconds, quantized: Seconds) -> Seconds:
-            values = zip(seconds.values, all_wide.values, quantized.values, strict=True)
-            return Seconds(*(own + blocks * (slow - fast) for own, slow, fast in values))
-
-        return replace(
-            end,
-            forward=more(end.forward, wide.forward, block.forward),
-            recompute=more(end.recompute, wide.recompute, block.recompute),
-            backward=more(end.backward, wide.backward, block.backward),
-            kept_bytes=end.kept_bytes + keeping * (wide.kept_bytes - block.kept_bytes),
-            weight_gradients_s=end.weight_gradients_s + blocks * (wide.weight_gradients_s - block.weight_gradients_s),
-        )
-
-    return replace(
-        parts,
-        embedding=longer(parts.embedding, first, first + last),
-        head=longer(parts.head, last, 0),
-        tied_ends=None if parts.tied_ends is None else longer(parts.tied_ends, first + last, 0),
-    )
-
-
 @lru_cache(maxsize=1024)
 def _priced_unit(
     model: ModelSpec, training: TrainingSpec, cluster: Cluster, shape: LocalShape, software: Software, unit: Unit
@@ -176,7 +143,7 @@ def stage_pricer(
             layers,
             first,
             last,
-            quantized(training),
+            quantized(model, training, layers),
             software.keeps_gathered,
             software.gathers_quantized and products is not None,
         )
@@ -222,18 +189,21 @@ def strategy_parts(
             other = stage_parts(dense.model, training, cluster, plain, name, software)
             found[name] = replace(parts, block=mean_part((parts.block, other.block), (1 - dense.share, dense.share)))
 
+    every = training.blocks_of(model.blocks)
+    several = len(every.kinds) > 1
+
     @cache
     def with_kinds(recompute: str, kinds: tuple[tuple[int, int], ...], behind: Behind) -> Parts:
         parts = found[recompute]
-        if len(model.kinds) == 1:
+        if not several:
             return parts
         blocks = {kind: block_part(model, training, cluster, shape, kind, recompute, software) for kind, _ in kinds}
         mean = mean_part(tuple(blocks.values()), tuple(count for _, count in kinds))
         return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind)
 
-    ranges, several = strategy.stage_ranges(), len(model.kinds) > 1
     contents = (
-        (model.kind_counts(*one) or ((0, 0),), model.kinds_behind(*one)) if several else ((), ()) for one in ranges
+        (every.kind_counts(*one) or ((0, 0),), every.kinds_behind(*one)) if several else ((), ())
+        for one in strategy.stage_ranges()
     )
     return tuple(with_kinds(name, *content) for name, content in zip(strategy.recompute, contents, strict=True))
 
@@ -247,7 +217,7 @@ def block_part(
     recompute: str,
     software: Software = COMPILED,
 ) -> Part:
-    """A block of one kind (ModelSpec.kinds) under a recompute set."""
+    """A block of one kind (Blocks.kinds) under a recompute set."""
     return _priced_unit(model, training, cluster, shape, software, block_unit(kind)).part(recompute)
 
 

@@ -6,6 +6,7 @@ few small programs serve every layout with the same local shapes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -39,20 +40,23 @@ head on one rank, only where both need its table. A prediction module belongs to
 
 
 def block_unit(kind: int) -> Unit:
-    """A block of a kind (ModelSpec.kinds) by itself."""
+    """A block of a kind (Blocks.kinds) by itself."""
     return (kind,), False, False
 
 
-Quantized = tuple[float | None, tuple[str, ...], int]
+Quantized = tuple[float | None, tuple[str, ...], int, tuple[int, ...]]
 """(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are not;
-what inputs and outputs must be multiples of)."""
-UNQUANTIZED: Quantized = (None, (), 1)
+what inputs and outputs must be multiples of; places of the blocks in which nothing is)."""
+UNQUANTIZED: Quantized = (None, (), 1, ())
 
 
-def quantized(training: TrainingSpec) -> Quantized:
-    """Which products of a training are quantised, as `stage_work` and with_quantized_products want it."""
+def quantized(model: ModelSpec, training: TrainingSpec, layers: Collection[int]) -> Quantized:
+    """Which products of these blocks are quantised, as `stage_work` and with_quantized_products want it."""
     products = training.precision.products
-    return UNQUANTIZED if products is None else (products.operand_bytes, training.unquantized, products.multiple)
+    if products is None:
+        return UNQUANTIZED
+    wide = tuple(layer for layer in training.wide_blocks(model.num_hidden_layers) if layer in layers)
+    return products.operand_bytes, training.unquantized, products.multiple, wide
 
 
 def stage_work(

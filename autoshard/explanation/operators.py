@@ -53,7 +53,7 @@ class OperatorRow:
 
 def operator_rows(plan: Plan) -> tuple[OperatorRow, ...]:
     """The operators of the first block, for one microbatch on one rank."""
-    program = plan.program(plan.model.kinds, False, False)
+    program = plan.program(plan.training.blocks_of(plan.model.blocks).kinds, False, False)
     return tuple(row for step in program.steps for row in _rows(plan, program, step))
 
 

@@ -7,20 +7,25 @@ its product is as the others there (`operand_bytes`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from autoshard.graph.count import divides
 from autoshard.graph.ir import CASTS_INPUT, OPERAND_BYTES, OPERAND_MULTIPLE, Graph, Operator
-from autoshard.graph.recompute import in_block, is_recomputed
+from autoshard.graph.recompute import block_of, in_block, is_recomputed
 
 
 def with_quantized_products(
-    graph: Graph, operand_bytes: float | None, unquantized: tuple[str, ...] = (), multiple: int = 1
+    graph: Graph,
+    operand_bytes: float | None,
+    unquantized: tuple[str, ...] = (),
+    multiple: int = 1,
+    wide_blocks: Collection[int] = (),
 ) -> Graph:
     """The graph with its linear layers' products marked; the same graph where operand_bytes is None.
 
     operand_bytes: of one element of a quantised operand. unquantized: modules and operators of a block that are not.
-    multiple: as of ProductFormat.
+    multiple: as of ProductFormat. wide_blocks: places of the blocks in which nothing is.
     """
     if operand_bytes is None:
         return graph
@@ -32,6 +37,7 @@ def with_quantized_products(
     operators = []
     for op in graph.operators:
         is_wide = op.output in routers or is_recomputed(op, "+".join(unquantized))
+        is_wide = is_wide or (wide_blocks and in_block(op) and _place(op) in wide_blocks)
         if _is_linear(graph, op) and not is_wide and divides(op, graph, graph.sizes, multiple):
             marks: dict[str, object] = {
                 OPERAND_BYTES: operand_bytes,
@@ -42,6 +48,11 @@ def with_quantized_products(
             op = replace(op, attributes={**op.attributes, **marks})
         operators.append(op)
     return replace(graph, operators=tuple(operators))
+
+
+def _place(op: Operator) -> int:
+    """The place in the model of an operator's block."""
+    return int(block_of(op.name).rpartition(".")[2])
 
 
 def _is_linear(graph: Graph, op: Operator) -> bool:

@@ -237,7 +237,7 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> Price
     left, least_s = priced.left_below(known_s), partial(priced.at_least_s, in_any_order=True)
     for draft in faster_orders(problem, priced.wholes, pins, known_s, left, least_s, priced.fitting):
         table.add(draft)
-    if len(problem.model.kinds) == 1:
+    if len(problem.blocks.kinds) == 1:
         chunks = [*table.price()]
         return PricedLayouts(problem, chunks) if chunks else None
     pairs = Pairs(problem)

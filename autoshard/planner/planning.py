@@ -139,8 +139,6 @@ def inputs_of(
     """(model, training, cluster, notes) of a request. model: in place of the one that the request names. Raises
     AutoshardError for a wrong request."""
     model = _trained(_model(request) if model is None else model, request)
-    if request.operators == "solver":
-        _check_solver(request, model)
     cluster = _cluster(request)
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
@@ -148,6 +146,8 @@ def inputs_of(
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
+    if request.operators == "solver":
+        _check_solver(request, model, training)
     if request.expert_imbalance is not None:
         training = with_imbalance(training, request.expert_imbalance)
         check_routing(model, training)
@@ -165,14 +165,16 @@ def inputs_of(
     return model, training, cluster, (*notes, *input_notes(model, training, name))
 
 
-def _check_solver(request: PlanRequest, model: ModelSpec) -> None:
+def _check_solver(request: PlanRequest, model: ModelSpec, training: TrainingSpec) -> None:
     """Raise AutoshardError where the solver is not installed or shards no operators of such layouts or models."""
     if "etp" in request.pins or request.searches_etp:
         raise AutoshardError("etp with operators=solver: the integer program places experts itself; leave one out")
-    if len(model.kinds) > 1:
+    blocks = training.blocks_of(model.blocks)
+    if len(blocks.kinds) > 1:
+        kept = f" with keep_bf16={training.kept_wide}" if blocks != model.blocks else ""
         raise AutoshardError(
-            f"operators=solver: the integer program shards blocks that are alike; {model.name} has "
-            f"{len(model.kinds)} kinds of blocks; use operators=megatron"
+            f"operators=solver: the integer program shards blocks that are alike; {model.name}{kept} has "
+            f"{len(blocks.kinds)} kinds of blocks; use operators=megatron"
         )
     from autoshard.planner.operators.linear import highs
 
@@ -204,7 +206,7 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
             )
         return training
     block = stage_graph(model, dim_sizes(model, 1, 1), model.kinds, False, False)
-    marked = with_quantized_products(block, *quantized(training))
+    marked = with_quantized_products(block, *quantized(model, training, ()))
     quantised = [op for op in marked.operators if OPERAND_BYTES in op.attributes]
     known = list(dict.fromkeys([op.module for op in quantised] + [name_in_block(op.name) for op in quantised]))
     ends, names = {"first": 0, "last": 0}, set[str]()

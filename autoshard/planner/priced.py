@@ -223,7 +223,7 @@ def price_layouts(
         own, other = ways_at_least_s(problem, small)
         at_least_s = [*zip(own.tolist(), other.tolist(), strict=True)]
 
-    bounds, has_kinds = LayoutBounds(problem, pins), len(problem.model.kinds) > 1
+    bounds, has_kinds = LayoutBounds(problem, pins), len(problem.blocks.kinds) > 1
     pairs = Pairs(problem, partial(count_priced, tally, capacity)) if has_kinds and not few else None
     sparing = sparing and not has_kinds  # with kinds every turn takes long
     at_first: float = FEW_FIRST if sparing else FIRST

@@ -34,7 +34,7 @@ PROVEN = 1e-6
 def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, gap: float, clock: Clock) -> str:
     """A sentence on what is proven about the chosen layout."""
     behind = fastest[place].step_time_s / fastest[0].step_time_s - 1
-    alike = len(problem.model.kinds) == 1
+    alike = len(problem.blocks.kinds) == 1
     left = pipelines_not_tried(problem.backend, pins.schedule) if alike else _chunks_not_tried(problem)
     left += sets_not_tried(problem.backend, pins)
     but = f" ({'; '.join(left)})" if left else ""
@@ -50,6 +50,8 @@ def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, g
 
 def _chunks_not_tried(problem: Problem) -> tuple[str, ...]:
     """The choices that a search over blocks of several kinds does not try, in words; cuts and sets by stage it does."""
+    if len(problem.model.kinds) == 1:
+        return ("several chunks of a rank have as many blocks each",)
     if chunks_are_alike(problem):
         return ()
     return (f"pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks",)

@@ -157,7 +157,7 @@ class Plan:
         kernel = strategy.attention_kernel
         graph = stage_graph(self.model, self.dim_sizes, layers, has_embedding, has_head, kernel, element_bytes)
         graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
-        graph = with_quantized_products(graph, *quantized(self.training))
+        graph = with_quantized_products(graph, *quantized(self.model, self.training, layers))
         return with_documents(graph) if documents else graph
 
     def program(self, layers: Sequence[int], has_embedding: bool, has_head: bool, documents: bool = False) -> Program:

@@ -189,7 +189,7 @@ def _recompute(original: tuple[str, ...], stages: int) -> tuple[str, ...]:
 def telling_blocks(model: ModelSpec, count: int) -> list[int]:
     """Places of `count` blocks of the model, in its order: the first block of each run of one kind, then of the runs
     that are long a second one, and so on; where there is no room for each run, every kind, then the first runs."""
-    kinds = model.block_kinds
+    kinds = model.blocks.kind_of
     runs = [list(run) for _, run in groupby(range(len(kinds)), key=kinds.__getitem__)]
     firsts = {kinds[run[0]]: run[0] for run in reversed(runs)}
     ranked = [*firsts.values(), *(run[0] for run in runs)]

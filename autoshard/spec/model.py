@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
+from autoshard.spec.blocks import Blocks, blocks_of
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
@@ -155,30 +155,20 @@ class ModelSpec:
         return self._hash
 
     @cached_property
-    def block_kinds(self) -> tuple[int, ...]:
-        """For each block, the first one that is of its kind: 0 everywhere where blocks are alike."""
+    def blocks(self) -> Blocks:
+        """Its blocks by what they are built of; how they are trained may tell more of them apart
+        (TrainingSpec.blocks_of)."""
         said = [types for types in self._types.values() if types]
-        if not said:
-            return (0,) * self.num_hidden_layers
-        firsts: dict[tuple[str, ...], int] = {}
-        return tuple(firsts.setdefault(kind, layer) for layer, kind in enumerate(zip(*said, strict=True)))
+        return blocks_of(zip(*said, strict=True)) if said else Blocks((0,) * self.num_hidden_layers)
 
-    @cached_property
+    @property
     def kinds(self) -> tuple[int, ...]:
-        """The first block of each kind, in the model's order: (0,) where blocks are alike."""
-        return tuple(dict.fromkeys(self.block_kinds))
+        """As Blocks.kinds."""
+        return self.blocks.kinds
 
     def kind_counts(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
-        """(kind, how many of the blocks from `first` to before `stop` are of it) of each kind among them, in the order
-        of `kinds`."""
-        counts = Counter(self.block_kinds[first:stop])
-        return tuple((kind, counts[kind]) for kind in self.kinds if kind in counts)
-
-    def kinds_behind(self, first: int, stop: int) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """(kind, `kind_counts` of the blocks behind the last one of that kind) of each kind among the blocks from
-        `first` to before `stop`, in the order of `kinds`."""
-        last = {kind: layer for layer, kind in enumerate(self.block_kinds[first:stop], first)}
-        return tuple((kind, self.kind_counts(last[kind] + 1, stop)) for kind in self.kinds if kind in last)
+        """As Blocks.kind_counts."""
+        return self.blocks.kind_counts(first, stop)
 
     def some_blocks(self, places: Sequence[int]) -> ModelSpec:
         """The model with these of its blocks alone, in this order."""

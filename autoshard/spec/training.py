@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
 from autoshard.files.fields import check_choice, check_integer, check_not_negative, check_positive, show
+from autoshard.spec.blocks import Blocks, told_apart
 from autoshard.spec.product_format import PRODUCT_FORMATS, ProductFormat
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
@@ -193,11 +194,16 @@ class TrainingSpec:
         blocks = (("first", self.unquantized_first), ("last", self.unquantized_last))
         return "+".join([*self.unquantized, *(f"{end}={count}" for end, count in blocks if count)])
 
-    @property
-    def all_wide(self) -> TrainingSpec:
-        """The same training with all products in the compute dtype."""
-        precision = replace(self.precision, name=f"{self.precision.name} in the compute dtype", products=None)
-        return replace(self, precision=precision, unquantized=(), unquantized_first=0, unquantized_last=0)
+    def wide_blocks(self, num_layers: int) -> tuple[int, ...]:
+        """Places of the blocks that multiply whole in the compute dtype, of so many."""
+        first, last = self.unquantized_first, max(self.unquantized_first, num_layers - self.unquantized_last)
+        return (*range(min(first, num_layers)), *range(last, num_layers))
+
+    def blocks_of(self, blocks: Blocks) -> Blocks:
+        """The blocks of a model as they are priced: those that multiply whole in the compute dtype are kinds of their
+        own."""
+        wide = self.unquantized_first or self.unquantized_last
+        return told_apart(blocks, self.wide_blocks(len(blocks.kind_of))) if wide else blocks
 
     @property
     def tokens_per_step(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from autoshard.backends.rules import Draft, Problem
@@ -13,6 +14,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 
 SETS = ("none", "mlp", "full")
+FindLayout = Callable[[int, tuple[str, ...]], tuple[Problem, Draft]]
+"""Makes a problem with one layout of it. Arguments as of `random_layout`."""
 
 
 def random_model(choose: random.Random, layers: int) -> ModelSpec:
@@ -58,6 +61,32 @@ def random_layout(seed: int, schedules: tuple[str, ...], most_extra: int = 4) ->
     zero = 1 if schedule == "zero_bubble" else choose.choice([0, 1, 1, 2, 3])
     ep = choose.choice([1, 2]) if model.is_moe else 1
     draft = Draft(1, pp, 2, 1, ep, size, vpp, schedule, "flash", sequence_parallel=False, zero=zero)
+    return Problem(model, training, cluster, "torch"), draft
+
+
+def random_wide_layout(seed: int, schedules: tuple[str, ...]) -> tuple[Problem, Draft]:
+    """As `random_layout`, of quantised products but for those of some blocks at either end of the model; half of the
+    models have blocks that are built alike."""
+    problem, draft = random_layout(seed, schedules)
+    choose, model, layers = random.Random(seed + 1000), problem.model, problem.model.num_hidden_layers
+    if choose.random() < 0.5:
+        stages = draft.pp * draft.num_virtual_stages
+        layers = layers if draft.num_virtual_stages == 1 else stages * round(layers / stages)
+        model = replace(
+            load_model("qwen3-8b"),
+            num_hidden_layers=layers,
+            hidden_size=512,
+            vocab_size=4096,
+            intermediate_size=768,
+            tie_word_embeddings=choose.random() < 0.3,
+        )
+        draft = draft._replace(ep=1)
+    first = choose.randint(0, layers - 1)
+    last = choose.randint(first == 0, layers - first - 1)
+    precision = load_precision(choose.choice(["fp8", "nvfp4", "mxfp8"]))
+    training = replace(problem.training, precision=precision, unquantized_first=first, unquantized_last=last)
+    cluster, ranks = load_cluster("b200-180gb", 1), problem.cluster.devices_per_node
+    cluster = replace(cluster, devices_per_node=ranks, intra_node=((ranks, cluster.intra_node[-1][1]),))
     return Problem(model, training, cluster, "torch"), draft
 
 

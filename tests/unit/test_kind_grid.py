@@ -21,14 +21,24 @@ from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_cuts import balanced_cut
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
-from tests.unit.kind_models import SETS, WINDOWS, one_layout, random_layout, random_model, table_of
+from tests.unit.kind_models import (
+    SETS,
+    WINDOWS,
+    FindLayout,
+    one_layout,
+    random_layout,
+    random_model,
+    random_wide_layout,
+    table_of,
+)
 
 EVERY_SCHEDULE = ("1f1b", "gpipe", "zero_bubble", "interleaved")
 
 
+@pytest.mark.parametrize("find", [random_layout, random_wide_layout])
 @pytest.mark.parametrize("seed", range(40))
-def test_layouts_are_priced_as_estimated(seed: int) -> None:
-    problem, draft = random_layout(seed, EVERY_SCHEDULE)
+def test_layouts_are_priced_as_estimated(seed: int, find: FindLayout) -> None:
+    problem, draft = find(seed, EVERY_SCHEDULE)
     (priced,) = table_of(problem, draft).price()
     exact_s = priced.exact_s(range(len(priced.draft)))
     for row in range(len(priced.draft)):
@@ -71,10 +81,13 @@ def test_whatever_the_order_of_kinds_layouts_are_priced_as_estimated(data: st.Da
         assert np.isfinite(of_limit.bounds_s(row)[0]) == (more > 0)
 
 
+@pytest.mark.parametrize(
+    ("find", "schedules"), [(random_layout, EVERY_SCHEDULE), (random_wide_layout, EVERY_SCHEDULE[:-1])]
+)
 @pytest.mark.parametrize("seed", range(40))
-def test_stages_may_differ_in_blocks_and_sets(seed: int) -> None:
+def test_stages_may_differ_in_blocks_and_sets(seed: int, find: FindLayout, schedules: tuple[str, ...]) -> None:
     """Any cut with any set in each virtual stage; none takes less than the bound."""
-    problem, draft = random_layout(seed, EVERY_SCHEDULE)
+    problem, draft = find(seed, schedules)
     (priced,) = table_of(problem, draft).price()
     choose, stages = random.Random(seed), draft.pp * draft.num_virtual_stages
     rows = []
@@ -138,8 +151,8 @@ def test_a_balanced_cut_gives_the_slowest_stage_least() -> None:
         mlp_layer_types=("dense",) * 4 + ("sparse",) * 4,
         dense_intermediate_size=512,
     )
-    assert balanced_cut(model, 4, (1, 3, 0, 2)) == (1, 4, 2, 1)  # 1, 6, 6, 5: the last ones are filled first
-    assert balanced_cut(model, 2, (1, 3, 0, 0)) == (5, 3)  # 7, 9
+    assert balanced_cut(model.blocks, 4, (1, 3, 0, 2)) == (1, 4, 2, 1)  # 1, 6, 6, 5: the last ones are filled first
+    assert balanced_cut(model.blocks, 2, (1, 3, 0, 0)) == (5, 3)  # 7, 9
 
 
 @given(st.integers(2, 5), st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(0, 30)] * 2), st.randoms())
@@ -151,7 +164,7 @@ def test_no_cut_has_a_faster_slowest_stage_than_the_balanced_one(
     model = replace(
         load_model("qwen3-30b-a3b"), num_hidden_layers=8, mlp_layer_types=tuple(types), dense_intermediate_size=512
     )
-    blocks = [dict(zip(model.kinds, work[:2], strict=True))[kind] for kind in model.block_kinds]
+    blocks = [dict(zip(model.kinds, work[:2], strict=True))[kind] for kind in model.blocks.kind_of]
 
     def slowest(cut: Sequence[int]) -> int:
         ends = [*accumulate(cut)]
@@ -159,7 +172,7 @@ def test_no_cut_has_a_faster_slowest_stage_than_the_balanced_one(
         return max([of_stages[0] + work[2], *of_stages[1:-1], of_stages[-1] + work[3]])
 
     every = (np.diff([0, *ends, 8]) for ends in combinations(range(1, 8), stages - 1))
-    assert slowest(balanced_cut(model, stages, work)) == min(slowest(tuple(cut.tolist())) for cut in every)
+    assert slowest(balanced_cut(model.blocks, stages, work)) == min(slowest(tuple(cut.tolist())) for cut in every)
 
 
 def write_config(folder: Path, layers: int = 8) -> Path:

@@ -17,15 +17,15 @@ from autoshard.planner.grid.kind_stage_times import AlternatingTimes, WeightsApa
 from autoshard.planner.grid.kind_stages import ranges, stages_of
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.whole import Whole
-from tests.unit.kind_models import random_layout, table_of
+from tests.unit.kind_models import FindLayout, random_layout, random_wide_layout, table_of
 
 INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40"))
 ROUNDING = 1e-9
 
 
-def several_drafts(seed: int, schedule: str) -> tuple[Whole, float]:
+def several_drafts(seed: int, schedule: str, find: FindLayout = random_layout) -> tuple[Whole, float]:
     """Layouts of one family that differ in ZeRO and in microbatches, and a limit of bytes that some may meet."""
-    problem, draft = random_layout(seed, (schedule,))
+    problem, draft = find(seed, (schedule,))
     table = table_of(problem, draft)
     for zero in (1,) if schedule == "zero_bubble" else (0, 1, 2, 3):
         for size in (1, 2):
@@ -43,7 +43,7 @@ def test_stages_by_the_needs_of_blocks_are_no_slower(seed: int, schedule: str) -
     whole, limit_bytes = several_drafts(seed, schedule)
     drafts = np.arange(len(whole.drafts.drafts))
     sets = [whole.useful_sets(draft) for draft in drafts.tolist()]
-    found = ranges(whole.problem.model, whole.problem.model.num_hidden_layers, in_order=True)
+    found = ranges(whole.problem.blocks, whole.problem.model.num_hidden_layers, in_order=True)
     exact, least = (find(whole, drafts, sets, limit_bytes, found) for find in (stages_of, stages_at_least))
     assert (least.backward_s <= exact.backward_s * (1 + ROUNDING)).all()
     fit = np.isfinite(exact.backward_s)
@@ -55,10 +55,15 @@ def test_stages_by_the_needs_of_blocks_are_no_slower(seed: int, schedule: str) -
             assert np.array_equal(of_alone[0], of_all[draft])
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
-@pytest.mark.parametrize("seed", range(INSTANCES))
-def test_bounds_of_several_layouts_are_below_the_best_cut_of_each(seed: int, schedule: str) -> None:
-    whole, limit_bytes = several_drafts(seed, schedule)
+@pytest.mark.parametrize(
+    ("schedule", "seed", "layout"),
+    [
+        *((name, seed, random_layout) for name in ("1f1b", "gpipe", "zero_bubble") for seed in range(INSTANCES)),
+        *(("1f1b", seed, random_wide_layout) for seed in (0, 38, 40)),  # some with as many microbatches as ranks
+    ],
+)
+def test_bounds_of_several_layouts_are_below_the_best_cut_of_each(schedule: str, seed: int, layout: FindLayout) -> None:
+    whole, limit_bytes = several_drafts(seed, schedule, layout)
     of_family = WeightsApartTimes if whole.family.rules.weights_apart else AlternatingTimes
     drafts = np.arange(len(whole.drafts.drafts))
     best_s = np.full(len(drafts), inf)

@@ -41,21 +41,21 @@ def of(model: ModelSpec, **layout: Any) -> Estimate:
 
 def test_kinds_are_named_by_their_first_block() -> None:
     assert QWEN.kinds == (0,)
-    assert QWEN.block_kinds == (0,) * 8
+    assert QWEN.blocks.kind_of == (0,) * 8
     assert DENSE_FIRST.kinds == (0, 3)
     assert DENSE_FIRST.kind_counts(2, 6) == ((0, 1), (3, 3))
     both = replace(DENSE_FIRST, sliding_window=128, layer_types=("sliding_attention", "full_attention") * 4)
-    assert both.block_kinds == (0, 1, 0, 3, 4, 3, 4, 3)
+    assert both.blocks.kind_of == (0, 1, 0, 3, 4, 3, 4, 3)
     assert [both.window_of(layer) for layer in range(3)] == [128, None, 128]
     assert [both.has_experts(layer) for layer in (2, 3)] == [False, True]
 
 
 def test_blocks_behind_the_last_one_of_a_kind_are_counted() -> None:
-    assert DENSE_FIRST.kinds_behind(2, 6) == ((0, ((3, 3),)), (3, ()))
-    assert DENSE_FIRST.kinds_behind(3, 8) == ((3, ()),) and DENSE_FIRST.kinds_behind(4, 4) == ()
+    assert DENSE_FIRST.blocks.kinds_behind(2, 6) == ((0, ((3, 3),)), (3, ()))
+    assert DENSE_FIRST.blocks.kinds_behind(3, 8) == ((3, ()),) and DENSE_FIRST.blocks.kinds_behind(4, 4) == ()
     in_turns = windows(QWEN, 128, *("sliding", "full", "full", "sliding") * 2)
-    assert in_turns.kinds_behind(0, 4) == ((0, ()), (1, ((0, 1),)))
-    assert in_turns.kinds_behind(4, 7) == ((0, ((1, 2),)), (1, ()))
+    assert in_turns.blocks.kinds_behind(0, 4) == ((0, ()), (1, ((0, 1),)))
+    assert in_turns.blocks.kinds_behind(4, 7) == ((0, ((1, 2),)), (1, ()))
 
 
 A, B = (

@@ -138,6 +138,15 @@ def test_refusals_name_what_there_is() -> None:
     assert str(wrong.value) == "first=0 must be modules or operators of a block, first=N or last=N, joined by +"
 
 
+def test_the_solver_is_refused_where_some_blocks_stay_in_bf16() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        plan_for(replace(H100, keep_bf16="last=1", operators="solver", pins={"pp": 1, "zero": 2}))
+    assert str(raised.value) == (
+        "operators=solver: the integer program shards blocks that are alike; llama3-8b with keep_bf16=last=1 has 2 "
+        "kinds of blocks; use operators=megatron"
+    )
+
+
 def test_a_file_of_such_a_plan_is_read_and_priced_alike_but_not_run(tmp_path: Path) -> None:
     plan = plan_for(replace(H100, keep_bf16="attention", pins={"zero": 3}))
     file = tmp_path / "plan.json"

@@ -33,6 +33,7 @@ from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.grid.sharding_bounds import LeastTable
 from autoshard.planner.grid.unit_costs import part_numbers
+from autoshard.planner import priced as pricing
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
@@ -389,6 +390,54 @@ def test_blocks_in_bf16_by_hand() -> None:
     assert work_s(replace(fp8, unquantized_last=16)) == pytest.approx(work_s(bf16))
 
 
+@pytest.mark.parametrize("pp", [1, 4])
+@pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-30b-a3b"])
+def test_all_blocks_in_bf16_are_all_linear_layers_in_bf16(name: str, pp: int) -> None:
+    """However they are said, tables tied or not."""
+    model, cluster = load_model(name), load_cluster("b200-180gb", 1)
+    count = model.num_hidden_layers
+    layout = replace(LAYOUT, pp=pp, dp=4 // pp, stage_layers=(count // pp,) * pp, recompute=("none",) * pp)
+    training = TrainingSpec(2048, 32, PRECISIONS["nvfp4"])
+    named = estimate(model, replace(training, unquantized=("attention", "mlp")), cluster, layout)
+    for first, last in ((count, 0), (0, count), (3, count - 3)):
+        found = estimate(model, replace(training, unquantized_first=first, unquantized_last=last), cluster, layout)
+        assert found == named
+
+
+def test_blocks_in_bf16_count_where_they_are() -> None:
+    """With half of them in bf16 two ranks of four are as if all were, and two as if none was; the rank whose work is
+    told has nothing more in its head."""
+    training = TrainingSpec(2048, 32, PRECISIONS["nvfp4"])
+    layout = replace(LAYOUT, tp=1, pp=4, dp=2, stage_layers=(4,) * 4, recompute=("none",) * 4)
+    none, half, every = (estimate(TINY, replace(training, unquantized_last=last), B200, layout) for last in (0, 8, 16))
+    assert half.memory == none.memory[:2] + every.memory[2:]
+    assert none.memory != half.memory != every.memory
+    assert none.step_time_s < half.step_time_s < every.step_time_s
+    (head_s,) = (term.value for term in half.time_terms if term.name == "embedding and head")
+    assert head_s == next(term.value for term in every.time_terms if term.name == "embedding and head")
+
+
+def test_blocks_in_bf16_are_of_their_own_kind() -> None:
+    model = load_model("deepseek-v3")
+    assert model.blocks.kinds == (0, 3)
+    ends = TrainingSpec(4096, 64, PRECISIONS["fp8"], unquantized_first=1, unquantized_last=2)
+    blocks = ends.blocks_of(model.blocks)
+    assert dict(zip(blocks.kinds, blocks.counts, strict=True)) == {0: 1, 1: 2, 3: 56, 59: 2}
+    assert replace(ends, unquantized_first=61).blocks_of(model.blocks) == model.blocks
+
+
+@pytest.mark.parametrize("pins", [Pins(tp=1), Pins(pp=2)])
+def test_with_blocks_in_bf16_a_search_by_bounds_finds_what_an_exhaustive_one_does(
+    pins: Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = TrainingSpec(2048, 32, PRECISIONS["nvfp4"], unquantized_first=1, unquantized_last=3)
+    monkeypatch.setattr(pricing, "FEW", 0)
+    monkeypatch.setattr(pricing, "FIRST", 20)
+    slow, quick = (search(TINY, training, B200, pins, "torch", exhaustive=every) for every in (True, False))
+    assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
+    assert quick.optimality.endswith("(several chunks of a rank have as many blocks each)")
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("mxfp8", 0), ("nvfp4", 2)])
 def test_the_search_is_brute_force_over_estimates(name: str, last: int, zero: int) -> None:
@@ -432,7 +481,10 @@ def test_a_device_without_the_format_says_what_it_has() -> None:
 
 def test_training_says_what_stays_in_bf16() -> None:
     training = TrainingSpec(2048, 8, PRECISIONS["fp8"], unquantized=("attention",))
-    assert quantized(training) == (1.0, ("attention",), 16)
+    assert quantized(TINY, training, (3,)) == (1.0, ("attention",), 16, ())
+    ends = replace(training, unquantized_first=2, unquantized_last=1)
+    assert quantized(TINY, ends, (1, 2, 15)) == (1.0, ("attention",), 16, (1, 15))
+    assert ends.wide_blocks(16) == (0, 1, 15) and ends.wide_blocks(2) == (0, 1)
     assert from_json(TrainingSpec, json.loads(json.dumps(to_json(training))), "training") == training
     assert "unquantized" not in to_json(TrainingSpec(2048, 8, BF16))
     assert "products" not in to_json(BF16)

@@ -45,8 +45,8 @@ class BlocksBytes:
     """
 
     def __init__(self, problem: Problem, family: Family, state: Array, visits: Array, kept: Array):
-        self._model, self._family, self._state, self._visits, self._kept = problem.model, family, state, visits, kept
-        self._counts = np.array([count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)])
+        self._every, self._family, self._state, self._visits, self._kept = problem.blocks, family, state, visits, kept
+        self._counts = np.array(self._every.counts)
         self._blocks = state[:, :, None] + visits * kept.min(2)[:, None, None]  # (kind, rank, chunk, row)
         self._pinned = np.ones(visits.shape[:2])
         if BACKENDS[problem.backend].unlike_stages:
@@ -95,7 +95,7 @@ class BlocksBytes:
         found = np.repeat(in_work[:, None], len(self._visits), axis=1)
         found[:, -1] -= at_end
         if self._family.num_virtual_stages == 1:
-            behind = most_behind(self._model)
+            behind = most_behind(self._every)
             found -= np.tensordot(behind, self._kept.max(2), 1)[:, None]
             found[behind.any(1), -1] = 0.0  # the loss is in front of them
         return np.maximum(found, 0.0)

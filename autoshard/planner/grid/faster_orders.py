@@ -73,8 +73,7 @@ def _blocks_s(problem: Problem, ways: Sequence[MeshDrafts]) -> list[dict[int, tu
     table = Table(problem, (NO_RECOMPUTE,))
     sizes = [{size: one.way.scheduled(name, vpp, size) for name, vpp, size in one.schedules} for one in ways]
     shapes = [table.shape(draft) for of_way in sizes for draft in of_way.values()]
-    counts = [count for _, count in problem.model.kind_counts(0, problem.model.num_hidden_layers)]
-    block = mean_columns(table.parts.blocks, [np.full(1, count) for count in counts])
+    block = mean_columns(table.parts.blocks, [np.full(1, count) for count in problem.blocks.counts])
     rows = zip(*(column[shapes].tolist() for column in (block.forward_s, block.backward_s)), strict=True)
     return [dict(zip(of_way, islice(rows, len(of_way)), strict=True)) for of_way in sizes]
 

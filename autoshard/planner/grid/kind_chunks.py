@@ -264,8 +264,8 @@ class TwoChunkCuts:
         of_rank = rank_rows(family, holds, layers[0], int(rank[0]), blocks[0], ends, hidden_bytes)
         of_rank = of_rank._replace(kinds=last_blocks(of_kinds, np.stack(counts), None))
         of_rank = with_unlike_chunks(of_rank, family, m, rank, layers, blocks)
-        of_rank = of_rank._replace(kind_counts=dict(zip(problem.model.kinds, counts, strict=True)))
-        state = state.of(zip(problem.model.kinds, (count.sum(0) for count in counts), strict=True))
+        of_rank = of_rank._replace(kind_counts=dict(zip(problem.blocks.kinds, counts, strict=True)))
+        state = state.of(zip(problem.blocks.kinds, (count.sum(0) for count in counts), strict=True))
         needed: Array = rank_memory(of_rank, state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes
 

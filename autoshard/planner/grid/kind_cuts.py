@@ -18,7 +18,7 @@ from autoshard.backends.rules import Problem, chunks_are_alike
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.ranks import RankState
-from autoshard.spec.model import ModelSpec
+from autoshard.spec.blocks import Blocks
 
 STEPS = 16
 """Parts of the mean block: layouts whose parts of the model agree to such a part get the same balanced cut."""
@@ -34,60 +34,60 @@ class KindCuts(NamedTuple):
         """Blocks by (virtual stage, layout)."""
         return self.different[self.which].T
 
-    def kinds(self, model: ModelSpec) -> Array:
+    def kinds(self, blocks: Blocks) -> Array:
         """Blocks of each kind, (kind, virtual stage, layout)."""
-        found: Array = kinds_of_stages(model, self.different.T)[..., self.which]
+        found: Array = kinds_of_stages(blocks, self.different.T)[..., self.which]
         return found
 
-    def behind(self, model: ModelSpec, stages: slice) -> Array:
+    def behind(self, blocks: Blocks, stages: slice) -> Array:
         """`kinds_behind` of some virtual stages, (kind, kind, stage, layout)."""
         layers = self.different.T
         ends = layers.cumsum(0)[stages]
-        found: Array = kinds_behind(model, ends - layers[stages], ends)[..., self.which]
+        found: Array = kinds_behind(blocks, ends - layers[stages], ends)[..., self.which]
         return found
 
     def take(self, rows: Array) -> KindCuts:
         return self._replace(which=self.which[rows])
 
-    def after_s(self, model: ModelSpec, pp: int, states: Sequence[RankState], places: Array) -> Array:
+    def after_s(self, blocks: Blocks, pp: int, states: Sequence[RankState], places: Array) -> Array:
         """Seconds that follow the pipeline, by layout. states: of all meshes. places: by layout, that of its mesh."""
         codes, inverse = np.unique(places * len(self.different) + self.which, return_inverse=True)
-        contents = [ranks_contents(model, tuple(cut), pp) for cut in self.different.tolist()]
+        contents = [ranks_contents(blocks, tuple(cut), pp) for cut in self.different.tolist()]
         seconds = [
             max(
-                states[code // len(contents)].after_kinds_s(blocks, rank == 0, rank == pp - 1)
-                for blocks, rank in contents[code % len(contents)]
+                states[code // len(contents)].after_kinds_s(counts, rank == 0, rank == pp - 1)
+                for counts, rank in contents[code % len(contents)]
             )
             for code in codes.tolist()
         ]
         return np.array(seconds)[inverse]
 
 
-def kinds_of_stages(model: ModelSpec, layers: Array) -> Array:
+def kinds_of_stages(blocks: Blocks, layers: Array) -> Array:
     """How many blocks of each kind stages have, (kind, stage, ...). layers: of all stages, (stage, ...)."""
-    ends, before = layers.cumsum(0), blocks_before(model)
+    ends, before = layers.cumsum(0), blocks_before(blocks)
     found: Array = before[:, ends] - before[:, ends - layers]
     return found
 
 
-def kinds_behind(model: ModelSpec, begin: Array, end: Array) -> Array:
+def kinds_behind(blocks: Blocks, begin: Array, end: Array) -> Array:
     """How many blocks of each kind are behind the last block of another kind in ranges of blocks, (that kind, kind,
     ...); all blocks of the range where that kind is not among them. begin, end: of the ranges, (...)."""
-    before = blocks_before(model)
-    last = np.array([np.maximum(behind[end], begin) for behind in _behind_last(model)])
+    before = blocks_before(blocks)
+    last = np.array([np.maximum(behind[end], begin) for behind in _behind_last(blocks)])
     found: Array = before[:, end] - before[:, last].swapaxes(0, 1)
     return found
 
 
 @lru_cache(maxsize=32)
-def most_behind(model: ModelSpec) -> Array:
+def most_behind(blocks: Blocks) -> Array:
     """How many blocks of each kind are behind the last block of another kind at most, in any range of blocks, (that
     kind, kind)."""
-    places, end = np.arange(model.num_hidden_layers), model.num_hidden_layers
-    of_kinds = [places[np.array(model.block_kinds) == kind] for kind in model.kinds]
+    places, end = np.arange(len(blocks.kind_of)), len(blocks.kind_of)
+    of_kinds = [places[np.array(blocks.kind_of) == kind] for kind in blocks.kinds]
     found: Array = np.array(
         [
-            kinds_behind(model, of_kind, np.append(of_kind[1:], end))[kind].max(1)
+            kinds_behind(blocks, of_kind, np.append(of_kind[1:], end))[kind].max(1)
             for kind, of_kind in enumerate(of_kinds)
         ]
     )
@@ -95,30 +95,30 @@ def most_behind(model: ModelSpec) -> Array:
 
 
 @lru_cache(maxsize=32)
-def _behind_last(model: ModelSpec) -> Array:
+def _behind_last(blocks: Blocks) -> Array:
     """The place behind the last block of each kind before each block, 0 for none, (kind, block); the last entry is for
     the model's end."""
-    is_kind = np.array(model.block_kinds)[None] == np.array(model.kinds)[:, None]
-    places = np.maximum.accumulate(is_kind * np.arange(1, model.num_hidden_layers + 1), axis=1)
-    return np.hstack([np.zeros((len(model.kinds), 1), dtype=int), places])
+    is_kind = np.array(blocks.kind_of)[None] == np.array(blocks.kinds)[:, None]
+    places = np.maximum.accumulate(is_kind * np.arange(1, len(blocks.kind_of) + 1), axis=1)
+    return np.hstack([np.zeros((len(blocks.kinds), 1), dtype=int), places])
 
 
 @lru_cache(maxsize=32)
-def blocks_before(model: ModelSpec) -> Array:
+def blocks_before(blocks: Blocks) -> Array:
     """How many blocks of each kind come before each block, (kind, block); the last entry counts all."""
-    is_kind = np.array(model.block_kinds)[None] == np.array(model.kinds)[:, None]
-    return np.hstack([np.zeros((len(model.kinds), 1), dtype=int), is_kind.cumsum(1)])
+    is_kind = np.array(blocks.kind_of)[None] == np.array(blocks.kinds)[:, None]
+    return np.hstack([np.zeros((len(blocks.kinds), 1), dtype=int), is_kind.cumsum(1)])
 
 
 @lru_cache(maxsize=4096)
-def ranks_contents(model: ModelSpec, cut: tuple[int, ...], pp: int) -> tuple[tuple[tuple[int, ...], int], ...]:
+def ranks_contents(blocks: Blocks, cut: tuple[int, ...], pp: int) -> tuple[tuple[tuple[int, ...], int], ...]:
     """(blocks of each kind, rank) of each pipeline rank; of ranks between the ends that are alike the first one. cut:
     blocks of each virtual stage."""
-    of_stages = kinds_of_stages(model, np.array(cut)).reshape(len(model.kinds), -1, pp)
+    of_stages = kinds_of_stages(blocks, np.array(cut)).reshape(len(blocks.kinds), -1, pp)
     of_ranks = map(tuple, of_stages.sum(1).T.tolist())
     alike: dict[object, tuple[tuple[int, ...], int]] = {}
-    for rank, blocks in enumerate(of_ranks):
-        alike.setdefault((blocks, rank == 0, rank == pp - 1), (blocks, rank))
+    for rank, counts in enumerate(of_ranks):
+        alike.setdefault((counts, rank == 0, rank == pp - 1), (counts, rank))
     return tuple(alike.values())
 
 
@@ -129,17 +129,16 @@ def candidate_cuts(
 
     work_s: by layout, of a block of each kind, of the end on the first rank, of that on the last one.
     """
-    model, stages, (blocks_s, first_s, last_s) = problem.model, pp * vpp, work_s
+    blocks, stages, (blocks_s, first_s, last_s) = problem.blocks, pp * vpp, work_s
     count = len(first_s)
-    even = even_stage_layers(model.num_hidden_layers, stages)
+    even = even_stage_layers(len(blocks.kind_of), stages)
     everything = np.arange(count)
     if stages == 1 or (vpp > 1 and chunks_are_alike(problem)):
         return KindCuts(np.array([even]), np.zeros(count, dtype=int)), everything
-    of_kinds = np.array([number for _, number in model.kind_counts(0, model.num_hidden_layers)])
-    mean_s = of_kinds @ np.stack(blocks_s) / model.num_hidden_layers
+    mean_s = np.array(blocks.counts) @ np.stack(blocks_s) / len(blocks.kind_of)
     shares = np.rint(STEPS * np.stack([*blocks_s, first_s, last_s]) / mean_s).astype(int)
     different, which = np.unique(shares, axis=1, return_inverse=True)
-    balanced = [balanced_cut(model, stages, tuple(column)) for column in different.T.tolist()]
+    balanced = [balanced_cut(blocks, stages, tuple(column)) for column in different.T.tolist()]
     cuts, place = np.unique([even, *balanced], axis=0, return_inverse=True)
     place = place.ravel()
     of_each = place[1:][which.ravel()]
@@ -149,16 +148,16 @@ def candidate_cuts(
 
 
 @lru_cache(maxsize=4096)
-def balanced_cut(model: ModelSpec, stages: int, work: tuple[int, ...]) -> tuple[int, ...]:
+def balanced_cut(blocks: Blocks, stages: int, work: tuple[int, ...]) -> tuple[int, ...]:
     """Blocks of each stage, so that the slowest one is fastest; those behind are filled first, as they hold fewer
     microbatches. work: of a block of each kind, of the end on the first stage, of that on the last one."""
     *kinds, first, last = work
-    of_kind = dict(zip(model.kinds, kinds, strict=True))
-    blocks = [of_kind[kind] for kind in model.block_kinds][::-1]
-    before = [0, *accumulate(blocks)]
+    of_kind = dict(zip(blocks.kinds, kinds, strict=True))
+    of_blocks = [of_kind[kind] for kind in blocks.kind_of][::-1]
+    before = [0, *accumulate(of_blocks)]
     # stages have the mean at least, ends of the model left out; filled up to a block more than that, they hold all
     mean = -(-before[-1] // stages)
-    low, high = max(*blocks, mean) - 1, mean + max(blocks) + first + last
+    low, high = max(*of_blocks, mean) - 1, mean + max(of_blocks) + first + last
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _filled(before, stages, middle, first, last) else (middle, high)

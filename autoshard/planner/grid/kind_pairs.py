@@ -150,7 +150,7 @@ class ChunkRoom:
             for upto, ends in zip(self.upto_s, (self.ends_forward_s, self.ends_least_s), strict=True)
         ]
         self.most = self._longest()
-        self.ranges = ranges(whole.problem.model, self.most, in_order=False)
+        self.ranges = ranges(whole.problem.blocks, self.most, in_order=False)
         self.contents = self._contents(drafts)
         self._of_ends: dict[int, Array] = {}
         self.pairs = [self._pairs(room) for room in blocks.ranks()]
@@ -169,8 +169,8 @@ class ChunkRoom:
 
     def _upto(self, blocks_s: Array) -> Array:
         """Seconds of the blocks in front of each, (block, draft). blocks_s: (kind, draft)."""
-        model = self._whole.problem.model
-        places = [model.kinds.index(kind) for kind in model.block_kinds]
+        every = self._whole.problem.blocks
+        places = [every.kinds.index(kind) for kind in every.kind_of]
         return np.concatenate([np.zeros((1, blocks_s.shape[1])), blocks_s[places].cumsum(0)])
 
     def _longest(self) -> int:

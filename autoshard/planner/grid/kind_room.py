@@ -67,7 +67,7 @@ class Blocks:
         state = whole.state_columns.take(drafts)
         self._ends_bytes = self._lives(state.first), self._lives(state.last)
         blocks = whole.blocks_of(np.repeat(drafts, sets), np.tile(np.arange(sets), len(drafts)))
-        units = [state.kinds[kind] for kind in problem.model.kinds]
+        units = [state.kinds[kind] for kind in problem.blocks.kinds]
 
         def column(name: str) -> Array:
             return np.stack([getattr(block, name).reshape(-1, sets) for block in blocks])
@@ -116,7 +116,7 @@ class Blocks:
         set); nothing with several chunks a rank. Where the head is in front of them, it has given back all."""
         if self.vpp > 1:
             return np.zeros_like(self.kept_bytes)
-        behind = most_behind(self.whole.problem.model)
+        behind = most_behind(self.whole.problem.blocks)
         found: Array = np.tensordot(behind, np.maximum(self.kept_bytes - self.waiting_bytes, 0.0), 1)
         if rank == self.pp - 1:
             found[behind.any(1)] = MOST_BYTES

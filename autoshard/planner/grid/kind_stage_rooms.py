@@ -44,7 +44,7 @@ def stages_at_least(
         return np.tensordot(amounts, numbers, (0, 0))
 
     launch_s = whole.problem.cluster.device.pass_launch_s
-    units = [state.kinds[kind] for kind in whole.problem.model.kinds]
+    units = [state.kinds[kind] for kind in whole.problem.blocks.kinds]
     travels = np.zeros((3, len(counts), len(drafts)))  # weights forward, weights backward, gradients
     if state.travels is not False:
         travels = np.array([[unit.travelling[way] for unit in units] for way in (2, 3, 4)])

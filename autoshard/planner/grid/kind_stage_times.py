@@ -39,13 +39,13 @@ class StageTimes:
 
     def __init__(self, whole: Whole, drafts: Array, limit_bytes: float, limit_s: float, find: FindStages = stages_of):
         """limit_s: only steps that take less are of interest. find: the stages, or what they take at least."""
-        self.whole, self.limit_s, family, model = whole, limit_s, whole.family, whole.problem.model
-        self.pp, self.layers = family.pp, model.num_hidden_layers
+        self.whole, self.limit_s, family, every = whole, limit_s, whole.family, whole.problem.blocks
+        self.pp, self.layers = family.pp, len(every.kind_of)
         self.m, self.hop_s = whole.count[drafts], whole.hop_s[drafts]
         self.sets = [whole.useful_sets(draft) for draft in drafts.tolist()]
         most = min(self.layers, self.layers - self.pp + 1 + 2 * whole.bare_ends)
         most = longest(self.m * upto_s(whole, drafts, self.sets), most, limit_s)
-        self.ranges = ranges(model, most, in_order=True)
+        self.ranges = ranges(every, most, in_order=True)
         self.stages = find(whole, drafts, self.sets, limit_bytes, self.ranges)
         self._shorten()
         self._pad = [(0, 0), (0, 0), (0, 1)]
@@ -161,7 +161,8 @@ class AlternatingTimes(StageTimes):
         before_s = np.stack(self.before(self.both_s)[:-1], axis=1)[:, :, :-1, None]
         alone_s = before_s + m * self.both_s + 2 * rank * hop_s
         trips = np.broadcast_to(trips, both_s.shape)
-        return Terms(own_s, around_s, trips, both_s + there_s, rest * both_s, alone_s)
+        rest_s = np.where(trips > 0, rest * both_s, 0.0)  # else the rank waits for no trip, and own_s has it all
+        return Terms(own_s, around_s, trips, both_s + there_s, rest_s, alone_s)
 
     def beside_s(self, at: tuple[Array | int | slice, ...], behind_s: Array) -> Array:
         """Seconds of a step beside W, by the terms of some stages. at: their places. behind_s: work behind each."""

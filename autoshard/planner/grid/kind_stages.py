@@ -20,7 +20,7 @@ from autoshard.planner.grid.kind_cuts import blocks_before, kinds_behind
 from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows
 from autoshard.planner.grid.whole import Whole
 from autoshard.schedules.held import RankHolds
-from autoshard.spec.model import ModelSpec
+from autoshard.spec.blocks import Blocks
 
 
 class Ranges(NamedTuple):
@@ -37,16 +37,16 @@ class Ranges(NamedTuple):
     end: Array
 
 
-def ranges(model: ModelSpec, most: int, in_order: bool) -> Ranges:
+def ranges(blocks: Blocks, most: int, in_order: bool) -> Ranges:
     """All ranges of at most `most` blocks. in_order: whether those differ that have as many blocks of each kind, but
     not as many behind the last one of some kind."""
-    layers, kinds = model.num_hidden_layers, len(model.kinds)
+    layers, kinds = len(blocks.kind_of), len(blocks.kinds)
     first, count = np.arange(layers + 1)[:, None], np.arange(most + 1)
     inside = first + count <= layers
     end = np.where(inside, first + count, layers + 1)
     begin, stop = np.broadcast_to(first, end.shape)[inside], end[inside]
-    counts = blocks_before(model)[:, stop] - blocks_before(model)[:, begin]
-    behind = np.where(counts[:, None] > 0, kinds_behind(model, begin, stop), 0)
+    counts = blocks_before(blocks)[:, stop] - blocks_before(blocks)[:, begin]
+    behind = np.where(counts[:, None] > 0, kinds_behind(blocks, begin, stop), 0)
     numbers = np.concatenate([counts, behind.reshape(kinds * kinds, -1)]) if in_order else counts
     codes = np.zeros(len(stop), dtype=int)
     for number in numbers:  # one code for all at once may be too large for an integer
@@ -60,7 +60,7 @@ def ranges(model: ModelSpec, most: int, in_order: bool) -> Ranges:
 def upto_s(whole: Whole, drafts: Array, sets: Sequence[Sequence[int]]) -> Array:
     """Seconds of one microbatch, forward and backward, in the blocks in front of each, at least, (blocks + 1, draft);
     ends of the model and launches apart. sets: by draft, places of those that stages choose from."""
-    model, state = whole.problem.model, whole.state_columns.take(drafts)
+    every, state = whole.problem.blocks, whole.state_columns.take(drafts)
     s_per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, whole.problem.cluster.device)
     of_sets = padded(sets)
     blocks = whole.blocks_of(np.repeat(drafts, of_sets.shape[1]), of_sets.ravel())
@@ -68,10 +68,10 @@ def upto_s(whole: Whole, drafts: Array, sets: Sequence[Sequence[int]]) -> Array:
         [
             (block.forward_s + block.backward_s).reshape(of_sets.shape).min(1)
             + s_per_parameter * state.kinds[kind].parameters
-            for kind, block in zip(model.kinds, blocks, strict=True)
+            for kind, block in zip(every.kinds, blocks, strict=True)
         ]
     )
-    of_blocks = least_s[[model.kinds.index(kind) for kind in model.block_kinds]]
+    of_blocks = least_s[[every.kinds.index(kind) for kind in every.kind_of]]
     return np.concatenate([np.zeros((1, len(drafts))), of_blocks.cumsum(0)])
 
 

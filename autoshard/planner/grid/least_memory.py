@@ -70,9 +70,9 @@ def least_memory(
     """The memory of layouts of one family, at least, with the sets that need least. m: microbatches, (row,).
     limit_bytes: of memory on a rank. above_bytes: more than that: what is said to be needed where only the room for
     whole blocks tells that a layout does not fit."""
-    model, pp, vpp = problem.model, family.pp, family.num_virtual_stages
+    pp, vpp = family.pp, family.num_virtual_stages
     state, (first, last), kept, replayed = parts[:4]
-    counts = np.array([count for _, count in model.kind_counts(0, model.num_hidden_layers)])
+    counts = np.array(problem.blocks.counts)
     working = parts.working.min(0)
     at_end = np.maximum(parts.loss - working, 0.0)
     base = problem.cluster.device.reserved_memory_bytes + working

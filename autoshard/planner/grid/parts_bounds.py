@@ -96,7 +96,7 @@ class Parts:
         laws = lru_cache(maxsize=None)(lambda shape: stage_laws_at_best(problem, shape))
         numbers = part_numbers(problem, shapes, sets, laws=laws, more=ATTENTION)
         columns = as_columns(problem, shapes, numbers[..., : -len(ATTENTION)])
-        self._counts = [count for _, count in model.kind_counts(0, model.num_hidden_layers)]
+        self._counts = problem.blocks.counts
         every = np.arange(len(shapes) * len(sets))
         self._accumulation_s = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
         units = programs_of(problem, shapes)

@@ -183,14 +183,14 @@ def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Arra
     """Bytes on the fullest rank, by layout, where blocks are of several kinds. Ranks between the ends of the model are
     looked at together."""
     assert isinstance(layouts.cuts, KindCuts)
-    model, pp, vpp, m, cuts = (
-        problem.model,
+    every, pp, vpp, m, cuts = (
+        problem.blocks,
         family.pp,
         family.num_virtual_stages,
         layouts.num_microbatches,
         layouts.cuts,
     )
-    layers, counts = cuts.of_stages(pp, vpp), cuts.kinds(model)
+    layers, counts = cuts.of_stages(pp, vpp), cuts.kinds(every)
     ends = layouts_ends(family, layouts.first, layouts.last, layouts.state)
     fullest: Array = np.zeros_like(layouts.hidden_bytes)
     holds = family.holds(m)
@@ -201,13 +201,13 @@ def _memory_of_kinds(problem: Problem, family: Family, layouts: Layouts) -> Arra
         of_ranks, held = np.stack([counts[:, several] for several in stages], axis=1), _together(holds[begin:end])
         blocks, *kinds = [block.of_stages(stages) for block in (layouts.block, *layouts.kinds)]
         rows = rank_rows(family, held, layers[stages[0]], begin, blocks[0], ends, layouts.hidden_bytes)
-        behind = cuts.behind(model, stages[0]) if vpp == 1 else None
+        behind = cuts.behind(every, stages[0]) if vpp == 1 else None
         rows = rows._replace(kinds=last_blocks(kinds, of_ranks, behind))
         if vpp > 1:
             ranks, of_chunks = np.arange(begin, end)[:, None], np.stack([layers[several] for several in stages])
             rows = with_unlike_chunks(rows, family, m, ranks, of_chunks, blocks)
-            rows = rows._replace(kind_counts=dict(zip(model.kinds, of_ranks, strict=True)))
-        state = layouts.state.of(zip(model.kinds, of_ranks.sum(1), strict=True))
+            rows = rows._replace(kind_counts=dict(zip(every.kinds, of_ranks, strict=True)))
+        state = layouts.state.of(zip(every.kinds, of_ranks.sum(1), strict=True))
         needed = rank_memory(rows, state, problem.training.precision).total
         np.maximum(fullest, needed.max(0), out=fullest)
     return fullest + problem.cluster.device.reserved_memory_bytes

@@ -51,7 +51,7 @@ class RankState:
         self.state = self._state(hidden_bytes(problem.model, problem.training, replace(shape, microbatch_size=1)))
 
     def _contents_of(self, problem: Problem, mesh: Mesh, shape: LocalShape) -> ModelContents:
-        return _contents(unit_programs(problem, shape), problem.model.kinds, mesh.pp == 1)
+        return _contents(unit_programs(problem, shape), problem.blocks.kinds, mesh.pp == 1)
 
     def _state(self, hidden_bytes: float) -> State:
         """hidden_bytes: of a microbatch of one sequence."""

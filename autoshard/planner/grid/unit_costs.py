@@ -69,7 +69,7 @@ def mean_columns(blocks: Sequence[PartColumns], counts: Sequence[Array]) -> Part
 
 
 class StageColumns(NamedTuple):
-    """The parts of stages in columns, as cost.stage.Parts has them. blocks: one of each kind (ModelSpec.kinds). tied:
+    """The parts of stages in columns, as cost.stage.Parts has them. blocks: one of each kind (Problem.blocks). tied:
     embedding and head on one rank that share their table, else zeros."""
 
     blocks: tuple[PartColumns, ...]
@@ -187,9 +187,9 @@ def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, sha
     sizes = (training.sequence_length, training.expert_slots(shape.ep), training.precision.compute_dtype)
 
     def work(unit: Unit) -> ProgramWork:
-        return stage_work(model, *sizes, shape, kv_inner, *unit, quantized(training))
+        return stage_work(model, *sizes, shape, kv_inner, *unit, quantized(model, training, unit[0]))
 
-    blocks = tuple(work(block_unit(kind)) for kind in model.kinds)
+    blocks = tuple(work(block_unit(kind)) for kind in training.blocks_of(model.blocks).kinds)
     tied = work(UNITS["tied"]) if model.shares_embedding else None
     return Units(blocks, work(UNITS["embedding"]), work(UNITS["head"]), tied, lambda: work(UNITS["first"]))
 
@@ -238,25 +238,7 @@ def part_numbers(
     for place, part in enumerate(_parts(sums, len(recompute), kinds, opens)):
         for field, name in enumerate(named if part is not None else ()):
             numbers[:, :, place, field] = attrgetter(name)(part)
-    if problem.training.unquantized_first or problem.training.unquantized_last:
-        all_wide = problem._replace(training=problem.training.all_wide)
-        numbers = _with_wide_blocks(
-            numbers, part_numbers(all_wide, shapes, recompute, device, laws, more), problem.training
-        )
     return numbers
-
-
-def _with_wide_blocks(numbers: Array, wide: Array, training: TrainingSpec) -> Array:
-    """Parts whose ends are charged with blocks in the compute dtype, as in cost.stage. wide: all parts in it."""
-    more, longer = wide[:, :, 0] - numbers[:, :, 0], numbers.copy()
-    first, last = training.unquantized_first, training.unquantized_last
-    tied = numbers[:, :, 3].any()
-    timed = [PartColumns._fields.index(name) for name in ("forward_s", "backward_s", "weight_gradients_s")]
-    for part, blocks in ((1, first), (2, last), *(((3, first + last),) if tied else ())):
-        longer[:, :, part, timed] += blocks * more[:, :, timed]
-    kept = PartColumns._fields.index("kept_bytes")
-    longer[:, :, 1, kept] += (first + last) * more[:, :, kept]
-    return longer
 
 
 def stage_law(problem: Problem, shape: LocalShape) -> LawOf:

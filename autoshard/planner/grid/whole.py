@@ -261,7 +261,7 @@ class Whole:
             return *waiting((blocks[0], first, last), state), state, blocks
         if counts is None:
             counts = [np.full(1, count) for count in self.kind_counts]
-        state = state.of(zip(self.problem.model.kinds, counts, strict=True))
+        state = state.of(zip(self.problem.blocks.kinds, counts, strict=True))
         return *waiting((mean_columns(blocks, counts), first, last), state), state, blocks
 
     def blocks_of(self, draft: Array, recompute: Array) -> list[PartColumns]:
@@ -310,20 +310,19 @@ class Whole:
     @property
     def kind_counts(self) -> tuple[int, ...]:
         """How many blocks the model has of each kind."""
-        model = self.problem.model
-        return tuple(count for _, count in model.kind_counts(0, model.num_hidden_layers))
+        return self.problem.blocks.counts
 
     def layouts(self, draft: Array, recompute: Array | None, cuts: Cuts | KindCuts) -> Layouts:
         """All that their prices follow from. draft, recompute, cuts: as `parts_of` has them; for blocks of several
         kinds recompute may be None: then nothing is above what it is with any sets."""
         hidden = self.hidden_bytes(draft)
         if isinstance(cuts, KindCuts):
-            counts = [*cuts.kinds(self.problem.model)]
+            counts = [*cuts.kinds(self.problem.blocks)]
             if recompute is None:
                 block, first, last, state, kinds = self._least_parts_and_kinds(draft, counts)
             else:
                 block, first, last, state, kinds = self.parts_and_kinds(draft, recompute, counts)
-            after_s = cuts.after_s(self.problem.model, self.family.pp, self.states, self.state[draft])
+            after_s = cuts.after_s(self.problem.blocks, self.family.pp, self.states, self.state[draft])
         else:
             assert recompute is not None
             block, first, last, state, kinds = self.parts_and_kinds(draft, recompute)

@@ -41,7 +41,7 @@ def by_work_at_least_s(
     layers, launch_s = problem.model.num_hidden_layers, problem.cluster.device.pass_launch_s
     stages_s = layers * block_s + pp * vpp * (2 * launch_s + opening_s)
     work_s = stages_s + ends_s[0] + ends_s[1]
-    has_kinds = len(problem.model.kinds) > 1
+    has_kinds = len(problem.blocks.kinds) > 1
     waits, at_once = (False, False) if apart else (family.waits_for_all(m), family.is_at_once(m))
     if vpp == 1 and not has_kinds:  # some stage has no fewer blocks than the mean
         slowest_s = largest(slowest_s, -(-layers // pp) * block_s + 2 * launch_s + opening_s)

@@ -145,7 +145,7 @@ def _graph(problem: Problem, strategy: Strategy, layers: int, first: bool, last:
     size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
     graph = stage_graph(model, sizes, range(layers), first, last, kernel, size)
     shared = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
-    return with_quantized_products(shared, *quantized(training))
+    return with_quantized_products(shared, *quantized(model, training, range(layers)))
 
 
 def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:

@@ -1,0 +1,50 @@
+"""The blocks of a model by their kinds: those of one kind are alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model. kind_of: for each block, the first one that is of its kind: 0 everywhere where blocks are
+    alike."""
+
+    kind_of: tuple[int, ...]
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The first block of each kind, in the model's order: (0,) where blocks are alike."""
+        return tuple(dict.fromkeys(self.kind_of))
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many blocks are of each of the `kinds`."""
+        return tuple(count for _, count in self.kind_counts(0, len(self.kind_of)))
+
+    def kind_counts(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """(kind, how many of the blocks from `first` to before `stop` are of it) of each kind among them, in the order
+        of `kinds`."""
+        counts = Counter(self.kind_of[first:stop])
+        return tuple((kind, counts[kind]) for kind in self.kinds if kind in counts)
+
+    def kinds_behind(self, first: int, stop: int) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """(kind, `kind_counts` of the blocks behind the last one of that kind) of each kind among the blocks from
+        `first` to before `stop`, in the order of `kinds`."""
+        last = {kind: layer for layer, kind in enumerate(self.kind_of[first:stop], first)}
+        return tuple((kind, self.kind_counts(last[kind] + 1, stop)) for kind in self.kinds if kind in last)
+
+
+@lru_cache(maxsize=64)
+def told_apart(blocks: Blocks, places: tuple[int, ...]) -> Blocks:
+    """The blocks with those at some places of kinds of their own."""
+    return blocks_of(zip(blocks.kind_of, (place in places for place in range(len(blocks.kind_of))), strict=True))
+
+
+def blocks_of(said: Iterable[object]) -> Blocks:
+    """The blocks of which these things are said, one for each: those of which the same is said are of one kind."""
+    firsts: dict[object, int] = {}
+    return Blocks(tuple(firsts.setdefault(kind, layer) for layer, kind in enumerate(said)))
