@@ -37,7 +37,7 @@ def with_quantized_products(
     operators = []
     for op in graph.operators:
         is_wide = op.output in routers or is_recomputed(op, "+".join(unquantized))
-        is_wide = is_wide or (wide_blocks and in_block(op) and _place(op) in wide_blocks)
+        is_wide = is_wide or (bool(wide_blocks) and in_block(op) and _place(op) in wide_blocks)
         if _is_linear(graph, op) and not is_wide and divides(op, graph, graph.sizes, multiple):
             marks: dict[str, object] = {
                 OPERAND_BYTES: operand_bytes,

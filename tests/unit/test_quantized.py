@@ -20,7 +20,7 @@ from autoshard.cost.program import ProgramWork, quantized_share
 from autoshard.cost.rank_load import rank_load
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import stage_parts
-from autoshard.cost.stage_program import quantized, stage_work
+from autoshard.cost.stage_program import Quantized, quantized, stage_work
 from autoshard.cost.zero_sharding import parts_contents, parts_state
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
@@ -31,9 +31,9 @@ from autoshard.graph.recompute import kept_activations
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.planner import priced as pricing
 from autoshard.planner.grid.sharding_bounds import LeastTable
 from autoshard.planner.grid.unit_costs import part_numbers
-from autoshard.planner import priced as pricing
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
@@ -219,15 +219,15 @@ def test_a_rank_multiplies_in_bf16_what_its_format_does_not_divide(name: str, in
     model, training = load_model("llama2-7b"), load_precision(name)
     shape = replace(local_shape(LAYOUT), tp=16)
 
-    def work_of(products: tuple[float | None, tuple[str, ...], int]) -> ProgramWork:
+    def work_of(products: Quantized) -> ProgramWork:
         return stage_work(model, 4096, 1.0, "bfloat16", shape, False, (0,), False, False, products)
 
-    found = work_of(quantized(TrainingSpec(4096, 32, training)))
+    found = work_of(quantized(model, TrainingSpec(4096, 32, training), ()))
     steps = {one.operator.name.rpartition(".")[2]: one for step in found.program.steps for one in operator_steps(step)}
     layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert {layer for layer in layers if operand_bytes(found.program, steps[layer]) is None} == in_bf16
     unquantized = ("mlp",) if in_bf16 else ()
-    same = work_of(quantized(TrainingSpec(4096, 32, training, unquantized=unquantized)))
+    same = work_of(quantized(model, TrainingSpec(4096, 32, training, unquantized=unquantized), ()))
     assert (found.operators, found.quantized) == (same.operators, same.quantized)
     assert kept_activations(found.program, "none") == kept_activations(same.program, "none")
     shares = [{quantized_share(one.program, step) for step in one.program.steps} for one in (found, same)]
