@@ -127,12 +127,17 @@ def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "instance", "nodes"),
-    [("llama3.1-405b", "gb300-288gb", 32), ("llama2-70b", "h200-141gb", 256), ("mixtral-8x7b", "trn2.48xlarge", 16)],
+    ("model", "instance", "nodes", "precision"),
+    [
+        ("llama3.1-405b", "gb300-288gb", 32, "mixed_precision"),
+        ("llama2-70b", "h200-141gb", 256, "mixed_precision"),
+        ("mixtral-8x7b", "trn2.48xlarge", 16, "mixed_precision"),
+        ("llama2-70b", "h200-141gb", 256, "fp8"),
+    ],
 )
-def test_no_price_on_many_nodes_is_below_a_bound(model: str, instance: str, nodes: int) -> None:
+def test_no_price_on_many_nodes_is_below_a_bound(model: str, instance: str, nodes: int, precision: str) -> None:
     """Where links between nodes, latencies and domains of nodes tell orders of axes apart, and sums fill buckets."""
-    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    training = TrainingSpec(8192, 1024, load_precision(precision))
     problem = Problem(load_model(model), training, load_cluster(instance, nodes), "torch")
     sets, limit_bytes = ("none", "mlp", "full"), problem.cluster.device.memory_bytes
     choose, drafts = random.Random(0), list[Draft]()

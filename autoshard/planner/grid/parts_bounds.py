@@ -17,6 +17,7 @@ from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.memory import BUCKET_BYTES
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.travelling_bytes import FEW_BLOCKS
+from autoshard.cost.zero_sharding import gathered_difference_bytes
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_laws, stage_laws_at_best
 from autoshard.planner.grid.blocks_bytes import ROUNDING, held_least
@@ -197,12 +198,9 @@ class Parts:
 
     def _sent(self, rows: Rows) -> _Sent:
         """Seconds that gathering weights and reducing gradients take at least."""
-        precision, layers = self._problem.training.precision, sum(self._counts)
-        parameter, reduced = (
-            DTYPE_BYTES[dtype] for dtype in (precision.parameter_dtype, precision.gradient_reduce_dtype)
-        )
+        layers, reduced = sum(self._counts), DTYPE_BYTES[self._problem.training.precision.gradient_reduce_dtype]
         tp = self._tp[rows.shape]
-        kinds, sizes = ("reduce_scatter", "all_gather", "all_reduce"), (reduced, parameter, reduced)
+        kinds, sizes = ("reduce_scatter", "all_gather", "all_reduce"), (reduced, self._gathered_bytes, reduced)
         each_s, once_s = np.zeros((2, 3, 3, len(tp)))  # each time, and in buckets; by (kind, unit, row)
         for matrices, owners, stride in zip(self._matrices, rows.owners, rows.owner_strides, strict=True):
             elements, issued = (self._mean(one)[:, rows.shape] for one in (matrices, matrices > 0))
@@ -320,7 +318,13 @@ class Parts:
         )
         if family.pp == 1 and sum(self._counts) >= FEW_BLOCKS:
             matrices = matrices + 0.5 * matrices.min(0)
-        return matrices * DTYPE_BYTES[self._problem.training.precision.parameter_dtype]
+        return matrices * self._gathered_bytes
+
+    @property
+    def _gathered_bytes(self) -> float:
+        """Bytes of a weight as it is gathered, at least: products may read any of them quantised."""
+        precision = self._problem.training.precision
+        return DTYPE_BYTES[precision.parameter_dtype] + min(0.0, gathered_difference_bytes(precision))
 
     def _replays_s(self, state: Array, held: Array, kept: Array, room: Array, more_s: Array) -> Array:
         """Mean seconds that a block replays, at least, by row, whichever sets fit and however blocks are cut.
