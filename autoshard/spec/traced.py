@@ -128,6 +128,11 @@ class TracedParameter:
     first: Index = 0
     step: Index = 0
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the module's tensor has two dims or more and is no bias."""
+        return len(re.findall(r"\([^)]*\)|\S+", self.layout)) > 1 and not self.tensor.endswith("bias")
+
 
 Parameters = Annotated[tuple[TracedParameter, ...], Limit(most_items=MOST_OPERATORS)]
 Operators = Annotated[tuple[TracedOperator, ...], Limit(most_items=MOST_OPERATORS)]

@@ -217,6 +217,48 @@ def stage_of(model: ModelSpec, parameters: dict[str, torch.Tensor], logits: bool
     return StageModule(program, parameters, None, "none")
 
 
+class PackedBlock(nn.Module):
+    """Heads' biases in one vector, a gate of one row, and a window in every other block."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.norm = nn.RMSNorm(32, eps=1e-6)
+        self.in_proj_weight, self.in_proj_bias = nn.Parameter(torch.zeros(96, 32)), nn.Parameter(torch.zeros(96))
+        self.out, self.gate, self.scale = nn.Linear(32, 32), nn.Linear(32, 1), nn.Parameter(torch.ones(1, 1, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, seq, _ = x.shape
+        qkv = F.linear(self.norm(x), self.in_proj_weight, self.in_proj_bias)
+        q, k, v = (one.view(batch, seq, 4, 8).transpose(1, 2) for one in qkv.chunk(3, -1))
+        seen = torch.ones(seq, seq, dtype=torch.bool).tril().triu(1 - self.window)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        return x + self.out(y) * self.scale * torch.sigmoid(self.gate(x))
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.norm, self.head = nn.Embedding(50, 32), nn.LayerNorm(32), nn.Linear(32, 50)
+        self.blocks = nn.ModuleList(PackedBlock(5 if number % 2 else 9) for number in range(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def test_weight_decay_is_of_what_has_two_dims_in_the_module() -> None:
+    module = Packed()
+    model = trace_module(Packed(), "Packed", SEQ)
+    graph = stage_graph(model, dim_sizes(model, 1, SEQ), range(model.num_hidden_layers), first=True, last=True)
+    decays = {key: torch.tensor(one.dim() > 1).expand(one.shape) for key, one in module.named_parameters()}
+    assert {key: key in graph.matrices for key in parameters_of(model, decays)} == {
+        key: bool(one.all()) for key, one in parameters_of(model, decays).items()
+    }
+
+
 MY_FILE = """
 import torch
 from torch import nn
