@@ -37,7 +37,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "norm": ("function", "eps"),
     "rope": ("rotary_dim", "theta", "frequencies", "interleaved"),
     "attention": ("sliding_window",),
-    "embedding": (),
+    "embedding": ("padding_idx",),
     "position_embedding": (),
     "cross_entropy": (),
     "top_k_gate": ("top_k", "normalized"),
@@ -309,6 +309,8 @@ def _check_attributes(op: TracedOperator, of: str) -> None:
                 raise AutoshardError(f"frequencies of {of} must be rotary_dim / 2 numbers")
             for one in frequencies:
                 _check_number(one, of, "a frequency", at_least=-math.inf)
+    if "padding_idx" in found:
+        check_integer(of, "padding_idx", found["padding_idx"], at_least=0)
     if op.kind == "attention" and found.get("sliding_window") is not None:
         check_integer(of, "sliding_window", found["sliding_window"])
     if op.kind == "top_k_gate":

@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from autoshard.planner.planning import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.torch_backend.kernels import FACTORIES
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.spec.model import ModelSpec
@@ -46,8 +48,8 @@ SEQ = 24
 ODD_MODEL = "tests/multiprocess/odd_model.py:OddModel"
 
 
-def transformers_model(name: str) -> nn.Module:
-    values = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
+def transformers_model(name: str, **more: Any) -> nn.Module:
+    values = {key: value for key, value in (CONFIGS[name] | more).items() if key != "model_type"}
     model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(CONFIGS[name]["model_type"], **values))
     return model.eval()
 
@@ -176,6 +178,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "mixtral": lambda: transformers_model("mixtral"),
     "gpt neox": lambda: transformers_model("gpt neox"),
     "mistral": lambda: transformers_model("mistral"),
+    "llama with padding": lambda: transformers_model("llama", pad_token_id=3),
 }
 
 
@@ -257,6 +260,17 @@ def test_weight_decay_is_of_what_has_two_dims_in_the_module() -> None:
     assert {key: key in graph.matrices for key in parameters_of(model, decays)} == {
         key: bool(one.all()) for key, one in parameters_of(model, decays).items()
     }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_padding_row_gets_no_gradient_from_the_tokens(rank: int) -> None:
+    """Also where another rank has it: row 3 of 8 is the last of the first rank."""
+    step: Any = SimpleNamespace(operator=SimpleNamespace(attributes={"padding_idx": 3}))
+    context: Any = SimpleNamespace(piece=lambda step, dim: (rank, 2))
+    table = torch.ones(4, 2, requires_grad=True)
+    FACTORIES["embedding"](context, step)(torch.tensor([[0, 3, 3, 4, 7, 7]]), table).sum().backward()
+    assert table.grad is not None
+    assert table.grad[:, 0].tolist() == ([1, 0, 0, 0] if rank == 0 else [1, 0, 0, 2])
 
 
 MY_FILE = """
@@ -405,6 +419,37 @@ def test_a_square_matrix_that_ends_where_it_began_is_one_error(
         "matrix from embed to embed, whose result is added to or multiplied with embed; one through another width "
         "works\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "message"),
+    [
+        (
+            "nn.Embedding(300, 32)",
+            "nn.Embedding(300, 32, scale_grad_by_freq=True)",
+            "embedding at mine.py:18, in tokens",
+            "it divides the gradient of a row by how often it is read; leave out scale_grad_by_freq",
+        ),
+        (
+            "self.tokens(ids)",
+            "self.tokens(ids) + nn.functional.embedding(torch.arange(ids.shape[1]), self.tokens.weight, 7)",
+            "embedding at mine.py:18, in the model",
+            "padding_idx=7 keeps the row of a position from being learned; leave it out",
+        ),
+    ],
+)
+def test_gradients_that_are_not_whole_are_refused(
+    before: str, after: str, place: str, message: str, tmp_path: Path
+) -> None:
+    text = MY_FILE.format(function="tanh", more="", layers=2)
+    assert text.count(before) == 1
+    lines = text.replace(before, after).splitlines()
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    with pytest.raises(AutoshardError) as error:
+        trace_model(f"{tmp_path / 'mine.py'}:Model", SEQ)
+    where, inside = place.split(", ")
+    code = lines[int(where.rpartition(":")[2]) - 1].strip()
+    assert str(error.value) == f"cannot plan Model: {where} (`{code}`, {inside}): {message}; {HOW_TO_ADD}"
 
 
 def test_a_forward_that_gives_something_else_says_what_is_wanted() -> None:
