@@ -421,9 +421,14 @@ def test_a_square_matrix_that_ends_where_it_began_is_one_error(
     )
 
 
+NO_GRADIENT = "the gradient would end here, and in a plan it passes on to every parameter; leave it out"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "place", "message"),
     [
+        ("self.up(x)", "self.up(x).detach()", "detach at mine.py:10, in blocks.0", NO_GRADIENT),
+        ("self.up(x)", "torch.no_grad()(self.up)(x)", "no_grad at mine.py:10, in blocks.0.up", NO_GRADIENT),
         (
             "nn.Embedding(300, 32)",
             "nn.Embedding(300, 32, scale_grad_by_freq=True)",
@@ -450,6 +455,16 @@ def test_gradients_that_are_not_whole_are_refused(
     where, inside = place.split(", ")
     code = lines[int(where.rpartition(":")[2]) - 1].strip()
     assert str(error.value) == f"cannot plan Model: {where} (`{code}`, {inside}): {message}; {HOW_TO_ADD}"
+
+
+def test_what_has_no_gradient_may_end_it() -> None:
+    class Quiet(OddModel):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                ids = input_ids.clone()
+            return super().forward(ids.detach())
+
+    assert trace_module(Quiet(), "Quiet", 64).graph == ODD.graph
 
 
 def test_a_forward_that_gives_something_else_says_what_is_wanted() -> None:
