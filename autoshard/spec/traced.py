@@ -106,7 +106,8 @@ class TracedParameter:
     dims: Its dims, spaces between.
     initial: How it starts: N(0, 0.02), the same over sqrt(2 layers), 1 or 0.
     tensor: The module's name of the tensor; in a block * stands for first + step x the block's number.
-    layout: Dims of the module's tensor in ours, those flattened into one in parentheses: "(kvhead headdim) embed".
+    layout: Dims of the module's tensor in ours, those flattened into one in parentheses: "(kvhead headdim) embed";
+        empty for a single number.
     part: Where the tensor holds more than this parameter: the dims of the dim `part` of its layout that are ours; else
         empty.
     part_size: Size of the dim `part` of the layout.
@@ -120,7 +121,7 @@ class TracedParameter:
     dims: Dims
     initial: Annotated[str, Limit(choices=INITIAL)]
     tensor: Text
-    layout: Text
+    layout: str
     part: Dims = ()
     part_size: Index = 0
     start: Index = 0

@@ -316,6 +316,18 @@ def test_a_plan_of_the_users_file_holds_the_model(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "plan.json").read_text())["inputs"]["model"]["graph"]["prefix"] == "blocks"
 
 
+def test_a_plan_of_a_module_with_a_single_number_comes_back(tmp_path: Path) -> None:
+    text = MY_FILE.format(function="tanh", more="", layers=2).replace("x + self", "x + self.share * self")
+    text = text.replace("self.up, ", "self.share = nn.Parameter(torch.tensor(0.1)); self.up, ", 1)
+    (tmp_path / "mine.py").write_text(text)
+    out, model = tmp_path / "plan.json", f"{tmp_path / 'mine.py'}:Model"
+    assert main(["plan", "--model", model, "--instance", "cpu", "--seq-len", "64", "--out", str(out)]) == 0
+    found = read_plan(out).model
+    assert found == trace_model(model, 64)
+    assert found.graph is not None
+    assert [one.layout for one in found.graph.parameters if one.tensor == "blocks.*.share"] == [""]
+
+
 def test_an_edited_file_is_traced_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one of the same size and time, and another one at the same relative path."""
     request = PlanRequest("mine.py:Model", seq_len=64, instance="cpu")
