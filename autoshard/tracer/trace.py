@@ -92,10 +92,30 @@ def _arranged(tracer: Tracer, logits: View, module: nn.Module, name: str) -> Tra
     if not isinstance(head, Operation) or head.dims != (tracer.batch, tracer.seq, *resolve(logits.axes[2])):
         raise AutoshardError(f"the logits of {name} must come from a projection to the vocabulary")
     operations = in_order(head)
+    _check_independent(operations, name)
     blocks = find_blocks(operations)
     make_alike(operations, blocks)
     _check_parameters(operations, module, name)
     return Traced(operations, blocks, resolve(logits.axes[2]), tracer.roles)
+
+
+_DEPENDS = {
+    "batch": ("sequences", "batch", "give it one row"),
+    "seq": ("tokens", "--seq-len", "learned positions are rows of an nn.Embedding, read by torch.arange"),
+}
+
+
+def _check_independent(operations: list[Operation], name: str) -> None:
+    """Raise AutoshardError for a parameter of which a dim counts the sequences or the tokens of the trace."""
+    read = ((one, op.line) for op in operations for one in op.inputs if isinstance(one, Parameter))
+    for parameter, line in read:
+        for dim in parameter.dims:
+            if dim.name in _DEPENDS:
+                what, option, cure = _DEPENDS[dim.name]
+                raise AutoshardError(
+                    f"parameter {parameter.tensor} of {name}, read at {line}, has a row for each of the {dim.size} "
+                    f"{what} of the trace, and a plan's parameters are the same for every {option}; {cure}"
+                )
 
 
 def _check_parameters(operations: list[Operation], module: nn.Module, name: str) -> None:
