@@ -419,6 +419,14 @@ def test_what_depends_on_numbers_is_one_line_that_names_its_own(
     )
 
 
+def test_data_of_a_tensor_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(tmp_path, "tanh", ".data") == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: Model reads the .data of a tensor, where its gradient would end, and in a plan it passes on "
+        "to every parameter; read the tensor itself\n"
+    )
+
+
 def test_a_square_matrix_that_ends_where_it_began_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
