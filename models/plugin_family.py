@@ -88,7 +88,9 @@ def _check_hidden(built: Graph, function: str, x: object) -> None:
 def _form(built: Graph) -> object:
     """All that estimates read of a graph, without names: two graphs of the same form cost the same."""
     place = {name: index for index, name in enumerate(built.tensors)}
-    tensors = [(one.dims, one.role, one.element_bytes, one.differentiable) for one in built.tensors.values()]
+    tensors = [
+        (one.dims, one.role, one.element_bytes, one.differentiable, one.matrix) for one in built.tensors.values()
+    ]
     operators = [
         (
             op.kind,

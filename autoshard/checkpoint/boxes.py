@@ -58,8 +58,8 @@ def boxes_of_run(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]
     """
     if start >= stop:
         return
-    if len(shape) == 1:
-        yield Box((start,), (stop - start,))
+    if len(shape) < 2:
+        yield Box((start,), (stop - start,)) if shape else Box((), ())
         return
     row = prod(shape[1:])
     first, last = -(-start // row), stop // row  # whole rows

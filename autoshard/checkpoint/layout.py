@@ -38,7 +38,8 @@ class Piece:
         """
         sizes = self.held or self.box.sizes
         block = shard[self.start : self.start + prod(sizes)].reshape(sizes)
-        return block[tuple(slice(size) for size in self.box.sizes)]
+        corner = (..., *(slice(size) for size in self.box.sizes))  # without ... numpy copies a single number
+        return block[corner]
 
 
 @dataclass(frozen=True)

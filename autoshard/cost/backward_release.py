@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements, saved_activations
 from autoshard.graph.partition import Program
-from autoshard.layout.buckets import is_matrix
 
 
 class Moment(NamedTuple):
@@ -73,7 +72,7 @@ def moments(
 
 def _matrices(program: Program, index: int) -> tuple[str, ...]:
     names = (view for step in operator_steps(program.steps[index]) for view in step.inputs)
-    return tuple(name for name in names if program.tensor(name).role == "parameter" and is_matrix(program, name))
+    return tuple(name for name in names if name in program.graph.matrices)
 
 
 def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | None:

@@ -27,7 +27,6 @@ from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, R
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.states import REPLICATED
 from autoshard.graph.weight_gradients import waiting_bytes
-from autoshard.layout.buckets import is_matrix
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
 from autoshard.rows import Number, added_up, largest, where
 from autoshard.spec.cluster import Device
@@ -240,7 +239,7 @@ def program_work(program: Program) -> ProgramWork:
     elements = parameter_elements(program)
     for name, count in elements.items():
         axes = program.gradient_sync.get(name, ())
-        places = (parameters, *((matrices,) * is_matrix(program, name)), *((quantized,) * (name in marked)))
+        places = (parameters, *((matrices,) * (name in program.graph.matrices)), *((quantized,) * (name in marked)))
         for counts in places:
             counts[axes] = counts.get(axes, 0) + count
     return ProgramWork(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 INDEX_BYTES = 8
@@ -18,6 +19,8 @@ OPERAND_BYTES, OPERAND_MULTIPLE, CASTS_INPUT = "operand_bytes", "operand_multipl
 """Attributes of a matrix product with quantised operands (graph/quantize.py): bytes of one element of these; what its
 inputs and outputs must be multiples of on a rank, else it is as others; whether it casts its input, as the first of
 those that read it does."""
+_MATRIX_READERS = ("einsum", "embedding", "position_embedding", "causal_conv")
+"""Kinds of operators whose second input, where it is a parameter, is a matrix."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Tensor:
 
     role: 'parameter', 'input' (token ids, labels, a previous stage's output) or 'activation'.
     element_bytes: bytes of one element. differentiable: whether it has a gradient.
+    matrix: whether a parameter is a matrix, which weight decay applies to; None: the operators that read it say so.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Tensor:
     role: str
     element_bytes: int
     differentiable: bool = True
+    matrix: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,19 @@ class Graph:
     def inputs(self) -> tuple[Tensor, ...]:
         """The inputs of the stage: token ids, labels, and the output of the previous stage."""
         return tuple(tensor for tensor in self.tensors.values() if tensor.role == "input")
+
+    @cached_property
+    def matrices(self) -> frozenset[str]:
+        """Names of the parameters that are matrices: weight decay applies to these and to no others.
+
+        A matrix has two dims or more where it is published, in the checkpoints of a family or in a traced module, and
+        is no bias. A product, a look-up or a convolution reads it. Dims of ours do not count: what is published as a
+        vector over all heads has several here, and a matrix of one row has one.
+        """
+        read = {name for op in self.operators if op.kind in _MATRIX_READERS for name in op.inputs[1:2]}
+        return frozenset(
+            one.name for one in self.parameters() if (one.name in read if one.matrix is None else one.matrix)
+        )
 
     def num_elements(self, tensor: str) -> int:
         """Number of elements of the whole tensor: the product of the global sizes of its dims."""
@@ -112,13 +130,13 @@ class GraphBuilder:
         """Global size of a dim."""
         return self._sizes[dim]
 
-    def parameter(self, name: str, dims: str, learned: bool = True) -> str:
+    def parameter(self, name: str, dims: str, learned: bool = True, matrix: bool | None = None) -> str:
         """Add a parameter with these dims (names with spaces between), and return its name.
 
         Asking twice for one name gives the same parameter: that is how embeddings are tied. learned: whether it has a
-        gradient; without one it stays as it was loaded, in FP32 where weights are narrower.
+        gradient; without one it stays as it was loaded, in FP32 where weights are narrower. matrix: as of `Tensor`.
         """
-        return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes, differentiable=learned))
+        return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes, learned, matrix))
 
     def index_input(self, name: str, dims: str) -> str:
         """Add an input of integers, such as token ids, and return its name. It has no gradient.

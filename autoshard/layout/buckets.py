@@ -26,7 +26,7 @@ class BucketKey:
     values); before it is scattered, or after that if it has a unit.
     shard_axes: reduce-scattered over these (all-reduced without ZeRO).
     copies: devices of the stage that then hold the same elements; the gradient norm counts them once.
-    decay: whether weight decay applies: to matrices, not to norms and biases.
+    decay: whether weight decay applies: to matrices (`Graph.matrices`), not to norms and biases.
     unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for
     gradients that travel once a step.
     replica_axes: all-reduced over these once a step, last of all: what this rank then has of them, its shard.
@@ -51,16 +51,11 @@ def bucket_key(program: Program, name: str, mesh: Mesh, tied: frozenset[str], ze
     shard = tuple(axis for axis in sync if axis in ZERO_AXES)
     replicated = [axis for axis, entry in zip(program.axes, program.states[name], strict=True) if entry == "I"]
     copies = mesh.size(axis for axis in replicated if axis not in shard) * (2 if name in tied else 1)
-    decay = is_matrix(program, name)
+    decay = name in program.graph.matrices
     unit = block_of(name) if zero >= 2 and shard and decay else ""
     replicas = tuple(axis for axis in sync if axis in REPLICA_AXES)
     others = tuple(axis for axis in sync if axis not in (*ZERO_AXES, *REPLICA_AXES))
     return BucketKey(others, shard, copies, decay, unit, replicas, program.graph.tensors[name].differentiable)
-
-
-def is_matrix(program: Program, name: str) -> bool:
-    """Whether the parameter is a matrix: neither a norm's weight nor a bias."""
-    return len(program.graph.tensors[name].dims) > 1 and not name.endswith(".bias")
 
 
 def tied_parameters(first: Program, last: Program) -> frozenset[str]:

@@ -37,7 +37,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "norm": ("function", "eps"),
     "rope": ("rotary_dim", "theta", "frequencies", "interleaved"),
     "attention": ("sliding_window",),
-    "embedding": (),
+    "embedding": ("padding_idx",),
     "position_embedding": (),
     "cross_entropy": (),
     "top_k_gate": ("top_k", "normalized"),
@@ -106,7 +106,8 @@ class TracedParameter:
     dims: Its dims, spaces between.
     initial: How it starts: N(0, 0.02), the same over sqrt(2 layers), 1 or 0.
     tensor: The module's name of the tensor; in a block * stands for first + step x the block's number.
-    layout: Dims of the module's tensor in ours, those flattened into one in parentheses: "(kvhead headdim) embed".
+    layout: Dims of the module's tensor in ours, those flattened into one in parentheses: "(kvhead headdim) embed";
+        empty for a single number.
     part: Where the tensor holds more than this parameter: the dims of the dim `part` of its layout that are ours; else
         empty.
     part_size: Size of the dim `part` of the layout.
@@ -120,13 +121,18 @@ class TracedParameter:
     dims: Dims
     initial: Annotated[str, Limit(choices=INITIAL)]
     tensor: Text
-    layout: Text
+    layout: str
     part: Dims = ()
     part_size: Index = 0
     start: Index = 0
     stop: Index = 0
     first: Index = 0
     step: Index = 0
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the module's tensor has two dims or more and is no bias."""
+        return len(re.findall(r"\([^)]*\)|\S+", self.layout)) > 1 and not self.tensor.endswith("bias")
 
 
 Parameters = Annotated[tuple[TracedParameter, ...], Limit(most_items=MOST_OPERATORS)]
@@ -310,6 +316,8 @@ def _check_attributes(op: TracedOperator, of: str) -> None:
                 raise AutoshardError(f"frequencies of {of} must be rotary_dim / 2 numbers")
             for one in frequencies:
                 _check_number(one, of, "a frequency", at_least=-math.inf)
+    if "padding_idx" in found:
+        check_integer(of, "padding_idx", found["padding_idx"], at_least=0)
     if op.kind == "attention" and found.get("sliding_window") is not None:
         check_integer(of, "sliding_window", found["sliding_window"])
     if op.kind == "top_k_gate":

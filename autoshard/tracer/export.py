@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, export
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -197,6 +197,11 @@ def _exported(program: ExportedProgram, wrapped: nn.Module) -> Exported:
         constants[placeholder] = wrapped.get_buffer(name)
     for placeholder, name in signature.inputs_to_lifted_tensor_constants.items():
         constants[placeholder] = program.constants[name]
+        if isinstance(constants[placeholder], FakeTensor):
+            raise AutoshardError(
+                f"{type(wrapped.module).__name__} reads the .data of a tensor, where its gradient would end, and in a "
+                "plan it passes on to every parameter; read the tensor itself"
+            )
     return Exported(program, parameters, constants)
 
 

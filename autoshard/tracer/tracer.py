@@ -25,6 +25,7 @@ from autoshard.tracer.values import (
     Unsupported,
     Value,
     View,
+    has_gradient,
 )
 
 if TYPE_CHECKING:
@@ -155,8 +156,16 @@ class Tracer:
         dims: Dims = (self.batch, self.seq)
         return View(Input("input_ids", dims), tuple((dim,) for dim in dims))
 
-    def _interpret(self, module: fx.GraphModule, given: Sequence[Value]) -> list[Value]:
-        """The values of the graph's outputs."""
+    def without_gradient(self, value: Value) -> Value:
+        """The value, whose gradient ends here. Raises Unsupported where it has one: a plan passes all of them on."""
+        if has_gradient(value):
+            raise Unsupported(
+                "the gradient would end here, and in a plan it passes on to every parameter; leave it out"
+            )
+        return value
+
+    def _interpret(self, module: fx.GraphModule, given: Sequence[Value], learns: bool = True) -> list[Value]:
+        """The values of the graph's outputs. learns: whether gradients pass through what it computes."""
         values: dict[fx.Node, Value] = {}
         arguments = iter(given)
         for node in module.graph.nodes:
@@ -164,12 +173,21 @@ class Tracer:
                 values[node] = next(arguments)
             elif node.op == "get_attr":
                 values[node] = _attribute(module, str(node.target))
+            elif node.op == "output" and not learns:
+                return [self._unlearned(one, values[one]) for one in node.args[0]]
             elif node.op == "output":
                 (outputs,) = fx.map_arg(node.args, values.__getitem__)
                 return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
             else:
                 self._node(node, values)
         raise AssertionError("a graph without outputs")
+
+    def _unlearned(self, node: fx.Node, value: Value) -> Value:
+        """The value of a node that torch.no_grad() gives out."""
+        before, self.place, self.operator = self.place, place_of(node, self.place), "no_grad"
+        found = self.without_gradient(value)
+        self.place = before
+        return found
 
     def _node(self, node: fx.Node, values: dict[fx.Node, Value]) -> None:
         name = name_of(node)
@@ -195,7 +213,7 @@ class Tracer:
 
     def _value(self, node: fx.Node, name: str, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         if name == "wrap_with_set_grad_enabled":
-            return self._interpret(args[1], args[2:])
+            return self._interpret(args[1], args[2:], learns=bool(args[0]))
         if name == "wrap_with_autocast":
             return self._interpret(args[4], args[5:])
         if node.target is operator.getitem and isinstance(args[0], (list, tuple)):

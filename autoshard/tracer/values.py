@@ -263,5 +263,12 @@ class ExpertRows(Pending):
     gates: Gates
 
 
+def has_gradient(value: Value) -> bool:
+    """Whether gradients pass through a value: not through constants, token ids and the numbers of experts."""
+    if isinstance(value, Gates):
+        return value.part not in ("experts", "order")
+    return isinstance(value, Pending) or (isinstance(value, View) and not isinstance(value.tensor, Input))
+
+
 Value = Any
 """View | Constant | Pending | a list of them | numbers and other plain arguments."""

@@ -54,7 +54,8 @@ def _section(
         b.module = op.module
         for name in op.inputs:
             if name not in found:
-                found[name] = b.parameter(full_name(graph, name, layer), " ".join(parameters[name].dims))
+                one = parameters[name]
+                found[name] = b.parameter(full_name(graph, name, layer), " ".join(one.dims), matrix=one.is_matrix)
         inputs = tuple(found[name] for name in op.inputs)
         found[op.name] = _append(b, model, op, full_name(graph, op.name, layer), inputs, kernel)
     return found[operators[-1].name]

@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from autoshard.planner.planning import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.torch_backend.kernels import FACTORIES
 from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.spec.model import ModelSpec
@@ -46,8 +48,8 @@ SEQ = 24
 ODD_MODEL = "tests/multiprocess/odd_model.py:OddModel"
 
 
-def transformers_model(name: str) -> nn.Module:
-    values = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
+def transformers_model(name: str, **more: Any) -> nn.Module:
+    values = {key: value for key, value in (CONFIGS[name] | more).items() if key != "model_type"}
     model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(CONFIGS[name]["model_type"], **values))
     return model.eval()
 
@@ -176,6 +178,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "mixtral": lambda: transformers_model("mixtral"),
     "gpt neox": lambda: transformers_model("gpt neox"),
     "mistral": lambda: transformers_model("mistral"),
+    "llama with padding": lambda: transformers_model("llama", pad_token_id=3),
 }
 
 
@@ -222,6 +225,59 @@ def stage_of(model: ModelSpec, parameters: dict[str, torch.Tensor], logits: bool
     return StageModule(program, parameters, None, "none")
 
 
+class PackedBlock(nn.Module):
+    """Heads' biases in one vector, a gate of one row, and a window in every other block."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.norm = nn.RMSNorm(32, eps=1e-6)
+        self.in_proj_weight, self.in_proj_bias = nn.Parameter(torch.zeros(96, 32)), nn.Parameter(torch.zeros(96))
+        self.out, self.gate, self.scale = nn.Linear(32, 32), nn.Linear(32, 1), nn.Parameter(torch.ones(1, 1, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, seq, _ = x.shape
+        qkv = F.linear(self.norm(x), self.in_proj_weight, self.in_proj_bias)
+        q, k, v = (one.view(batch, seq, 4, 8).transpose(1, 2) for one in qkv.chunk(3, -1))
+        seen = torch.ones(seq, seq, dtype=torch.bool).tril().triu(1 - self.window)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        return x + self.out(y) * self.scale * torch.sigmoid(self.gate(x))
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.norm, self.head = nn.Embedding(50, 32), nn.LayerNorm(32), nn.Linear(32, 50)
+        self.blocks = nn.ModuleList(PackedBlock(5 if number % 2 else 9) for number in range(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def test_weight_decay_is_of_what_has_two_dims_in_the_module() -> None:
+    module = Packed()
+    model = trace_module(Packed(), "Packed", SEQ)
+    graph = stage_graph(model, dim_sizes(model, 1, SEQ), range(model.num_hidden_layers), first=True, last=True)
+    decays = {key: torch.tensor(one.dim() > 1).expand(one.shape) for key, one in module.named_parameters()}
+    assert {key: key in graph.matrices for key in parameters_of(model, decays)} == {
+        key: bool(one.all()) for key, one in parameters_of(model, decays).items()
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_padding_row_gets_no_gradient_from_the_tokens(rank: int) -> None:
+    """Also where another rank has it: row 3 of 8 is the last of the first rank."""
+    step: Any = SimpleNamespace(operator=SimpleNamespace(attributes={"padding_idx": 3}))
+    context: Any = SimpleNamespace(piece=lambda step, dim: (rank, 2))
+    table = torch.ones(4, 2, requires_grad=True)
+    FACTORIES["embedding"](context, step)(torch.tensor([[0, 3, 3, 4, 7, 7]]), table).sum().backward()
+    assert table.grad is not None
+    assert table.grad[:, 0].tolist() == ([1, 0, 0, 0] if rank == 0 else [1, 0, 0, 2])
+
+
 MY_FILE = """
 import torch
 from torch import nn
@@ -263,6 +319,18 @@ def test_a_plan_of_the_users_file_holds_the_model(tmp_path: Path) -> None:
     found = read_plan(tmp_path / "plan.json")
     assert found.model.name == "Model" and found.backend == "torch"
     assert json.loads((tmp_path / "plan.json").read_text())["inputs"]["model"]["graph"]["prefix"] == "blocks"
+
+
+def test_a_plan_of_a_module_with_a_single_number_comes_back(tmp_path: Path) -> None:
+    text = MY_FILE.format(function="tanh", more="", layers=2).replace("x + self", "x + self.share * self")
+    text = text.replace("self.up, ", "self.share = nn.Parameter(torch.tensor(0.1)); self.up, ", 1)
+    (tmp_path / "mine.py").write_text(text)
+    out, model = tmp_path / "plan.json", f"{tmp_path / 'mine.py'}:Model"
+    assert main(["plan", "--model", model, "--instance", "cpu", "--seq-len", "64", "--out", str(out)]) == 0
+    found = read_plan(out).model
+    assert found == trace_model(model, 64)
+    assert found.graph is not None
+    assert [one.layout for one in found.graph.parameters if one.tensor == "blocks.*.share"] == [""]
 
 
 def test_an_edited_file_is_traced_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +424,14 @@ def test_what_depends_on_numbers_is_one_line_that_names_its_own(
     )
 
 
+def test_data_of_a_tensor_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(tmp_path, "tanh", ".data") == 2
+    assert capsys.readouterr().err == (
+        "autoshard: error: Model reads the .data of a tensor, where its gradient would end, and in a plan it passes on "
+        "to every parameter; read the tensor itself\n"
+    )
+
+
 def test_a_square_matrix_that_ends_where_it_began_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -368,6 +444,78 @@ def test_a_square_matrix_that_ends_where_it_began_is_one_error(
         "matrix from embed to embed, whose result is added to or multiplied with embed; one through another width "
         "works\n"
     )
+
+
+NO_GRADIENT = "the gradient would end here, and in a plan it passes on to every parameter; leave it out"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "message"),
+    [
+        ("self.up(x)", "self.up(x).detach()", "detach at mine.py:10, in blocks.0", NO_GRADIENT),
+        ("self.up(x)", "torch.no_grad()(self.up)(x)", "no_grad at mine.py:10, in blocks.0.up", NO_GRADIENT),
+        (
+            "nn.Embedding(300, 32)",
+            "nn.Embedding(300, 32, scale_grad_by_freq=True)",
+            "embedding at mine.py:18, in tokens",
+            "it divides the gradient of a row by how often it is read; leave out scale_grad_by_freq",
+        ),
+        (
+            "self.tokens(ids)",
+            "self.tokens(ids) + nn.functional.embedding(torch.arange(ids.shape[1]), self.tokens.weight, 7)",
+            "embedding at mine.py:18, in the model",
+            "padding_idx=7 keeps the row of a position from being learned; leave it out",
+        ),
+    ],
+)
+def test_gradients_that_are_not_whole_are_refused(
+    before: str, after: str, place: str, message: str, tmp_path: Path
+) -> None:
+    text = MY_FILE.format(function="tanh", more="", layers=2)
+    assert text.count(before) == 1
+    lines = text.replace(before, after).splitlines()
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    with pytest.raises(AutoshardError) as error:
+        trace_model(f"{tmp_path / 'mine.py'}:Model", SEQ)
+    where, inside = place.split(", ")
+    code = lines[int(where.rpartition(":")[2]) - 1].strip()
+    assert str(error.value) == f"cannot plan Model: {where} (`{code}`, {inside}): {message}; {HOW_TO_ADD}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "cure"),
+    [
+        (
+            (SEQ, 32),
+            f"{SEQ} tokens of the trace, and a plan's parameters are the same for every --seq-len",
+            "learned positions are rows of an nn.Embedding, read by torch.arange",
+        ),
+        (
+            (2, 1, 1),
+            "2 sequences of the trace, and a plan's parameters are the same for every batch",
+            "give it one row",
+        ),
+    ],
+)
+def test_a_parameter_that_counts_tokens_or_sequences_is_refused(
+    shape: tuple[int, ...], rows: str, cure: str, tmp_path: Path
+) -> None:
+    text = MY_FILE.format(function="tanh", more="", layers=2).replace("self.tokens(ids)", "self.tokens(ids) + self.own")
+    text = text.replace("self.tokens, ", f"self.own = nn.Parameter(torch.zeros({shape})); self.tokens, ", 1)
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(AutoshardError) as error:
+        trace_model(f"{tmp_path / 'mine.py'}:Model", SEQ)
+    assert str(error.value) == (f"parameter own of Model, read at mine.py:18, has a row for each of the {rows}; {cure}")
+
+
+def test_what_has_no_gradient_may_end_it() -> None:
+    class Quiet(OddModel):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                ids = input_ids.clone()
+            return super().forward(ids.detach())
+
+    assert trace_module(Quiet(), "Quiet", 64).graph == ODD.graph
 
 
 def test_a_forward_that_gives_something_else_says_what_is_wanted() -> None:

@@ -55,6 +55,14 @@ def test_a_run_is_the_rest_of_a_row_whole_rows_and_the_start_of_one() -> None:
     assert list(boxes_of_run((5, 4), 7, 7)) == []
 
 
+def test_a_single_number_is_a_box_without_dims() -> None:
+    assert list(boxes_of_run((), 0, 1)) == [Box((), ())]
+    assert list(boxes_of_run((), 0, 0)) == []
+    shard = np.arange(4.0)
+    Piece("share", Box((), ()), 2, True).view(shard)[()] = 7.0
+    assert shard.tolist() == [0.0, 1.0, 7.0, 3.0]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=4))
 def test_the_rows_around_a_box_are_one_run_of_elements(dims: list[tuple[int, int, int]]) -> None:
     outer = Box((5,) * len(dims), tuple(sum(one) for one in dims))

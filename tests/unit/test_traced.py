@@ -135,6 +135,10 @@ def operator(graph: dict[str, Any], name: str) -> dict[str, Any]:
             lambda g: operator(g, "norm_a")["attributes"].update(eps="1"),
             "eps='1' of operator 'norm_a' of graph.block must be a finite number",
         ),
+        (
+            lambda g: operator(g, "tokens").update(attributes={"padding_idx": -1}),
+            "padding_idx=-1 of operator 'tokens' of graph.embedding must be a whole number from 0 to 1,000,000,000",
+        ),
         (lambda g: g.update(prefix=3), "graph.prefix=3 must be names with dots, such as model.layers"),
         (lambda g: g.update(block="x"), "model.graph.block is 'x'; it must be a list of at most 2,000 entries"),
         (
@@ -159,7 +163,7 @@ def operator(graph: dict[str, Any], name: str) -> dict[str, Any]:
             ),
         ),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_what_no_trace_would_give_is_one_error(change: Callable[[dict[str, Any]], object], message: str) -> None:
     with pytest.raises(AutoshardError) as error:

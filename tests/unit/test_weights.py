@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from autoshard.models.stage import parameter_count
+from autoshard.models.stage import parameter_count, published_sizes, stage_graph
 from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims
 from autoshard.spec.model import ModelSpec
@@ -42,6 +42,18 @@ def test_a_checkpoint_holds_every_element_once_and_comes_back_the_same(name: str
     assert back.keys() == parameters.keys()
     for parameter, value in parameters.items():
         np.testing.assert_array_equal(back[parameter], value)
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.graph is None])
+def test_matrices_are_what_has_two_dims_in_a_checkpoint_and_is_no_bias(name: str) -> None:
+    """Weight decay is of these alone: not of a norm over all heads, whose weight has several dims of ours."""
+    model = MODELS[name]
+    graph = stage_graph(model, published_sizes(model), range(model.num_hidden_layers), first=True, last=True)
+    tensors = checkpoint(model)
+    published = {part.parameter: part.tensor for part in checkpoint_parts(model)}
+    assert graph.matrices == {
+        parameter for parameter, of in published.items() if tensors[of].ndim > 1 and not of.endswith("bias")
+    }
 
 
 def test_names_and_shapes_of_a_llama() -> None:

@@ -19,7 +19,6 @@ from autoshard.graph.count import (
 )
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
-from autoshard.layout.buckets import is_matrix
 
 Axes = tuple[str, ...]
 
@@ -76,7 +75,7 @@ def program_price(program: Program, prices: Prices) -> Price:
     kept = sum(kept_activations(program, prices.recompute).values())
     working = max((_working_bytes(program, step) for step in program.steps), default=0.0)
     elements = [
-        (count, program.gradient_sync.get(name, ()), is_matrix(program, name))
+        (count, program.gradient_sync.get(name, ()), name in program.graph.matrices)
         for name, count in parameter_elements(program).items()
     ]
     seconds += sum(count * prices.parameter_s(axes) for count, axes, _ in elements)

@@ -28,7 +28,6 @@ from autoshard.graph.partition import (
 )
 from autoshard.graph.redistribute import Axes, NoTransition, Transition, local_sizes, redistribute
 from autoshard.graph.states import REPLICATED, State, without_gradient
-from autoshard.layout.buckets import is_matrix
 from autoshard.planner.operators.linear import LinearProgram
 from autoshard.planner.operators.prices import Prices, with_collectives_s
 from autoshard.planner.operators.replay import KEPT, Replay
@@ -108,7 +107,7 @@ def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[st
             state = program.states[view]
             sizes = local_sizes(graph, tensor.dims, without_gradient(state), axes)
             summed = tuple(axis for axis, entry in zip(axes, state, strict=True) if entry == REPLICATED)
-            yield prod(sizes), summed, is_matrix(program, tensor.name)
+            yield prod(sizes), summed, tensor.name in graph.matrices
 
 
 class OperatorProgram:

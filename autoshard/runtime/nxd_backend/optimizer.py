@@ -29,16 +29,12 @@ State = list[tuple[torch.Tensor, ...]]
 @dataclass(frozen=True)
 class Owned:
     """One parameter of NxD's layers on this rank. sizes: the shape of each named piece; the parameter holds these one
-    after another."""
+    after another. decays: whether weight decay applies to it."""
 
     parameter: nn.Parameter
     held: Held
     sizes: tuple[tuple[int, ...], ...]
-
-    @property
-    def decays(self) -> bool:
-        name = self.held.names[0]
-        return len(self.sizes[0]) > 1 and not name.endswith(".bias")
+    decays: bool
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,7 @@ class NxdSession:
     def _owned(self) -> list[Owned]:
         """The parameters as they are after NxD moved and wrapped the modules."""
         program, tp = self._program(), self.plan.strategy.tp
+        matrices = {name for module in self.modules.values() for name in module.program.graph.matrices}
         found: dict[int, Owned] = {}
         for module in self._model.local_modules():
             for section in sections_of(module):
@@ -218,7 +219,7 @@ class NxdSession:
                     parameter = section.get_parameter(held.attribute)
                     mark(parameter, held, tp)
                     sizes = tuple(self._sizes(program, name) for name in held.names)
-                    found[id(parameter)] = Owned(parameter, held, sizes)
+                    found[id(parameter)] = Owned(parameter, held, sizes, held.names[0] in matrices)
         return list(found.values())
 
     def _program(self) -> Program:

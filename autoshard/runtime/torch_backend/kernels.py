@@ -319,15 +319,19 @@ def _position_scale(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _embedding(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of rows by token ids; the row `padding_idx` gets no gradient here."""
     position, count = context.piece(step, "vocab")
-    if count == 1:
-        return lambda ids, table: F.embedding(ids, table)
+    unlearned: Any = step.operator.attributes.get("padding_idx", -1)
 
     def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         rows = table.shape[0]
+        row = unlearned - position * rows
+        padding = row if 0 <= row < rows else None
+        if count == 1:
+            return F.embedding(ids, table, padding)
         local = ids - position * rows
         held = (local >= 0) & (local < rows)
-        return F.embedding(local.clamp(0, rows - 1), table) * held.unsqueeze(-1)
+        return F.embedding(local.clamp(0, rows - 1), table, padding) * held.unsqueeze(-1)
 
     return look_up
 

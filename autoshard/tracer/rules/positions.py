@@ -28,8 +28,12 @@ TOLERANCE = 1e-6
 
 
 @rule("embedding")
-def embedding(t: Tracer, table: Value, ids: Value, *args: Value) -> Value:
-    return _look_up(t, table, ids)
+def embedding(
+    t: Tracer, table: Value, ids: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Value:
+    if scale_grad_by_freq:
+        raise Unsupported("it divides the gradient of a row by how often it is read; leave out scale_grad_by_freq")
+    return _look_up(t, table, ids, padding_idx)
 
 
 @rule("index", "index_select")
@@ -48,20 +52,24 @@ def index(t: Tracer, x: Value, *args: Value) -> Value:
     return _look_up(t, x, places)
 
 
-def _look_up(t: Tracer, table: Value, ids: Value) -> Value:
+def _look_up(t: Tracer, table: Value, ids: Value, padding_idx: int = -1) -> Value:
+    """The rows of a table for token ids or positions. padding_idx: the row that is not learned here; -1: none."""
     if not (isinstance(table, View) and isinstance(table.tensor, Parameter) and len(table.axes) == 2):
         raise Unsupported("it picks rows of what is not a parameter of two dims")
     if isinstance(ids, Constant):
         positions = ids.compute().reshape(-1, t.seq.size)
         if not bool((positions == torch.arange(t.seq.size)).all()):
             raise Unsupported("it picks rows of a table other than 0, 1, 2, ... for the tokens of a sequence")
+        if padding_idx >= 0:
+            raise Unsupported(f"padding_idx={padding_idx} keeps the row of a position from being learned; leave it out")
         return PositionRows(table)
     if not (isinstance(ids, View) and isinstance(ids.tensor, Input)):
         raise Unsupported("it picks rows of a parameter by something else than token ids or positions")
     rows, columns = table.axes
     for dim in resolve(rows):
         dim.name = dim.name or "vocab"
-    found = t.emit("embedding", (ids.tensor, table.tensor), (t.batch, t.seq, *columns))
+    unlearned = {"padding_idx": padding_idx} if padding_idx >= 0 else {}
+    found = t.emit("embedding", (ids.tensor, table.tensor), (t.batch, t.seq, *columns), **unlearned)
     return View(found, (*ids.axes, columns))
 
 

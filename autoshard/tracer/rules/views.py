@@ -25,7 +25,7 @@ END = 2**62
 """Slices to the end come as torch's largest index."""
 
 
-@rule("to", "_to_copy", "type_as", "float", "contiguous", "clone", "alias", "detach", "lift_fresh_copy", "lift_fresh")
+@rule("to", "_to_copy", "type_as", "float", "contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh")
 def same(t: Tracer, x: Value, *args: Value, **kwargs: Value) -> Value:
     """The value itself, of a copy or a cast: the plan decides about dtypes."""
     whole_numbers = isinstance(x, Gates) and x.part in WHOLE
@@ -34,6 +34,11 @@ def same(t: Tracer, x: Value, *args: Value, **kwargs: Value) -> Value:
         if rounds and (given is torch.bool or not whole_numbers):
             raise Unsupported(f"it turns an activation into {given}")
     return x
+
+
+@rule("detach")
+def detach(t: Tracer, x: Value) -> Value:
+    return t.without_gradient(x)
 
 
 @rule("dropout", "native_dropout", "feature_dropout", "alpha_dropout")
