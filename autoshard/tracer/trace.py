@@ -105,12 +105,14 @@ def _check_sizes(operations: list[Operation], tracer: Tracer, name: str) -> None
         for one in op.inputs:
             if not isinstance(one, Parameter):
                 continue
-            for dim, what in ((tracer.seq, "tokens"), (tracer.batch, "sequences")):
+            for dim, what, cure in (
+                (tracer.seq, "tokens", "learned positions are [positions, width], added to the tokens' embeddings"),
+                (tracer.batch, "sequences", "give it one row"),
+            ):
                 if dim in one.dims:
                     raise AutoshardError(
                         f"cannot plan {name}: parameter {one.tensor} at {op.line} has a dim for the {dim.size:,} "
-                        f"{what} of the trace, and fits no other number of them; learned positions have a rule: "
-                        "[positions, width], added to the tokens' embeddings"
+                        f"{what} of the trace, and fits no other number of them; {cure}"
                     )
 
 

@@ -482,32 +482,6 @@ def test_gradients_that_are_not_whole_are_refused(
     assert str(error.value) == f"cannot plan Model: {where} (`{code}`, {inside}): {message}; {HOW_TO_ADD}"
 
 
-@pytest.mark.parametrize(
-    ("shape", "rows", "cure"),
-    [
-        (
-            (SEQ, 32),
-            f"{SEQ} tokens of the trace, and a plan's parameters are the same for every --seq-len",
-            "learned positions are rows of an nn.Embedding, read by torch.arange",
-        ),
-        (
-            (2, 1, 1),
-            "2 sequences of the trace, and a plan's parameters are the same for every batch",
-            "give it one row",
-        ),
-    ],
-)
-def test_a_parameter_that_counts_tokens_or_sequences_is_refused(
-    shape: tuple[int, ...], rows: str, cure: str, tmp_path: Path
-) -> None:
-    text = MY_FILE.format(function="tanh", more="", layers=2).replace("self.tokens(ids)", "self.tokens(ids) + self.own")
-    text = text.replace("self.tokens, ", f"self.own = nn.Parameter(torch.zeros({shape})); self.tokens, ", 1)
-    (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(AutoshardError) as error:
-        trace_model(f"{tmp_path / 'mine.py'}:Model", SEQ)
-    assert str(error.value) == (f"parameter own of Model, read at mine.py:18, has a row for each of the {rows}; {cure}")
-
-
 def test_what_has_no_gradient_may_end_it() -> None:
     class Quiet(OddModel):
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

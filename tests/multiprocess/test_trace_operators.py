@@ -189,9 +189,13 @@ POSITIONS: dict[str, tuple[tuple[int, ...], Step]] = {
     "positions": ((SEQ, WIDTH), lambda model, x: x + model.first),
     "first positions": ((2 * SEQ, WIDTH), lambda model, x: x + model.first[: x.shape[1]]),
     "all positions as the first": ((SEQ, WIDTH), lambda model, x: x + model.first[: x.shape[1]]),
+    "all positions": ((SEQ, WIDTH), lambda model, x: x + model.first),
     "positions of every sequence": ((1, SEQ, WIDTH), lambda model, x: model.first + x),
     "first positions of every sequence": ((1, 2 * SEQ, WIDTH), lambda model, x: x + model.first[:, : x.shape[1]]),
 }
+
+
+LEARNED_POSITIONS = "learned positions are [positions, width], added to the tokens' embeddings"
 
 
 @pytest.mark.parametrize("name", POSITIONS)
@@ -204,18 +208,21 @@ def test_a_parameter_of_positions_is_a_table_of_them(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "what"),
-    [((SEQ, 1), f"{SEQ} tokens"), ((SEQ, INNER), f"{SEQ} tokens"), ((2, 1, 1), "2 sequences")],
+    ("shape", "what", "cure"),
+    [
+        ((SEQ, 1), f"{SEQ} tokens", LEARNED_POSITIONS),
+        ((SEQ, INNER), f"{SEQ} tokens", LEARNED_POSITIONS),
+        ((2, 1, 1), "2 sequences", "give it one row"),
+    ],
     ids=["a number of each token", "a row of each token", "a number of each sequence"],
 )
-def test_a_parameter_sized_by_the_trace_is_one_sentence(shape: tuple[int, ...], what: str) -> None:
+def test_a_parameter_sized_by_the_trace_is_one_sentence(shape: tuple[int, ...], what: str, cure: str) -> None:
     module = Model(lambda s, x: (torch.tanh(x @ s.up) * s.scale) @ s.down, {**MLP, "scale": shape})
     with pytest.raises(AutoshardError) as error:
         trace_module(module, "Model", SEQ)
     assert str(error.value) == (
         f"cannot plan Model: parameter blocks.0.scale at {line_of(IN_BLOCK)} has a dim for the {what} of the trace, "
-        "and fits no other number of them; learned positions have a rule: [positions, width], added to the tokens' "
-        "embeddings"
+        f"and fits no other number of them; {cure}"
     )
 
 
