@@ -163,11 +163,11 @@ class ModelSpec:
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """As Blocks.kinds."""
+        """The first block of each kind, in the model's order: (0,) where blocks are alike."""
         return self.blocks.kinds
 
     def kind_counts(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
-        """As Blocks.kind_counts."""
+        """(kind, how many of the blocks from `first` to before `stop` are of it) of each kind among them."""
         return self.blocks.kind_counts(first, stop)
 
     def some_blocks(self, places: Sequence[int]) -> ModelSpec:
