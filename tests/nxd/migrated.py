@@ -54,10 +54,12 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Name in examples/conf of NxD Training -> (its layout, the one that it is migrated to), on 4 processes in FP32."""
 
 
-def leave(arguments: dict[str, Any], reporter: Reporter) -> dict[str, list[float]]:
+def leave(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """20 steps under NxD, saved as "left", and 20 more, saved as "stayed".
 
-    Returns the losses of the later ones, as "nxd".
+    Returns the losses of the later ones, as "nxd", and by quantity what rounding alone changes, as "rounding": the
+    difference after the later steps where the weights began up to half a unit in the last place away, as a share of its
+    norm.
     """
     connect(reporter)
     session = make_session(_there(arguments), reporter.rank)
@@ -65,7 +67,10 @@ def leave(arguments: dict[str, Any], reporter: Reporter) -> dict[str, list[float
     _save(arguments, "left", STEPS, session, reporter)
     losses = _steps(session, STEPS, reporter)
     _save(arguments, "stayed", 2 * STEPS, session, reporter)
-    return {"nxd": losses}
+    stayed = host_copy(session.optimizer.state())
+    _load(session, _folder(arguments, "left"), moved_by=torch.finfo(torch.float32).eps / 2)
+    _steps(session, STEPS, reporter)
+    return {"nxd": losses, "rounding": _differences(stayed, session.optimizer.state())}
 
 
 def go_on(arguments: dict[str, Any], reporter: Reporter) -> dict[str, list[float]]:
@@ -92,12 +97,8 @@ def come_back(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     connect(reporter)
     session = make_session(_there(arguments), reporter.rank)
     stayed, moved = (_read(session, _folder(arguments, name)) for name in ("stayed", "moved"))
-    differences = {
-        quantity: _difference([one[index] for one in stayed], [one[index] for one in moved])
-        for index, quantity in enumerate(QUANTITIES)
-    }
     _load(session, _folder(arguments, "moved"))
-    return {"back": _steps(session, 2 * STEPS, reporter), "differences": differences}
+    return {"back": _steps(session, 2 * STEPS, reporter), "differences": _differences(stayed, moved)}
 
 
 def _there(arguments: dict[str, Any]) -> Plan:
@@ -134,8 +135,21 @@ def _read(session: Any, folder: Any) -> Any:
     return read_rank(folder, read_manifest(folder), session.shards()).state
 
 
-def _load(session: Any, folder: Any) -> None:
-    session.optimizer.load_state(_read(session, folder), read_manifest(folder).step)
+def _load(session: Any, folder: Any, moved_by: float = 0.0) -> None:
+    """Loads a checkpoint, each weight moved by a random share of it of at most moved_by."""
+    state = _read(session, folder)
+    generator = torch.Generator().manual_seed(0)
+    for weights, *_ in state:
+        weights.mul_(1 + moved_by * (2 * torch.rand(weights.shape, generator=generator) - 1))
+    session.optimizer.load_state(state, read_manifest(folder).step)
+
+
+def _differences(one: Any, other: Any) -> dict[str, float]:
+    """By quantity, the difference of two states of a rank's shards."""
+    return {
+        quantity: _difference([shard[index] for shard in one], [shard[index].cpu() for shard in other])
+        for index, quantity in enumerate(QUANTITIES)
+    }
 
 
 def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
