@@ -6,5 +6,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _the_same_random_state() -> None:
-    """A model that a test initializes is the same in every run: a few random ones have undecided routers."""
+    """A model that a test initializes is the same in every run: a few random ones are within rounding of a clamp."""
     torch.manual_seed(0)
