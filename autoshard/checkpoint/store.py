@@ -175,12 +175,26 @@ def file_problem(folder: Folder, name: str, size: int, sha256: str) -> str:
     It is missing, shorter or longer than `size` bytes, or its SHA-256 is not `sha256`.
     Raises PlaceError if the place cannot be read now.
     """
+    problem = size_problem(folder, name, size)
+    if problem:
+        return problem
     try:
-        bytes_there = folder.size(name)
-        if bytes_there != size:
-            return f"{name} has {bytes_there:,} bytes, not {size:,}"
         return "" if checksum(folder, name) == sha256 else f"{name} was changed: its SHA-256 is another"
     except PlaceError:
         raise
     except AutoshardError as error:
         return str(error)
+
+
+def size_problem(folder: Folder, name: str, size: int) -> str:
+    """The reason why a file of a checkpoint has not the `size` bytes that were written; "" if it has.
+
+    Raises PlaceError if the place cannot be read now.
+    """
+    try:
+        bytes_there = folder.size(name)
+    except PlaceError:
+        raise
+    except AutoshardError as error:
+        return str(error)
+    return "" if bytes_there == size else f"{name} has {bytes_there:,} bytes, not {size:,}"

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
-from autoshard.checkpoint.store import MANIFEST, Folder, PlaceError, Store, named_folders, open_store, step_of
+from autoshard.checkpoint.store import (
+    MANIFEST,
+    Folder,
+    PlaceError,
+    Store,
+    named_folders,
+    open_store,
+    size_problem,
+    step_of,
+)
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json
 from autoshard.runtime.worker_arguments import CheckpointOptions
@@ -58,7 +67,8 @@ def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, location:
 def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: TokenStream, steps: int) -> None:
     """Raises AutoshardError for what every rank would say of the newest checkpoint, before any rank starts.
 
-    Whether its files are whole, the ranks see: of a manifest that is not, nothing is said here.
+    Whether its files are whole, the ranks see, and take an older one: of a manifest that is not, and of a checkpoint
+    that lacks files or bytes, nothing is said here.
     """
     store, resume = open_store(checkpoints.location), checkpoints.resume
     if checkpoints.every is not None:
@@ -70,7 +80,12 @@ def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: Token
             raise
         except AutoshardError:
             continue
-        if manifest.quantities == QUANTITIES:
+        if manifest.quantities != QUANTITIES:
+            continue
+        try:
             manifest.check_model(model, folder)
             batches_ahead(manifest, stream, steps, checkpoints.location)
             return
+        except AutoshardError:
+            if not any(size_problem(folder, one.name, one.bytes) for one in manifest.files):
+                raise

@@ -206,6 +206,24 @@ def test_damaged_checkpoints_are_named_and_the_one_before_is_used(
     assert not (saved / "step-00000099.tmp").exists()
 
 
+def test_a_damaged_checkpoint_beyond_the_last_step_does_not_end_the_run(
+    saved_once: Path, tmp_path: Path, undisturbed: dict[str, list[float]]
+) -> None:
+    folder = tmp_path / "all"
+    subprocess.run(["cp", "-r", str(saved_once), str(folder)], check=True)
+    later = folder / "saved" / f"step-{STEPS:08}"
+    subprocess.run(["cp", "-r", str(folder / "saved" / "step-00000004"), str(later)], check=True)
+    (later / MANIFEST).write_text(replace(read_manifest(later.parent / "step-00000004"), step=STEPS).to_json())
+    whole = run(folder, ONE)
+    assert whole.returncode == 2
+    assert f"is at step {STEPS}: steps={STEPS} leaves nothing to train" in whole.stderr
+    truncate(later / "rank-00000.safetensors")
+    resumed = run(folder, ONE)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"skipped checkpoint step-{STEPS:08}: rank-00000.safetensors has " in resumed.stdout
+    assert losses(folder)[-1] == undisturbed[ONE[0]][4:]
+
+
 def test_what_cannot_be_resumed_is_one_line(saved_once: Path, tmp_path: Path) -> None:
     folder = tmp_path / "all"
     subprocess.run(["cp", "-r", str(saved_once), str(folder)], check=True)
