@@ -23,7 +23,18 @@ _OPTIONS = (
     "eval_fraction",
     "eval_every",
     "eval_batches",
+    "profile",
+    "debug_nan",
+    "compile",
 )
+_CHECKPOINT_OPTIONS = {
+    "checkpoint_every": "every",
+    "keep": "keep",
+    "keep_every": "keep_every",
+    "resume": "resume",
+    "checkpoint_sync": "synchronous",
+}
+"""Option of a run -> its field of CheckpointOptions. Their place may have another path on each node."""
 _DIGITS = 12
 """Of a SHA-256, for people."""
 
@@ -46,6 +57,7 @@ def started_with(arguments: TrainArguments, data: Data) -> dict[str, str]:
     return {
         "plan": f"SHA-256 {plan[:_DIGITS]}",
         **{name: str(getattr(arguments, name)) for name in _OPTIONS},
+        **{name: str(getattr(arguments.checkpoints, field, None)) for name, field in _CHECKPOINT_OPTIONS.items()},
         "weights": "none" if arguments.weights is None else "some",
         "data": _content(data.learned),
         "data held out": "none" if data.held_out is None else _content(data.held_out),
