@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 
 from autoshard.checkpoint.directory import LocalStore
+from autoshard.errors import AutoshardError
 from autoshard.models.stage import parameter_count
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.trainer import checkpoint
 from autoshard.runtime.trainer.checkpoint import Checkpoints
+from autoshard.runtime.trainer.initial_weights import load_weights
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.spec.model import ModelSpec
@@ -99,3 +101,17 @@ def save_and_load(arguments: dict[str, Any], reporter: Reporter) -> dict[str, An
         )
         found[f"ZeRO-{zero}" if zero else "plain"] = {"said": said, "same": same}
     return found
+
+
+def start_from(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Rank k starts from the k-th of the folders -> its masters' sum, or the error."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=reporter.init_method, rank=reporter.rank, world_size=reporter.world_size
+    )
+    one = session(reporter.rank, dp=2, zero=0, seed=3)
+    try:
+        load_weights(one, Path(arguments["folders"][reporter.rank]))
+    except AutoshardError as error:
+        return {"error": str(error)}
+    return {"sum": sum(float(value.double().sum()) for value in one.optimizer.masters().values())}

@@ -1,15 +1,18 @@
 """What saving and loading cost: no waiting for the disk beyond one save, one copy of the state, each byte read once."""
 
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autoshard.checkpoint.directory import LocalStore
 from autoshard.checkpoint.manifest import read_manifest
 from autoshard.checkpoint.store import MANIFEST, PLAN, Folder
+from autoshard.conversion.sample import sampled
 from autoshard.errors import AutoshardError
 from autoshard.models.stage import parameter_count
 from autoshard.runtime.launch import run_processes
@@ -163,6 +166,45 @@ def test_each_byte_is_read_by_one_data_parallel_rank(tmp_path: Path) -> None:
         assert first[name]["same"] and second[name]["same"]
         assert first[name]["said"][-1].endswith(f"after step 1: {size} read by {readers} of 2 ranks")
         assert second[name]["said"] == []
+
+
+def started_from(folders: list[Path], logs: Path) -> list[dict[str, Any]]:
+    outcome = run_processes(
+        "tests.multiprocess.saving_workers:start_from",
+        {"folders": list(map(str, folders))},
+        2,
+        on_message=print,
+        log_directory=logs,
+        trusted_prefix="tests.multiprocess.",
+    )
+    assert outcome.exit_code == 0, outcome.message
+    return [result for result in outcome.results if result is not None]
+
+
+def test_ranks_start_from_the_weights_that_are_the_newest_to_rank_0(tmp_path: Path) -> None:
+    """A checkpoint that is completed while ranks look is there for some of them only."""
+    one = session(0)
+    train(one)
+    saved = Checkpoints(one, options(tmp_path / "first"), 0, print)
+    saved.after_step(1, 1e-3, {}, last=True)
+    expected = sum(float(value.double().sum()) for value in one.optimizer.masters().values())
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    train(one)
+    Checkpoints(one, options(tmp_path / "second"), 0, print).after_step(2, 1e-3, {}, last=True)
+    assert {path.name for path in (tmp_path / "second").glob("step*")} == {"step-00000001", "step-00000002"}
+    found = started_from([tmp_path / "first", tmp_path / "second"], tmp_path / "logs")
+    assert found == [{"sum": pytest.approx(expected, rel=1e-9)}] * 2
+
+
+def test_ranks_that_see_other_weights_are_refused(tmp_path: Path) -> None:
+    for number, name in enumerate(("first", "second")):
+        one = session(0, seed=number)
+        Checkpoints(one, options(tmp_path / name), 0, print).after_step(1, 1e-3, {}, last=True)
+    folders = [tmp_path / name / "step-00000001" for name in ("first", "second")]
+    found = started_from(folders, tmp_path / "logs")
+    told = [sampled([folder / "rank-00000.safetensors"]) for folder in folders]
+    error = f"ranks differ in weights: rank 0 has {told[0]}, rank 1 has {told[1]}: give every rank the same weights"
+    assert found == [{"error": error}] * 2
 
 
 def test_a_resume_that_drops_other_tokens_says_so(tmp_path: Path) -> None:

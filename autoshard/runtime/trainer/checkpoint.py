@@ -27,6 +27,7 @@ from autoshard.runtime.resume import candidates, check_not_mixed
 from autoshard.runtime.session import Session
 from autoshard.runtime.torch_backend.optimizer_settings import DTYPES
 from autoshard.runtime.trainer.checkpoint_threads import WRITTEN, Committer, Writer
+from autoshard.runtime.trainer.exchange import all_true, exchange
 from autoshard.runtime.trainer.shard_files import DTYPE_NAMES, host_copy, read_rank
 from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
@@ -68,7 +69,7 @@ class Checkpoints:
                 self._say_of_slots(folder)
         if self._options.every is not None:
             problem = self._clean(-1 if manifest is None else manifest.step) if self._session.rank == 0 else ""
-            problem = self._exchange(problem)[0]
+            problem = exchange(self._session, problem)[0]
             if problem:
                 raise AutoshardError(problem)
         return manifest
@@ -85,7 +86,7 @@ class Checkpoints:
         if self._committer is not None and wait:
             self._committer.wait()
         if wait:
-            self._exchange("")  # nobody leaves before it is complete
+            exchange(self._session, "")  # nobody leaves before it is complete
         if self._committer is not None:
             for line in self._committer.said():
                 self._say(line)
@@ -108,7 +109,7 @@ class Checkpoints:
                     dist.broadcast(one, group.ranks[0], group=group.handle)
             state.append(values)
         optimizer.load_state(state, manifest.step)
-        read = [int(text) for text in self._exchange(str(loaded.bytes_read))]
+        read = [int(text) for text in exchange(self._session, str(loaded.bytes_read))]
         many = f"{sum(map(bool, read))} of {len(read)} ranks" if len(read) > 1 else "one rank"
         self._say(f"resumed from {folder}, after step {manifest.step}: {format_bytes(sum(read))} read by {many}")
 
@@ -147,9 +148,9 @@ class Checkpoints:
             return
         if wait:
             self._writer.join()
-        if not self._all_true(self._writer.status == WRITTEN):
+        if not all_true(self._session, self._writer.status == WRITTEN):
             return
-        results = [json.loads(text) for text in self._exchange(json.dumps(self._writer.result))]
+        results = [json.loads(text) for text in exchange(self._session, json.dumps(self._writer.result))]
         if self._committer is not None:
             assert self._pending is not None
             self._committer.submit(self._pending, results, last)
@@ -166,9 +167,9 @@ class Checkpoints:
             found = list(candidates(self._store, options.resume))
         names = [str(one) for one in found] or ([] if auto else [options.resume])
         problems = [""]
-        for text in json.loads(self._exchange(json.dumps(names))[0]):
+        for text in json.loads(exchange(self._session, json.dumps(names))[0]):
             folder = open_folder(text)
-            problems = [problem for problem in self._exchange(self._problem(folder)) if problem]
+            problems = [problem for problem in exchange(self._session, self._problem(folder)) if problem]
             if not problems:
                 return folder
             self._say(f"skipped checkpoint {folder.name}: {problems[0]}")
@@ -205,29 +206,3 @@ class Checkpoints:
         if moved:
             self._say(f"set aside in {self._store}: {', '.join(moved)}")
         return ""
-
-    def _all_true(self, value: bool) -> bool:
-        if not dist.is_initialized():
-            return value
-        device, group = self._session.control
-        flag = torch.tensor(int(value), device=device)
-        dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
-        return bool(flag)
-
-    def _exchange(self, text: str) -> list[str]:
-        """Every rank's text, by rank: bytes, no pickles."""
-        if not dist.is_initialized():
-            return [text]
-        device, group = self._session.control
-        data = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8).to(device)
-        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-        dist.all_gather(sizes, torch.tensor([data.numel()], device=device), group=group)
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-        padded[: data.numel()] = data
-        texts = [torch.zeros_like(padded) for _ in sizes]
-        dist.all_gather(texts, padded, group=group)
-        return [
-            one[: int(size)].cpu().numpy().tobytes().decode().removesuffix("\n")
-            for one, size in zip(texts, sizes, strict=True)
-        ]

@@ -7,18 +7,27 @@ from pathlib import Path
 import torch
 
 from autoshard.conversion.convert import open_source, source_for
-from autoshard.conversion.source import WeightReader
+from autoshard.conversion.plan_checkpoint import checkpoint_folder
+from autoshard.conversion.sample import sampled
+from autoshard.conversion.source import Source, WeightReader
+from autoshard.errors import AutoshardError
 from autoshard.runtime.session import Session
+from autoshard.runtime.trainer.alike import unlike
+from autoshard.runtime.trainer.exchange import exchange
 from autoshard.runtime.trainer.shard_files import DTYPE_NAMES
 
 
 def load_weights(session: Session, folder: Path) -> None:
     """Loads this rank's shards of the masters from the files, then sets parameters from the masters (collective).
 
-    Raises AutoshardError for files that are not whole weights of the plan's model.
+    Of a folder of checkpoints, all take the one that is the newest to rank 0.
+    Raises AutoshardError for files that are not whole weights of the plan's model, and where ranks see other ones.
     """
     plan, rank = session.plan, session.rank
-    source = source_for(open_source(folder, plan.model, share=(rank, plan.mesh.world_size)), plan)
+    newest = checkpoint_folder(folder) if rank == 0 else None
+    chosen = folder / exchange(session, "" if newest in (None, folder) else newest.name)[0]
+    source = source_for(open_source(chosen, plan.model, share=(rank, plan.mesh.world_size)), plan)
+    _check_alike(session, source)
     with WeightReader(source) as reader:
         for shard, bucket in zip(session.shards(), session.optimizer.buckets, strict=True):
             master = bucket.master.data
@@ -28,3 +37,11 @@ def load_weights(session: Session, folder: Path) -> None:
                 piece.view(master).copy_(values.view(piece.box.sizes))
             bucket.publish()
         reader.finish()
+
+
+def _check_alike(session: Session, source: Source) -> None:
+    """Raises AutoshardError, on every rank, where ranks read other weights, wherever their files are. Collective."""
+    files = {region.path for held in source.regions.values() for region in held}
+    difference = unlike([{"weights": told} for told in exchange(session, sampled(files))])
+    if difference:
+        raise AutoshardError(f"{difference}: give every rank the same weights")
