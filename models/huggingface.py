@@ -120,6 +120,7 @@ def to_config(model: ModelSpec) -> dict[str, Any]:
         "model_type": model.model_type,
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": model.tie_word_embeddings,
+        "pad_token_id": None,  # some classes of transformers have one of their own, beyond a small vocabulary
     }
     if model.multi_token_prediction is not None:
         common["num_nextn_predict_layers"] = model.multi_token_prediction.mtp_num_layers

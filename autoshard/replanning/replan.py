@@ -15,7 +15,7 @@ from autoshard.planner.input_notes import input_notes
 from autoshard.planner.ranking import describe
 from autoshard.planner.search import search
 from autoshard.planner.search_words import said_of_megatron, taken_instead
-from autoshard.plans.expert_slots import other_slots
+from autoshard.plans.mixture_changes import mixture_changes
 from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.prices import other_operators
 from autoshard.plans.search_result import Candidate, Pins, SearchResult
@@ -96,7 +96,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
         (
             *notes,
             *_notes(before, cluster, chosen, distance, searched, searched_distance),
-            *filter(None, [other_slots(before, _plan(before, cluster, chosen))]),
+            *mixture_changes(before, _plan(before, cluster, chosen)),
             *input_notes(before.model, before.training, before.backend),
             *result.notes,
             *operator_notes,

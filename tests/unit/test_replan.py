@@ -21,7 +21,7 @@ from autoshard.planner.planning import plan_for
 from autoshard.planner.ranking import describe
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
-from autoshard.plans.expert_slots import other_slots
+from autoshard.plans.mixture_changes import mixture_changes
 from autoshard.plans.plan import Plan, make_plan, operator_choices
 from autoshard.plans.plan_json import plan_to_json, write_plan
 from autoshard.plans.prices import priced
@@ -188,9 +188,26 @@ def test_a_plan_whose_experts_drop_other_tokens_says_so() -> None:
     assert found.strategy.ep == 1
     said = "each expert takes up to 32 of a sequence's 64 tokens from here on, 64 before: other tokens are dropped"
     assert said in found.notes
-    assert other_slots(before, found) == said
+    assert mixture_changes(before, found) == (said,)
     none_dropped = replace(before, training=replace(training, expert_capacity_factor=4.0))
-    assert other_slots(before, none_dropped) == ""
+    assert mixture_changes(before, none_dropped) == ()
+
+
+def test_another_plan_of_the_batch_balances_routers_over_other_sequences() -> None:
+    """64 ranks with a sequence each take 64 at a time, 32 ranks 32, and 16 ranks with 4 each 64 again."""
+    model = replace(MODELS["mixtral"], router_aux_loss_coef=0.01)
+    cluster, training = load_cluster("trn1.32xlarge", 2), TrainingSpec(64, 64, FP32, expert_capacity_factor=4.0)
+    plans = [
+        make_plan(one, training, cluster, "torch", chosen, estimate(one, training, cluster, chosen))
+        for one in (model, MODELS["mixtral"])
+        for chosen in (strategy(dp=64), strategy(tp=2, dp=32), strategy(tp=4, dp=16, mbs=4))
+    ]
+    wide, narrow, same, without, without_narrow, _ = plans
+    said = "routers are balanced over 32 sequences at a time from here on, over 64 before: their loss is another"
+    assert mixture_changes(wide, narrow) == (said,)
+    assert mixture_changes(wide, same) == ()
+    assert mixture_changes(without, without_narrow) == ()
+    assert mixture_changes(without, narrow) == mixture_changes(replace(wide, backend="nxd"), narrow) == ()
 
 
 def test_what_does_not_fit_is_one_error(sixteen: Plan) -> None:

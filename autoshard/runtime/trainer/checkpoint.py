@@ -20,7 +20,7 @@ from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
 from autoshard.checkpoint.store import PLAN, Folder, PlaceError, file_problem, open_folder, open_store
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
-from autoshard.plans.expert_slots import other_slots
+from autoshard.plans.mixture_changes import mixture_changes
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.validate import MAX_PLAN_BYTES, plan_from_dict
 from autoshard.runtime.resume import candidates, check_not_mixed
@@ -66,7 +66,7 @@ class Checkpoints:
             if manifest.dropout != model.dropout:
                 self._say(f"dropout={model.dropout} from here on, the checkpoint was trained with {manifest.dropout}")
             if model.is_moe and self._session.rank == 0:
-                self._say_of_slots(folder)
+                self._say_of_experts(folder)
         if self._options.every is not None:
             problem = self._clean(-1 if manifest is None else manifest.step) if self._session.rank == 0 else ""
             problem = exchange(self._session, problem)[0]
@@ -113,13 +113,13 @@ class Checkpoints:
         many = f"{sum(map(bool, read))} of {len(read)} ranks" if len(read) > 1 else "one rank"
         self._say(f"resumed from {folder}, after step {manifest.step}: {format_bytes(sum(read))} read by {many}")
 
-    def _say_of_slots(self, folder: Folder) -> None:
+    def _say_of_experts(self, folder: Folder) -> None:
         try:
             before = plan_from_dict(folder.json(PLAN, "plan", int(MAX_PLAN_BYTES)))
         except AutoshardError:  # of another program, or another autoshard: what it was trained with is not known
             return
-        if said := other_slots(before, self._session.plan):
-            self._say(said)
+        for sentence in mixture_changes(before, self._session.plan):
+            self._say(sentence)
 
     def _save(self, steps: int, learning_rate: float, position: dict[str, Any]) -> None:
         session = self._session
