@@ -62,12 +62,16 @@ block's products in the order in which they run (wq, wk, wv, wo, w1, w3, w2), an
 [torchtitan/parallelisms/parallelize_llama.py: _save_list and _get_custom_policy]."""
 EXPERT_IMBALANCE = 1.0
 """Tokens of the busiest rank's experts over the mean: published benchmarks route evenly by force."""
-GRADIENTS_AS_THEY_COME = ("nemo", "megatron-bridge")
+GRADIENTS_AS_THEY_COME = ("nemo", "megatron-bridge", "maxtext", "paxml", "jax")
 """Stacks that sum and send gradients in bfloat16: grad_reduce_in_fp32=False of the performance recipes of NeMo 2 and
-Megatron-Bridge (scripts/performance), grad_sync_dtype=bf16 of NeMo 1's."""
-SINGLE_GRADIENTS = ("torchtitan", "nemo automodel fsdp2+ep")
+Megatron-Bridge (scripts/performance), grad_sync_dtype=bf16 of NeMo 1's. JAX casts weights to bfloat16 before products,
+so XLA sums what these products make before it casts it back (recalled of its partitioner, not read)."""
+SINGLE_GRADIENTS = ("torchtitan", "nemo automodel fsdp2+ep", "llm-foundry pytorch fsdp, mp mode default")
 """Stacks that send sharded gradients in float32: torchtitan's training.mixed_precision_reduce has no other choice
-[torchtitan/config_manager.py], NeMo AutoModel's mixtures have it as default [components/moe/parallelizer.py]."""
+[torchtitan/config_manager.py], NeMo AutoModel's mixtures have it as default [components/moe/parallelizer.py], and
+Composer's mixed_precision DEFAULT of FSDP, which llm-foundry's rows name, reduces in it
+(recalled, not read). Others that shard gradients send them in the parameters' dtype, as FSDP
+does unless it is asked, whatever their products read: torch's MixedPrecision has reduce_dtype = param_dtype."""
 ENDS_HOLD_LESS = ("embedding counted as layer", "first and last stage hold one layer less")
 """Notes of rows whose first and last stage hold a layer less than the others."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
@@ -167,7 +171,7 @@ def gpu_case(row: Row) -> Case:
         zero=integer(row, "zero", 0),
         low_precision=next((name for name in LOW_PRECISIONS if name in row.get("precision", "").lower()), ""),
         fused_norm="fusedRMSNorm" in row.get("attn_kernel", ""),
-        cuda_graphs="CUDA graphs" in row.get("notes", ""),
+        cuda_graphs=bool(re.search(r"(?<!\bno )(?<!\bwithout )CUDA graphs", row.get("notes", ""))),
         overlaps="no TP/DP/p2p overlap" not in row.get("notes", ""),
         trusted=row.get("complete", "yes") != "no" and OTHER_RELEASE not in row.get("notes", ""),
         time_s=time_s if status == "ok" else None,
@@ -347,8 +351,8 @@ def precision(row: Row, half: str) -> Precision:
     if text == "fp32":
         return load_precision("fp32")
     stack = row.get("framework", "").lower()
-    fully_sharded = text == "bf16" and integer(row, "zero", 0) >= 2
-    in_half = fully_sharded or stack.startswith(GRADIENTS_AS_THEY_COME)
+    sharded = half == "bfloat16" and integer(row, "zero", 0) >= 2
+    in_half = sharded or stack.startswith(GRADIENTS_AS_THEY_COME)
     as_they_come = in_half and not stack.startswith(SINGLE_GRADIENTS)
     single = "float32" if half == "bfloat16" and not as_they_come else half
     summed = half if stack.startswith(HALF_GRADIENTS) else single
