@@ -40,6 +40,7 @@ class Backend:
     solves_operators: whether an operator may be sharded otherwise than by the rule of layout/sharding.py, with or
     without sequence parallelism.
     shares_sequences_of_experts: whether a model with experts may have cp of 2 or more.
+    balances_microbatches: whether the routers' loss takes its means over a microbatch of all data-parallel ranks.
     repeats_shards: whether ZeRO may shard inside groups of replicas (HSDP), not over all of them alone.
     runs_stacks: whether it runs on native PyTorch where a platform has stacks of that (spec/stack.py).
     unlike_stages: whether several chunks a rank may differ in their blocks, and an end of the model may be a stage
@@ -67,6 +68,7 @@ class Backend:
     pads: bool = False
     solves_operators: bool = True
     shares_sequences_of_experts: bool = True
+    balances_microbatches: bool = False
     repeats_shards: bool = True
     runs_stacks: bool = False
     unlike_stages: bool = False

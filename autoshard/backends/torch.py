@@ -18,6 +18,7 @@ TORCH = Backend(
     _RUNTIME,
     early_imports=(_RUNTIME,),
     pads=True,
+    balances_microbatches=True,
     unlike_stages=True,
     mesh_rules=NATIVE_MESH_RULES,
     kernel_rules=NATIVE_KERNEL_RULES,

@@ -1,7 +1,8 @@
-"""What another plan of the same mixture of experts trains otherwise: tokens that are dropped, and the routers' loss."""
+"""Tells what another plan of the same mixture of experts trains otherwise: tokens it drops, and the routers' loss."""
 
 from __future__ import annotations
 
+from autoshard.backends.registry import BACKENDS
 from autoshard.plans.plan import Plan
 
 
@@ -32,7 +33,7 @@ def _taken(plan: Plan) -> int:
 
 def _balanced(plan: Plan) -> int:
     """Sequences over which the routers' loss takes its means: a microbatch of all data-parallel ranks; 0 without one,
-    and under NxD, whose runtime takes them in a way of its own."""
-    if plan.backend != "torch" or not plan.model.is_moe or not plan.model.router_aux_loss_coef:
+    and where a backend takes them in a way of its own."""
+    if not (plan.model.is_moe and plan.model.router_aux_loss_coef and BACKENDS[plan.backend].balances_microbatches):
         return 0
     return plan.training.global_batch_size // plan.num_microbatches
