@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, quantiles
 
 from autoshard.calibration.results.collective_rows import CollectiveCase
-from autoshard.calibration.results.gpu_rows import Case, gpu_case
+from autoshard.calibration.results.gpu_rows import Case, as_assumed, gpu_case
 from autoshard.calibration.results.instance_rows import InstanceCase, instance_case, row_doubt
 from autoshard.calibration.results.machine import hardware
 from autoshard.calibration.results.never_measured import Missed, interval_of_sources
@@ -77,7 +77,9 @@ def unseen_scores(rows: Sequence[Row], fitted: Fitted) -> Iterator[Scored | Miss
 def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> Scored | Missing:
     try:
         case = gpu_case({**row, "source_id": source})
-        expected = _estimate(case, fitted.unseen[source] if unseen else fitted.values_for(case))
+        values = fitted.unseen[source] if unseen else fitted.values_for(case)
+        expected, *others = [_estimate(one, values) for one in as_assumed(case)]
+        steps_s = [one.step_time_s for one in (expected, *others)]
         share = expected.fullest.total_bytes / expected.memory_capacity_bytes
         interval = fitted.unseen_interval_for(case) if unseen else fitted.interval_for(case, regime(case))
         as_unseen = (f"unseen/{source}",) if fitted_layout(case) and case.time_s else ()
@@ -86,8 +88,8 @@ def _gpu_score(row: Row, source: str, fitted: Fitted, unseen: bool = False) -> S
             as_unseen if unseen else tuple(_sources(case)),
             case.group,
             expected.step_time_s,
-            expected.step_time_s * exp(interval.low),
-            expected.step_time_s * exp(interval.high),
+            min(steps_s) * exp(interval.low),
+            max(steps_s) * exp(interval.high),
             case.time_s,
             share,
             case.memory_bytes / capacity(case) if case.memory_bytes else None,

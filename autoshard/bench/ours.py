@@ -9,7 +9,7 @@ from pathlib import Path
 from autoshard.bench.metrics import Prediction
 from autoshard.bench.rows import Fold, Measured
 from autoshard.calibration.results.fitted import Fitted, Known, load
-from autoshard.calibration.results.gpu_rows import Case
+from autoshard.calibration.results.gpu_rows import Case, as_assumed
 from autoshard.calibration.results.held_out import fit_stacks, unseen_stacks
 from autoshard.calibration.results.instance_rows import InstanceCase
 from autoshard.calibration.results.intervals import regime_intervals
@@ -53,9 +53,10 @@ def _on_gpu(row: Measured, case: Case, fitted: Fitted, split: str) -> Prediction
         values, interval = fitted.unseen[case.source], fitted.unseen_interval_for(case)
     else:
         values, interval = fitted.values_for(case), fitted.interval_for(case, regime(case))
-    (found,) = estimates([case], values)
+    found, *others = estimates(as_assumed(case), values)
     share = found.fullest.total_bytes / found.memory_capacity_bytes
-    ends = found.step_time_s * exp(interval.low), found.step_time_s * exp(interval.high)
+    steps_s = [one.step_time_s for one in (found, *others)]
+    ends = min(steps_s) * exp(interval.low), max(steps_s) * exp(interval.high)
     return Prediction(found.step_time_s, *ends, share * row.capacity_bytes)
 
 

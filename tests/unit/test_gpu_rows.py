@@ -1,8 +1,16 @@
 """What a row of published results says of the software that ran."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
-from autoshard.calibration.results.gpu_rows import gpu_case
+from autoshard.calibration.results.gpu_rows import as_assumed, gpu_case
+from autoshard.calibration.results.stack_fit import estimates
+from autoshard.calibration.results.usable import read_results
+from benchmarks import fitted
+from benchmarks.predicted_vs_measured import gpu_scores
+from benchmarks.scores import Scored
 from tests.unit.test_scoreboard import ROW
 
 
@@ -22,6 +30,15 @@ from tests.unit.test_scoreboard import ROW
         ("torchtitan FSDP2 +compile+float8", "fp8 linear", "3", "float32"),
         ("llm-foundry PyTorch FSDP, MP mode DEFAULT", "amp_fp8", "3", "float32"),
         ("llm-foundry PyTorch FSDP, MP mode PURE", "bf16", "3", "bfloat16"),
+        ("NeMo AutoModel FSDP2+EP", "mxfp8", "3", "float32"),
+        ("NeMo AutoModel PyTorch FSDP2", "bf16", "3", "bfloat16"),
+        ("InternEvo", "bf16", "1", "bfloat16"),
+        ("DeepSpeed 0.5", "bf16", "1", "bfloat16"),
+        ("DeepSpeed + Megatron", "bf16", "1", "float32"),
+        ("Megatron-LM", "bf16", "2", "float32"),
+        ("Megatron-LM", "fp16", "1", "float16"),
+        # what the row itself says
+        ("NeMo 24.12 Megatron-Core", "fp8, fp32 gradients", "1", "float32"),
     ],
 )
 def test_the_dtype_in_which_gradients_travel(framework: str, precision: str, zero: str, gradients: str) -> None:
@@ -41,3 +58,50 @@ def test_the_dtype_in_which_gradients_travel(framework: str, precision: str, zer
 )
 def test_graphs_that_a_note_denies(notes: str, graphs: bool) -> None:
     assert gpu_case({**ROW, "notes": notes}).cuda_graphs == graphs
+
+
+@pytest.mark.parametrize(
+    ("changes", "assumed"),
+    [
+        ({"framework": "veScale"}, "float32, as Megatron-LM sends them"),
+        ({"framework": "veScale", "zero": "3"}, "bfloat16, as torch's FSDP and DeepSpeed send sharded ones"),
+        ({"framework": "veScale", "precision": "fp16"}, ""),
+        ({"framework": "veScale", "precision": "bf16, fp32 gradients"}, ""),
+        ({"framework": "veScale", "tp": "4", "dp": "1"}, ""),  # nobody to send them to
+        ({"framework": "Megatron-LM"}, ""),
+    ],
+)
+def test_what_is_assumed_of_gradients(changes: dict[str, str], assumed: str) -> None:
+    of = f"framework={changes['framework']!r} is not known: gradients are taken to travel in {assumed}"
+    assert gpu_case({**ROW, **changes}).assumed == (of if assumed else "")
+
+
+def test_rows_read_with_an_assumption_are_listed(tmp_path: Path) -> None:
+    rows = [{**ROW, "framework": name} for name in ("veScale", "Megatron-LM", "veScale")]
+    path = tmp_path / "results.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    found = read_results([path], None)
+    assumed = "framework='veScale' is not known: gradients are taken to travel in float32, as Megatron-LM sends them"
+    assert found.notes() == [
+        "2 of 3 rows of results.csv are read with an assumption:",
+        f"  line 2, 4: {assumed}",
+    ]
+
+
+def test_an_assumed_dtype_widens_the_interval_to_the_other_one() -> None:
+    row = {**ROW, "framework": "veScale", "n_gpus": "64", "dp": "16"}
+    known = fitted.load()
+    case = gpu_case(row)
+    single, half = as_assumed(case)
+    dtypes = [one.training.precision.gradient_reduce_dtype for one in (single, half)]
+    assert dtypes == ["float32", "bfloat16"]
+    single_s, half_s = (one.step_time_s for one in estimates([single, half], known.values_for(case)))
+    assert half_s < single_s
+    assumed, said = gpu_scores([row, {**row, "precision": "bf16, fp32 gradients"}], known)
+    assert isinstance(assumed, Scored) and isinstance(said, Scored)
+    assert assumed.predicted_s == said.predicted_s == single_s
+    assert assumed.high_s == said.high_s
+    assert assumed.low_s / half_s == pytest.approx(said.low_s / single_s)

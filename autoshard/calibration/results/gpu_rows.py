@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from autoshard.calibration.results.dispatch import USUAL, Dispatch, dispatch_of
+from autoshard.calibration.results.gradients import SAID, SINGLE, assumed_gradients, known_gradients
 from autoshard.calibration.results.mixtures import Extras, Spread, extras, spread
 from autoshard.calibration.results.rows import Row, Unscored, blocks, count, integer, number, pipeline
 from autoshard.cost.stage import DenseBlocks
@@ -15,7 +16,7 @@ from autoshard.interop import megatron
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.product_format import PRODUCT_FORMATS
+from autoshard.spec.product_format import PRODUCT_FORMATS, ProductFormat
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from autoshard.units import GIB
 
@@ -42,9 +43,6 @@ TRITON = "llm-foundry"
 """How frameworks begin whose "flash" is Triton's copy of the first flash kernel. attn_impl is triton in llm-foundry's
 scripts/train/benchmarking/submit_benchmarks.py, and sweep.sh beside it, which has the microbatches of the rows, asks
 for no other."""
-HALF_GRADIENTS = ("aa-scaling",)
-"""Stacks that sum gradients of microbatches in half precision (13 billion parameters on 80 GB, as published, leave no
-other way) and those of ranks in FP32, as AA-Scaling's published code does."""
 LOW_PRECISIONS = ("nvfp4", "mxfp8", "fp8")
 """Formats of products in a row's precision; the first that is found counts."""
 MODULES = {
@@ -62,16 +60,6 @@ block's products in the order in which they run (wq, wk, wv, wo, w1, w3, w2), an
 [torchtitan/parallelisms/parallelize_llama.py: _save_list and _get_custom_policy]."""
 EXPERT_IMBALANCE = 1.0
 """Tokens of the busiest rank's experts over the mean: published benchmarks route evenly by force."""
-GRADIENTS_AS_THEY_COME = ("nemo", "megatron-bridge", "maxtext", "paxml", "jax")
-"""Stacks that sum and send gradients in bfloat16: grad_reduce_in_fp32=False of the performance recipes of NeMo 2 and
-Megatron-Bridge (scripts/performance), grad_sync_dtype=bf16 of NeMo 1's. JAX casts weights to bfloat16 before products,
-so XLA sums what these products make before it casts it back (recalled of its partitioner, not read)."""
-SINGLE_GRADIENTS = ("torchtitan", "nemo automodel fsdp2+ep", "llm-foundry pytorch fsdp, mp mode default")
-"""Stacks that send sharded gradients in float32: torchtitan's training.mixed_precision_reduce has no other choice
-[torchtitan/config_manager.py], NeMo AutoModel's mixtures have it as default [components/moe/parallelizer.py], and
-Composer's mixed_precision DEFAULT of FSDP, which llm-foundry's rows name, reduces in it
-(recalled, not read). Others that shard gradients send them in the parameters' dtype, as FSDP
-does unless it is asked, whatever their products read: torch's MixedPrecision has reduce_dtype = param_dtype."""
 ENDS_HOLD_LESS = ("embedding counted as layer", "first and last stage hold one layer less")
 """Notes of rows whose first and last stage hold a layer less than the others."""
 PLAIN_KERNELS = ("fused_softmax", "torch")
@@ -95,6 +83,7 @@ class Case:
     them). allocated_only: memory_bytes is of tensors alone, without the context and what the allocator loses.
     overlaps: False where the row says that nothing was sent beside work. fits: False for a run that ran out of memory.
     dense: blocks of a mixture that have no experts. dispatch: how a mixture's tokens travel.
+    assumed: what was assumed of its gradients, in words; empty where their dtype is known.
     """
 
     key: str
@@ -122,6 +111,7 @@ class Case:
     fits: bool
     dense: DenseBlocks | None = None
     dispatch: Dispatch = USUAL
+    assumed: str = ""
 
 
 def gpu_case(row: Row) -> Case:
@@ -180,6 +170,7 @@ def gpu_case(row: Row) -> Case:
         fits=status == "ok",
         dense=dense,
         dispatch=dispatch_of(row) if model.is_moe else USUAL,
+        assumed=assumption(row),
     )
 
 
@@ -350,13 +341,43 @@ def precision(row: Row, half: str) -> Precision:
     products = next((PRODUCT_FORMATS[name] for name in LOW_PRECISIONS if name in text), None)
     if text == "fp32":
         return load_precision("fp32")
-    stack = row.get("framework", "").lower()
-    sharded = half == "bfloat16" and integer(row, "zero", 0) >= 2
-    in_half = sharded or stack.startswith(GRADIENTS_AS_THEY_COME)
-    as_they_come = in_half and not stack.startswith(SINGLE_GRADIENTS)
-    single = "float32" if half == "bfloat16" and not as_they_come else half
-    summed = half if stack.startswith(HALF_GRADIENTS) else single
-    return Precision(f"measured {half} {summed} {single}", half, half, "float32", "float32", summed, single, products)
+    found = known_gradients(row.get("framework", "")) or assumed_gradients(integer(row, "zero", 0) >= 2)
+    summed, sent = (single(half) if one == SINGLE else half for one in (found.summed, found.sent))
+    if any(words in text for words in SAID):
+        summed = sent = single(half)
+    return _precision(half, summed, sent, products)
+
+
+def single(half: str) -> str:
+    """The dtype of gradients that a stack keeps in float32 beside bfloat16. Beside float16 they stay in it: Megatron-LM
+    [training/arguments.py] and DeepSpeed [runtime/engine.py] widen them with bfloat16 alone."""
+    return "float32" if half == "bfloat16" else half
+
+
+def _precision(half: str, summed: str, sent: str, products: ProductFormat | None) -> Precision:
+    return Precision(f"measured {half} {summed} {sent}", half, half, "float32", "float32", summed, sent, products)
+
+
+def assumption(row: Row) -> str:
+    """A sentence on the dtype in which a row's gradients are taken to travel; empty where it was read."""
+    framework, text = row.get("framework", ""), row.get("precision", "").lower()
+    known = known_gradients(framework) or text == "fp32" or "fp16" in text or any(words in text for words in SAID)
+    if known or count(row, "dp", 1) * count(row, "cp", 1) == 1:
+        return ""
+    taken = assumed_gradients(integer(row, "zero", 0) >= 2)
+    dtype = single("bfloat16") if taken.sent == SINGLE else "bfloat16"
+    return f"framework={framework!r} is not known: gradients are taken to travel in {dtype}, {taken.source}"
+
+
+def as_assumed(case: Case) -> tuple[Case, ...]:
+    """The case; where the dtype of its gradients is assumed, that with the other dtype besides."""
+    if not case.assumed:
+        return (case,)
+    known = case.training.precision
+    half = known.parameter_dtype
+    other = half if known.gradient_reduce_dtype == single(half) else single(half)
+    training = replace(case.training, precision=_precision(half, other, other, known.products))
+    return case, replace(case, training=training)
 
 
 def network(text: str, gpus_per_node: int) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -31,24 +31,28 @@ in milliseconds a thousand times."""
 
 @dataclass(frozen=True)
 class Usable(Generic[AnyCase]):
-    """The usable cases of one file. sha256: of the file. unused: (line, reason) of the other rows."""
+    """The usable cases of one file. sha256: of the file. unused: (line, reason) of the other rows. assumed: what was
+    assumed of usable ones, as (line, sentence)."""
 
     path: Path
     sha256: str
     cases: list[AnyCase]
     unused: list[tuple[int, str]]
+    assumed: list[tuple[int, str]] = field(default_factory=list)
 
     def note(self) -> list[str]:
-        """How many rows are not used, and a line for each reason with the lines that it holds for; empty where all rows
-        are used."""
-        if not self.unused:
-            return []
-        lines: dict[str, list[str]] = defaultdict(list)
-        for line, reason in self.unused:
-            lines[reason].append(str(line))
+        """How many rows are not used, or used with something assumed, and a line for each reason with the lines that it
+        holds for; empty where all rows are used as they are."""
         count = len(self.unused) + len(self.cases)
-        first = f"{len(self.unused)} of {count} rows of {self.path.name} are not used:"
-        return [first, *(f"  line {', '.join(where)}: {reason}" for reason, where in lines.items())]
+        page = []
+        for found, how in ((self.unused, "are not used"), (self.assumed, "are read with an assumption")):
+            lines: dict[str, list[str]] = defaultdict(list)
+            for line, reason in found:
+                lines[reason].append(str(line))
+            if found:
+                page.append(f"{len(found)} of {count} rows of {self.path.name} {how}:")
+            page += [f"  line {', '.join(where)}: {reason}" for reason, where in lines.items()]
+        return page
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,13 @@ def _only_one(of: str, before: Usable[AnyCase] | None, path: Path) -> None:
 
 
 def _usable(path: Path, rows: Mapping[int, Row], case_of: Callable[[Row], AnyCase]) -> Usable[AnyCase]:
-    cases, unused = [], []
+    cases, unused, assumed = [], [], []
     for number, row in rows.items():
         try:
-            cases.append(case_of({"line": f"line {number}", **row}))
+            case = case_of({"line": f"line {number}", **row})
+            cases.append(case)
+            if isinstance(case, Case) and case.assumed:
+                assumed.append((number, case.assumed))
         except Unscored as error:  # noqa: PERF203
             unused.append((number, str(error)))
         except Exception as error:  # a row may hold anything; what goes wrong with it is its reason
@@ -123,7 +130,7 @@ def _usable(path: Path, rows: Mapping[int, Row], case_of: Callable[[Row], AnyCas
     if not cases:
         line, reason = unused[0]
         raise AutoshardError(f"{path}: none of its {len(rows)} rows can be used; the first, line {line}: {reason}")
-    return Usable(path, digest(path.read_bytes()), cases, unused)
+    return Usable(path, digest(path.read_bytes()), cases, unused, assumed)
 
 
 def _of_instance(row: Row, instance: str | None, hardware_file: Path | None) -> InstanceCase:
