@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from autoshard.calibration.results.gpu_rows import as_assumed, gpu_case
+from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.stack_fit import estimates
 from autoshard.calibration.results.usable import read_results
 from benchmarks import fitted
 from benchmarks.predicted_vs_measured import gpu_scores
 from benchmarks.scores import Scored
 from tests.unit.test_scoreboard import ROW
+
+FLOAT8 = ("fp8 linear", "fp8 rowwise")
 
 
 @pytest.mark.parametrize(
@@ -105,3 +108,34 @@ def test_an_assumed_dtype_widens_the_interval_to_the_other_one() -> None:
     assert assumed.predicted_s == said.predicted_s == single_s
     assert assumed.high_s == said.high_s
     assert assumed.low_s / half_s == pytest.approx(said.low_s / single_s)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "expected"),
+    [
+        ("none", "none"),
+        ("selective", "core_attention"),
+        ("full", "full"),
+        ("full+something", "full"),
+        ("mlp+core_attention", "core_attention+mlp"),
+        ("attention_norm+mlp_norm+self_attn.o_proj", "attention_norm+mlp_norm+self_attn.o_proj"),
+    ],
+)
+def test_a_row_may_name_modules_that_run_again(recompute: str, expected: str) -> None:
+    assert gpu_case({**ROW, "recompute": recompute}).strategy.recompute == (expected,) * 2
+
+
+def test_a_row_with_a_recompute_set_that_is_none_is_not_scored() -> None:
+    with pytest.raises(Unscored, match="recompute='mlp\\+none' must be none, selective, full, or modules"):
+        gpu_case({**ROW, "recompute": "mlp+none"})
+
+
+def test_rowwise_scaled_products_are_gathered_whole() -> None:
+    """The rows differ in nothing else, so only the tensor-parallel all-gathers take longer; without them, nothing."""
+    wide = {**ROW, "framework": "torchtitan", "hidden": "8192", "heads": "64", "ffn": "28672"}
+    tensorwise, rowwise = (gpu_case({**wide, "precision": one, "sp": "1"}) for one in FLOAT8)
+    tensorwise_s, rowwise_s = (one.step_time_s for one in estimates([tensorwise, rowwise], fitted.load().values))
+    assert rowwise_s > tensorwise_s
+    alone = [gpu_case({**wide, "precision": one, "tp": "1", "dp": "4"}) for one in FLOAT8]
+    first, second = estimates(alone, fitted.load().values)
+    assert first.step_time_s == second.step_time_s

@@ -45,6 +45,9 @@ scripts/train/benchmarking/submit_benchmarks.py, and sweep.sh beside it, which h
 for no other."""
 LOW_PRECISIONS = ("nvfp4", "mxfp8", "fp8")
 """Formats of products in a row's precision; the first that is found counts."""
+WHOLE_GATHERS = "rowwise"
+"""What precisions say whose activations travel between tensor-parallel ranks in 16 bits, though products read 8:
+"float8 all-gather with TP is only supported for tensorwise" [torchtitan, models/llama3/parallelize_llama.py]."""
 MODULES = {
     **{name: megatron.MODULES[name] for name in ("core_attn", "layernorm")},
     "moe_act": "block_sparse_moe.experts.act_fn",
@@ -83,7 +86,8 @@ class Case:
     them). allocated_only: memory_bytes is of tensors alone, without the context and what the allocator loses.
     overlaps: False where the row says that nothing was sent beside work. fits: False for a run that ran out of memory.
     dense: blocks of a mixture that have no experts. dispatch: how a mixture's tokens travel.
-    assumed: what was assumed of its gradients, in words; empty where their dtype is known.
+    assumed: what was assumed of its gradients, in words; empty where their dtype is known. gathers_quantized: whether
+    tensor parallelism sends what 8-bit products read in 8 bits: see WHOLE_GATHERS.
     """
 
     key: str
@@ -112,6 +116,7 @@ class Case:
     dense: DenseBlocks | None = None
     dispatch: Dispatch = USUAL
     assumed: str = ""
+    gathers_quantized: bool = True
 
 
 def gpu_case(row: Row) -> Case:
@@ -171,6 +176,7 @@ def gpu_case(row: Row) -> Case:
         dense=dense,
         dispatch=dispatch_of(row) if model.is_moe else USUAL,
         assumed=assumption(row),
+        gathers_quantized=WHOLE_GATHERS not in row.get("precision", "").lower(),
     )
 
 
@@ -301,12 +307,15 @@ def named_schedule(framework: str, vpp: int) -> str:
 
 def recompute(row: Row) -> str:
     """The recompute set of a row. "selective" alone is Megatron's, core attention; torchtitan's is EVERY_SECOND; what
-    Megatron-Core names in brackets is in MODULES. Raises Unscored where activations go to the host."""
+    Megatron-Core names in brackets is in MODULES; else modules and operators joined by +, as plans write them. Raises
+    Unscored where activations go to the host, AutoshardError for a text that is no set."""
     text = row.get("recompute", "").lower()
     if "offload" in text:
         raise Unscored(f"recompute={row['recompute']!r}: copies to and from the host are not in the price")
     if text.startswith("full"):
         return FULL_RECOMPUTE
+    if "+" in text and not text.startswith(SELECTIVE):
+        return canonical(row["recompute"])
     if not text.startswith(SELECTIVE):
         return NO_RECOMPUTE
     if row.get("framework", "").lower().startswith("torchtitan"):

@@ -187,7 +187,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         logits_bytes=stack["logits_bytes"],
         working_scale=family["working_scale"],
         reserved_bytes=0.0 if case.allocated_only else stack["reserved_bytes"],
-        gathers_quantized=True,
+        gathers_quantized=case.gathers_quantized,
         keeps_loss=True,
         hands_over_gradients=case.zero < 2 and stack_of(case.stack)[0] not in FUSED_ACCUMULATION,
         sharded_parameters=case.zero >= 3,
