@@ -37,8 +37,9 @@ def _written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
 
 
 def test_broken_rows_are_listed_and_used_by_nothing(tmp_path: Path) -> None:
-    good = [ROW, {**ROW, "row_id": "x-2", "iter_time_s": "2.0"}]
-    broken = [{**ROW, **change} for change, _ in BROKEN]
+    row = {**ROW, "framework": "Megatron-LM"}  # whose gradients are known
+    good = [row, {**row, "row_id": "x-2", "iter_time_s": "2.0"}]
+    broken = [{**row, **change} for change, _ in BROKEN]
     clean = read_results([_written(tmp_path / "clean.csv", good)], None)
     found = read_results([_written(tmp_path / "both.csv", [good[0], *broken, good[1]])], None)
     assert found.gpus is not None and clean.gpus is not None
@@ -48,8 +49,9 @@ def test_broken_rows_are_listed_and_used_by_nothing(tmp_path: Path) -> None:
 
 
 def test_rows_with_one_reason_share_a_line(tmp_path: Path) -> None:
-    broken = {**ROW, "layers": ""}
-    found = read_results([_written(tmp_path / "rows.csv", [broken, ROW, broken])], None)
+    good = {**ROW, "framework": "Megatron-LM"}
+    broken = {**good, "layers": ""}
+    found = read_results([_written(tmp_path / "rows.csv", [broken, good, broken])], None)
     assert found.notes() == ["2 of 3 rows of rows.csv are not used:", "  line 2, 4: layers='' is not a number"]
 
 
