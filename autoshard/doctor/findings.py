@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autoshard.backends.native_neuron import device_objection
+from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import BACKENDS
 from autoshard.doctor.finding import OK, STOPS, WARNING, Finding
 from autoshard.doctor.machine import Machine
@@ -16,6 +17,8 @@ from autoshard.units import GB, format_bytes
 
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
 """The last release of NxD for training, and its torch [Neuron SDK 2.28]."""
+WITHOUT_CUDA = "+cpu"
+"""How versions of torch end that were built without it."""
 NXD_TRANSFORMERS = 4
 """The last major version of transformers that NxD imports with; it does without any."""
 OPEN_FILES = 65_535
@@ -30,7 +33,9 @@ def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
     """The lines of the report. Without a plan they are facts alone, since nothing can be wrong."""
     return (
         _instance(machine, plan),
+        *_precision(plan),
         *_neuron(machine, plan),
+        _gpus(machine, plan),
         _network(machine, plan),
         *_software(machine, plan),
         *_host(machine, plan),
@@ -54,6 +59,11 @@ def _instance(machine: Machine, plan: Plan | None) -> Finding:
     return Finding("instance", found, WARNING, advice)
 
 
+def _precision(plan: Plan | None) -> Iterator[Finding]:
+    if plan is not None and (refused := unrunnable(BACKENDS[plan.backend], plan.training.precision)):
+        yield Finding("precision", plan.training.precision.name, STOPS, refused)
+
+
 def _neuron(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
     driver = machine.driver or "none"
     if _for_trainium(plan) and machine.driver is None:
@@ -74,6 +84,13 @@ def _neuron(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
         yield Finding("LNC", lnc, WARNING, advice)
     else:
         yield Finding("LNC", lnc)
+
+
+def _gpus(machine: Machine, plan: Plan | None) -> Finding:
+    wanted = plan.cluster.devices_per_node if plan is not None and plan.cluster.platform.is_cuda else 0
+    if machine.gpus < wanted:
+        return Finding("GPUs", str(machine.gpus), STOPS, f"the plan uses {wanted} of each node")
+    return Finding("GPUs", str(machine.gpus))
 
 
 def _network(machine: Machine, plan: Plan | None) -> Finding:
@@ -100,6 +117,8 @@ def _software(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
         yield Finding("torch", "none", level, "pip install 'autoshard[torch]'" if plan is not None else "")
     elif _uses_nxd(plan) and not _is(torch, NXD_TORCH):
         yield Finding("torch", torch, STOPS, f"NxD {NXD_VERSION} needs torch {NXD_TORCH}")
+    elif plan is not None and plan.cluster.platform.is_cuda and torch.endswith(WITHOUT_CUDA):
+        yield Finding("torch", torch, STOPS, "it was built without CUDA: install the build for your driver's CUDA")
     else:
         yield Finding("torch", torch)
     nxd = packages.get("neuronx-distributed")
@@ -147,13 +166,14 @@ def _is(version: str, wanted: str) -> bool:
 
 def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
     memory = format_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown"
-    yield Finding("processors", f"{machine.cpus}, {memory} memory" + (f", {machine.gpus} GPUs" if machine.gpus else ""))
+    yield Finding("processors", f"{machine.cpus}, {memory} memory")
     free = format_bytes(machine.free_disk_bytes)
-    needed = checkpoint_bytes(plan) + (COMPILE_CACHE_BYTES if _for_trainium(plan) else 0) if plan is not None else 0
-    if machine.free_disk_bytes < needed:
-        checkpoint = format_bytes(checkpoint_bytes(plan))
-        advice = f"a checkpoint of {checkpoint} and the compiler's cache need {format_bytes(needed)}"
-        yield Finding("free disk", f"{free} in {machine.folder}", WARNING, advice)
+    cache_bytes = COMPILE_CACHE_BYTES if _for_trainium(plan) else 0
+    needed = checkpoint_bytes(plan) + cache_bytes
+    if plan is not None and machine.free_disk_bytes < needed:
+        checkpoint = f"a checkpoint of {format_bytes(checkpoint_bytes(plan))}"
+        both = f"{checkpoint} and the compiler's cache need {format_bytes(needed)}"
+        yield Finding("free disk", f"{free} in {machine.folder}", WARNING, both if cache_bytes else f"{checkpoint} needs it")
     else:
         yield Finding("free disk", f"{free} in {machine.folder}")
     kind = machine.file_system or "unknown"

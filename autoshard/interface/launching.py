@@ -138,10 +138,11 @@ def _notes(plan: Plan, program: str | None, precompile: bool, compiled_for: str 
     from autoshard.jobs.graphs import graph_changes
 
     on_trainium, notes = plan.cluster.platform.is_trainium, []
-    if on_trainium and program is None:
+    if program is None and (on_trainium or plan.cluster.platform.is_cuda):
+        tested, devices = (", with torch and with neuronx-distributed", "NeuronCores") if on_trainium else ("", "GPUs")
         notes.append(
-            "warning: autoshard run was tested on CPU processes, with torch and with neuronx-distributed, never on "
-            "NeuronCores: begin with a few steps (--program '-m autoshard run PLAN --steps 2')"
+            f"warning: autoshard run was tested on CPU processes{tested}, never on {devices}: begin with a few steps "
+            "(--program '-m autoshard run PLAN --steps 2')"
         )
     if precompile and not on_trainium:
         raise AutoshardError(f"--precompile is for Trainium; {plan.cluster.instance} compiles nothing ahead")

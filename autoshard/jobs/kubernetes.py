@@ -24,8 +24,9 @@ def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
     import yaml
 
     if options.image is None:
+        needed = "Neuron, " if plan.cluster.platform.is_trainium else ""
         raise AutoshardError(
-            "image is missing: the container with Neuron, torch and autoshard, such as REGISTRY/NAME:TAG"
+            f"image is missing: the container with {needed}torch and autoshard, such as REGISTRY/NAME:TAG"
         )
     replicas = {"Master": _replica(plan, options, 1)}
     if plan.cluster.nodes > 1:
@@ -85,7 +86,10 @@ def _is_ec2(instance: str) -> bool:
 
 
 def _resources(plan: Plan) -> dict[str, Any]:
-    """The resources that a pod asks for: all chips and adapters of a node, so that no other pod shares it."""
+    """The resources that a pod asks for: all chips and adapters of a node, so that no other pod shares it. Of a node of
+    GPUs the GPUs alone: which adapters it has is not known here."""
+    if plan.cluster.platform.is_cuda:
+        return {"nvidia.com/gpu": plan.cluster.devices_per_node}
     if not plan.cluster.platform.is_trainium:
         return {}
     found: dict[str, Any] = {"aws.amazon.com/neuron": plan.cluster.chips_per_node}

@@ -30,7 +30,7 @@ def comment(text: str) -> list[str]:
 
 def job_name(name: str) -> str:
     """The name with no letter that Slurm might not take."""
-    return "".join(letter if letter.isalnum() or letter in ".-_" else "-" for letter in name)
+    return "".join(letter if (letter.isascii() and letter.isalnum()) or letter in ".-_" else "-" for letter in name)
 
 
 def limits(options: LaunchOptions) -> list[str]:
@@ -46,6 +46,7 @@ def _header(plan: Plan, options: LaunchOptions) -> list[str]:
         f"#SBATCH --nodes={plan.cluster.nodes}",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --exclusive",
+        *([f"#SBATCH --gpus-per-node={plan.cluster.devices_per_node}"] if plan.cluster.platform.is_cuda else []),
         "#SBATCH --output=%x-%j.log",
         *limits(options),
         "",
@@ -68,7 +69,8 @@ def describe(plan: Plan) -> str:
 def compilation(plan: Plan) -> str:
     """Sentences that tell how many graphs the compiler will see, and which changes make it start anew."""
     if not plan.cluster.platform.is_trainium:
-        return "Nothing is compiled ahead: the processes run on the host."
+        where = "its nodes' GPUs" if plan.cluster.platform.is_cuda else "the host"
+        return f"Nothing is compiled ahead: the processes run on {where}."
     if plan.cluster.stack is not None:
         return native_compilation(plan)
     each = stage_graphs(plan)[0].graphs

@@ -73,6 +73,7 @@ class Platform:
     lacks_nxd: neuronx-distributed builds no layer of attention there.
     is_trainium: devices of the Neuron SDK: graphs are compiled ahead, its driver must be there, launches set its
         variables.
+    is_cuda: NVIDIA's GPUs: runs in a cluster need torch with CUDA, launches ask for them.
     tp_degrees: by LNC (physical cores that a device joins), the tensor-parallel degrees that have groups where an
         instance has as many devices (`Cluster.tp_degrees`). Its keys are the LNCs that there are. Empty where any
         degree will do, and LNC means nothing.
@@ -95,6 +96,7 @@ class Platform:
     first_release: str = RELEASES[0]
     lacks_nxd: bool = False
     is_trainium: bool = False
+    is_cuda: bool = False
     tp_degrees: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
     has_aligned_groups: bool = False
     has_adjacent_tp_ranks: bool = False
@@ -167,8 +169,10 @@ TRN3 = replace(TRN2, name="trn3", default_backend="torch", usual_release=NEWEST,
 """Degrees and kernels are those of trn2, a guess. Chips talk through switches: no group is folded along a torus
 [SDK about-neuron/arch/neuron-hardware/trn3-arch.rst]. NxD makes weights of keys and values on trn1 and trn2, and raises
 elsewhere [NxD modules/qkv_linear.py _initialize_affine_weight]."""
-OTHER = Platform(name="none", device="device", default_backend="torch")
-"""GPUs, and processes on a host: any degrees, any groups."""
+CUDA = Platform(name="cuda", device="GPU", default_backend="torch", is_cuda=True)
+"""Any degrees, any groups."""
+OTHER = replace(CUDA, name="none", device="device", is_cuda=False)
+"""Processes on a host, and all that has no platform of its own here; GPUs in older plans."""
 
-PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (TRN1, TRN2, TRN3, OTHER)}
+PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (TRN1, TRN2, TRN3, CUDA, OTHER)}
 """By name."""

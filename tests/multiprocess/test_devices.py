@@ -70,6 +70,15 @@ def test_auto_computes_a_plan_for_trainium_on_the_host_only_in_a_rehearsal() -> 
         device_of(on_trainium, "auto", False, 0)
 
 
+def test_auto_computes_a_plan_for_gpus_on_the_host_only_in_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus = replace(plan(), cluster=load_cluster("h100-80gb", 1))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert device_of(on_gpus, "auto", True, 0) == device_of(on_gpus, "cpu", False, 0) == torch.device("cpu")
+    told = "device=cuda: torch sees 0 GPUs here, rank 0 needs one; device=cpu computes on the host"
+    with pytest.raises(AutoshardError, match=f"^{told}$"):
+        device_of(on_gpus, "auto", False, 0)
+
+
 def plan(**layout: Any) -> Any:
     return plan_of(MODELS["llama"], strategy(**layout), 4, FP32)
 

@@ -271,7 +271,7 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
             {"adapter_bandwidth_bytes_per_s": {"value": "fast", "source": "x"}},
             "adapter_bandwidth_bytes_per_s='fast' of my.json must be a finite number above 0",
         ),
-        ({"layout_rules": "tpu"}, "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, trn3, none"),
+        ({"layout_rules": "tpu"}, "layout_rules='tpu' of cluster my-box must be one of: trn1, trn2, trn3, cuda, none"),
     ],
 )
 def test_wrong_file_of_the_users_own(tmp_path: Path, changes: dict[str, Any], text: str) -> None:

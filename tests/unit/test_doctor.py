@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autoshard.backends.registry import check_devices
+from autoshard.backends.products import unrunnable
+from autoshard.backends.registry import BACKENDS, check_devices
 from autoshard.cli import main
 from autoshard.doctor.finding import Finding
 from autoshard.doctor.findings import checkpoint_bytes, findings
@@ -295,6 +297,28 @@ def test_numbers_of_versions(version: str, wanted: tuple[int, ...]) -> None:
 def test_a_plan_for_cpu_needs_torch_alone() -> None:
     bare = look(Path("/nowhere"), {}, {"torch": "2.13.0"}.__getitem__)
     assert wrong(replace(bare, free_disk_bytes=10**15), plan_one_device()) == {}
+
+
+def gpu_plan(**asked: Any) -> Plan:
+    return plan_for(PlanRequest("llama3-8b", "h100-80gb", 2, top=0, pins={"tp": 8, "pp": 1, "cp": 1}, **asked))
+
+
+def test_what_stops_a_plan_for_gpus() -> None:
+    node = replace(TRN1, instance="p5.48xlarge", driver=None, chips=0, gpus=8, packages={"torch": "2.13.0"})
+    assert wrong(node, gpu_plan()) == {}
+    little = replace(node, gpus=4, packages={"torch": "2.13.0+cpu"}, free_disk_bytes=100 * GB)
+    assert wrong(little, gpu_plan()) == {
+        "GPUs": ("stops", "the plan uses 8 of each node"),
+        "torch": ("stops", "it was built without CUDA: install the build for your driver's CUDA"),
+        "free disk": ("warning", "a checkpoint of 112 GB needs it"),
+    }
+
+
+def test_a_precision_that_nothing_runs_stops_a_plan() -> None:
+    plan = gpu_plan(precision="fp8")
+    told = unrunnable(BACKENDS["torch"], plan.training.precision)
+    node = replace(TRN1, gpus=8, packages={"torch": "2.13.0"})
+    assert told is not None and wrong(node, plan) == {"precision": ("stops", told)}
 
 
 def test_the_page() -> None:

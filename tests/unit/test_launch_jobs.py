@@ -213,6 +213,27 @@ def test_the_manifest() -> None:
     assert list(one_node["spec"]["pytorchReplicaSpecs"]) == ["Master"]
 
 
+def test_jobs_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_for(PlanRequest("llama3-8b", "h100-80gb", 2, top=0, pins={"tp": 8, "pp": 1, "cp": 1}))
+    script = sbatch_script(plan, OPTIONS)
+    shellcheck(script)
+    assert "\n#SBATCH --exclusive\n#SBATCH --gpus-per-node=8\n" in script
+    assert "\n# Nothing is compiled ahead: the processes run on its nodes' GPUs.\n" in script
+    assert "--nnodes 2 --nproc-per-node 8 " in script and "export NEURON" not in script
+    for one in yaml.safe_load(pytorch_job(plan, replace(OPTIONS, image="i")))["spec"]["pytorchReplicaSpecs"].values():
+        (container,) = one["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    write_plan(plan, "plan.json")
+    assert main(["launch", "plan.json", "--slurm", "--out", "job.sh"]) == 0
+    assert capsys.readouterr().err == (
+        "warning: autoshard run was tested on CPU processes, never on GPUs: begin with a few steps (--program "
+        "'-m autoshard run PLAN --steps 2')\n"
+    )
+    assert main(["launch", "plan.json", "--kubernetes"]) == 2
+    told = "image is missing: the container with torch and autoshard, such as REGISTRY/NAME:TAG"
+    assert capsys.readouterr().err == f"autoshard: error: {told}\n"
+
+
 def test_a_manifest_selects_nodes_by_types_that_there_are() -> None:
     def of(plan: Plan) -> tuple[Any, str]:
         text = pytorch_job(plan, replace(OPTIONS, image="i"))

@@ -21,8 +21,8 @@ _GROUP_TIMEOUT_S = 30 * 60.0
 
 
 def device_of(plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> torch.device:
-    """auto is a rank's own GPU where it has one; else the native Neuron device for a plan for Trainium, the CPU for
-    others. A rehearsal, whose ranks share a machine, takes the CPU.
+    """auto is a rank's own GPU where it has one or the plan is for GPUs; else the native Neuron device for a plan for
+    Trainium, the CPU for others. A rehearsal, whose ranks share a machine, takes the CPU.
 
     Raises AutoshardError where this machine, or the plan, has nothing for the device that was asked for.
     """
@@ -35,15 +35,16 @@ def device_of(plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> to
         return torch.device(name)
     if torch.cuda.device_count() <= local_rank:
         raise AutoshardError(
-            f"device=cuda: this machine has {torch.cuda.device_count()} GPUs, rank {local_rank} needs one"
+            f"device=cuda: torch sees {torch.cuda.device_count()} GPUs here, rank {local_rank} needs one; device=cpu "
+            "computes on the host"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
 def _device_of_plan(plan: Plan, local_rank: int) -> str:
-    if torch.cuda.device_count() > local_rank:
-        return "cuda"
+    if plan.cluster.platform.is_cuda or torch.cuda.device_count() > local_rank:
+        return "cuda"  # not silently the CPU of a node of GPUs whose torch does not see them
     return "neuron" if plan.cluster.platform.is_trainium else "cpu"
 
 
