@@ -173,7 +173,9 @@ def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
     if plan is not None and machine.free_disk_bytes < needed:
         checkpoint = f"a checkpoint of {format_bytes(checkpoint_bytes(plan))}"
         both = f"{checkpoint} and the compiler's cache need {format_bytes(needed)}"
-        yield Finding("free disk", f"{free} in {machine.folder}", WARNING, both if cache_bytes else f"{checkpoint} needs it")
+        yield Finding(
+            "free disk", f"{free} in {machine.folder}", WARNING, both if cache_bytes else f"{checkpoint} needs it"
+        )
     else:
         yield Finding("free disk", f"{free} in {machine.folder}")
     kind = machine.file_system or "unknown"

@@ -231,7 +231,7 @@ def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, st
     texts: dict[str, Callable[[], str | None]] = {
         "mesh": lambda: _mesh(plan.mesh),
         "links": lambda: axis_links(plan),
-        "stages": lambda: _stages(strategy),
+        "stages": lambda: stages_in_words(strategy),
         "microbatches": lambda: f"{plan.num_microbatches:,} of {each}",
         "schedule": lambda: _schedule(strategy),
         "recompute": lambda: _recompute(strategy),
@@ -281,7 +281,7 @@ def _mesh(mesh: Mesh) -> str:
     return f"{order} ({used[-1][0]} varies fastest over ranks{rows}{unusual}{copies})"
 
 
-def _stages(strategy: Strategy) -> str:
+def stages_in_words(strategy: Strategy) -> str:
     """The stages in words, equal neighbours folded: '8: layers 10 10 10 ...'."""
     counts = strategy.stage_layers
     if len(counts) == 1:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.values import Estimate, Term
-from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, table, wrapped
+from autoshard.explanation.describe import stages_in_words
+from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, percent, table, wrapped
 from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.score import Score
@@ -23,13 +25,15 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
     problem = written.problem
     where = f"{problem.model.name} on {problem.cluster.nodes} x {problem.cluster.instance}, {written.form}"
     lines: list[Line] = [((where, "bold"),), ()]
-    lines += _layout("Layout", score.strategy, width)
+    cuts = {one.strategy.stage_layers for one in (score, best) if one is not None}
+    tell_cut = len(cuts) == 2 and len({len(cut) for cut in cuts}) == 1
+    lines += _layout("Layout", score.strategy, tell_cut, width)
     for wrong in score.broken:
         lines += hanging("  breaks  ", wrong, width, "red")
     if not score.broken:
         lines += wrapped(f"obeys every rule of backend {problem.backend}", width, "  ")
     if best is not None:
-        lines += _layout("Best", best.strategy, width)
+        lines += _layout("Best", best.strategy, tell_cut, width)
     lines.append(())
     if score.estimate is None:
         lines += wrapped(
@@ -46,8 +50,11 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
     return paint(lines, width, color)
 
 
-def _layout(name: str, strategy: Strategy, width: int) -> list[Line]:
+def _layout(name: str, strategy: Strategy, tell_cut: bool, width: int) -> list[Line]:
+    """tell_cut: whether to say how many layers each stage has: the two layouts have other cuts into as many stages."""
     lines = heading(name, short_name(strategy), width)
+    if tell_cut:
+        lines += hanging("  stages ", stages_in_words(strategy), width, indent=4)
     if strategy.uniform_recompute is None:
         lines += hanging("  recompute by stage: ", recompute_by_stage(strategy), width, indent=4)
     return lines
@@ -59,7 +66,13 @@ def _compared(own: Estimate, best: Estimate | None, width: int) -> list[Line]:
     lines += _terms("term", own.time_terms, other, own.step_time_s, format_seconds, width)
     lines.append(())
     full, capacity = own.fullest, own.memory_capacity_bytes
-    fits = "fits" if own.fits else f"does not fit, {format_bytes(full.total_bytes - capacity)} too much"
+    fits = (
+        f"fits with {percent(own.fits_probability)} probability"
+        if own.fits
+        else f"does not fit, {format_bytes(full.total_bytes - capacity)} too much"
+    )
+    if best is not None:
+        fits += f"; the best fits with {percent(best.fits_probability)}"
     lines += heading("Memory", f"~{format_bytes(full.total_bytes)} of {format_bytes(capacity)} a device: {fits}", width)
     other = None if best is None else best.fullest.terms
     lines += _terms("fullest device", full.terms, other, full.total_bytes, format_bytes, width)
@@ -74,9 +87,12 @@ def _verdict(own: Estimate, best: Estimate | None) -> str:
     more = own.step_time_s / best.step_time_s - 1
     if abs(more) < LEAST_SHARE:
         return f"{text}; as fast as the best"
-    return f"{text}; the best takes ~{format_seconds(best.step_time_s)}, so this one is {abs(more):.1%} " + (
-        "slower" if more > 0 else "faster"
-    )
+    text += f"; the best takes ~{format_seconds(best.step_time_s)}, so this one is {abs(more):.1%} "
+    if more > 0:
+        return f"{text}slower"
+    if own.fits_probability >= min(FIT_PROBABILITY, best.fits_probability):
+        return f"{text}faster"
+    return f"{text}faster, but the best is of those that fit with {percent(FIT_PROBABILITY)} probability"
 
 
 def _terms(

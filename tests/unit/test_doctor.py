@@ -306,7 +306,7 @@ def gpu_plan(**asked: Any) -> Plan:
 def test_what_stops_a_plan_for_gpus() -> None:
     node = replace(TRN1, instance="p5.48xlarge", driver=None, chips=0, gpus=8, packages={"torch": "2.13.0"})
     assert wrong(node, gpu_plan()) == {}
-    little = replace(node, gpus=4, packages={"torch": "2.13.0+cpu"}, free_disk_bytes=100 * GB)
+    little = replace(node, gpus=4, packages={"torch": "2.13.0+cpu"}, free_disk_bytes=int(100 * GB))
     assert wrong(little, gpu_plan()) == {
         "GPUs": ("stops", "the plan uses 8 of each node"),
         "torch": ("stops", "it was built without CUDA: install the build for your driver's CUDA"),

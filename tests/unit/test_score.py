@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
+from autoshard.interface.questions import Score
 from autoshard.interop.written_layout import WrittenLayout, read_written_layout
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
@@ -21,6 +23,7 @@ from autoshard.planner.search import search
 from autoshard.planner.written import read_written
 from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.rounding import rounded
+from autoshard.plans.search_result import Candidate
 from autoshard.plans.validate import read_plan
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -144,7 +147,37 @@ def test_what_breaks_rules_and_memory_has_a_price_all_the_same(capsys: pytest.Ca
     assert main(["score", "r.yaml"]) == 0
     page = capsys.readouterr().out
     assert "  breaks  tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32\n" in page
-    assert " a device: does not fit, " in page and " too much\n" in page
+    joined = " ".join(page.split())
+    assert " a device: does not fit, " in joined and " too much; the best fits with " in joined
+
+
+def best_of(own: Score, **changes: Any) -> Score:
+    """The score of a layout beside a best one with the same price but for the given changes."""
+    assert own.score.estimate is not None
+    layout = {name: changes.pop(name) for name in ("stage_layers",) if name in changes}
+    best = Candidate(replace(own.score.strategy, **layout), replace(own.score.estimate, **changes))
+    return replace(own, best=best)
+
+
+def test_layouts_that_differ_in_their_cut_alone() -> None:
+    own = autoshard.score("tp=8 pp=4 recompute=core_attention", "llama3-8b", nodes=4)
+    assert "\n  stages " not in best_of(own).page()
+    page = best_of(own, stage_layers=(9, 8, 8, 7)).page()
+    ends = "; embedding on the first, head and loss on the last\n"
+    assert f"\n  stages 4: 8 layers each{ends}" in page and f"\n  stages 4: layers 9 2 x 8 7{ends}" in page
+
+
+def test_a_layout_is_faster_than_the_best_because_it_fits_less_surely() -> None:
+    own = autoshard.score("tp=8 pp=4 recompute=core_attention", "llama3-8b", nodes=4)
+    price = own.score.estimate
+    assert price is not None
+    own = replace(own, score=replace(own.score, estimate=replace(price, fits_probability=0.55)))
+    slower = {"step_time_s": price.step_time_s / 0.9, "fits_probability": 0.98}
+    page = " ".join(best_of(own, **slower).page().split())
+    assert "so this one is 10.0% faster, but the best is of those that fit with 90.0 % probability" in page
+    assert " a device: fits with 55.0 % probability; the best fits with 98.0 % " in page
+    page = " ".join(best_of(own, **slower | {"fits_probability": 0.5}).page().split())
+    assert "so this one is 10.0% faster term" in page
 
 
 @pytest.mark.parametrize(
