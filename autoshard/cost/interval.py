@@ -47,6 +47,8 @@ BEYOND = 1.4
 """How much wider an interval is, in logarithms, for what no measured layout of its device has: with a feature of GPU
 results left out of the fit, intervals of their stacks so much wider hold nine in ten of the results that have it, as
 the mean of ten features (1.43 by `benchmarks.path_surprise`, "to cover")."""
+LEAST_SHOWN = 0.0005
+"""The least share that is not 0.0 % on a page."""
 NINETY_PERCENT = 1.645
 """Half the width of the middle 90 % of a normal distribution, in standard deviations."""
 _TRAINIUM = re.compile(r"^(trn\d+)[nu]$")
@@ -257,14 +259,21 @@ def expected_note(new: Sequence[str], base: Regime, picked: bool) -> str:
     if of_software := exp(base.expected) - 1:
         than = "longer" if of_software > 0 else "less"
         reasons.append(f"software that was left out of the fit took {abs(of_software):.1%} {than} on average")
-    if picked and new and surprise(new):
-        reasons.append(
-            f"no result has {', '.join(new)}; layouts picked with something that the fit had not seen took "
-            f"{exp(surprise(new[:1])) - 1:.1%} longer than others with equal predictions, for each such thing"
-        )
-    if picked and not reasons:
-        groups = picks()["groups"]
-        reasons.append(f"in {groups} groups of results the fastest by prediction was no worse missed than others")
+    if picked:
+        known, each = exp(surprise(())) - 1, exp(surprise(("one",)) - surprise(())) - 1
+        groups, lacking = f"in {picks()['groups']} groups of results", ", ".join(new)
+        tells_new = new and each >= LEAST_SHOWN
+        if known >= LEAST_SHOWN:
+            more = f", and {each:.1%} more for each thing that the fit had not seen: no result has {lacking}"
+            took = f"{groups} the fastest by prediction took {known:.1%} longer than others with equal predictions"
+            reasons.append(took + (more if tells_new else ""))
+        elif tells_new:
+            reasons.append(
+                f"no result has {lacking}; layouts picked with something that the fit had not seen took {each:.1%} "
+                "longer than others with equal predictions, for each such thing"
+            )
+        elif not reasons:
+            reasons.append(f"{groups} the fastest by prediction was no worse missed than others")
     return "; ".join(reasons)
 
 

@@ -7,6 +7,7 @@ from math import exp, log, sqrt
 
 import pytest
 
+from autoshard.cost import interval
 from autoshard.cost.estimate import estimate
 from autoshard.cost.interval import (
     BEYOND,
@@ -17,6 +18,7 @@ from autoshard.cost.interval import (
     difference_factors,
     differences,
     expected_factor,
+    expected_note,
     fits_probability,
     interval_note,
     new_features,
@@ -213,3 +215,45 @@ def test_toss_ups() -> None:
     assert toss_up(TRN1, MEASURED, 1.0, other, exp(0.9 * width))
     assert toss_up(TRN1, other, exp(0.9 * width), MEASURED, 1.0)
     assert not toss_up(TRN1, MEASURED, 1.0, other, exp(1.1 * width))
+
+
+LONGER = "in 21 groups of results the fastest by prediction took 0.5% longer than others with equal predictions"
+PICKS = {"groups": 21, "measured_features": log(1.005), "new_features": log(1.005 * 1.026)}
+
+
+@pytest.mark.parametrize(
+    ("new", "factor", "told"),
+    [
+        ((), 1.005, LONGER),
+        (
+            ("cp=2",),
+            1.005 * 1.026,
+            f"{LONGER}, and 2.6% more for each thing that the fit had not seen: no result has cp=2",
+        ),
+        (
+            ("cp=2", "pp=2"),
+            1.005 * 1.026**2,
+            f"{LONGER}, and 2.6% more for each thing that the fit had not seen: no result has cp=2, pp=2",
+        ),
+    ],
+)
+def test_the_reason_for_what_to_expect_is_what_is_reckoned(
+    monkeypatch: pytest.MonkeyPatch, new: tuple[str, ...], factor: float, told: str
+) -> None:
+    monkeypatch.setattr(interval, "picks", lambda: PICKS)
+    base = regimes()["trn1"]
+    assert expected_factor(new, base, picked=True) == pytest.approx(factor)
+    assert expected_note(new, base, picked=True) == told
+    assert expected_note(new, base, picked=False) == ""
+
+
+def test_the_reason_where_picks_are_missed_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = regimes()["trn1"]
+    monkeypatch.setattr(interval, "picks", lambda: PICKS | {"measured_features": 0.0, "new_features": log(1.03)})
+    assert expected_factor(("cp=2", "pp=2"), base, picked=True) == pytest.approx(1.03**2)
+    assert expected_note(("cp=2", "pp=2"), base, picked=True) == (
+        "no result has cp=2, pp=2; layouts picked with something that the fit had not seen took 3.0% longer than "
+        "others with equal predictions, for each such thing"
+    )
+    same = "in 21 groups of results the fastest by prediction was no worse missed than others"
+    assert expected_note((), base, picked=True) == same
