@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import autoshard
-from autoshard.commands.output import load_plan, say
+from autoshard.commands.output import load_plan, next_command, say
 from autoshard.commands.parser import Parser
 from autoshard.conversion.forms import FORMS, QKV_STYLES
 from autoshard.files.option_values import one_of, path, whole
@@ -79,7 +79,7 @@ def run(values: Mapping[str, Any]) -> int:
     say(f"wrote {target}: {written.model}, {written.files} files, {format_bytes(written.bytes)}, {rate}/s")
     if written.step is not None:
         say(f"with the optimizer's state after step {written.step}")
-        say(f"next: autoshard run {values['plan']} --resume {target}")
+        say(next_command("run", values["plan"], "--resume", target))
     elif plan is not None and values["to"] in (None, "plan"):
-        say(f"next: autoshard run {values['plan']} --weights {target}")
+        say(next_command("run", values["plan"], "--weights", target))
     return 0

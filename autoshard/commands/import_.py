@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import autoshard
-from autoshard.commands.output import say
+from autoshard.commands.output import next_command, say
 from autoshard.commands.parser import Parser
 from autoshard.files.option_values import path
 from autoshard.planner.options import WHAT
@@ -50,5 +50,5 @@ def run(values: Mapping[str, Any]) -> int:
         sys.stderr.write(f"not in a plan: {f'{name}: ' if name else ''}{listed}\n")
     for note in plan.notes:
         sys.stderr.write(f"{'' if note in found.warnings else 'note: '}{note}\n")
-    say(f"wrote {values['out']}: {plan.title}, {plan.short_layout}", f"next: autoshard explain {values['out']}")
+    say(f"wrote {values['out']}: {plan.title}, {plan.short_layout}", next_command("explain", values["out"]))
     return 0

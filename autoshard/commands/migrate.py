@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,5 +60,6 @@ def run(values: Mapping[str, Any]) -> int:
     found = autoshard.migrate(values["conf"], values["out"], **{name: values[name] for name in OPTIONS})
     ratio = found.plan.step_time_s / found.before.step_time_s
     say(f"wrote {found.folder}: {found.plan.title}, {found.plan.short_layout}, {ratio:.2f} times the step time")
-    say(*([found.position] if found.position else []), f"next: read {found.page_file}, then sbatch {found.job_file}")
+    job = shlex.join(("sbatch", str(found.job_file)))
+    say(*([found.position] if found.position else []), f"next: read {found.page_file}, then {job}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -30,6 +31,16 @@ def page_width() -> int:
 def say(*lines: str) -> None:
     """Prints each line to stdout, with a newline after it."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def next_command(*words: str) -> str:
+    """'next: autoshard run plan.json': a command for a shell, with paths quoted as it needs. words: behind autoshard."""
+    return f"next: {command(*words)}"
+
+
+def command(*words: str) -> str:
+    """A command of autoshard for a shell. words: as of next_command."""
+    return shlex.join(("autoshard", *words))
 
 
 def load_plan(file: str) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import autoshard
-from autoshard.commands.output import page_width, say, show_plan, wants_color
+from autoshard.commands.output import command, next_command, page_width, say, show_plan, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, whole
@@ -85,10 +85,14 @@ def run(values: Mapping[str, Any]) -> int:
     else:
         show_plan(plan, values["format"])
     if values["format"] == "text":
+        from autoshard.backends.products import unrunnable
+        from autoshard.backends.registry import BACKENDS
+
         out = values["out"]
-        say("", f"wrote {out}; next: autoshard run {out}")
+        runs = unrunnable(BACKENDS[plan.backend], plan.training.precision) is None
+        say("", f"wrote {out}; {next_command('run', out) if runs else 'it is a price, which nothing here runs'}")
         if not values["verbose"]:
-            say(f"why, and what else: autoshard explain {out}")
+            say(f"why, and what else: {command('explain', out)}")
             say("the terms in plain words: autoshard explain --glossary")
     return 0
 

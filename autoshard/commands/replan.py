@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import autoshard
-from autoshard.commands.output import load_plan, page_width, say, show_plan, wants_color
+from autoshard.commands.output import load_plan, next_command, page_width, say, show_plan, wants_color
 from autoshard.commands.parser import Parser, add_format
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import path, whole
@@ -72,7 +72,7 @@ def run(values: Mapping[str, Any]) -> int:
     replanned.save(out)
     show_plan(replanned, values["format"])
     if values["format"] == "text":
-        say("", f"wrote {out}; next: autoshard run {out}, which goes on from the old layout's checkpoint")
+        say("", f"wrote {out}; {next_command('run', out)}, which goes on from the old layout's checkpoint")
     return 0
 
 
@@ -84,4 +84,4 @@ def _show_changes(changed: EditedPlan, old: str, out: str, form: str) -> None:
         by_hand = changed.found.by_hand
         say(f"{old} was changed by hand: {by_hand}", "Its inputs and strategy are taken as they stand there.", "")
     sys.stdout.write(changed.page(page_width(), wants_color()))
-    say("", *(f"note: {note}" for note in changed.plan.notes[1:]), f"wrote {out}; next: autoshard explain {out}")
+    say("", *(f"note: {note}" for note in changed.plan.notes[1:]), f"wrote {out}; {next_command('explain', out)}")

@@ -143,6 +143,21 @@ def test_null_in_a_recipe_is_the_default(capsys: pytest.CaptureFixture[str], tmp
     assert capsys.readouterr().out == printed
 
 
+def test_commands_to_go_on_with_are_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--out", "my plan's.json"]) == 0
+    quoted = "'my plan'\"'\"'s.json'"
+    assert capsys.readouterr().out.endswith(
+        f"\nwrote my plan's.json; next: autoshard run {quoted}\nwhy, and what else: autoshard explain {quoted}\n"
+        "the terms in plain words: autoshard explain --glossary\n"
+    )
+
+
+def test_a_price_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    gpus = ("--instance", "h100-80gb", "--precision", "fp8", "--out", "my.json", "--verbose")
+    assert main(["plan", "--model", "llama3-8b", *gpus]) == 0
+    assert capsys.readouterr().out.endswith("\nwrote my.json; it is a price, which nothing here runs\n")
+
+
 def test_plan_explain_validate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--out", "my.json", "--verbose"]) == 0
     planned = capsys.readouterr().out
