@@ -34,7 +34,7 @@ def say(*lines: str) -> None:
 
 
 def next_command(*words: str) -> str:
-    """'next: autoshard run plan.json': a command for a shell, with paths quoted as it needs. words: behind autoshard."""
+    """'next: autoshard run plan.json': a command for a shell, its paths quoted. words: what stands behind autoshard."""
     return f"next: {command(*words)}"
 
 
