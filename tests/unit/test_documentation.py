@@ -22,6 +22,7 @@ import yaml
 import autoshard
 from autoshard.cli import COMMANDS, build_parser, command_module, main
 from autoshard.commands.parser import Parser
+from docs import draw
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -152,6 +153,16 @@ def test_the_readme_explains_the_page_that_it_shows(tmp_path: Path) -> None:
     with pytest.raises(autoshard.AutoshardError) as error:
         autoshard.read_plan(tmp_path / "plan.json")
     assert f"autoshard: error: {error.value}".replace(f"{tmp_path}{os.sep}", "") in explained
+
+
+def test_the_pictures_show_plans_of_today() -> None:
+    """`python -m docs.draw` makes them anew."""
+    pytest.importorskip("PIL")
+    words = draw.shows()
+    assert {path.stem for path in draw.PICTURES.iterdir()} == {*words} == {*draw.DRAWN}
+    for name in words:
+        assert draw.shown(draw.PICTURES / f"{name}.png") == words[name]
+        assert f"(docs/pictures/{name}.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_options_in_the_code_exist() -> None:
