@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import autoshard
 from autoshard.cli import main
+from autoshard.explanation.trace import measured_events
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.reports.candidates import FILTERS, MOST_POINTS, candidates, known_front, pareto, thinned
@@ -432,6 +433,28 @@ def test_thinning_keeps_the_front_and_the_fastest_of_each_kind(monkeypatch: pyte
 
 
 # The commands
+
+
+def test_what_a_measured_rank_waited_is_a_bubble_and_no_work() -> None:
+    """Of a profile that has sums alone."""
+    plan = plan_interleaved()
+    rows = measured_rows(measured_events(plan, run_json(plan)))
+    assert [[span.what for span in spans] for _, spans in rows] == 2 * [
+        ["compute", "exposed communication", "gradient sums", "parameter all-gather", "optimizer update"]
+    ]
+    first = rows[0][1]
+    assert first[2].start_s - first[1].end_s == pytest.approx(2.0)
+    assert autoshard.report(plan, measured=run_json(plan), quick=True).count("</span>bubble</li>") == 2
+
+
+def test_a_comparison_links_to_each_section_once() -> None:
+    page = comparison_report(plan_70b(), plan_interleaved(), ("a.json", "b.json"))
+    links = re.findall(r'<a href="#([^"]*)">([^<]*)</a>', page)
+    assert links == [
+        ("what-differs", "What differs"), ("time", "Time"), ("memory", "Memory"),
+        ("plan-1", "First: a.json"), ("plan-2", "Second: b.json"), ("what-is-the-same", "What is the same"),
+    ]  # fmt: skip
+    assert all(f'id="{anchor}"' in page for anchor, _ in links)
 
 
 def test_measured_and_predicted_are_on_one_page() -> None:
