@@ -10,6 +10,8 @@
     status.textContent = text;
     status.className = wrong ? "error" : "";
     downloads.hidden = Boolean(wrong);
+    const named = wrong && second.hidden ? /^\w+(?=[:=])/.exec(text) : null;  // with two plans it does not say whose
+    for (const one of fields) if (named && one.name === named[0]) one.setAttribute("aria-invalid", "true"); else one.removeAttribute("aria-invalid");
   };
   const field = (name) => fields.find((one) => one.name === name);
 

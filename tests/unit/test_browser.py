@@ -329,6 +329,12 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     page.locator("input[name=tp]").fill("3")
     expect(status).to_contain_text("tp=3 is 3 devices, which must divide", timeout=60_000)
     assert not page.locator("#downloads").is_visible()
+    page.locator("#two").click()
+    expect(status).to_contain_text("tp=3 is 3 devices, which must divide", timeout=60_000)
+    assert page.locator("[aria-invalid]").get_attribute("name") == "tp"
+    page.locator("input[name=tp]").fill("2")
+    expect(status).to_contain_text(": tp=2 ", timeout=60_000)
+    assert page.locator("[aria-invalid]").count() == 0
 
 
 def test_the_served_page_shows_the_best_so_far_until_the_answer_comes(browser: Any, slow_server: str) -> None:
