@@ -122,6 +122,22 @@ def test_a_report_loads_alone_and_no_text_overlaps(browser: Any, report: str, wi
     assert page.evaluate(OVERLAPS) == []
 
 
+def test_a_report_is_printed_with_its_pictures(browser: Any, report: str) -> None:
+    """Also those that were never scrolled to: paper does not wait for the next frame. Bars keep their colours, and
+    nothing is wider than the page."""
+    page = opened(browser, report, 760)
+    page.locator("footer").wait_for()
+    drawn_at_once = """() => {
+      dispatchEvent(new Event("beforeprint"));
+      return [...document.querySelectorAll("canvas")].map((one) => Boolean(one.dataset.drawn));
+    }"""
+    assert page.evaluate(drawn_at_once) == [True] * 3
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('.bar')).printColorAdjust") == "exact"
+    tables = page.locator(".scroll:visible").evaluate_all("all => all.map(one => one.scrollWidth - one.clientWidth)")
+    assert max(tables) <= 0 and len(tables) > 5
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_rank_of_two_digits_stays_on_its_line(browser: Any, report: str, width: int) -> None:
     page = opened(browser, report, width)
