@@ -16,6 +16,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import model_flops_per_step
 from autoshard.planner.axis_orders import orders_are_free
 from autoshard.planner.bounded import Bounded, LayoutBounds, TooLarge
+from autoshard.planner.dominated import DOMINATED, undominated
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.ranking import Timed, degrees_of, describe
 from autoshard.planner.rejections import MEMORY, SLOWER, UNPRICED, Tally
@@ -213,6 +214,10 @@ def price_layouts(
 
     keep_freed_memory()
     legal = legal_layouts(problem, pins, tally) if legal is None else legal
+    if not exhaustive:
+        legal, dominated = undominated(problem, legal)
+        for words, several in dominated.items():
+            tally.drop(DOMINATED, words, count=count_layouts(several, table_of(problem, pins).sets_of))
     capacity = problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
     large = [way for way in legal if not exhaustive and way.state_bytes > capacity]
