@@ -201,14 +201,17 @@ def part_numbers(
     device: Device | None = None,
     laws: Callable[[LocalShape], LawOf] | None = None,
     more: tuple[str, ...] = (),
+    charges_first: bool = True,
 ) -> Array:
     """Seconds and bytes, (shape, set, part, field of PartColumns and then those of `more`). The parts are PARTS, then
     blocks of other kinds than the first. device, laws: the cluster's, unless given. more: other fields of
-    cost.part.Part, such as "forward.attention"."""
+    cost.part.Part, such as "forward.attention". charges_first: whether what the first block of a model repeats and
+    keeps more than others is charged to the embedding (`assembled`); without that no number is larger, and there is a
+    program less of each local shape."""
     several, law_of = alike_but_for_size(shapes), laws or partial(stage_law, problem)
     every = [unit_programs(problem, shape) for shape, _ in several]
     opening = every[0].block.program.graph.operators[0]  # of every local shape
-    opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
+    opens = np.array([charges_first and is_recomputed(opening, name) for name in recompute], dtype=float)
     units = [one.with_first if opens.any() else one.apart for one in every]
     asked = [
         Asked(programs.columns, np.array([shapes[place].microbatch_size for place in places]), law_of(shape))
