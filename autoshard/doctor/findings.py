@@ -13,6 +13,7 @@ from autoshard.doctor.native import around_it, package
 from autoshard.models.stage import parameter_count
 from autoshard.plans.plan import Plan
 from autoshard.spec.stack import NATIVE_DEVICES
+from autoshard.spec.training import DTYPE_BYTES
 from autoshard.units import GB, format_bytes
 
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
@@ -25,8 +26,6 @@ OPEN_FILES = 65_535
 """[NxDT examples/train_setup.sh]"""
 COMPILE_CACHE_BYTES = 20 * GB
 """Guess."""
-BYTES_PER_PARAMETER = {True: 14, False: 6}
-"""In a checkpoint: bf16 weights and two moments, in FP32 with FP32 master weights (2 + 12) or in bf16 (2 + 4)."""
 
 
 def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
@@ -191,7 +190,11 @@ def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
 
 
 def checkpoint_bytes(plan: Plan | None) -> int:
-    """Bytes of one checkpoint: the whole model and its optimizer state; 0 without a plan."""
+    """Bytes of one checkpoint of `autoshard run`: of each parameter the weight as the optimizer keeps it, and AdamW's
+    two moments; 0 without a plan.
+    """
     if plan is None:
         return 0
-    return parameter_count(plan.model) * BYTES_PER_PARAMETER[plan.training.precision.optimizer_dtype == "float32"]
+    precision = plan.training.precision
+    weight = DTYPE_BYTES[precision.master_dtype or precision.parameter_dtype]
+    return parameter_count(plan.model) * (weight + 2 * DTYPE_BYTES[precision.optimizer_dtype])
