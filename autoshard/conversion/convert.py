@@ -145,8 +145,7 @@ def _dtype(source: Source, conversion: Conversion) -> str | None:
     if conversion.dtype is not None:
         return BY_CONFIG_NAME[conversion.dtype]
     if source.quantities != WEIGHTS and conversion.plan is not None:  # as the plan's run saves it
-        precision = conversion.plan.training.precision
-        return BY_CONFIG_NAME[precision.master_dtype or precision.parameter_dtype]
+        return BY_CONFIG_NAME[conversion.plan.training.precision.kept_dtype]
     if conversion.form != "plan":
         return None
     several = sorted({source.dtypes[name] for name in source.shapes.keys() - not_learned(source.model)})

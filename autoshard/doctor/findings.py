@@ -13,7 +13,6 @@ from autoshard.doctor.native import around_it, package
 from autoshard.models.stage import parameter_count
 from autoshard.plans.plan import Plan
 from autoshard.spec.stack import NATIVE_DEVICES
-from autoshard.spec.training import DTYPE_BYTES
 from autoshard.units import GB, format_bytes
 
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
@@ -190,11 +189,5 @@ def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
 
 
 def checkpoint_bytes(plan: Plan | None) -> int:
-    """Bytes of one checkpoint of `autoshard run`: of each parameter the weight as the optimizer keeps it, and AdamW's
-    two moments; 0 without a plan.
-    """
-    if plan is None:
-        return 0
-    precision = plan.training.precision
-    weight = DTYPE_BYTES[precision.master_dtype or precision.parameter_dtype]
-    return parameter_count(plan.model) * (weight + 2 * DTYPE_BYTES[precision.optimizer_dtype])
+    """Bytes of one checkpoint of `autoshard run`: the training state of the whole model; 0 without a plan."""
+    return 0 if plan is None else parameter_count(plan.model) * plan.training.precision.state_bytes
