@@ -15,7 +15,9 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits: 134.9 -> '135 s', 0.0021 -> '2.10 ms'."""
+    """Three digits: 134.9 -> '135 s', 0.0021 -> '2.10 ms'; what rounds to nothing is '0 s'."""
+    if abs(seconds) < 0.005 * US:
+        return "0 s"
     if abs(seconds) >= 1:
         return f"{_three_digits(seconds)} s"
     if abs(seconds) >= MS:

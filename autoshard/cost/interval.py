@@ -294,8 +294,8 @@ def interval_note(cluster: Cluster, strategy: Strategy, model: ModelSpec, traini
         apart, kind = base_regime(cluster, model, training), kind_of_results(model_kind(model), unknown)
         return (
             f"never measured on this: the software{besides}{few}; the 90 % interval is that of published results of "
-            f"{KIND_WORDS[kind]} ({apart.results} of {apart.groups} software stacks) that were predicted without such "
-            "results"
+            f"{KIND_WORDS[kind]} ({apart.results:,} of {apart.groups} software stacks) that were predicted without "
+            "such results"
         )
     source = f"{regime.results} published results on {name}, {regime.groups} layouts each left out in turn"
     wider = f"; never measured on this: {missing}, which makes it wider" if missing else ""

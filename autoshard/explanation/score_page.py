@@ -8,6 +8,8 @@ from typing import Any
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.values import Estimate, Term
 from autoshard.explanation.describe import stages_in_words
+from autoshard.explanation.doubt import Pair
+from autoshard.explanation.doubt_text import pair_cells
 from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, percent, table, wrapped
 from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy
@@ -111,11 +113,8 @@ def _terms(
         other = others.get(term.name, 0.0)
         if max(term.value, other) < LEAST_SHARE * whole:
             continue
-        row = [term.name, f"~{formatted(term.value)}"]
-        if best is not None:
-            sign = "-" if term.value < other else "+"
-            row += [f"~{formatted(other)}", f"{sign}{formatted(abs(term.value - other))}"]
-        rows.append(row)
+        name, bests, this, difference = pair_cells(Pair(term.name, other, term.value), formatted)
+        rows.append((name, this) if best is None else (name, this, bests, difference))
     header = [title, "this"] + (["best", "difference"] if best is not None else [])
     return table(header, rows, width, right=range(1, len(header)))
 

@@ -9,7 +9,7 @@ from typing import Any
 from autoshard.explanation.compare import compare
 from autoshard.explanation.doubt_text import verdict
 from autoshard.plans.plan import Plan
-from autoshard.reports.html import Html, element, table
+from autoshard.reports.html import Html, code, element, table
 from autoshard.reports.page import document
 from autoshard.reports.pipeline import packed
 from autoshard.reports.sections import capital, machine, memory, pictures, pipeline, section, term_pairs
@@ -17,19 +17,23 @@ from autoshard.reports.view import View, view_of
 from autoshard.units import format_bytes, format_seconds
 
 
-def comparison_report(one: Plan, other: Plan, names: tuple[str, str]) -> str:
-    """The comparison of two plans as an HTML file. names: what the two are called."""
+def comparison_report(one: Plan, other: Plan, names: tuple[str, str] | None = None) -> str:
+    """The comparison of two plans as an HTML file. names: what the two are called, such as their files."""
     html, data = comparison_body((view_of(one, quick=True), view_of(other, quick=True)), names)
-    return document(f"{names[0]} beside {names[1]}", html, data, one.made_by)
+    return document(_title(names), html, data, one.made_by)
 
 
-def comparison_body(views: tuple[View, View], names: tuple[str, str]) -> tuple[Html, dict[str, Any]]:
+def _title(names: tuple[str, str] | None) -> str:
+    return "Two plans" if names is None else f"{names[0]} beside {names[1]}"
+
+
+def comparison_body(views: tuple[View, View], names: tuple[str, str] | None = None) -> tuple[Html, dict[str, Any]]:
     """(the sections of a comparison, what pictures.js draws in them)."""
     found = compare(views[0].plan, views[1].plan)
     different = [(what, a, b) for what, a, b in found.different]
     html = [
-        element("h1", f"{names[0]} beside {names[1]}"),
-        element("p", f"First: {names[0]}. Second: {names[1]}. {capital(verdict(found))}."),
+        element("h1", _title(names)),
+        element("p", f"{capital(verdict(found))}."),
         section("What differs", "", table("What differs", ("", "first", "second"), different) if different else _EQUAL),
         section("Time", "", term_pairs(found.time, format_seconds, "Terms of a step")),
         section("Memory", "", term_pairs(found.memory, format_bytes, "Memory of each plan's fullest device")),
@@ -42,12 +46,21 @@ def comparison_body(views: tuple[View, View], names: tuple[str, str]) -> tuple[H
 _EQUAL, _NONE = element("p", "Nothing: the two plans choose the same."), element("p", "Nothing.")
 
 
-def _sides(views: tuple[View, View], names: tuple[str, str]) -> Html:
+def _sides(views: tuple[View, View], names: tuple[str, str] | None) -> Html:
     sides = [
-        element("div", element("h2", f"{'First' if place == 0 else 'Second'}: {names[place]}"), *map(Html, parts))
-        for place, parts in enumerate(zip(*_rows(views), strict=True))
+        element("div", element("h2", title), _what(view), *map(Html, parts))
+        for title, view, parts in zip(_titles(names), views, zip(*_rows(views), strict=True), strict=True)
     ]
     return element("div", sides, class_="pair")
+
+
+def _titles(names: tuple[str, str] | None) -> tuple[str, str]:
+    return ("The first plan", "The second plan") if names is None else (f"First: {names[0]}", f"Second: {names[1]}")
+
+
+def _what(view: View) -> Html:
+    d = view.description
+    return element("p", f"{d.model} on {d.cluster}: ", code(d.layout))
 
 
 def _rows(views: Sequence[View]) -> list[list[str]]:

@@ -7,6 +7,8 @@ from html import escape
 from typing import Union
 
 VOID = ("input", "meta", "br")
+LONG = 24
+"""Rows of a table that are shown at once; longer ones scroll below their header."""
 
 
 class Html(str):
@@ -38,6 +40,11 @@ def _attribute(name: str, value: str | int | float | bool | None) -> str:
     if value is None or value is False:
         return ""
     return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+
+
+def code(words: str) -> Html:
+    """A layout or another name of many parts as code, which a line may break behind a `+`."""
+    return element("code", Html(escape(words).replace("+", "+<wbr>")))
 
 
 def bullets(items: Iterable[Child]) -> Html:
@@ -73,7 +80,14 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Child]], 
     copy = element("button", "Copy table", type="button", class_="copy", data_copy=True, aria_label=f"Copy: {caption}")
     return element(
         "div",
-        element("div", whole, class_="scroll", role="region", aria_label=f"Table: {caption}", tabindex=0),
+        element(
+            "div",
+            whole,
+            class_="scroll long" if len(body) > LONG else "scroll",
+            role="region",
+            aria_label=f"Table: {caption}",
+            tabindex=0,
+        ),
         copy,
         class_="table",
     )

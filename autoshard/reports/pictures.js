@@ -55,7 +55,7 @@
     for (const name of ["pointerup", "pointerleave", "pointercancel"]) canvas.addEventListener(name, () => { held = null; });
     canvas.addEventListener("pointerleave", () => { if (document.activeElement !== canvas) show(null); });
     canvas.addEventListener("wheel", (event) => {
-      if (!self.zoom) return;
+      if (!self.zoom || document.activeElement !== canvas && !event.ctrlKey) return;  // else the page scrolls
       event.preventDefault();
       self.zoom(event.offsetX, Math.exp(-event.deltaY / 300));
       soon();
@@ -176,7 +176,7 @@
       return spans;
     });
     let low = 0, high = data.ticks, wide = 1, left = 0;
-    const LEFT = 58, TOP = 22, high_row = rows.length > 40 ? 12 : 20;
+    const LEFT = 58, TOP = 22, NARROW = 2, COLUMN = 4, high_row = rows.length > 40 ? 12 : 20;
     const x_of = (tick) => left + (tick - low) / (high - low) * wide;
     const tick_of = (x) => low + (x - left) / wide * (high - low);
     const time = (ticks) => seconds(ticks / data.ticks * data.total_s);
@@ -184,6 +184,32 @@
       length = clamp(length, data.ticks / 20000, data.ticks);
       low = clamp(start, 0, data.ticks - length);
       high = low + length;
+    }
+    /* Pieces [from, to, kind, share] that are too narrow to stand side by side: each column has its kinds one above the
+       other, as high as their shares of its time; what is left below them is the bubble. broad: pieces that are drawn
+       over the columns. */
+    function stacked(ctx, narrow, broad, y, colors) {
+      const columns = new Map();
+      const add = ([from, to, kind, share]) => {
+        for (let at = left + Math.floor((Math.max(from, left) - left) / COLUMN) * COLUMN; at < Math.min(to, left + wide); at += COLUMN) {
+          const inside = Math.min(to, at + COLUMN) - Math.max(from, at), kinds = columns.get(at) || new Map();
+          kinds.set(kind, (kinds.get(kind) || 0) + inside * share);
+          columns.set(at, kinds);
+        }
+      };
+      narrow.forEach(add);
+      const meets = (x) => columns.has(left + Math.floor((x - left) / COLUMN) * COLUMN);
+      for (const [from, to, , share] of broad) if (meets(from) || meets(to)) add([from, to, -1, share]);
+      for (const [at, kinds] of columns) {
+        const to = Math.min(at + COLUMN, x_of(data.end)), free = to - at - (kinds.get(-1) || 0);
+        let above = 0;
+        for (const kind of [...kinds.keys()].filter((one) => one >= 0).sort((a, b) => a - b)) {
+          const top = Math.round(above);
+          above += (high_row - 2) * kinds.get(kind) / free;
+          ctx.fillStyle = colors.c[kind % COLORS];
+          ctx.fillRect(at, y + top, to - at, Math.round(above) - top);
+        }
+      }
     }
     function first_after(spans, tick) {
       let a = 0, b = spans.length;
@@ -211,27 +237,38 @@
           ctx.rect(left, y, wide, high_row);
           ctx.clip();
           ctx.strokeStyle = colors.bubble;
+          ctx.save();
+          ctx.beginPath();
+          ctx.rect(left, y, x_of(data.end) - left, high_row);
+          ctx.clip();
           ctx.beginPath();
           for (let x = left - high_row; x < left + wide; x += 6) { ctx.moveTo(x, y + high_row - 2); ctx.lineTo(x + high_row - 2, y); }
           ctx.stroke();
-          let last = -1;
+          ctx.restore();
+          const mix = data.rows[row].mix, narrow = [], broad = [];
           for (let i = first_after(spans, low); i < spans.length && spans[i][0] <= high; i++) {
             const [start, end, kind, microbatch] = spans[i], x = x_of(start), to = x_of(end);
-            if (to - last < .3 && host.mark !== row * 1e6 + i) continue;
-            last = to;
-            ctx.fillStyle = colors.c[kind % COLORS];
-            ctx.fillRect(x, y, Math.max(to - x, .6), high_row - 2);
-            if (to - x > 3) { ctx.fillStyle = colors.back; ctx.fillRect(to - 1, y, 1, high_row - 2); }
-            if (host.mark === row * 1e6 + i) { ctx.lineWidth = 2; ctx.strokeStyle = colors.fore; ctx.strokeRect(x, y + 1, Math.max(to - x, 2), high_row - 4); ctx.lineWidth = 1; }
-            if (to - x > 30 && microbatch >= 0 && high_row > 14) { ctx.fillStyle = colors.back; ctx.textAlign = "center"; ctx.fillText(String(microbatch), (x + to) / 2, y + high_row / 2 - 1); }
+            const several = kind === data.several ? mix : [[kind, 1]], pieces = to - x < NARROW || to - x < 4 * COLUMN && several.length > 1 ? narrow : broad;
+            let top = 0;
+            for (const [one, share] of several) { pieces.push([x, to, one, share, microbatch, top]); top += share; }
           }
+          stacked(ctx, narrow, broad, y, colors);
+          for (const [x, to, kind, share, microbatch, top] of broad) {
+            ctx.fillStyle = colors.c[kind % COLORS];
+            ctx.fillRect(x, y + top * (high_row - 2), to - x, share * (high_row - 2));
+            ctx.fillStyle = colors.back;
+            ctx.fillRect(to - 1, y, 1, high_row - 2);
+            if (to - x > 30 && microbatch >= 0 && high_row > 14) { ctx.textAlign = "center"; ctx.fillText(String(microbatch), (x + to) / 2, y + high_row / 2 - 1); }
+          }
+          const i = host.mark === null || host.mark < 0 ? -1 : host.mark - row * 1e6;
+          if (i >= 0 && i < spans.length) { const [x, to] = [x_of(spans[i][0]), x_of(spans[i][1])]; ctx.lineWidth = 2; ctx.strokeStyle = colors.fore; ctx.strokeRect(x, y + 1, Math.max(to - x, 2), high_row - 4); ctx.lineWidth = 1; }
           ctx.restore();
         });
         ctx.textBaseline = "alphabetic";
       },
       at(x, y) {
         const row = Math.floor((y - TOP) / high_row), tick = tick_of(x);
-        if (row < 0 || row >= rows.length || x < left) return null;
+        if (row < 0 || row >= rows.length || x < left || tick > data.end) return null;
         const i = first_after(rows[row], tick);
         if (i < rows[row].length && rows[row][i][0] <= tick) return row * 1e6 + i;
         return -(row * 1e6 + i) - 1;
@@ -239,7 +276,7 @@
       tell(mark) {
         const row = Math.floor((mark < 0 ? -mark - 1 : mark) / 1e6), i = (mark < 0 ? -mark - 1 : mark) % 1e6, spans = rows[row];
         if (mark < 0) {
-          const start = i ? spans[i - 1][1] : 0, end = i < spans.length ? spans[i][0] : data.ticks;
+          const start = i ? spans[i - 1][1] : 0, end = i < spans.length ? spans[i][0] : data.end;
           return `${data.rows[row].name}: bubble, it waits ${time(end - start)}, from ${time(start)} to ${time(end)}`;
         }
         const [start, end, kind, microbatch, chunk] = spans[i];

@@ -23,13 +23,15 @@ TOGETHER = "several actions as one, their waits behind them"
 
 
 class Span(NamedTuple):
-    """One thing that a rank does. what: in words. microbatch, chunk: -1 where it has none. Times are seconds."""
+    """One thing that a rank does. what: in words. microbatch, chunk: -1 where it has none. Times are seconds. parts: of
+    several actions, (what, seconds) of each kind among them."""
 
     what: str
     start_s: float
     end_s: float
     microbatch: int = -1
     chunk: int = -1
+    parts: tuple[tuple[str, float], ...] = ()
 
 
 def predicted_rows(plan: Plan) -> list[tuple[str, list[Span]]]:
@@ -64,8 +66,17 @@ def _actions(order: Sequence[Action], spans: Sequence[tuple[float, float]], each
 
 def _together(actions: Sequence[Span]) -> Span:
     """One span as long as the actions work, so that the bubble behind it is as long as they wait."""
-    start_s = actions[0].start_s
-    return Span(TOGETHER, start_s, start_s + sum(one.end_s - one.start_s for one in actions))
+    start_s, parts = actions[0].start_s, _seconds_by_kind(actions)
+    return Span(TOGETHER, start_s, start_s + sum(parts.values()), parts=tuple(parts.items()))
+
+
+def _seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
+    """What the spans are, in the order of KINDS -> seconds of them all."""
+    found = dict.fromkeys(KINDS.values(), 0.0)
+    for span in spans:
+        for what, seconds in span.parts or ((span.what, span.end_s - span.start_s),):
+            found[what] += seconds
+    return {what: seconds for what, seconds in found.items() if seconds}
 
 
 def measured_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Span]]]:
@@ -93,19 +104,31 @@ def _measured(event: Mapping[str, Any], start_s: float) -> Span:
 
 
 def packed(title: str, rows: Sequence[tuple[str, Sequence[Span]]], at_least_s: float = 0.0) -> dict[str, Any]:
-    """Rows as JSON values: {title, total_s, ticks, kinds, rows: [{name, spans}]}, the spans flat: ticks since the end
-    of the one before, ticks that it takes, index of what it is, microbatch, chunk. at_least_s: of total_s."""
-    total_s = max([at_least_s, *(span.end_s for _, row in rows for span in row)])
+    """Rows as JSON values: {title, total_s, ticks, end, kinds, several, rows: [{name, spans, mix}]}, the spans flat:
+    ticks since the end of the one before, ticks that it takes, index of what it is, microbatch, chunk. at_least_s: of
+    total_s; end: the tick at which the last span ends. several: the index of TOGETHER, -1 without; mix: (index of a
+    kind, its share) of what a row does in such spans."""
+    spans = [span for _, row in rows for span in row]
+    end_s = max((span.end_s for span in spans), default=0.0)
+    total_s = max(at_least_s, end_s)
     scale = TICKS / total_s if total_s else 0.0
-    kinds = [*dict.fromkeys(span.what for _, row in rows for span in row)]
+    kinds = [*dict.fromkeys(what for span in spans for what in (span.what, *(part for part, _ in span.parts)))]
     number = {name: index for index, name in enumerate(kinds)}
     return {
         "title": title,
         "total_s": total_s,
         "ticks": TICKS,
+        "end": round(end_s * scale),
         "kinds": kinds,
-        "rows": [{"name": name, "spans": _flat(row, scale, number)} for name, row in rows],
+        "several": number.get(TOGETHER, -1),
+        "rows": [{"name": name, "spans": _flat(row, scale, number), "mix": _mix(row, number)} for name, row in rows],
     }
+
+
+def _mix(row: Sequence[Span], number: Mapping[str, int]) -> list[tuple[int, float]]:
+    found = _seconds_by_kind([span for span in row if span.parts])
+    whole_s = sum(found.values())
+    return [(number[what], round(seconds / whole_s, 4)) for what, seconds in found.items()]
 
 
 def _flat(row: Sequence[Span], scale: float, number: Mapping[str, int]) -> list[int]:

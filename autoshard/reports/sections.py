@@ -23,9 +23,9 @@ from autoshard.explanation.sensitivity_text import (
     unanswered_line,
 )
 from autoshard.explanation.text import order_text
-from autoshard.reports.html import Html, bar, bullets, element, table
+from autoshard.reports.html import Html, bar, bullets, code, element, table
 from autoshard.reports.machine import axes, drawn
-from autoshard.reports.pipeline import bubble_table, packed
+from autoshard.reports.pipeline import TOGETHER, bubble_table, packed
 from autoshard.reports.view import Rows, View
 from autoshard.reports.words import in_words
 from autoshard.units import GB, counted, format_bytes, format_count, format_number, format_seconds
@@ -33,7 +33,9 @@ from autoshard.units import GB, counted, format_bytes, format_count, format_numb
 COLORS = 10
 """Colours that terms have, `c0` to `c9` in page.css; the last one is for the rest."""
 HELP = "Arrow keys move over it, Escape lets go."
-ZOOM = f"Wheel, + and - zoom, dragging moves, 0 shows all. {HELP}"
+ZOOM = f"Clicked once, wheel, + and - zoom; dragging moves, 0 shows all. {HELP}"
+MANY = 100
+"""Spans of a row that do not stand side by side on every screen."""
 
 
 def body(view: View) -> tuple[Html, dict[str, Any]]:
@@ -112,7 +114,7 @@ def _chosen(view: View) -> Html:
         "",
         element("div", [element("p", sentence) for sentence in words], class_="words"),
         element("dl", shown, class_="cards"),
-        element("p", problem, element("code", d.layout)),
+        element("p", problem, code(d.layout)),
         element("h3", "How sure that is"),
         bullets(d.advice),
         element("p", d.caveat),
@@ -199,7 +201,7 @@ def pipeline(view: View) -> Html:
             name,
             f"~{format_seconds(busy_s)}",
             _waited(first_s),
-            f"~{format_seconds(waits_s)}",
+            _waited(waits_s),
             f"{waits_s / total_s:.1%}",
             bar(waits_s / total_s),
         )
@@ -209,6 +211,11 @@ def pipeline(view: View) -> Html:
         "What each pipeline rank does in one step, from left to right. Hatched stretches are bubbles: the rank waits "
         "for another one. After the pipeline come sums of gradients and the optimizer."
     )
+    if any(len(row) > MANY for _, row in view.rows):
+        lead += (
+            " Where actions are too narrow to stand side by side, they stand one above the other, as high as their "
+            "shares of the time; zooming in parts them."
+        )
     header = ("", "work", "waits at the start", "waits in all", "of the step", "")
     label = f"Timeline of {len(view.rows)} pipeline ranks over {format_seconds(total_s)}"
     shown = [picture("timeline", label, ZOOM), _legend(view.rows)]
@@ -221,13 +228,18 @@ def pipeline(view: View) -> Html:
 
 
 def _legend(rows: Rows) -> Html:
-    """The colours of a timeline's spans, as packed() numbers what they are."""
+    """The colours of a timeline's spans, as packed() numbers what they are; a span of several actions has theirs."""
     kinds = packed("", rows)["kinds"]
-    keys = [element("li", element("span", class_=f"key c{i % COLORS}"), kind) for i, kind in enumerate(kinds)]
+    keys = [
+        element("li", element("span", class_=f"key c{i % COLORS}"), kind)
+        for i, kind in enumerate(kinds)
+        if kind != TOGETHER
+    ]
     return element("ul", [*keys, element("li", element("span", class_="key bubble"), "bubble")], class_="legend")
 
 
 def _waited(seconds: float) -> str:
+    """Differences of times that are equal are rounding alone."""
     return f"~{format_seconds(seconds)}" if seconds > 1e-9 else "0 s"
 
 
@@ -351,7 +363,10 @@ def _search(view: View) -> Html:
             ("at least " if columns["step_time_is_bound"][place] else "")
             + format_seconds(columns["step_time_s"][place]),
             format_bytes(columns["memory_bytes"][place]),
-            *(str(columns[name][place]) for name in names),
+            *(
+                "" if name == "context_parallel" and columns["cp"][place] == 1 else str(columns[name][place])
+                for name in names
+            ),
         )
         for place in front
     ]
@@ -359,7 +374,7 @@ def _search(view: View) -> Html:
     return section(
         "All candidates",
         lead,
-        picture("candidates", f"{found.total:,} priced layouts by step time and memory", controls=controls),
+        picture("candidates", f"{found.total:,} priced layouts by step time and memory", ZOOM, controls),
         element(
             "details",
             element("summary", f"The Pareto front: {len(rows)} layouts"),
@@ -385,7 +400,7 @@ def _runners_up(view: View) -> Html:
         ]
         rows.append(
             (
-                element("code", one.layout),
+                code(one.layout),
                 f"~{format_seconds(one.step_time_s)}",
                 f"{more(one.slower)} ({more(one.slower_low)} to {more(one.slower_high)})",
                 order_text(one),

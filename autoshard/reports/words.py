@@ -19,11 +19,11 @@ def in_words(plan: Plan, d: Description) -> tuple[tuple[str, ...], tuple[tuple[s
     """(sentences on what the plan does and how sure that is, the words that its page uses with their meaning)."""
     strategy, blocks = plan.strategy, plan.model.num_hidden_layers
     parts = [
-        (strategy.tp, f"each matrix over {strategy.tp} devices"),
-        (strategy.pp, f"the {blocks} blocks over {strategy.pp} groups of devices in a row"),
-        (strategy.cp, f"each sequence over {strategy.cp} devices"),
-        (strategy.dp, f"the batch over {strategy.dp} copies"),
-        (strategy.ep, f"the experts over {strategy.ep} devices"),
+        (strategy.tp, f"each matrix over {strategy.tp:,} devices"),
+        (strategy.pp, f"the {blocks} blocks over {strategy.pp:,} groups of devices in a row"),
+        (strategy.cp, f"each sequence over {strategy.cp:,} devices"),
+        (strategy.dp, f"the batch over {strategy.dp:,} copies"),
+        (strategy.ep, f"the experts over {strategy.ep:,} devices"),
     ]
     split = [words for size, words in parts if size > 1]
     how = f"It splits {listed(split)}." if split else "One device holds all of it."

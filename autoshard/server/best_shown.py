@@ -9,7 +9,7 @@ from autoshard.cost.estimate import estimate
 from autoshard.explanation.page import percent
 from autoshard.planner.watching import BestSoFar
 from autoshard.plans.names import short_name
-from autoshard.reports.html import Html, element
+from autoshard.reports.html import Html, code, element
 from autoshard.reports.sections import section
 from autoshard.server.isolated import Say
 from autoshard.units import format_bytes, format_number, format_seconds
@@ -31,7 +31,7 @@ class BestShown:
         layout = short_name(one.best.strategy)
         html = "".join(
             [
-                *(section("Found", "", element("p", element("code", name))) for name in self._before),
+                *(section("Found", "", element("p", code(name))) for name in self._before),
                 section("Best so far", "Still looking: what follows is not the answer yet.", *_sentences(one)),
             ]
         )
@@ -49,7 +49,7 @@ def _sentences(one: BestSoFar) -> list[Html]:
     tokens_per_s = training.global_batch_size * training.sequence_length / one.best.step_time_s
     used, room = format_bytes(found.fullest.total_bytes), format_bytes(found.memory_capacity_bytes)
     return [
-        element("p", element("code", short_name(one.best.strategy))),
+        element("p", code(short_name(one.best.strategy))),
         element(
             "p",
             f"~{format_seconds(one.best.step_time_s)} a step, ~{format_number(tokens_per_s)} tokens/s; "

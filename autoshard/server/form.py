@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.models.registry import builtin_models
 from autoshard.planner.options import OPTIONS, PINS
-from autoshard.planner.request import GLOBAL_BATCH, INSTANCE, SEQUENCE_LENGTH
+from autoshard.planner.request import GLOBAL_BATCH, INSTANCE, SEQUENCE_LENGTH, PlanRequest
 from autoshard.reports.html import Html, element
 from autoshard.server.state import OTHER
 from autoshard.spec.hardware_file import packaged_instances
@@ -22,11 +23,12 @@ MORE = ("precision", "backend", "fit_probability", "lnc", "sdk", "keep_bf16", "e
 FIRST_MODEL = "llama3-8b"
 """The model of a page that was opened without any: one that fits on a node of the default instance."""
 DEFAULTS = {
-    "nodes": "1",
-    "seq_len": f"{SEQUENCE_LENGTH}",
-    "global_batch": f"{GLOBAL_BATCH}",
-    "price_per_node_hour": "its own",
-}
+    "instance": INSTANCE, "nodes": "1", "seq_len": f"{SEQUENCE_LENGTH}", "global_batch": f"{GLOBAL_BATCH}",
+    "price_per_node_hour": "its own", "etp": "tp", "dp_replicate": "1", "precision": PlanRequest.precision,
+    "backend": "auto", "fit_probability": f"{FIT_PROBABILITY}", "lnc": "the instance's", "sdk": "the newest",
+    "keep_bf16": "nothing", "expert_imbalance": "1", "dropout": "nothing", "stack": "compared",
+}  # fmt: skip
+"""What an empty field stands for; that of others is searched, `any`."""
 
 
 def page() -> str:
@@ -85,17 +87,13 @@ def _fields(prefix: str) -> list[Html]:
 
 
 def _field(prefix: str, name: str, label: str, hint: str) -> Html:
-    known = _known(name)
+    known, default = _known(name), DEFAULTS.get(name, "any")
     if known:
-        options = [element("option", one, value=one, selected=one == FIRST_MODEL) for one in known]
-        blank = (
-            []
-            if name == "model"
-            else [element("option", f"default: {INSTANCE}" if name == "instance" else "any", value="")]
-        )
+        options = [element("option", one, value=one, selected=one == FIRST_MODEL) for one in known if one != default]
+        blank = [] if name == "model" else [element("option", default, value="")]
         field = element("select", [*blank, *options], name=f"{prefix}{name}", title=hint)
     else:
-        field = element("input", name=f"{prefix}{name}", placeholder=DEFAULTS.get(name, "any"), title=hint, size=8)
+        field = element("input", name=f"{prefix}{name}", placeholder=default, title=hint, size=8)
     slider = []
     if name == "nodes":
         slider = [

@@ -28,7 +28,8 @@
     second.hidden = ![...parameters.keys()].some((name) => name.startsWith("b."));
     two.textContent = second.hidden ? "Compare with another" : "Only one plan";
     for (const one of fields) {
-      const value = parameters.get(one.name) || "";
+      let value = parameters.get(one.name) || "";
+      if (one.tagName === "SELECT" && one.options[0].value === "" && one.options[0].text === value) value = "";  // the default
       if (one.tagName === "SELECT" && value && ![...one.options].some((option) => option.value === value)) one.add(new Option(value.startsWith("upload:") ? "uploaded config" : value, value));
       if (value || one.name.replace("b.", "") !== "model") one.value = value;
       const group = one.closest("details");

@@ -35,7 +35,7 @@ ASKED = (
 """Options of `plan` that a page may ask for; every pin may be, too. None of them names a file: `model` and
 `expert_imbalance`, which can on the command line, are checked here."""
 NAMES = (*ASKED, *(option.name for option in PINS))
-SIDES = ("left", "right")
+SIDES = ("first", "second")
 """The names of the plans of two states."""
 PLAN_FILES, CONFIG_FILES = ("plan.json", "other.json"), ("config.json", "other_config.json")
 PLAN, WHY, OTHER = "plan", "why", "b."

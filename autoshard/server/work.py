@@ -25,13 +25,13 @@ from autoshard.plans.plan_json import plan_to_json
 from autoshard.plans.validate import plan_from_dict
 from autoshard.reports.candidates import Candidates, candidates_of
 from autoshard.reports.comparison import comparison_body, comparison_report
-from autoshard.reports.html import Html, element
+from autoshard.reports.html import Html, code, element
 from autoshard.reports.page import report_page
 from autoshard.reports.sections import body, capital, section, term_pairs
 from autoshard.reports.view import view_of
 from autoshard.server.best_shown import BestShown
 from autoshard.server.isolated import Say
-from autoshard.server.state import SEARCH_LIMIT_S, SIDES, check_answerable
+from autoshard.server.state import SEARCH_LIMIT_S, check_answerable
 from autoshard.spec.model import ModelSpec
 from autoshard.units import format_bytes, format_seconds
 
@@ -95,7 +95,7 @@ def _answer(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         before = tuple(short_name(one.plan.strategy) for one in found)
         found.append(_find(state, job["uploads"], BestShown(say, before)))
     views = [replace(view_of(one.plan, quick=True), found=one.priced) for one in found]
-    html, data = body(views[0]) if len(views) == 1 else comparison_body((views[0], views[1]), SIDES)
+    html, data = body(views[0]) if len(views) == 1 else comparison_body((views[0], views[1]))
     title = views[0].description.layout if len(views) == 1 else "two plans"
     questions = _questions(views[0].plan) if len(views) == 1 else ""
     last = {"data": data, "title": title, "proven": "", "open": False}
@@ -130,7 +130,7 @@ def _why(plan: Plan, asked: str) -> Html:
         one, other = plan.estimate, found.best.estimate
         slower = more(other.step_time_s / one.step_time_s - 1)
         room = f"{format_bytes(other.fullest.total_bytes)} of {format_bytes(other.memory_capacity_bytes)}"
-        best = element("code", short_name(found.best.strategy))
+        best = code(short_name(found.best.strategy))
         said = f" would take ~{format_seconds(other.step_time_s)} a step, {slower}, and {room} of memory."
         parts += [
             element("p", "nearest to fitting: " if found.refusal else "", best, said),
@@ -156,4 +156,4 @@ def _compare_file(job: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(job["states"]) < 2:
         raise AutoshardError("a comparison needs two states")
     one, other = (_find(state, job["uploads"]).plan for state in job["states"])
-    return {"text": comparison_report(one, other, SIDES)}
+    return {"text": comparison_report(one, other)}

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 import autoshard
+from autoshard.reports.pipeline import predicted_rows
 from docs import notebook
 from tests.unit.browsers import CHROMIUM
 
@@ -209,6 +210,56 @@ def test_the_timeline_zooms(browser: Any, report: str) -> None:
     assert canvas.screenshot() == picture
 
 
+def test_the_wheel_scrolls_past_a_timeline_until_it_is_clicked(browser: Any, report: str) -> None:
+    page = opened(browser, report)
+    canvas = drawn(page, "timeline")
+    box, picture = canvas.bounding_box(), canvas.screenshot()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    before = page.evaluate("scrollY")
+    page.mouse.wheel(0, -200)
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") < before
+    canvas.scroll_into_view_if_needed()
+    canvas.click(position={"x": box["width"] / 2, "y": 60})
+    before = page.evaluate("scrollY")
+    page.mouse.wheel(0, -200)
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") == before and canvas.screenshot() != picture
+
+
+COLUMN = """(canvas, at) => {
+  const scale = canvas.width / canvas.clientWidth, found = {};
+  const pixels = canvas.getContext("2d").getImageData(at[0] * scale, at[1] * scale, 1, at[2] * scale).data;
+  for (let i = 0; i < pixels.length; i += 4) {
+    const color = `#${[...pixels.slice(i, i + 3)].map((one) => one.toString(16).padStart(2, "0")).join("")}`;
+    found[color] = (found[color] || 0) + 4 / pixels.length;
+  }
+  return found;
+}"""
+
+
+def test_actions_too_narrow_to_stand_side_by_side_are_as_high_as_their_shares(browser: Any, tmp_path: Path) -> None:
+    """In the middle of a step of 512 microbatches; the bubble, which is no colour of an action, is what is left."""
+    plan = autoshard.plan("llama3-70b", nodes=16, tp=8, pp=16, cp=2, micro_batch=1)
+    autoshard.report(plan, tmp_path / "report.html", quick=True)
+    page = opened(browser, (tmp_path / "report.html").as_uri(), 1024)
+    canvas = drawn(page, "timeline")
+    forward, backward = "#2f6fb5", "#d97a1e"
+    middle = canvas.bounding_box()["width"] / 2
+    for rank, (_, spans) in enumerate(predicted_rows(plan)):
+        at_s = plan.step_time_s * 0.4, plan.step_time_s * 0.6
+        inside = [span for span in spans if at_s[0] < span.start_s and span.end_s < at_s[1]]
+        long_s = inside[-1].end_s - inside[0].start_s
+        shares = [
+            sum(span.end_s - span.start_s for span in inside if span.what == what) / long_s
+            for what in ("forward", "backward")
+        ]
+        columns = [canvas.evaluate(COLUMN, [middle + x, 22 + 20 * rank, 18]) for x in range(-100, 101, 4)]
+        for color, share in zip((forward, backward), shares, strict=True):
+            drawn_share = sum(column.get(color, 0.0) for column in columns) / len(columns)
+            assert drawn_share == pytest.approx(share, abs=0.07), (rank, color)
+
+
 def test_candidates_are_filtered(browser: Any, report: str) -> None:
     page = opened(browser, report)
     canvas = drawn(page, "candidates")
@@ -262,7 +313,7 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     page.locator("a[data-why='pp=2']").click()
     page.get_by_role("heading", name="Why not pp=2?").wait_for(timeout=60_000)
     page.locator("#two").click()
-    page.get_by_role("heading", name="left beside right").wait_for(timeout=60_000)
+    page.get_by_role("heading", name="Two plans").wait_for(timeout=60_000)
     assert "b.tp=32" in page.url
     assert page.complaints == [] == other.complaints
     assert {urlparse(address).netloc for address in page.asked} == {urlparse(server).netloc}

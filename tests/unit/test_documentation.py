@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,11 @@ class Block:
         lines = [line[2:].partition(" || ")[0] for line in self.text.splitlines() if line.startswith("$ ")]
         return [shlex.split(line)[1:] for line in lines]
 
+    @property
+    def shown(self) -> str:
+        """What stands below its only command: what that prints. '' where nothing does."""
+        return self.text.partition("\n")[2] if len(self.commands) == 1 else ""
+
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page."""
@@ -69,8 +76,10 @@ def parse(words: list[str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in an empty folder: commands through `main`, Python in one namespace, YAML as the file in its title."""
+    """In order, in an empty folder: commands through `main`, Python in one namespace, YAML as the file in its title.
+    Where a page shows what a command prints, it prints that, to the letter."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
     names: dict[str, Any] = {}
     for block in blocks(page):
         if block.language == "yaml":
@@ -85,7 +94,10 @@ def test_every_block_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: py
             parse(words)
             if block.executed:
                 code_of_doctor = words[0] == "doctor"  # it says what this machine lacks
-                assert main(words) == 0 or code_of_doctor, words
+                with redirect_stdout(io.StringIO()) as said, redirect_stderr(said):
+                    ended = main(words)
+                assert ended == 0 or code_of_doctor, words
+                assert block.shown in ("", said.getvalue().rstrip("\n")), words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -115,6 +127,31 @@ def test_the_readme_has_the_errors_of_the_results() -> None:
     page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"Its mean is {trn1:.0f} % on trn1" in page
     assert f"{unmeasured:.0f} % for a software stack that nobody measured" in page
+
+
+def test_the_readme_has_the_distances_of_other_software() -> None:
+    """Those of benchmarks/results/as_planned.md."""
+    found = (ROOT / "benchmarks/results/as_planned.md").read_text(encoding="utf-8")
+    distance, inside = map(float, re.findall(r"^Mean of sources: ([\d.]+)%, (\d+)% inside", found, re.MULTILINE)[0])
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"with the same layouts are {distance:.0f} % away from it, and three in four of them inside" in page
+    assert round(inside / 25) == 3
+
+
+def test_the_readme_explains_the_page_that_it_shows(tmp_path: Path) -> None:
+    """What it quotes of the page under "How to read a plan" stands on that page; a plan edited by hand is refused with
+    the sentence that it has."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted, _, explained = text.partition("## How to read a plan")
+    for words in re.findall(r"\* \*\*(?:Layout|Runners-up)\.?\*\*[^`]*`([^`]+)`", explained):
+        assert words in quoted, words
+    plan = autoshard.plan("llama3-70b", nodes=16)
+    values = json.loads(plan.save(tmp_path / "plan.json").read_text(encoding="utf-8"))
+    values["stages"][3]["first_layer"] += 1
+    (tmp_path / "plan.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(autoshard.AutoshardError) as error:
+        autoshard.read_plan(tmp_path / "plan.json")
+    assert f"autoshard: error: {error.value}".replace(f"{tmp_path}{os.sep}", "") in explained
 
 
 def test_options_in_the_code_exist() -> None:

@@ -354,7 +354,7 @@ def test_terms_side_by_side_as_text() -> None:
     cells = [
         ("one", "~2.00 s", "~1.00 s", "-1.00 s"),
         ("two", "-", "~500 ms", "+500 ms"),
-        ("three", "~2.00 s", "~2.00 s", "+0.00 us"),
+        ("three", "~2.00 s", "~2.00 s", "+0 s"),
     ]
     assert [pair_cells(pair, format_seconds) for pair in found] == cells
     text = comparison_markdown(replace(compare(plan_70b(), plan_70b()), time=found), ("x", "y"))

@@ -24,7 +24,7 @@ from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.reports.candidates import FILTERS, MOST_POINTS, candidates, known_front, pareto, thinned
 from autoshard.reports.comparison import comparison_report
-from autoshard.reports.html import Html, element, table
+from autoshard.reports.html import LONG, Html, code, element, table
 from autoshard.reports.machine import axes, drawn
 from autoshard.reports.page import MOST_BYTES, report_page
 from autoshard.reports.pipeline import (
@@ -37,6 +37,7 @@ from autoshard.reports.pipeline import (
     packed,
     predicted_rows,
 )
+from autoshard.reports.sections import body
 from autoshard.reports.view import view_of
 from autoshard.units import format_bytes, format_seconds
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
@@ -194,10 +195,13 @@ def test_packed_spans_by_hand() -> None:
         "title": "t",
         "total_s": 4.0,
         "ticks": TICKS,
+        "end": TICKS,
         "kinds": ["forward", "backward"],
-        "rows": [{"name": "r", "spans": [0, 250_000, 0, 0, 0, 250_000, 500_000, 1, 0, 0]}],
+        "several": -1,
+        "rows": [{"name": "r", "spans": [0, 250_000, 0, 0, 0, 250_000, 500_000, 1, 0, 0], "mix": []}],
     }
-    assert packed("t", rows, 8.0)["rows"][0]["spans"][1] == 125_000
+    longer = packed("t", rows, 8.0)
+    assert longer["rows"][0]["spans"][1] == 125_000 and longer["end"] == TICKS // 2
     assert bubble_table(rows) == [("r", 3.0, 0.0, 1.0)]
 
 
@@ -241,6 +245,50 @@ def test_in_a_long_timeline_several_actions_of_the_middle_are_one_span(monkeypat
     for one, other in zip(bubble_table(whole), bubble_table(short), strict=True):
         assert one[0] == other[0] and one[1:] == pytest.approx(other[1:])
     assert MOST_SPANS > 10_000
+
+
+def test_several_actions_as_one_span_keep_the_shares_of_their_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the middle of each rank: forwards take a third of it or less, backwards the rest, in one colour each."""
+    whole = predicted_rows(plan_70b())
+    monkeypatch.setattr("autoshard.reports.pipeline.MOST_SPANS", 40 * len(whole))
+    found = packed("t", predicted_rows(plan_70b()))
+    assert found["kinds"][found["several"]] == TOGETHER
+    for (_, spans), row in zip(whole, found["rows"], strict=True):
+        middle = [span for span in spans if span.microbatch >= 0][10:-10]
+        seconds = {what: sum(s.end_s - s.start_s for s in middle if s.what == what) for what in ("forward", "backward")}
+        shares = {found["kinds"][kind]: share for kind, share in row["mix"]}
+        assert shares == pytest.approx({what: took / sum(seconds.values()) for what, took in seconds.items()}, abs=1e-4)
+    view = replace(view_of(plan_70b(), quick=True), rows=predicted_rows(plan_70b()))
+    assert TOGETHER not in body(view)[0]
+
+
+def test_a_layout_breaks_between_its_parts_and_a_long_table_scrolls() -> None:
+    assert code("recompute=a+b&c") == "<code>recompute=a+<wbr>b&amp;c</code>"
+    rows = [(str(i), "x") for i in range(LONG + 1)]
+    assert 'class="scroll"' in table("t", ("a", "b"), rows[:-1]) and 'class="scroll long"' in table(
+        "t", ("a", "b"), rows
+    )
+
+
+def test_the_front_names_no_context_parallelism_where_there_is_none() -> None:
+    plan = autoshard.plan("llama3-8b", nodes=4)
+    view = view_of(plan)
+    assert view.found is not None
+    columns, front = view.found.columns, list(view.found.front)
+    assert len({*columns["context_parallel"][front].tolist()}) > 1
+    rows = re.findall(r"<tr><th[^>]*>(?:at least )?[\d.,]+ m?s</th>(.*?)</tr>", body(view)[0])
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert len(cells) == len(front)
+    for row, place in zip(cells, front, strict=True):
+        named = {"ring", "zigzag_ring", "ulysses", "all_gather"} & {*row}
+        assert bool(named) == (columns["cp"][place] > 1)
+
+
+def test_equal_times_are_no_wait() -> None:
+    """Of one pipeline rank, which waits for nobody: a difference of sums is a rounding error there."""
+    view = view_of(plan_one_device(), quick=True)
+    row = "".join(re.findall(r"<tr><th scope=\"row\">pipeline rank 0</th>.*?</tr>", body(view)[0])[0])
+    assert row.count('<td class="number">0 s</td>') == 2 and " us" not in row
 
 
 def test_measured_actions_and_what_comes_after_them() -> None:

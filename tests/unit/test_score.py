@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,12 @@ def test_layouts_that_differ_in_their_cut_alone() -> None:
     page = best_of(own, stage_layers=(9, 8, 8, 7)).page()
     ends = "; embedding on the first, head and loss on the last\n"
     assert f"\n  stages 4: 8 layers each{ends}" in page and f"\n  stages 4: layers 9 2 x 8 7{ends}" in page
+
+
+def test_a_term_that_one_of_two_lacks_is_a_dash() -> None:
+    own = autoshard.score("tp=32 pp=4 mbs=1 recompute=none", "llama3-70b", nodes=16)
+    assert re.search(r"\n  recompute +- +~[\d.]+ s +-[\d.]+ s\n", own.page())
+    assert "~0 s" not in own.page() and "us" not in own.page()
 
 
 def test_a_layout_is_faster_than_the_best_because_it_fits_less_surely() -> None:

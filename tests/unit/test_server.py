@@ -25,13 +25,15 @@ import autoshard
 from autoshard.backends.problem import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
+from autoshard.planner.options import OPTIONS
 from autoshard.planner.ranking import Timed
 from autoshard.planner.watching import BestSoFar
 from autoshard.server import app, desk
 from autoshard.server.best_shown import BestShown
 from autoshard.server.desk import Desk
+from autoshard.server.form import page
 from autoshard.server.isolated import SAY_S, Limits, TookTooMuchError, Work
-from autoshard.server.state import State, commands, read_states
+from autoshard.server.state import NAMES, State, commands, read_states
 from autoshard.server.uploads import MOST_BYTES, MOST_IN_ALL, Uploads
 from autoshard.server.work import work
 from tests.multiprocess.started import by_default
@@ -150,7 +152,7 @@ def test_why_not_and_two_side_by_side(client: httpx.Client) -> None:
     illegal = client.get("/answer", params={**SMALL, "why": "tp=4"}).json()["html"]
     assert "tp=4 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32" in illegal
     both = client.get("/answer", params={**SMALL, "b.model": "llama3-8b", "b.tp": "32"}).json()
-    assert "left beside right" in both["html"]
+    assert "Two plans" in both["html"]
     assert {"timeline_0", "timeline_1", "machine_0", "machine_1"} <= set(both["data"])
 
 
@@ -243,9 +245,22 @@ def test_states_and_their_commands() -> None:
     ]
 
 
+def test_an_empty_field_says_what_it_stands_for() -> None:
+    """`any` is what is searched; the help of other options has a default."""
+    shown = dict(re.findall(r'<input name="(\w+)" placeholder="([^"]*)"', page()))
+    shown |= dict(re.findall(r'<select name="(\w+)"[^>]*><option value="">([^<]*)<', page()))
+    assert {*shown} == {*NAMES} - {"model"}
+    for name, words in shown.items():
+        said = re.search(r"\(default: ([^);]*)", OPTIONS[name].help)
+        assert (words == "any") == (said is None and name != "keep_bf16"), name
+        if re.fullmatch(r"[\d.]+", words):
+            assert said is not None and said[1].startswith(words), name
+    assert shown["instance"] == "trn1.32xlarge" and f'value="{shown["instance"]}"' not in page()
+
+
 def test_commands_for_two_states_name_each_file_once() -> None:
     first, second = (f"upload:{digit * 32}" for digit in "01")
-    left, right = "# save the {} that was uploaded (left) as {}", "# save the {} that was uploaded (right) as {}"
+    left, right = "# save the {} that was uploaded (first) as {}", "# save the {} that was uploaded (second) as {}"
     of_other = "autoshard plan --model {} --nodes 2 -o other.json"
     for ours, theirs, expected in (
         (
