@@ -108,7 +108,7 @@ def _useful(problem: Problem, shapes: list[LocalShape]) -> set[str]:
     from autoshard.planner.grid.unit_costs import PARTS, part_numbers
 
     sets = every_set(problem.model)
-    numbers = part_numbers(problem, shapes, sets, charges_first=False)
+    numbers = part_numbers(problem, shapes, sets)
     blocks = [0, *range(len(PARTS), numbers.shape[2])]
     useful = set[str]()
     for of_shape in numbers[:, :, blocks]:

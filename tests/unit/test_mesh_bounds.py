@@ -13,10 +13,7 @@ import pytest
 from autoshard.backends.rules import Draft, Problem, divisors
 from autoshard.cost.collectives import collective_law, group_shape
 from autoshard.cost.estimate import estimate
-from autoshard.cost.local_shape import local_shape
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.graph.ir import Operator
-from autoshard.graph.recompute import is_recomputed
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner import priced as pricing
@@ -25,7 +22,6 @@ from autoshard.planner.candidates import check_pins
 from autoshard.planner.grid.best_laws import best_law
 from autoshard.planner.grid.mesh_bounds import layout_bounds, ways_at_least_s
 from autoshard.planner.grid.table import Table
-from autoshard.planner.grid.unit_costs import PARTS, part_numbers, unit_programs
 from autoshard.planner.layouts import by_way, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, count_rest, price_layouts
 from autoshard.planner.rejections import SLOWER, Tally
@@ -186,28 +182,6 @@ def test_no_cut_and_no_sets_by_stage_are_below_a_bound(seed: int) -> None:
             assert bounds.memory_bytes[0] <= found.fullest.total_bytes * (1 + 1e-9), (draft, by_stage)
             if found.fullest.total_bytes <= memory_bytes:
                 assert bounds.step_time_s[0] <= found.step_time_s * (1 + 1e-9), (draft, by_stage)
-
-
-@pytest.mark.parametrize("name", ["llama3-8b", "llama3.2-1b", "deepseek-v2-lite", "llama4-scout", "granite-4.0-h-tiny"])
-def test_parts_without_what_the_first_block_repeats_are_no_larger(name: str) -> None:
-    training = TrainingSpec(2048, 16, load_precision("mixed_precision"))
-    problem = Problem(small_model(name, 3), training, load_cluster("h100-80gb", 1), "torch")
-    shapes = sorted({local_shape(one.way) for one in legal_layouts(problem, Pins(), Tally())}, key=repr)
-    sets = recompute_sets(problem, Pins())
-    charged, apart = (part_numbers(problem, shapes, sets, charges_first=charges) for charges in (True, False))
-    assert (apart <= charged * (1 + 1e-12)).all()
-    repeats = [is_recomputed(block_opening(problem), one) for one in sets]
-    assert any(repeats) and not repeats[0]
-    never = np.flatnonzero(~np.array(repeats))
-    assert (apart[:, never] == charged[:, never]).all()
-    blocks = [0, *range(len(PARTS), apart.shape[2])]
-    assert (apart[:, :, blocks] == charged[:, :, blocks]).all() and (apart < charged).any()
-
-
-def block_opening(problem: Problem) -> Operator:
-    """The first operator of a block."""
-    shape = local_shape(Draft(1, 1, 8, 1, 1))
-    return unit_programs(problem, shape).block.program.graph.operators[0]
 
 
 def random_cut(choose: random.Random, layers: int, stages: int) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ class Parts:
     def __init__(self, problem: Problem, shapes: list[LocalShape], sets: tuple[str, ...]):
         self._problem, model = problem, problem.model
         laws = lru_cache(maxsize=None)(lambda shape: stage_laws_at_best(problem, shape))
-        numbers = part_numbers(problem, shapes, sets, laws=laws, more=ATTENTION, charges_first=False)
+        numbers = part_numbers(problem, shapes, sets, laws=laws, more=ATTENTION)
         columns = as_columns(problem, shapes, numbers[..., : -len(ATTENTION)])
         self._counts = problem.blocks.counts
         every = np.arange(len(shapes) * len(sets))
