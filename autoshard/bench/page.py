@@ -26,7 +26,8 @@ WHAT_SPLITS_ARE = {
     "time": "results published after 2024, predicted from those up to 2024",
 }
 COLORS = ("#1b6ca8", "#c1440e", "#3a7d44", "#7b4fa3", "#b8860b", "#444444", "#d04a8a", "#2a9d9d")
-WIDTH, HEIGHT, MARGIN = 640, 360, 56
+WIDTH, HEIGHT, MARGIN, GAP, LETTER = 640, 360, 56, 8, 7
+"""Of the curves' picture. LETTER: of a name, at 11 units to an em, in any font for pages."""
 WRAPPED = 118
 """Columns of a paragraph in a page."""
 INTRODUCTION = (
@@ -276,9 +277,11 @@ def curves_svg(found: Json) -> str:
         for name in names
     }
     highest = max([value for curve in curves.values() for value in curve if value is not None], default=0.01) or 0.01
+    labels = [name.partition(" ")[0] for name in names]
+    right = WIDTH - 2 * GAP - LETTER * max(map(len, labels), default=0)
 
     def x(place: int) -> float:
-        return MARGIN + (WIDTH - 3 * MARGIN) * place / max(1, len(budgets) - 1)
+        return MARGIN + (right - MARGIN) * place / max(1, len(budgets) - 1)
 
     def y(regret: float) -> float:
         return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * regret / highest
@@ -287,8 +290,8 @@ def curves_svg(found: Json) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<path d="M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - 2 * MARGIN}" fill="none" stroke="#888888"/>',
-        text.format(WIDTH / 2, HEIGHT - 12, "middle", "#222222", "layouts priced"),
+        f'<path d="M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{right}" fill="none" stroke="#888888"/>',
+        text.format((MARGIN + right) / 2, HEIGHT - 12, "middle", "#222222", "layouts priced"),
         text.format(MARGIN, MARGIN - 24, "start", "#222222", "median regret against the proven optimum"),
     ]
     lines += [
@@ -299,10 +302,10 @@ def curves_svg(found: Json) -> str:
         text.format(MARGIN - 6, y(highest * part / 4) + 4, "end", "#222222", f"{100 * highest * part / 4:.0f} %")
         for part in range(5)
     ]
-    for place, (name, curve) in enumerate(curves.items()):
+    for place, (label, curve) in enumerate(zip(labels, curves.values(), strict=True)):
         color = COLORS[place % len(COLORS)]
         points = [(x(at), y(value)) for at, value in enumerate(curve) if value is not None]
         path = " ".join(f"{across:.1f},{down:.1f}" for across, down in points)
         lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        lines.append(text.format(WIDTH - 2 * MARGIN + 6, MARGIN + 16 * place, "start", color, name.partition(" ")[0]))
+        lines.append(text.format(right + GAP, MARGIN + 16 * place, "start", color, label))
     return "\n".join([*lines, "</svg>", ""])

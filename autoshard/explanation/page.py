@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,8 +20,16 @@ Line = tuple[Span, ...]
 
 
 def wrap(text: str, width: int, first: str = "", other: str = "") -> list[str]:
-    """The text as indented lines of at most width columns; words with hyphens stay whole. first, other: the indents."""
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=other, break_on_hyphens=False)
+    """The text as indented lines of at most width columns; words with hyphens stay whole, and those that are longer
+    than a line break behind a `+` or `=`. first, other: the indents."""
+    return _Wrapper(width, initial_indent=first, subsequent_indent=other, break_on_hyphens=False).wrap(text)
+
+
+class _Wrapper(textwrap.TextWrapper):
+    def _split(self, text: str) -> list[str]:
+        room = self.width - len(self.subsequent_indent)
+        parted = ([word] if len(word) <= room else re.split(r"(?<=[+=])", word) for word in super()._split(text))
+        return [part for parts in parted for part in parts]
 
 
 def paint(lines: Iterable[Line], width: int, color: bool) -> str:

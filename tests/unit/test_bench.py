@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -220,6 +221,16 @@ def test_the_pages_regenerate_to_the_same_bytes(tmp_path: Path) -> None:
         assert (RESULTS / name).read_text() == text, name
     for path in write(tmp_path, results, timings):
         assert path.read_bytes() == (RESULTS / path.name).read_bytes()
+
+
+def test_the_names_of_searchers_have_room_beside_their_curves() -> None:
+    """DejaVu Sans, a wide font, takes 0.54 em a letter for the longest name."""
+    drawn = curves_svg(read(RESULTS)[0]["searchers"])
+    wide = int(re.findall(r'viewBox="0 0 (\d+) ', drawn)[0])
+    labels = re.findall(r'<text x="([\d.]+)" [^>]*font-size="11" text-anchor="start" fill="#\w+">(\w+)</text>', drawn)
+    assert "coordinate_descent" in {label for _, label in labels}
+    for left, label in labels:
+        assert float(left) + 0.6 * 11 * len(label) <= wide, label
 
 
 def test_the_committed_searchers_never_beat_the_optimum() -> None:

@@ -29,7 +29,7 @@ from autoshard.explanation.markdown import comparison_markdown, render_markdown
 from autoshard.explanation.measured import Measured, quantity_text
 from autoshard.explanation.operators import operator_rows
 from autoshard.explanation.own_constants import has_own_constants
-from autoshard.explanation.page import LEAST_SHARE, more, paint
+from autoshard.explanation.page import LEAST_SHARE, more, paint, wrap
 from autoshard.explanation.sensitivity import INSTANCES, _questions
 from autoshard.explanation.sensitivity_text import degree_lines, size_rows
 from autoshard.explanation.text import render
@@ -346,6 +346,17 @@ def test_pairs_have_every_term() -> None:
         ("a", 1.0, 0.0, -1.0),
         ("c", 0.0, 0.5, 0.5),
     ]
+
+
+def test_a_word_that_is_longer_than_a_line_breaks_between_its_parts() -> None:
+    """Others stay whole, and a part that is longer than a line alone breaks anywhere."""
+    assert wrap("mbs=1 recompute=attention_norm+attention+mlp zero=3", 28) == [
+        "mbs=1 recompute=",
+        "attention_norm+attention+mlp",
+        "zero=3",
+    ]
+    assert wrap("mbs=1 recompute=mlp+residual zero=3", 24) == ["mbs=1", "recompute=mlp+residual", "zero=3"]
+    assert wrap("a=1 bbbbbbbbbbbb", 8, "", "  ") == ["a=1 bbbb", "  bbbbbb", "  bb"]
 
 
 def test_terms_side_by_side_as_text() -> None:
