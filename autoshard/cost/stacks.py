@@ -32,6 +32,8 @@ class Software:
       activation_passes: times that an expert's activation moves its inputs and output; more than 1 as for norms.
       transfer_share: of a transfer between stages, what each pass waits for; None: transfers run beside the work and
       delay only what needs them.
+      sends_beside: stages send beside the work, so that delays add up along the pipeline and a pass waits for the mean
+      of its hops; else each rank waits for its own hop, and the slowest sets the pace of all.
       quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak;
       None: the device's.
       overlap: share of the work behind which data-parallel transfers hide.
@@ -102,6 +104,7 @@ class Software:
     reads_back: bool = False
     graphs: str = "none"
     transfer_share: float | None = None
+    sends_beside: bool = False
     quantized_efficiency: float | None = None
     overlap: float = 0.0
     contention: float = 0.0

@@ -13,7 +13,7 @@ import pytest
 
 from autoshard.calibration.results.constants import FAMILY, FIXED, MEMORY, STACK, stack_of
 from autoshard.calibration.results.gpu_rows import EVERY_SECOND, gpu_case, gpu_model, gpu_strategy, network
-from autoshard.calibration.results.machine import hardware, loose_norms, machine, power_share
+from autoshard.calibration.results.machine import hardware, loose_norms, machine, power_share, sends_beside
 from autoshard.calibration.results.regimes import FEW_RESULTS, Interval, at_least, interval
 from autoshard.calibration.results.rows import Unscored
 from autoshard.calibration.results.stack_fit import estimates
@@ -407,6 +407,15 @@ def test_torch_s_own_norms_are_several_kernels_without_a_compiler() -> None:
     row = {**ROW, "act": "swiglu"}
     stacks = "torchtitan FSDP2", "torchtitan FSDP2 +compile", "NeMo 25.02"
     assert [loose_norms(gpu_case({**row, "framework": of})) for of in stacks] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("stack", "vpp", "expected"),
+    [("NeMo 25.04", "2", True), ("NeMo 25.04", "1", False), ("Megatron-LM fork, schedule 1F1B-I", "2", False)],
+)
+def test_virtual_stages_send_beside_the_work(stack: str, vpp: str, expected: bool) -> None:
+    case = gpu_case({**ROW, "framework": stack, "vpp": vpp})
+    assert sends_beside(case) is expected
 
 
 def test_aa_scaling_gathers_behind_the_norm_and_keeps_it() -> None:

@@ -152,6 +152,7 @@ STACKS = (
     Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, contention=1.0, attention_efficiency=0.4, sharded_gradients=True),
     Software("whole", 1.0, 1.0, 5e-5, whole_logits=True, replays_head=True, loss_passes=2.0, transfer_share=0.3),
     Software("kept", 1.0, 1.0, 5e-5, keeps_gathered=True),
+    Software("beside", 1.0, 1.0, 5e-5, transfer_share=0.3, sends_beside=True),
     Software("nanotron", 1.0, 1.0, 5e-5, copy_launch_s=8e-6, stall_s=2e-4),
 )
 

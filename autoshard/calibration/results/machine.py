@@ -13,6 +13,7 @@ from autoshard.calibration.results.constants import (
     KEEPS_GATHERED,
     LOOSE_NORMS,
     OVERLAPS_WITHOUT_ZERO,
+    SENDS_BESIDE,
     STALLS,
     SYNCS,
     stack_of,
@@ -177,6 +178,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         graphs=case.dispatch.graphs,
         copy_launch_s=family["copy_launch_s"] if stack_of(case.stack)[0] in COPIES_SHARES else 0.0,
         transfer_share=family["transfer_share"],
+        sends_beside=sends_beside(case),
         quantized_efficiency=family[f"{case.low_precision or 'fp8'}_efficiency"],
         overlap=_overlap(case, family),
         contention=family["contention"],
@@ -199,6 +201,11 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
 def syncs(case: Case) -> bool:
     """Whether the host waits for each transfer between stages: see SYNCS."""
     return stack_of(case.stack)[0] in SYNCS and case.strategy.pp > 1
+
+
+def sends_beside(case: Case) -> bool:
+    """Whether stages send beside the work: see SENDS_BESIDE."""
+    return case.overlaps and case.strategy.num_virtual_stages > 1 and stack_of(case.stack)[0] in SENDS_BESIDE
 
 
 def stalls(case: Case) -> bool:
