@@ -37,7 +37,8 @@ class Software:
       quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak;
       None: the device's.
       overlap: share of the work behind which data-parallel transfers hide.
-      contention: of transfers of sharded parameters that hide, the share by which the work takes longer.
+      contention: of transfers of sharded parameters that hide, and of copies to the host, the share by which the work
+      takes longer.
       step_overhead_s: once a step. copy_launch_s: under ZeRO-1, for each tensor and replica, where its share is copied
       by a launch of its own.
     Memory, fitted to a stack:
@@ -72,6 +73,8 @@ class Software:
       pieces, which backward gathers again.
       adapts: only low-rank adapters of linear layers are trained (LoRA). Weights have neither gradients, nor products
       that make them, nor optimizer state; of the adapters nothing counts but the launches of their two narrow products.
+      offloaded: of what blocks keep for backward, the share that waits in the host's memory. host_bytes_per_s: of the
+      link to it, each way.
       sharded_parameters: FSDP (ZeRO-3): each microbatch gathers parameters for forward and for backward and scatters
       gradients. sharded_gradients: ZeRO-2, which scatters them in each microbatch.
     """
@@ -122,6 +125,8 @@ class Software:
     sharded_parameters: bool = False
     sharded_gradients: bool = False
     step_overhead_s: float = 0.0
+    offloaded: float = 0.0
+    host_bytes_per_s: float = 0.0
 
 
 TRACED = Software("traced", cpu_s_per_operator=1.9e-4)

@@ -57,6 +57,10 @@ POWER_BOUND = {"blackwell": "gb200-186gb"}
 as long as a GB200 of 1,200 W for one layout (nemo-docs, FP8), a GB300 of 1,400 W 0.82 times (mbridge, MXFP8)."""
 
 
+HOST_LINK = "host_link_bandwidth_bytes_per_s"
+"""The key of a hardware file that says what a chip sends to its host."""
+
+
 class Board(NamedTuple):
     """A board that is not as its device's datasheet says. power_share: of the datasheet's watts, and so of the FLOP/s
     of products: see power_share. bandwidth_bytes_per_s: of its memory; None: the datasheet's."""
@@ -195,6 +199,8 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         sharded_parameters=case.zero >= 3,
         sharded_gradients=case.zero >= 2,
         step_overhead_s=family["step_overhead_s"],
+        offloaded=case.offloaded,
+        host_bytes_per_s=_sheet_number(hardware(case)[0], HOST_LINK) if case.offloaded else 0.0,
     )
 
 

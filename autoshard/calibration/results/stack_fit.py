@@ -71,7 +71,14 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
         family = hardware(case)[1]
         stack = stack_of(case.stack)[0]
         where = (case.gpu, case.memory_gb, case.nodes, case.gpus_per_node, case.network_bytes_per_s)
-        facts = (case.fused_norm, case.cuda_graphs, case.overlaps, case.allocated_only, case.gathers_quantized)
+        facts = (
+            case.fused_norm,
+            case.cuda_graphs,
+            case.overlaps,
+            case.allocated_only,
+            case.gathers_quantized,
+            case.offloaded,
+        )
         how = (case.kernel, case.zero, case.low_precision, *facts, syncs(case), stalls(case), sends_beside(case))
         key = (*where, case.stack, *how, case.model.model_type, case.dispatch)
         if key not in machines:
