@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import quantized_products
+from autoshard.cost.host_copies import copied_to_host
 from autoshard.cost.local_shape import LocalShape, hidden_bytes, local_shape, mesh_order, stage_mesh
 from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, PricedProgram, price_program
@@ -201,6 +202,8 @@ def strategy_parts(
         mean = mean_part(tuple(blocks.values()), tuple(count for _, count in kinds))
         return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind)
 
+    if software.offloaded:
+        found = {name: replace(parts, block=copied_to_host(parts.block, software)) for name, parts in found.items()}
     contents = (
         (every.kind_counts(*one) or ((0, 0),), every.kinds_behind(*one)) if several else ((), ())
         for one in strategy.stage_ranges()
