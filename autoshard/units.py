@@ -43,6 +43,11 @@ def format_number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
+def percent(probability: float) -> str:
+    """A probability as text. It is never '100 %', because no prediction is that sure."""
+    return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
+
+
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
     if magnitude >= 99.95:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs/pictures"
 COPIED = {
     "index.md": "README.md",
     "extending.md": "CONTRIBUTING.md",
@@ -38,9 +39,11 @@ def pages() -> dict[str, str]:
 
 
 def _linked(text: str) -> str:
-    """The text with links to files of the repository led to their pages; other files are named as code."""
+    """The text with links to files of the repository led to their pages and to the pictures; other files are named as
+    code. Bars that GitHub's tables escape in code are entities, since here code has its backslashes."""
     page_of = {file: page for page, file in COPIED.items()}
     page_of |= {f"docs/{page.name}": page.name for page in (ROOT / "docs").glob("*.md")}
+    page_of |= {f"docs/pictures/{picture.name}": f"pictures/{picture.name}" for picture in PICTURES.iterdir()}
 
     def link(found: re.Match[str]) -> str:
         words, target = found.groups()
@@ -48,7 +51,11 @@ def _linked(text: str) -> str:
             return found[0]
         return f"[{words}]({page_of[target]})" if target in page_of else f"{words} (`{target}`)"
 
-    return re.sub(r"\[([^]\n]+)\]\(([^)\n]+)\)", link, text)
+    def code(found: re.Match[str]) -> str:
+        return f"<code>{escape(found[1], quote=False)}</code>".replace("\\|", "&#124;")
+
+    barred = re.sub(r"`([^`\n]*\\\|[^`\n]*)`", code, text)
+    return re.sub(r"\[([^]\n]+)\]\(([^)\n]+)\)", link, barred)
 
 
 def python_page() -> str:

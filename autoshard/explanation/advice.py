@@ -16,12 +16,12 @@ from autoshard.cost.interval import (
 )
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.own_constants import has_own_constants
-from autoshard.explanation.page import percent, span
+from autoshard.explanation.page import span
 from autoshard.planner.beaten_path import new_choices
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan, operator_choices
 from autoshard.plans.search_result import Candidate
-from autoshard.units import format_seconds
+from autoshard.units import format_seconds, percent
 
 SURE_TO_FIT = 0.9
 """Below this probability of fitting into memory, the page says which layouts have more room."""

@@ -13,7 +13,6 @@ from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.doubt import doubt
 from autoshard.explanation.flips import Question, flip, winner
 from autoshard.explanation.held_against import held_against
-from autoshard.explanation.page import percent
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.cached_search import Searches
@@ -25,7 +24,7 @@ from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.sdk import is_before
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_seconds, percent
 
 BILLION, HOUR_S = 1e9, 3600.0
 MOST_DOUBLINGS = 3

@@ -8,12 +8,12 @@ from autoshard.cost.values import Estimate
 from autoshard.explanation.compare import Comparison
 from autoshard.explanation.describe import Description
 from autoshard.explanation.doubt import Doubt, Pair, doubt, pairs
-from autoshard.explanation.page import LEAST_SHARE, NARROWEST, WIDEST, Line, heading, paint, percent, table, wrapped
+from autoshard.explanation.page import LEAST_SHARE, NARROWEST, WIDEST, Line, heading, paint, table, wrapped
 from autoshard.explanation.why import Why
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_bytes, format_number, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds, percent
 
 
 def pair_lines(

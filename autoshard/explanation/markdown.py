@@ -8,7 +8,7 @@ from autoshard.explanation.answers import Sensitivity
 from autoshard.explanation.compare import Comparison
 from autoshard.explanation.describe import Description, Share
 from autoshard.explanation.doubt_text import pair_cells, verdict
-from autoshard.explanation.page import more, percent, span
+from autoshard.explanation.page import more, span
 from autoshard.explanation.sensitivity_text import (
     NODES,
     SIZE_HEADER,
@@ -20,7 +20,7 @@ from autoshard.explanation.sensitivity_text import (
     unanswered_line,
 )
 from autoshard.explanation.text import order_text
-from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds, percent
 
 
 def render_markdown(d: Description) -> str:

@@ -98,11 +98,6 @@ def listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def percent(probability: float) -> str:
-    """A probability as text. It is never '100 %', because no prediction is that sure."""
-    return "more than 99.9 %" if probability > 0.999 else f"{probability * 100:.1f} %"
-
-
 def more(share: float) -> str:
     """A share with its sign: 0.021 -> '+2.1%'. A value that rounds to zero from below is '+0.0%' too."""
     text = f"{share:+.1%}"

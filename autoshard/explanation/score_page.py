@@ -10,7 +10,7 @@ from autoshard.cost.values import Estimate, Term
 from autoshard.explanation.describe import stages_in_words
 from autoshard.explanation.doubt import Pair
 from autoshard.explanation.doubt_text import pair_cells
-from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, percent, table, wrapped
+from autoshard.explanation.page import LEAST_SHARE, Line, hanging, heading, paint, table, wrapped
 from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.score import Score
@@ -18,7 +18,7 @@ from autoshard.planner.written import Written
 from autoshard.plans.names import recompute_by_stage, short_name
 from autoshard.plans.rounding import rounded
 from autoshard.plans.search_result import Candidate
-from autoshard.units import format_bytes, format_number, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds, percent
 
 
 def score_page(written: Written, score: Score, best: Candidate | None, width: int, color: bool) -> str:

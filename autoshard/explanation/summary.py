@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from autoshard.explanation.describe import Description, Share
-from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, percent, span
+from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, span
 from autoshard.spec.stack import NATIVE_DEVICES
-from autoshard.units import format_bytes, format_number, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds, percent
 
 SURE_TO_FIT = 0.9
 MOST_FACT = 90

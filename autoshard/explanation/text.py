@@ -15,14 +15,13 @@ from autoshard.explanation.page import (
     heading,
     more,
     paint,
-    percent,
     span,
     table,
     wrap,
     wrapped,
 )
 from autoshard.explanation.sensitivity_text import sensitivity_lines
-from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds
+from autoshard.units import GB, TFLOPS, counted, format_bytes, format_count, format_number, format_seconds, percent
 
 if TYPE_CHECKING:
     from autoshard.explanation.answers import Sensitivity

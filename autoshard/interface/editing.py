@@ -87,8 +87,8 @@ def edit_plan(plan: plans.Plan | str | Path, edits: Sequence[str] = ()) -> Edite
 
 
 def _prices(found: Edited) -> list[tuple[str, str, str]]:
-    from autoshard.explanation.page import more, percent
-    from autoshard.units import format_bytes, format_seconds
+    from autoshard.explanation.page import more
+    from autoshard.units import format_bytes, format_seconds, percent
 
     before, after = found.before, found.plan.estimate
 

@@ -20,7 +20,7 @@ from autoshard.planner.request import TOP, PlanRequest
 from autoshard.planner.search import Searched
 from autoshard.plans.names import short_name
 from autoshard.plans.search_result import Candidate, Rejection
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_seconds, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,7 @@ class SearchResult(Shown):
                 f"`{short_name(one.strategy)}`",
                 f"~{format_seconds(one.estimate.step_time_s)}",
                 f"~{format_bytes(one.estimate.fullest.total_bytes)}",
-                f"{one.estimate.fits_probability:.0%}",
+                percent(one.estimate.fits_probability),
             )
             for one in (Candidate(plan.strategy, plan.estimate), *others)
         ]

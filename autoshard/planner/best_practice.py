@@ -9,7 +9,7 @@ from autoshard.layout.strategy import Strategy
 from autoshard.planner.search import search
 from autoshard.plans.search_result import Candidate, Pins
 from autoshard.spec.cluster import Cluster
-from autoshard.units import format_seconds
+from autoshard.units import format_seconds, percent
 
 SOURCE = "Neuron documentation, training/best-practices, 16 Oct 2026"
 
@@ -38,7 +38,7 @@ def best_practice(problem: Problem, best: Candidate, fit_probability: float) -> 
     beside = (
         f"{advice}: predicted {format_seconds(found.estimate.step_time_s)} a step, {100 * (ratio - 1):+.1f} % "
         f"(90 %: {100 * (low * ratio - 1):+.1f}% to {100 * (high * ratio - 1):+.1f}%), fits with "
-        f"{100 * found.estimate.fits_probability:.0f} % probability; --tp {chip} --pp 1 --cp 1 --zero 3 takes it"
+        f"{percent(found.estimate.fits_probability)} probability; --tp {chip} --pp 1 --cp 1 --zero 3 takes it"
     )
     return (beside,)
 

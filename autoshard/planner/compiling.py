@@ -28,7 +28,7 @@ from autoshard.precedents.will_compile import (
     worst,
 )
 from autoshard.spec.stack import STACKS
-from autoshard.units import format_seconds
+from autoshard.units import format_seconds, percent
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.whole import Priced
@@ -189,7 +189,7 @@ def whole_stages(
         return False, f"{said}: {saved:.1%} less {doubt}: a toss-up, regions stay"
     fits = other.estimate.fits_probability
     if fits < min(fit_probability, best.estimate.fits_probability):
-        return False, f"{said}: {saved:.1%} less, but they fit with {fits:.0%} probability: regions are chosen"
+        return False, f"{said}: {saved:.1%} less, but they fit with {percent(fits)} probability: regions are chosen"
     if LIKELY.index(judged[1].verdict) < LIKELY.index(judged[0].verdict):
         return False, f"{said}: {saved:.1%} less, but will it compile: {judged[1].verdict.value}, {_said(judged[1])}"
     return True, f"{said}: whole stages are chosen for {saved:.1%} less, {doubt}"

@@ -13,7 +13,7 @@ from autoshard.cost.interval import difference_factors
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.names import sharding_name
 from autoshard.plans.search_result import Candidate, Pins
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_seconds, percent
 
 SEARCHED_STAGE = 3
 """The stage of ZeRO that gathers in every microbatch, for which fewer ranks that shard may pay."""
@@ -68,7 +68,7 @@ def beside_fsdp(problem: Problem, pins: Pins, best: Candidate, fit_probability: 
         f"{sharding_name(other.strategy)}, the same layout otherwise: predicted "
         f"{format_seconds(other.estimate.step_time_s)} a step, {100 * (ratio - 1):+.1f} % (90 %: "
         f"{100 * (low * ratio - 1):+.1f}% to {100 * (high * ratio - 1):+.1f}%), fits with "
-        f"{100 * other.estimate.fits_probability:.0f} % probability; --dp-replicate {other.strategy.dp_replicate} "
+        f"{percent(other.estimate.fits_probability)} probability; --dp-replicate {other.strategy.dp_replicate} "
         f"takes it, {search}"
     )
     return (beside,)

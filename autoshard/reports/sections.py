@@ -11,7 +11,7 @@ from autoshard.explanation.doubt import Pair
 from autoshard.explanation.doubt_text import pair_cells
 from autoshard.explanation.measured import quantity_text
 from autoshard.explanation.operators import Move, OperatorRow, operator_rows
-from autoshard.explanation.page import LEAST_SHARE, more, percent, span
+from autoshard.explanation.page import LEAST_SHARE, more, span
 from autoshard.explanation.sensitivity_text import (
     NODES,
     SIZE_HEADER,
@@ -28,7 +28,7 @@ from autoshard.reports.machine import axes, drawn
 from autoshard.reports.pipeline import TOGETHER, bubble_table, packed
 from autoshard.reports.view import Rows, View
 from autoshard.reports.words import in_words
-from autoshard.units import GB, counted, format_bytes, format_count, format_number, format_seconds
+from autoshard.units import GB, counted, format_bytes, format_count, format_number, format_seconds, percent
 
 COLORS = 10
 """Colours that terms have, `c0` to `c9` in page.css; the last one is for the rest."""

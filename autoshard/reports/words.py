@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autoshard.explanation.describe import Description
 from autoshard.explanation.glossary import SECTIONS
-from autoshard.explanation.page import listed, percent, span
+from autoshard.explanation.page import listed, span
 from autoshard.plans.plan import Plan
-from autoshard.units import counted, format_bytes, format_count, format_seconds
+from autoshard.units import counted, format_bytes, format_count, format_seconds, percent
 
 SHOWN = (
     *("device", "rank", "step", "tp", "pp", "dp", "cp", "ep", "vpp", "mbs", "recompute", "zero", "collective"),

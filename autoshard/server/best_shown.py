@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from math import ceil
 
 from autoshard.cost.estimate import estimate
-from autoshard.explanation.page import percent
 from autoshard.planner.watching import BestSoFar
 from autoshard.plans.names import short_name
 from autoshard.reports.html import Html, code, element
 from autoshard.reports.sections import section
 from autoshard.server.isolated import Say
-from autoshard.units import format_bytes, format_number, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds, percent
 
 
 class BestShown:

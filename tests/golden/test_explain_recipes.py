@@ -16,9 +16,8 @@ import pytest
 
 from autoshard.explanation.describe import Description, describe
 from autoshard.explanation.markdown import render_markdown
-from autoshard.explanation.page import percent
 from autoshard.explanation.text import render
-from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds
+from autoshard.units import GB, TFLOPS, format_bytes, format_count, format_seconds, percent
 from tests.unit.explain_examples import RECIPE_NAMES, answers_by_hand, recipe_plan
 
 FOLDER = Path(__file__).parent

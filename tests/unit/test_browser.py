@@ -16,7 +16,7 @@ import pytest
 
 import autoshard
 from autoshard.reports.pipeline import predicted_rows
-from docs import notebook
+from docs import draw
 from tests.unit.browsers import CHROMIUM
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
@@ -284,15 +284,23 @@ def test_tables_are_copied_with_tabs(browser: Any, report: str) -> None:
     assert re.fullmatch(r"matrix products and vector operators\t~[\d.]+ m?s\t[\d.]+%\t", copied.splitlines()[1])
 
 
-def test_a_notebook_shows_plans_and_is_drawn_anew(browser: Any, tmp_path: Path) -> None:
-    """What docs/pictures/notebook.png is made from: nothing is loaded, no text lies over other text."""
-    html = notebook.page()
-    (tmp_path / "notebook.html").write_text(html, encoding="utf-8")
-    page = opened(browser, (tmp_path / "notebook.html").as_uri(), notebook.WIDTH)
+def test_a_notebook_shows_plans(browser: Any, tmp_path: Path) -> None:
+    """The page of docs/pictures/notebook.png: nothing is loaded, no text lies over other text."""
+    (tmp_path / "notebook.html").write_text(draw.page(), encoding="utf-8")
+    page = opened(browser, (tmp_path / "notebook.html").as_uri(), draw.WIDTH)
     assert page.evaluate(OVERLAPS) == [] and page.complaints == [] and len(page.asked) == 1
     assert page.locator("table").count() >= 3 and "tp=32" in page.locator("body").inner_text()
-    notebook.draw(browser, html, tmp_path / "notebook.png")
-    assert (tmp_path / "notebook.png").read_bytes()[:8] == notebook.PICTURE.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize("name", draw.DRAWN)
+def test_the_pictures_of_the_readme_are_drawn_anew(browser: Any, name: str, tmp_path: Path) -> None:
+    from PIL import Image
+
+    draw.DRAWN[name](browser, tmp_path / f"{name}.png", "words")
+    assert draw.shown(tmp_path / f"{name}.png") == "words"
+    with Image.open(tmp_path / f"{name}.png") as found, Image.open(draw.PICTURES / f"{name}.png") as kept:
+        assert found.size == kept.size
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.png"]
 
 
 def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server: str) -> None:

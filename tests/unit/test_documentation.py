@@ -22,6 +22,8 @@ import yaml
 import autoshard
 from autoshard.cli import COMMANDS, build_parser, command_module, main
 from autoshard.commands.parser import Parser
+from autoshard.spec.hardware_file import packaged_instances
+from docs import draw
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -138,6 +140,12 @@ def test_the_readme_has_the_distances_of_other_software() -> None:
     assert round(inside / 25) == 3
 
 
+def test_the_readme_names_every_instance() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\* `--instance` is (.*?)^\* ", text, flags=re.MULTILINE | re.DOTALL)[0]
+    assert {*re.findall(r"`([a-z0-9.-]+)`", named)} == {*packaged_instances(), "p5.48xlarge"}
+
+
 def test_the_readme_explains_the_page_that_it_shows(tmp_path: Path) -> None:
     """What it quotes of the page under "How to read a plan" stands on that page; a plan edited by hand is refused with
     the sentence that it has."""
@@ -152,6 +160,16 @@ def test_the_readme_explains_the_page_that_it_shows(tmp_path: Path) -> None:
     with pytest.raises(autoshard.AutoshardError) as error:
         autoshard.read_plan(tmp_path / "plan.json")
     assert f"autoshard: error: {error.value}".replace(f"{tmp_path}{os.sep}", "") in explained
+
+
+def test_the_pictures_show_plans_of_today() -> None:
+    """`python -m docs.draw` makes them anew."""
+    pytest.importorskip("PIL")
+    words = draw.shows()
+    assert {path.stem for path in draw.PICTURES.iterdir()} == {*words} == {*draw.DRAWN}
+    for name in words:
+        assert draw.shown(draw.PICTURES / f"{name}.png") == words[name]
+        assert f"(docs/pictures/{name}.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_options_in_the_code_exist() -> None:
@@ -231,6 +249,11 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     for name in COMMANDS:
         assert f'id="autoshard-{name}"' in html["reference/commands/index.html"]
     assert "strategy" in html["reference/plan/index.html"]
+    pictures = {path.name for path in draw.PICTURES.iterdir()}
+    assert {*re.findall(r'<img [^>]*src="pictures/([^"]+)"', html["index.html"])} == pictures
+    assert pictures == {path.name for path in (tmp_path / "site/pictures").iterdir()}
+    for name, text in html.items():
+        assert r"\|" not in text, name
     for page, text in html.items():
         outside = re.findall(r'(?:src|rel="stylesheet" href)="(https?://[^"]+)"', text)
         assert not outside, f"{page} loads {outside}"

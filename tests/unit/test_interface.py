@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -455,6 +456,13 @@ def test_what_stops_a_plan_here_and_its_job(tmp_path: Path) -> None:
     assert job.save(tmp_path / "job.sh").read_text() == job.text and "#SBATCH --partition=trn1" in job.text
     assert any("never on NeuronCores" in note for note in job.notes)
     assert "kind: PyTorchJob" in autoshard.launch(file, "kubernetes", image="a/b:1").text
+
+
+def test_no_table_of_a_search_is_sure_that_a_layout_fits() -> None:
+    found = autoshard.search("llama3-8b", nodes=4)
+    cells = re.findall(r"\| ([^|]*) \|$", found.markdown(), flags=re.MULTILINE)[2:]
+    assert len(cells) == 1 + len(found.plan.runners_up)
+    assert "more than 99.9 %" in cells and all(cell.endswith(" %") and "100" not in cell for cell in cells)
 
 
 WORDS_OF_OPTIONS = {

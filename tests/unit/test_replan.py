@@ -11,7 +11,6 @@ from autoshard.backends.rules import Problem, warnings
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
-from autoshard.explanation.page import percent
 from autoshard.files.codec import to_json
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
@@ -33,6 +32,7 @@ from autoshard.replanning.moved import MOST_RANKS, Moved, moved, sample
 from autoshard.replanning.replan import LITTLE, WORTH
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.units import percent
 from tests.multiprocess.models import LLAMA, MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 

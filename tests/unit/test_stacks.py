@@ -108,7 +108,7 @@ def test_whole_stages_that_are_less_sure_to_fit_or_to_compile_are_not_chosen() -
     assert whole_stages(regions, best, stages, other, 0.9)[0]
     unsure = replace(other, estimate=replace(other.estimate, fits_probability=0.6))
     is_chosen, note = whole_stages(regions, best, stages, unsure, 0.9)
-    assert not is_chosen and note.endswith("but they fit with 60% probability: regions are chosen")
+    assert not is_chosen and note.endswith("but they fit with 60.0 % probability: regions are chosen")
     assert whole_stages(regions, best, stages, unsure, 0.5)[0]
     large = stages._replace(training=replace(stages.training, sequence_length=32_768))
     is_chosen, note = whole_stages(regions, best, large, other, 0.9)
