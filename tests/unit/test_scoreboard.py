@@ -440,6 +440,24 @@ def test_virtual_stages_send_beside_the_work(stack: str, vpp: str, expected: boo
     assert sends_beside(case) is expected
 
 
+def test_shards_that_fill_a_node_and_are_repeated() -> None:
+    """IBM's FSDP of Llama-2-13B on 128 A100: 1,700 tokens/s a GPU, with shards inside a node [fms-fsdp, README of
+    February 2024]; spread over all ranks it was predicted 40 % too slow."""
+    row = {**ROW, "gpu": "A100-80GB-SXM", "framework": "PyTorch FSDP1, no torch.compile", "model": "Llama2-13B"}
+    row |= {"hidden": "5120", "heads": "40", "ffn": "13824", "layers": "40", "seq_len": "4096", "zero": "3"}
+    row |= {"n_gpus": "128", "tp": "1", "pp": "1", "dp": "128", "gbs": "128", "inter_link": "400Gb/s per node"}
+    says = "the README says HSDP (ZeRO-3 inside the node, replicas across) for 7B/13B and full FSDP for 34B/70B"
+    rows = [{**row, "notes": says}, {**row, "notes": ""}, {**row, "framework": "PyTorch FSDP1 HSDP"}]
+    cases = [gpu_case(one) for one in rows]
+    assert [case.strategy.dp_replicate for case in cases] == [16, 1, 16]
+    inside, spread = (one.step_time_s for one in estimates(cases[:2], load().values_for(cases[0])))
+    measured_s = 4096 / 1700
+    assert abs(inside / measured_s - 1) < 0.15 and spread / measured_s > 1.25
+    for model, copies in (("Llama2-7B", 16), ("Llama2-70B", 1), ("Llama2-34B", 1)):
+        assert gpu_case({**rows[0], "model": model}).strategy.dp_replicate == copies
+    assert gpu_case({**rows[0], "zero": "1"}).strategy.dp_replicate == 1
+
+
 def test_aa_scaling_gathers_behind_the_norm_and_keeps_it() -> None:
     constants = {**FIXED, **{name: one.prior for table in (FAMILY, STACK, MEMORY) for name, one in table.items()}}
     stacks = "AA-Scaling (Megatron-style)", "Megatron-LM 3.0", "nanotron"

@@ -61,6 +61,9 @@ EVERY_SECOND = canonical(
 """torchtitan's selective activation checkpointing of operators: it keeps attention and the first, third, ... of a
 block's products in the order in which they run (wq, wk, wv, wo, w1, w3, w2), and repeats all else
 [torchtitan/parallelisms/parallelize_llama.py: _save_list and _get_custom_policy]."""
+HYBRID = re.compile(r"\bHSDP\b(?:[^;]*?\bfor (\d[\d.]*B(?:/\d[\d.]*B)*))?")
+"""What a framework or notes say of shards that fill a node and are repeated in others, and of which sizes of models:
+of all where they name none."""
 OFFLOAD = re.compile(r"\s*\+\s*cpu offload (\d+) layers", re.IGNORECASE)
 """What a row's recompute says of layers whose activations go to the host."""
 EXPERT_IMBALANCE = 1.0
@@ -297,7 +300,18 @@ def gpu_strategy(row: Row) -> Strategy:
         stage_layers=cut,
         context_parallel="zigzag_ring" if cp > 1 and integer(row, "seq_len") % (2 * cp) == 0 else "all_gather",
         etp=experts.etp,
+        dp_replicate=copies_of_shards(row, dp),
     )
+
+
+def copies_of_shards(row: Row, dp: int) -> int:
+    """How many nodes hold all shards each (HSDP), 1 where they are spread over all ranks or the row says nothing."""
+    found = HYBRID.search(f"{row.get('framework', '')}; {row.get('notes', '')}")
+    nodes, rest = divmod(count(row, "n_gpus"), count(row, "gpus_per_node", 8))
+    if found is None or rest or dp % max(1, nodes) or integer(row, "zero", 0) < 2:
+        return 1
+    named = [rf"(?<![\d.]){re.escape(size)}\b" for size in (found[1] or "").split("/") if size]
+    return nodes if not named or any(re.search(size, row.get("model", "")) for size in named) else 1
 
 
 def named_schedule(framework: str, vpp: int) -> str:
