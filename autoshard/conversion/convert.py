@@ -62,7 +62,7 @@ class Conversion:
             raise AutoshardError(f"to={self.form!r} is not one of: {', '.join(FORMS)}")
         if self.form != "hf" and self.plan is None:
             raise AutoshardError(f"to={self.form} needs a plan: it says how many ranks there are and what each holds")
-        if self.dtype is not None and self.dtype not in BY_CONFIG_NAME:
+        if self.dtype is not None and self.dtype not in CONFIG_NAMES.values():
             raise AutoshardError(f"dtype={self.dtype!r} is not one of: {', '.join(BY_CONFIG_NAME)}")
 
 
