@@ -20,7 +20,7 @@ import yaml
 
 import autoshard
 from autoshard.audits.run import audit
-from autoshard.audits.values import RoleAudit, Row
+from autoshard.audits.values import PEAK_MEMORY, Row
 from autoshard.planner.options import PINS, request_from
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
@@ -58,10 +58,6 @@ def requests() -> Iterator[tuple[str, PlanRequest]]:
         yield name, PlanRequest(model, instance, nodes)
 
 
-def peak(one: RoleAudit) -> Row:
-    return next(row for row in one.rows if row.what == "peak memory")
-
-
 def off(row: Row) -> float:
     return row.measured / row.planned - 1
 
@@ -70,8 +66,8 @@ def result(plan: Plan) -> dict[str, Any]:
     """The audit of one plan as JSON values. memory_mib: of the largest process that audited so far."""
     start = time.perf_counter()
     audits = audit(plan, None, lambda done, total, one: None)
-    worst = max(audits, key=lambda one: abs(off(peak(one))))
-    row = peak(worst)
+    worst = max(audits, key=lambda one: abs(off(one.peak)))
+    row = worst.peak
     return {
         "version": autoshard.__version__,
         "layout": layout_name(plan.strategy),
@@ -90,7 +86,7 @@ def result(plan: Plan) -> dict[str, Any]:
 
 def cells(name: str, one: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a plan's row, under HEADER."""
-    counts = sorted(set(one["differs"]) - {"peak memory"})
+    counts = sorted(set(one["differs"]) - {PEAK_MEMORY})
     return (
         name,
         one["layout"],

@@ -20,6 +20,7 @@ from time import perf_counter
 
 from autoshard.audits.roles import roles
 from autoshard.audits.run import audit_role, held_orders
+from autoshard.audits.values import PEAK_MEMORY
 from autoshard.backends.rules import check_strategy
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
@@ -125,7 +126,7 @@ def audited(draw: Random) -> Iterator[tuple[str, Plan, str]]:
     words, orders = [], held_orders(plan)
     for role in roles(plan):
         for one in audit_role(plan, role, orders).differences:
-            more = one.what == "peak memory" and one.measured > one.planned
+            more = one.what == PEAK_MEMORY and one.measured > one.planned
             numbers = f"{one.what} {one.name}, planned {one.planned:,.0f}, measured {one.measured:,.0f}"
             words.append(f"stage {role.pipeline_rank} {MORE if more else 'differs'}: {numbers}")
     yield name, plan, "; ".join(words)

@@ -231,8 +231,7 @@ def memory() -> dict[str, float]:
     for recompute in RECOMPUTE:
         plan = plan_of(load_model("llama3-8b"), 4096, 8, "mixed_precision", tp=4, pp=2, recompute=recompute)
         audits = audit(plan, None, lambda done, number, one: None)
-        rows = [row for one in audits for row in one.rows if row.what == "peak memory"]
-        ratios = [row.measured / row.planned for row in rows]
+        ratios = [one.peak.measured / one.peak.planned for one in audits]
         found[recompute] = max(ratios, key=lambda ratio: abs(ratio - 1))
         print(f"peak memory of a rank, recompute {recompute}: {found[recompute]:.4f} of the plan's")
     return found

@@ -15,6 +15,7 @@ from autoshard.models.prediction import JOINED, prediction
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.traced import HIDDEN
 
 VOCABULARY_MULTIPLE = 8
 """Padded vocabularies are a multiple of this on every rank: Megatron's and NxD's make_vocab_size_divisible_by."""
@@ -131,7 +132,7 @@ def stage_graph(
     if FAMILIES.plugin(model.model_type) is not None:
         _check_plugin(model)
     b = GraphBuilder(sizes, element_bytes)
-    x = family.graph.embedding(b, model) if first else b.hidden_input("hidden", "batch seq embed")
+    x = family.graph.embedding(b, model) if first else b.hidden_input(HIDDEN, "batch seq embed")
     for layer in layers:
         x = family.graph.block(b, model, x, layer, attention_kernel)
     if last:

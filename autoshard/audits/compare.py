@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from autoshard.audits.expected import Expectation
-from autoshard.audits.values import STATE_KINDS, Difference, Flops, Measurement, Row
+from autoshard.audits.values import PEAK_MEMORY, STATE_KINDS, Difference, Flops, Measurement, Row
 from autoshard.graph.count import Collective
 from autoshard.plans.plan import Plan
 
@@ -47,7 +47,7 @@ def rows(plan: Plan, expected: Expectation, measured: Measurement) -> tuple[Row,
 
 
 def differences(
-    found: tuple[Row, ...], expected: Expectation, measured: Measurement, orders: tuple[tuple[str, ...], ...]
+    found: tuple[Row, ...], measured: Measurement, orders: tuple[tuple[str, ...], ...]
 ) -> tuple[Difference, ...]:
     """Rows beyond their tolerance and actions out of order, largest first.
 
@@ -68,7 +68,7 @@ def differences(
 
 
 def _peak(expected: Expectation, measured: Measurement) -> Iterator[Row]:
-    yield Row("peak memory", f"at {measured.peak_at}", sum(expected.held.values()), measured.peak_bytes, PEAK)
+    yield Row(PEAK_MEMORY, f"at {measured.peak_at}", sum(expected.held.values()), measured.peak_bytes, PEAK)
     for kind, count in measured.held.items():
         yield Row("peak memory of", kind, expected.held[kind], count, None)
 

@@ -183,7 +183,7 @@ def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Tran
     transfers: Counter[Transfer] = Counter()
     if plan.strategy.pp == 1:
         return transfers
-    size = _hidden_bytes(plan, program)
+    size = _hidden_bytes(program)
     for stage in plan.stages:
         if stage.pipeline_rank == pipeline_rank:
             neighbours = (not stage.has_embedding) + (not stage.has_head)
@@ -192,7 +192,7 @@ def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Tran
     return transfers
 
 
-def _hidden_bytes(plan: Plan, program: Program) -> int:
+def _hidden_bytes(program: Program) -> int:
     """Bytes that one rank holds of the activation that crosses stages, for one microbatch."""
     hidden = [tensor.name for tensor in program.graph.inputs() if tensor.name == "hidden"] or list(program.outputs)
     return program.local_bytes[hidden[0]]

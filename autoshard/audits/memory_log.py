@@ -68,10 +68,6 @@ class MemoryLog:
         if known is not None and known.read_at is None:
             known.read_at = self.events
 
-    def peak(self, start: int, stop: int) -> tuple[int, int]:
-        """(event, bytes) of the fullest moment among the events [start, stop)."""
-        return max(self.levels(start, stop), key=lambda level: level[1], default=(start, 0))
-
     def levels(self, start: int, stop: int) -> list[tuple[int, int]]:
         """(event, bytes held after it), in order."""
         changes: list[tuple[int, int]] = [(one.birth, one.size) for one in self.allocations]

@@ -39,7 +39,7 @@ def render(plan: Plan, audits: Sequence[RoleAudit], width: int, color: bool) -> 
         "  ",
     )
     lines += [(("", ""),), *_roles(audits, width)]
-    fullest = max(audits, key=lambda one: _peak(one).measured)
+    fullest = max(audits, key=lambda one: one.peak.measured)
     whole_bytes = plan.estimate.memory[fullest.role.pipeline_rank].total_bytes
     lines += [(("", ""),), *_memory(fullest, whole_bytes, width)]
     for audit in failed:
@@ -50,7 +50,7 @@ def render(plan: Plan, audits: Sequence[RoleAudit], width: int, color: bool) -> 
 def _roles(audits: Sequence[RoleAudit], width: int) -> list[Line]:
     body = []
     for audit in audits:
-        peak, counts = _peak(audit), Counter(row.what for row in audit.rows)
+        peak, counts = audit.peak, Counter(row.what for row in audit.rows)
         collectives = sum(row.measured for row in audit.rows if row.what == "collectives")
         flops = sum(row.measured for row in audit.rows if row.what == "FLOPs")
         body.append(
@@ -91,8 +91,7 @@ def _memory(one: RoleAudit, whole_bytes: float, width: int) -> list[Line]:
         for row in one.rows
         if row.what == "peak memory of"
     ]
-    peak = _peak(one)
-    body.append(["sum", format_bytes(peak.planned), format_bytes(peak.measured), _off(peak)])
+    body.append(["sum", format_bytes(one.peak.planned), format_bytes(one.peak.measured), _off(one.peak)])
     lines += table(("", "planned", "measured", "off"), body, width, right=(1, 2))
     lines += wrapped(f"the sum is held to {PEAK:.0%}; the kinds tell where it lies", width, "  ")
     if one.unmatched:
@@ -115,10 +114,6 @@ def _differences(one: RoleAudit, width: int) -> list[Line]:
     if len(one.differences) > MOST_DIFFERENCES:
         lines += wrapped(f"{len(one.differences) - MOST_DIFFERENCES} more: --format json", width, "  ")
     return lines
-
-
-def _peak(one: RoleAudit) -> Row:
-    return next(row for row in one.rows if row.what == "peak memory")
 
 
 def _relative(row: Row) -> float:

@@ -68,7 +68,7 @@ def audit_run(plan: Plan, run: Run, orders: Orders) -> tuple[RoleAudit, ...]:
         short = expected_order(shortened(run.plan, measured.microbatches), run.role.pipeline_rank)
         compared = rows(plan, expected, measured)
         held = orders[role.pipeline_rank] if orders else expected.order
-        apart = differences(compared, expected, measured, (short, expected.order, held))
+        apart = differences(compared, measured, (short, expected.order, held))
         apart += tuple(_deadlock(plan))
         seconds, start = time.perf_counter() - start, time.perf_counter()
         facts = (compared, apart, expected.unmatched, measured.peak_at, measured.microbatches)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from autoshard.graph.count import Collective
 from autoshard.plans.stage_sections import RankGraphs
 
+PEAK_MEMORY = "peak memory"
 STATE_KINDS = ("parameters", "gradients", "optimizer state")
 MEMORY_KINDS = (*STATE_KINDS, "kept activations", "working", "token ids and labels", "tables")
 """STATE_KINDS: the optimizer's flat buffers. kept activations: of the microbatches in flight. working: everything else
@@ -78,7 +79,6 @@ class Difference:
     name: str
     planned: float
     measured: float
-    note: str = ""
 
     @property
     def relative(self) -> float:
@@ -112,3 +112,8 @@ class RoleAudit:
     @property
     def agrees(self) -> bool:
         return not self.differences
+
+    @property
+    def peak(self) -> Row:
+        """The fullest moment of the step, all kinds of memory together."""
+        return next(row for row in self.rows if row.what == PEAK_MEMORY)

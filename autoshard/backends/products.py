@@ -1,4 +1,4 @@
-"""Which backend multiplies in which format."""
+"""Which precisions a backend runs; plans price others too."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ from autoshard.spec.training import PRECISIONS, Precision
 
 
 def unrunnable(backend: Backend, precision: Precision) -> str | None:
-    """A sentence where the backend cannot multiply in the precision's format, which plans price all the same."""
-    products = precision.products
-    if products is None or products.name in backend.product_formats:
+    """A sentence on what in the precision the backend cannot do, though plans price it; None where it can do all.
+
+    Every backend computes in the dtype of the parameters, and keeps moments in that of the kept weights.
+    """
+    products, cannot = precision.products, ""
+    if precision.compute_dtype != precision.parameter_dtype:
+        cannot = f"compute in {precision.compute_dtype} with parameters in {precision.parameter_dtype}"
+    elif precision.optimizer_dtype != precision.kept_dtype:
+        cannot = f"keep moments in {precision.optimizer_dtype} beside weights in {precision.kept_dtype}"
+    elif products is not None and products.name not in backend.product_formats:
+        cannot = f"multiply in {products.forward_dtype}"
+    if not cannot:
         return None
     runs = [one.name for one in PRECISIONS.values() if one.products is None]
     return (
-        f"precision {precision.name}: backend {backend.name} cannot multiply in {products.forward_dtype}, the plan "
-        f"is a price; {', '.join(runs)} run"
+        f"precision {precision.name}: backend {backend.name} cannot {cannot}, the plan is a price; "
+        f"{', '.join(runs)} run"
     )
 
 

@@ -15,7 +15,7 @@ from autoshard.bench.peers.peer import PEERS
 from autoshard.bench.predictors import PREDICTORS
 from autoshard.bench.problems import read_problems
 from autoshard.bench.rows import SPLITS, Fold, Measured, folds, read_measured
-from autoshard.bench.searchers import six
+from autoshard.cost.values import six_digits
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.files.fields import is_finite, show
@@ -139,7 +139,9 @@ def predict(data: Path, entries: Sequence[str], say: Say) -> tuple[Json, Json]:
             if split == BY_SOURCE:
                 for source, one in _of_sources(test, said).items():
                     by_source.setdefault(source, {})[PREDICTORS.said(name)] = one
-            rounded = {key: six(value) if isinstance(value, float) else value for key, value in score._asdict().items()}
+            rounded = {
+                key: six_digits(value) if isinstance(value, float) else value for key, value in score._asdict().items()
+            }
             results[split][PREDICTORS.said(name)] = rounded
             timings[split][name] = cpu_s / max(1, len(said))
             say(f"{split}, {name}: {len(said)} rows in {cpu_s:.1f} CPU s")
@@ -180,6 +182,6 @@ def _of_sources(
     for source in sorted({row.source for row in test}):
         pairs = [(row, one) for row, one in zip(test, said, strict=True) if row.source == source]
         score = scores([row for row, _ in pairs], [one for _, one in pairs])
-        error, regret = (None if value is None else six(value) for value in (score.mean_error, score.regret))
+        error, regret = (None if value is None else six_digits(value) for value in (score.mean_error, score.regret))
         found[source] = (error, regret, score.rows)
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from autoshard.bench.problems import Asked
 from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.cost.values import six_digits
 from autoshard.errors import AutoshardError
 from autoshard.planner.other_search import searched
 from autoshard.planner.search import search
@@ -89,8 +90,8 @@ def _on(asked: Asked, names: Sequence[str], evaluations: int, seeds: int) -> tup
         "instance": f"{problem.cluster.nodes} x {problem.cluster.instance}",
         "backend": problem.backend,
         "layouts": len(space),
-        "optimum_s": six(optimum_s),
-        "planned_s": six(whole.best.estimate.step_time_s),
+        "optimum_s": six_digits(optimum_s),
+        "planned_s": six_digits(whole.best.estimate.step_time_s),
         "optimality": whole.optimality,
         "regret": runs,
     }
@@ -109,16 +110,11 @@ def _run(space: Space, name: str, seed: int, evaluations: int, optimum_s: float)
         known = [space.prices[one[2]] for one in space.improvements if one[place] <= most]
         if not known or not known[-1].fits:
             return None
-        return six(max(0.0, known[-1].step_time_s / optimum_s - 1))
+        return six_digits(max(0.0, known[-1].step_time_s / optimum_s - 1))
 
     curve = [regret(0, budget) for budget in BUDGETS if budget <= evaluations]
     by_time = [regret(1, budget_s) for budget_s in CPU_BUDGETS_S]
     return curve, {"cpu_s": cpu_s, "evaluations": space.evaluations, "regret": by_time}
-
-
-def six(value: float) -> float:
-    """The value with six significant digits."""
-    return float(f"{value:.6g}")
 
 
 def summary(curves: Sequence[float | None]) -> tuple[float | None, float | None, float]:

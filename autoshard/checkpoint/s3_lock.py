@@ -146,8 +146,8 @@ def _is_alive(pid: object) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # it lives, and is another user's
+        pass
     return True
 
 

@@ -85,12 +85,11 @@ def run(values: Mapping[str, Any]) -> int:
     else:
         show_plan(plan, values["format"])
     if values["format"] == "text":
-        from autoshard.backends.products import unrunnable
-        from autoshard.backends.registry import BACKENDS
+        from autoshard.interface.checking import is_price
 
         out = values["out"]
-        runs = unrunnable(BACKENDS[plan.backend], plan.training.precision) is None
-        say("", f"wrote {out}; {next_command('run', out) if runs else 'it is a price, which nothing here runs'}")
+        then = "it is a price, which nothing here runs" if is_price(plan) else next_command("run", out)
+        say("", f"wrote {out}; {then}")
         if not values["verbose"]:
             say(f"why, and what else: {command('explain', out)}")
             say("the terms in plain words: autoshard explain --glossary")

@@ -62,7 +62,7 @@ class Conversion:
             raise AutoshardError(f"to={self.form!r} is not one of: {', '.join(FORMS)}")
         if self.form != "hf" and self.plan is None:
             raise AutoshardError(f"to={self.form} needs a plan: it says how many ranks there are and what each holds")
-        if self.dtype is not None and self.dtype not in BY_CONFIG_NAME:
+        if self.dtype is not None and self.dtype not in CONFIG_NAMES.values():
             raise AutoshardError(f"dtype={self.dtype!r} is not one of: {', '.join(BY_CONFIG_NAME)}")
 
 
@@ -145,8 +145,7 @@ def _dtype(source: Source, conversion: Conversion) -> str | None:
     if conversion.dtype is not None:
         return BY_CONFIG_NAME[conversion.dtype]
     if source.quantities != WEIGHTS and conversion.plan is not None:  # as the plan's run saves it
-        precision = conversion.plan.training.precision
-        return BY_CONFIG_NAME[precision.master_dtype or precision.parameter_dtype]
+        return BY_CONFIG_NAME[conversion.plan.training.precision.kept_dtype]
     if conversion.form != "plan":
         return None
     several = sorted({source.dtypes[name] for name in source.shapes.keys() - not_learned(source.model)})
@@ -186,11 +185,11 @@ def source_for(source: Source, plan: Plan) -> Source:
     Raises AutoshardError naming a field in which their model is not the plan's; its name and losses may differ.
     """
     mine, theirs = to_json(plan.model), to_json(source.model)
-    for name, value in mine.items():
-        if name not in _NOT_OF_WEIGHTS and theirs[name] != value:
+    for name in mine | theirs:  # either leaves out what is its default
+        if name not in _NOT_OF_WEIGHTS and theirs.get(name) != mine.get(name):
             raise AutoshardError(
-                f"{source.form} is of another model than the plan: {name}={show(theirs[name])}, the plan's has "
-                f"{show(value)}"
+                f"{source.form} is of another model than the plan: {name}={show(theirs.get(name))}, the plan's has "
+                f"{show(mine.get(name))}"
             )
     here, there = source.model.multi_token_prediction, plan.model.multi_token_prediction
     if there is not None and here is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.conversion.regions import Array
 from autoshard.errors import AutoshardError
 
-WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+WIDTHS = ELEMENT_BYTES
 CONFIG_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 """Safetensors' name of a dtype -> its name in config.json and plans."""
 BY_CONFIG_NAME = {name: dtype for dtype, name in CONFIG_NAMES.items()}

@@ -42,10 +42,10 @@ def whole_box(dims: tuple[str, ...], sizes: Mapping[str, int]) -> Box:
     return Box((0,) * len(dims), tuple(sizes[dim] for dim in dims))
 
 
-def contiguous(parameter: str, box: Box, start: int = 0) -> Place:
-    """The place of a box that lies row-major from element `start` of the tensor on."""
+def contiguous(parameter: str, box: Box) -> Place:
+    """The place of a box that fills a tensor, row-major."""
     strides = [prod(box.sizes[index + 1 :]) for index in range(len(box.sizes))]
-    return Place(parameter, box, start, tuple(strides))
+    return Place(parameter, box, 0, tuple(strides))
 
 
 def place_of(

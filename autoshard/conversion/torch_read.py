@@ -91,7 +91,7 @@ def read_optimizer(path: Path) -> FoundOptimizer:
     values = _load(path)
     try:
         return _optimizer(path, values)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise AutoshardError(
             f"{path} is not the state of AdamW as NxD saves it: {type(error).__name__} {error}"
         ) from None

@@ -288,6 +288,21 @@ def _rings_on_a_chip(group: GroupShape, cluster: Cluster) -> int:
     return 1 if group.span <= cluster.devices_per_chip else min(group.stride, cluster.devices_per_chip)
 
 
+def mean_hop_law(group: GroupShape, cluster: Cluster) -> CollectiveLaw:
+    """Seconds over bytes of what a rank sends to the next one, as the mean over all such pairs of a group: of a long
+    pipeline most lie within a node or a domain."""
+    domains = group.nodes // group.nodes_per_domain
+    hops = (
+        (group.size - group.nodes, replace(group, nodes=1, nodes_per_domain=1)),
+        (group.nodes - domains, replace(group, nodes=group.nodes_per_domain)),
+        (domains - 1, group),
+    )
+    laws = [(count / (group.size - 1), _send_recv_law(shape, cluster)) for count, shape in hops if count]
+    return CollectiveLaw(
+        sum(share * law.latency_s for share, law in laws), sum(share * law.seconds_per_byte for share, law in laws)
+    )
+
+
 def _send_recv_law(group: GroupShape, cluster: Cluster) -> CollectiveLaw:
     """Every rank sends to the next one of its group; the slowest pair counts, one that crosses nodes or domains if any
     does. Where ranks cannot send, a broadcast in a group of two does, which is an all-reduce on such devices: as many

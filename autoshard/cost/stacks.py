@@ -32,10 +32,13 @@ class Software:
       activation_passes: times that an expert's activation moves its inputs and output; more than 1 as for norms.
       transfer_share: of a transfer between stages, what each pass waits for; None: transfers run beside the work and
       delay only what needs them.
+      sends_beside: stages send beside the work, so that delays add up along the pipeline and a pass waits for the mean
+      of its hops; else each rank waits for its own hop, and the slowest sets the pace of all.
       quantized_efficiency: of products in 8 or 4 bits, against what those in the compute dtype reach of their peak;
       None: the device's.
       overlap: share of the work behind which data-parallel transfers hide.
-      contention: of transfers of sharded parameters that hide, the share by which the work takes longer.
+      contention: of transfers of sharded parameters that hide, and of copies to the host, the share by which the work
+      takes longer.
       step_overhead_s: once a step. copy_launch_s: under ZeRO-1, for each tensor and replica, where its share is copied
       by a launch of its own.
     Memory, fitted to a stack:
@@ -70,6 +73,8 @@ class Software:
       pieces, which backward gathers again.
       adapts: only low-rank adapters of linear layers are trained (LoRA). Weights have neither gradients, nor products
       that make them, nor optimizer state; of the adapters nothing counts but the launches of their two narrow products.
+      offloaded: of what blocks keep for backward, the share that waits in the host's memory. host_bytes_per_s: of the
+      link to it, each way.
       sharded_parameters: FSDP (ZeRO-3): each microbatch gathers parameters for forward and for backward and scatters
       gradients. sharded_gradients: ZeRO-2, which scatters them in each microbatch.
     """
@@ -102,6 +107,7 @@ class Software:
     reads_back: bool = False
     graphs: str = "none"
     transfer_share: float | None = None
+    sends_beside: bool = False
     quantized_efficiency: float | None = None
     overlap: float = 0.0
     contention: float = 0.0
@@ -119,6 +125,8 @@ class Software:
     sharded_parameters: bool = False
     sharded_gradients: bool = False
     step_overhead_s: float = 0.0
+    offloaded: float = 0.0
+    host_bytes_per_s: float = 0.0
 
 
 TRACED = Software("traced", cpu_s_per_operator=1.9e-4)

@@ -12,11 +12,12 @@ from functools import cache, lru_cache
 
 from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
 from autoshard.cost.compute import quantized_products
+from autoshard.cost.host_copies import copied_to_host
 from autoshard.cost.local_shape import LocalShape, hidden_bytes, local_shape, mesh_order, stage_mesh
 from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, PricedProgram, price_program
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage_program import UNITS, Unit, block_unit, quantized, stage_work
+from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, quantized, stage_work
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
@@ -74,7 +75,7 @@ def stage_parts(
     opens = is_recomputed(work.program.graph.operators[0], recompute)
     parts = assembled(
         part(block_unit(0), recompute),
-        part(UNITS["first"], recompute) if opens else None,
+        None if begins_as_others(work.program) or not opens else part(UNITS["first"], recompute),
         part(UNITS["embedding"], NO_RECOMPUTE),
         part(UNITS["head"], NO_RECOMPUTE),
         part(UNITS["tied"], NO_RECOMPUTE) if model.shares_embedding else None,
@@ -93,21 +94,21 @@ def stage_parts(
 def assembled(block: Part, first: Part | None, embedding: Part, head: Part, tied: Part | None, opens: Number) -> Parts:
     """The parts of stages from those of the UNITS, over rows: of one local shape and set, or of many.
 
-    block, first: under the recompute set; the others without any: only blocks are ever recomputed. opens: 1 where the
-    set repeats the first operator of a block, else 0; first may be None where no row does.
+    block, first: under the recompute set; the others without any: only blocks are ever recomputed. first: the embedding
+    with the first block behind it; None where that block keeps and repeats what others do. opens: 1 where the set
+    repeats the first operator of a block, else 0.
     """
-    if first is not None:
-        tied = None if tied is None else _with_replay(tied, embedding, first, block, opens)
-        embedding = _with_replay(embedding, embedding, first, block, opens)
-    return Parts(block, embedding, head, tied, 0.0)
+    tied = None if tied is None else _with_replay(tied, embedding, first, block, opens)
+    return Parts(block, _with_replay(embedding, embedding, first, block, opens), head, tied, 0.0)
 
 
-def _with_replay(end: Part, embedding: Part, first: Part, block: Part, opens: Number) -> Part:
+def _with_replay(end: Part, embedding: Part, first: Part | None, block: Part, opens: Number) -> Part:
     """An end of the model where the block behind the embedding is recomputed.
 
-    Its segment begins with the embedding's output before that is redistributed: what the first block of a model repeats
-    and keeps more than other blocks is charged to the embedding.
+    What the first block of a model repeats and keeps more than other blocks is charged to the embedding.
     """
+    if first is None:
+        return replace(end, replay_bytes=opens * block.replay_bytes)
     more = zip(first.recompute.values, block.recompute.values, strict=True)
     return replace(
         end,
@@ -201,6 +202,8 @@ def strategy_parts(
         mean = mean_part(tuple(blocks.values()), tuple(count for _, count in kinds))
         return replace(parts, block=mean, kinds=kinds, of_kinds=blocks, behind=behind)
 
+    if software.offloaded:
+        found = {name: replace(parts, block=copied_to_host(parts.block, software)) for name, parts in found.items()}
     contents = (
         (every.kind_counts(*one) or ((0, 0),), every.kinds_behind(*one)) if several else ((), ())
         for one in strategy.stage_ranges()

@@ -15,7 +15,7 @@ from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import ProgramWork, program_work
 from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph
-from autoshard.graph.partition import Program, with_gathered_kept
+from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, with_gathered_kept
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, build_mesh, replicas_of_experts, tensor_ranks_apart
@@ -24,6 +24,7 @@ from autoshard.layout.strategy import ATTENTION_KERNELS
 from autoshard.models.padding import padded_heads
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.traced import HIDDEN
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
 
 Unit = tuple[tuple[int, ...], bool, bool]
@@ -35,13 +36,26 @@ UNITS: dict[str, Unit] = {
     "head": ((), False, True),
     "tied": ((), True, True),
 }
-"""The programs of a model whose blocks are alike. first is the embedding and a block behind it; tied, embedding and
-head on one rank, only where both need its table. A prediction module belongs to the head."""
+"""The programs of a model whose blocks are alike. first is the embedding and a block behind it, which is asked for only
+where `begins_as_others` says no; tied, embedding and head on one rank, only where both need its table. A prediction
+module belongs to the head."""
 
 
 def block_unit(kind: int) -> Unit:
     """A block of a kind (Blocks.kinds) by itself."""
     return (kind,), False, False
+
+
+def begins_as_others(block: Program) -> bool:
+    """Whether the first block of a model keeps and repeats what others do, whatever is recomputed: where the operators
+    of a block read its input as it comes. Behind an embedding they then read what its output was brought to, once, in
+    front of the block. Where a block brings its input to them itself, as OLMo 2's projections gather it, the first one
+    brings the embedding's output to them in another way.
+
+    block: the program of one block by itself.
+    """
+    moves = (step.gather if isinstance(step, GatherEinsumStep) else step for step in block.steps)
+    return not any(isinstance(step, RedistributeStep) and step.source == HIDDEN for step in moves)
 
 
 Quantized = tuple[float | None, tuple[str, ...], int, tuple[int, ...]]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autoshard.cost.after import After, AfterLastMicrobatch
-from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape
+from autoshard.cost.collectives import CollectiveLaw, collective_law, group_shape, mean_hop_law
 from autoshard.cost.compute import memory_s
 from autoshard.cost.local_shape import mesh_order
 from autoshard.cost.part import Part
@@ -23,6 +23,7 @@ from autoshard.cost.stage import Parts
 from autoshard.cost.zero_sharding import State, parts_contents
 from autoshard.layout.mesh import Mesh
 from autoshard.layout.strategy import Strategy
+from autoshard.rows import Number
 from autoshard.schedules import Work, step_time_s
 from autoshard.schedules.step_time import SAME
 from autoshard.spec.cluster import Cluster, Device
@@ -135,7 +136,7 @@ def pipeline_work(
         units,
         cluster.device,
         software.accumulation_share * accumulation_s_per_parameter(precision, cluster.device),
-        software.link_slowdown * hop_law(mesh, cluster).time_s(parts[0].hidden_bytes) if transfers else 0.0,
+        software.link_slowdown * hop_s(parts[0].hidden_bytes, mesh, cluster, software) if transfers else 0.0,
         software,
     )
 
@@ -221,6 +222,13 @@ def accumulation_s_per_parameter(precision: Precision, device: Device) -> float:
     written."""
     gradient, total = DTYPE_BYTES[precision.compute_dtype], DTYPE_BYTES[precision.gradient_accumulation_dtype]
     return memory_s(gradient + 2 * total, device)
+
+
+def hop_s(count: Number, mesh: Mesh, cluster: Cluster, software: Software = COMPILED) -> Number:
+    """Seconds in which a stage sends so many bytes to the next one."""
+    if not software.sends_beside or mesh.pp == 1:
+        return hop_law(mesh, cluster).time_s(count)
+    return mean_hop_law(group_shape(mesh_order(mesh), ("pp",), cluster), cluster).time_s(count)
 
 
 def hop_law(mesh: Mesh, cluster: Cluster) -> CollectiveLaw:

@@ -25,8 +25,6 @@ OPEN_FILES = 65_535
 """[NxDT examples/train_setup.sh]"""
 COMPILE_CACHE_BYTES = 20 * GB
 """Guess."""
-BYTES_PER_PARAMETER = {True: 14, False: 6}
-"""In a checkpoint: bf16 weights and two moments, in FP32 with FP32 master weights (2 + 12) or in bf16 (2 + 4)."""
 
 
 def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
@@ -191,7 +189,5 @@ def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
 
 
 def checkpoint_bytes(plan: Plan | None) -> int:
-    """Bytes of one checkpoint: the whole model and its optimizer state; 0 without a plan."""
-    if plan is None:
-        return 0
-    return parameter_count(plan.model) * BYTES_PER_PARAMETER[plan.training.precision.optimizer_dtype == "float32"]
+    """Bytes of one checkpoint of `autoshard run`: the training state of the whole model; 0 without a plan."""
+    return 0 if plan is None else parameter_count(plan.model) * plan.training.precision.state_bytes

@@ -163,7 +163,9 @@ class _Known:
     def ours_are_taken(self, factor: float) -> bool:
         """Whether a search that knew these layouts alone would take ours."""
         timed = ((self.step_time_s(factor, one), one) for one in (*self.ours, *self.theirs))
-        ranked = sorted((Timed(seconds, one) for seconds, one in timed if seconds is not None), key=lambda one: one[0])
+        ranked = sorted(
+            (Timed(seconds, one) for seconds, one in timed if seconds is not None), key=lambda one: one.step_time_s
+        )
         if not ranked:
             return False
         problem = self.problem(factor)

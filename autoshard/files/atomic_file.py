@@ -18,8 +18,8 @@ def write_text(path: str | Path, text: str, what: str) -> None:
 
 def write_bytes(path: str | Path, data: bytes, what: str) -> None:
     """`write_text` for a file that is not text."""
-    target = Path(os.path.realpath(path))
     try:
+        target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_bytes(data)
         elif target.is_dir():

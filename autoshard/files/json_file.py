@@ -19,7 +19,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
 
 class _RejectedError(ValueError):
-    """Raised inside json.loads, which knows no places; `_first_offence` then finds the place."""
+    """Raised inside json.loads, which knows no places; `_fail_at_offence` then finds the place."""
 
 
 def read_json(path: str | Path, what: str, max_bytes: int, has_infinity: bool = False) -> object:

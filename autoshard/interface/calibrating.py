@@ -12,6 +12,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
+from autoshard.files.fields import show
 from autoshard.interface.limits import SHAPES
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.units import format_seconds
@@ -60,6 +61,9 @@ def calibrate(
     for name, value in measuring.items():
         if value is not None:
             raise AutoshardError(f"{name} is of measuring this machine, which results and collectives do not")
+    are_paths = isinstance(results, (list, tuple)) and results and all(isinstance(one, (str, Path)) for one in results)
+    if results is not None and not are_paths:
+        raise AutoshardError(f"results={show(results)} of calibrate must be paths of CSV files, one at least")
     from autoshard.calibration.measure import overwrites
     from autoshard.calibration.results.own import fit_own
 

@@ -98,6 +98,14 @@ def validate(plan: plans.Plan | str | Path) -> Validation:
     return Validation(found, notes, (has_layers, *(f"repaired: {sentence}" for sentence in repairs)))
 
 
+def is_price(plan: plans.Plan) -> bool:
+    """Whether a plan is a price alone: its backend cannot do what its precision asks for."""
+    from autoshard.backends.products import unrunnable
+    from autoshard.backends.registry import BACKENDS
+
+    return unrunnable(BACKENDS[plan.backend], plan.training.precision) is not None
+
+
 def check_machine(plan: plans.Plan | None = None) -> MachineCheck:
     """Looks at this machine: Neuron driver and devices, LNC, EFA, torch and NxD, disk, shared folder.
 

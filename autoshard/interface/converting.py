@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autoshard.conversion.forms import QKV_STYLES
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.files.urls import check_path, is_url
+from autoshard.interface.inputs import check_plan
 from autoshard.interface.planned import Plan
 from autoshard.migration.target import INSTANCE, Target
 from autoshard.plans import plan as plans
@@ -85,7 +87,11 @@ def convert_checkpoint(
     from autoshard.conversion.folder import check_free
     from autoshard.conversion.nxd import NxdOptions
 
+    if plan is not None:
+        check_plan("convert_checkpoint", plan)
     for name, place in (("source", source), ("target", target)):
+        if not isinstance(place, (str, Path)):
+            raise AutoshardError(f"{name}={show(place)} of convert_checkpoint must be the path of a folder")
         if is_url(place):
             raise AutoshardError(
                 f"{name}={place}: convert reads and writes folders of this machine; copy it there first"

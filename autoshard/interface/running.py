@@ -106,6 +106,10 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     from autoshard.backends.registry import ANYWHERE
 
     check_plan("audit", plan)
+    if stages is not None and not (
+        isinstance(stages, (list, tuple, range)) and all(type(one) is int for one in stages)
+    ):
+        raise AutoshardError(f"stages={show(stages)} of audit must be pipeline ranks, such as [0, 7]")
     check_runs(ANYWHERE, plan.training.precision)
     wanted, file = roles(plan, None if stages is None else tuple(stages)), cache_file(plan)
     by_rank = load(file) if use_cache else {}

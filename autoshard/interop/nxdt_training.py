@@ -92,7 +92,7 @@ def _routers_loss(values: Values) -> float:
 
 
 def _differs(values: Values, schedule: object) -> Iterator[str]:
-    if schedule is not None and schedule not in SCHEDULES:
+    if schedule is not None and str(schedule) not in SCHEDULES:
         known = ", ".join(SCHEDULES)
         yield f"model.optim.sched.name={str(schedule)[:40]}: a constant rate stands in; with a counterpart: {known}"
     for key in ("min_lr", "constant_steps"):

@@ -110,7 +110,7 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     field.
     """
     text = str(value).replace("_", "")
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < least or len(text) > 12:
+    if isinstance(value, bool) or len(text) > 12 or not text.isascii() or not text.isdigit() or int(text) < least:
         raise AutoshardError(f"{name} is {str(value)[:40]!r}; it must be a whole number of at least {least}")
     return int(text)
 

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 
 PRECOMPILE_STEPS = 3
 """The first step, one that accumulates onto its gradients, and one after an update."""
@@ -37,8 +38,8 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         for name in ("plan_file", "program", "cache", "partition", "time_limit", "image", "claim"):
             value = getattr(self, name)
-            if value is not None and (not value.strip() or not value.isprintable()):
-                raise AutoshardError(f"{name}={value!r} must be one line of text")
+            if value is not None and not (isinstance(value, str) and value.strip() and value.isprintable()):
+                raise AutoshardError(f"{name}={show(value)} must be one line of text")
         if self.partition is not None and not re.fullmatch(r"[\w,.-]+", self.partition):
             raise AutoshardError(f"partition={self.partition!r} is no name of a Slurm partition")
         if self.time_limit is not None and not re.fullmatch(r"[\d:-]+|UNLIMITED", self.time_limit):

@@ -235,7 +235,7 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> Price
 
     table = table_of(problem, pins)
     left, least_s = priced.left_below(known_s), partial(priced.at_least_s, in_any_order=True)
-    for draft in faster_orders(problem, priced.wholes, pins, known_s, left, least_s, priced.fitting):
+    for draft in faster_orders(problem, priced.families(), pins, known_s, left, least_s, priced.fitting):
         table.add(draft)
     if len(problem.blocks.kinds) == 1:
         chunks = [*table.price()]
@@ -269,7 +269,7 @@ def _fastest(
     refused = graphs.refuses if graphs is not None else lambda draft: False
     taken_s = next((one.step_time_s for one in ranked if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
-    refined = refine(priced.wholes, by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
+    refined = refine(priced.families(), by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
     ranked = _with(ranked, refined.found, priced.problem, pins, count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
 

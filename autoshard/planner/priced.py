@@ -16,6 +16,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import model_flops_per_step
 from autoshard.planner.axis_orders import orders_are_free
 from autoshard.planner.bounded import Bounded, LayoutBounds, TooLarge
+from autoshard.planner.dominated import DOMINATED, undominated
 from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.ranking import Timed, degrees_of, describe
 from autoshard.planner.rejections import MEMORY, SLOWER, UNPRICED, Tally
@@ -76,6 +77,7 @@ class PricedLayouts:
         """others: layouts that count as far as they take less than others_below_s."""
         self.problem, self._chunks, self.waiting = problem, list(chunks), waiting
         self.others, self._below_s = others, others_below_s
+        self._families: tuple[int, list[Whole]] | None = None
 
     @property
     def chunks(self) -> list[Priced]:
@@ -123,6 +125,21 @@ class PricedLayouts:
         """The bounds and parts that each family of layouts was priced by, each once."""
         waiting = self.waiting.pairs.wholes if self.waiting and self.waiting.pairs else []
         return list({id(whole): whole for whole in (*waiting, *(one.whole for one in self.chunks))}.values())
+
+    def families(self) -> list[Whole]:
+        """The layouts of `wholes` with those of each family together: who looks at families one by one takes less time
+        than it takes to find their parts again."""
+        from autoshard.planner.grid.table import Table
+
+        wholes = self.wholes
+        if len({whole.family for whole in wholes}) == len(wholes):
+            return wholes
+        if self._families is None or self._families[0] != len(wholes):
+            table = Table(self.problem, wholes[0].sets)
+            for draft in dict.fromkeys(draft for whole in wholes for draft in whole.drafts.drafts):
+                table.add(draft)
+            self._families = len(wholes), [*table.wholes()]
+        return self._families[1]
 
     @property
     def fitting(self) -> set[Draft]:
@@ -213,6 +230,10 @@ def price_layouts(
 
     keep_freed_memory()
     legal = legal_layouts(problem, pins, tally) if legal is None else legal
+    if not exhaustive:
+        legal, dominated = undominated(problem, legal)
+        for words, several in dominated.items():
+            tally.drop(DOMINATED, words, count=count_layouts(several, table_of(problem, pins).sets_of))
     capacity = problem.cluster.device.memory_bytes
     small = [way for way in legal if exhaustive or way.state_bytes <= capacity]
     large = [way for way in legal if not exhaustive and way.state_bytes > capacity]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from autoshard.backends.problem import Draft
 from autoshard.graph.recompute import NO_RECOMPUTE, members
@@ -18,11 +19,14 @@ DIGITS = 9
 """Step times that agree in so many digits are equal."""
 
 
-class Timed(NamedTuple):
-    """A layout that fits, with its step time in seconds."""
+@dataclass(frozen=True)
+class Timed:
+    """A layout that fits, with its step time in seconds. memory_bytes: what its fullest rank needs, where that is known
+    already."""
 
     step_time_s: float
     strategy: Strategy
+    memory_bytes: float | None = field(default=None, compare=False)
 
 
 def simplicity(s: Strategy) -> tuple[object, ...]:

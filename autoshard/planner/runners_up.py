@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from itertools import chain
 
 from autoshard.backends.problem import Problem
-from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.estimate import estimate
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.ranking import Timed, in_order, kind
 from autoshard.plans.search_result import Candidate
 from autoshard.units import format_bytes, format_seconds
 
-MOST_PRICED = 50
+MOST_LOOKED_AT = 50
 """Where many layouts are one point, so many are looked at."""
 
 
@@ -26,21 +26,22 @@ def runners_up(
     time, which are read only as far as they are needed."""
     model, training, cluster, _ = problem
     kinds = {_kind(chosen.strategy)}
-    points = {_point(chosen.estimate)}
+    points = {_point(chosen.estimate.step_time_s, chosen.estimate.fullest.total_bytes)}
     others: list[Candidate] = []
-    priced = 0
+    looked_at = 0
     for layout in chain(ranked, in_order(more)) if top else ():
         its = _kind(layout.strategy)
         if its in kinds:
             continue
         kinds.add(its)
-        candidate = Candidate(layout.strategy, estimate(model, training, cluster, layout.strategy))
-        priced += 1
-        point = _point(candidate.estimate)
-        if point not in points:
-            points.add(point)
-            others.append(candidate)
-        if len(others) == top or priced == MOST_PRICED:
+        looked_at += 1
+        if layout.memory_bytes is None or _point(layout.step_time_s, layout.memory_bytes) not in points:
+            candidate = Candidate(layout.strategy, estimate(model, training, cluster, layout.strategy))
+            point = _point(candidate.estimate.step_time_s, candidate.estimate.fullest.total_bytes)
+            if point not in points:
+                points.add(point)
+                others.append(candidate)
+        if len(others) == top or looked_at == MOST_LOOKED_AT:
             break
     return tuple(others)
 
@@ -49,5 +50,5 @@ def _kind(one: Strategy) -> tuple[object, ...]:
     return kind(one), one.axis_order == AXIS_ORDER
 
 
-def _point(one: Estimate) -> tuple[str, str]:
-    return format_seconds(one.step_time_s), format_bytes(one.fullest.total_bytes)
+def _point(step_time_s: float, memory_bytes: float) -> tuple[str, str]:
+    return format_seconds(step_time_s), format_bytes(memory_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+from autoshard.cost.collectives import KINDS
 from autoshard.files.codec import Count, Form, Limit, Whole, reader_of, to_json
 from autoshard.graph.count import backward_collectives, forward_collectives
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, Step
@@ -23,7 +24,6 @@ Section = dict[str, Any]
 _NAMES = ["dp_replicate", "dp", "ep", "cp", "tp", "tp1", "tp0", "etp", "etp1", "etp0"]
 _AXES = {"type": "array", "items": {"enum": _NAMES}, "uniqueItems": True}
 Axes = Annotated[tuple[str, ...], Form(list, reader_of(tuple[str, ...]), _AXES)]
-_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SentCollective:
     bytes: The larger of its input and output buffer on one rank, bytes.
     """
 
-    kind: Annotated[str, Limit(choices=_KINDS)]
+    kind: Annotated[str, Limit(choices=KINDS)]
     axes: Axes
     bytes: Whole
 

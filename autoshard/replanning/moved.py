@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import Shard, shards_of
 from autoshard.plans.plan import Plan
-from autoshard.spec.training import DTYPE_BYTES
 
-QUANTITIES = 3
-"""Values per parameter in a checkpoint: the master weight and two moments."""
 MOST_RANKS = 256
 """In larger worlds only this many ranks are looked at, spread over all axes."""
 _GOLDEN = 0.6180339887498949
@@ -47,8 +44,7 @@ def moved(before: Plan, after: Plan) -> Moved:
         total += sum(box.elements for boxes in wanted.values() for box in boxes)
         if rank in held:
             kept += _common_elements(wanted, _boxes(held[rank]))
-    precision = after.training.precision
-    width = QUANTITIES * DTYPE_BYTES[precision.master_dtype or precision.parameter_dtype] * world / len(ranks)
+    width = after.training.precision.state_bytes * world / len(ranks)
     return Moved(total * width, (total - kept) * width)
 
 

@@ -5,6 +5,7 @@ trace.json: Chrome's trace format, for https://ui.perfetto.dev: process 0 is the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil
 from operator import attrgetter
@@ -108,8 +109,14 @@ def _pipeline_s(profile: Result) -> float:
 def _rank_profile(rank: int, profile: Result) -> RankProfile:
     """Means over the profiled steps."""
     steps, spans = profile["steps"], profile["spans"]
-    actions_ = [spent for spent in spans if spent[0] == "action"]
-    inside = [spent for spent in spans if any(action[2] <= spent[2] and spent[3] <= action[3] for action in actions_)]
+    actions = sorted((spent[2], spent[3]) for spent in spans if spent[0] == "action")  # one after the other
+    starts = [start_s for start_s, _ in actions]
+
+    def is_inside(start_s: float, end_s: float) -> bool:
+        begun = bisect_right(starts, start_s)
+        return begun > 0 and end_s <= actions[begun - 1][1]
+
+    inside = [spent for spent in spans if is_inside(spent[2], spent[3])]
 
     def seconds(chosen: Sequence[Any], category: str, *names: str) -> float:
         of_these = [s for s in chosen if s[0] == category and (not names or s[1] in names)]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
@@ -169,12 +170,30 @@ def options_from(values: Mapping[str, Any]) -> RunOptions:
                 f"{show(name)} is not an option of run"
                 + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(known)}")
             )
-    given: dict[str, Any] = dict(values)
-    given |= {name: Path(given[name]) for name in PATHS if given.get(name) is not None}
-    for name in ("learning_rate", "eval_fraction", "timeout_s"):
-        if isinstance(given.get(name), str):  # YAML reads 5e-4 as text
+    hints = get_type_hints(RunOptions)
+    kinds = {name: get_args(hints[name]) or (hints[name],) for name in values}
+    return RunOptions(**{name: _typed(name, value, kinds[name]) for name, value in values.items()})
+
+
+def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    """The value as a field of these types has it. Raises AutoshardError for one of another type, but for whole numbers,
+    which RunOptions checks.
+    """
+    if int in kinds or (value is None and NoneType in kinds):
+        return value
+    if float in kinds:
+        if isinstance(value, str):  # YAML reads 5e-4 as text
             try:
-                given[name] = number(given[name])
+                return number(value)
             except ValueError as error:
                 raise AutoshardError(f"{name}: {error}") from None
-    return RunOptions(**given)
+        is_one, wanted = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
+    elif bool in kinds:
+        is_one, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(value, (str, Path)):
+        return Path(value) if Path in kinds else str(value)
+    else:
+        is_one, wanted = False, "a path" if Path in kinds else "a text"
+    if not is_one:
+        raise AutoshardError(f"{name}={show(value)} must be {wanted}")
+    return value

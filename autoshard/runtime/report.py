@@ -273,4 +273,5 @@ def _allowed(one: Difference) -> str:
 
 
 def _off(value: float, reference: float) -> float:
-    return abs(value - reference) / abs(reference)
+    """Relative difference; the difference itself where the reference is 0, as a loss is of text that repeats."""
+    return abs(value - reference) / (abs(reference) or 1.0)

@@ -226,8 +226,9 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
         raise AutoshardError(f"lnc={show(lnc)} is not offered by {name}; it offers lnc {' and '.join(offered.names)}")
     logical, calibration = offered.child(str(lnc)), file.child("calibration")
     calibration.text("about")
-    if "power_w" in file.names:  # of one chip; what is fitted to it is in the calibration
-        file.number("power_w")
+    for key in ("power_w", "host_link_bandwidth_bytes_per_s"):  # of one chip, for fits to results alone
+        if key in file.names:
+            file.number(key)
     _check_fits(calibration)
     if "measured" in calibration.names:  # curves for the reader alone
         calibration.any("measured")

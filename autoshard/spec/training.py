@@ -70,6 +70,16 @@ class Precision:
         return self.gradient_accumulation_dtype != self.parameter_dtype
 
     @property
+    def kept_dtype(self) -> FloatingDtype:
+        """The dtype of the weights as the optimizer keeps and updates them: of its own copy, or of the parameters."""
+        return self.master_dtype or self.parameter_dtype
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the training state of one parameter, which a checkpoint holds: the kept weight and both moments."""
+        return DTYPE_BYTES[self.kept_dtype] + 2 * DTYPE_BYTES[self.optimizer_dtype]
+
+    @property
     def rounds_at_random(self) -> bool:
         """Whether weights and moments are bf16 without a master copy, which are rounded at random."""
         return self.master_dtype is None and self.parameter_dtype == "bfloat16"

@@ -191,6 +191,14 @@ def test_numbers_without_end_are_told(saved: Path) -> None:
         refused(saved, f"is not the state of AdamW as NxD saves it: ValueError {name} inf")
 
 
+def test_a_number_that_no_float_holds_is_told(saved: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["param_groups"][0]["lr"] = 10**400
+
+    changed(saved, change)
+    refused(saved, "is not the state of AdamW as NxD saves it: OverflowError")
+
+
 def test_what_context_parallel_ranks_overwrote_is_told(saved: Path) -> None:
     def change(values: dict[str, Any]) -> None:
         for one in values["base_state"].values():

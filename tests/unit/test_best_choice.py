@@ -42,7 +42,7 @@ class Toy:
         listed = [choice for choice in self.every if self.bounds[choice] < limit_s]
         return (np.array(listed).reshape(-1, 3), self._all_are_listed) if len(listed) <= self._most else None
 
-    def bounds_s(self, choices: Array) -> Array:
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
         return np.array([self.bounds[tuple(choice)] for choice in choices.tolist()])
 
     def simulated_s(self, choices: Array) -> Array:
@@ -80,9 +80,48 @@ def test_nothing_is_simulated_that_a_bound_rules_out() -> None:
     assert found.strategy is None and found.at_least_s == choices.at_least_s and not choices.simulated
 
 
+class Slope:
+    """A number from 0 on; a step takes 1 / (number + 1) longer than 10, and at least as long."""
+
+    rounds, turns, lists_all, at_least_s = 40, 1, False, 5.0
+
+    def __init__(self) -> None:
+        self.bounded, self.simulated = 0, 0
+
+    def starts(self) -> list[Array]:
+        return [np.zeros(1, dtype=int)]
+
+    def neighbours(self, choice: Array, turn: int) -> Array:
+        return choice[None] + [[1], [-1]]
+
+    def all_below(self, limit_s: float) -> tuple[Array, bool] | None:
+        return None
+
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
+        self.bounded += len(choices)
+        numbers = choices[:, 0]
+        return np.where(numbers >= 0, 10 + 1 / (np.maximum(numbers, 0) + 1.0), inf)
+
+    def simulated_s(self, choices: Array) -> Array:
+        self.simulated += len(choices)
+        return self.bounds_s(choices) + 1e-3
+
+    def strategy(self, choice: Array) -> Strategy:
+        return Strategy(**{**Draft(1, 1, 1, 1, 1)._asdict(), "stage_layers": (1,), "recompute": ("none",)})
+
+
+def test_a_descent_ends_where_its_last_steps_would_not_lead_below_the_limit() -> None:
+    """Steps gain 1/2, 1/6, 1/12, 1/20, 1/30. After the fourth one 36 more like the second would lead far enough; after
+    the fifth one 35 like the third would lead from 10.17 to 7.25."""
+    far, near = Slope(), Slope()
+    assert best_choice(far, 7.0).strategy is None and far.simulated == 1
+    assert best_choice(near, 10.05).strategy is not None
+    assert far.bounded < 15 < 2 * near.rounds < near.bounded
+
+
 def test_of_equal_choices_the_first_is_taken_whatever_rounding_favours() -> None:
     class Three:
-        def bounds_s(self, choices: Array) -> Array:
+        def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
             return np.ones(len(choices))
 
         def simulated_s(self, choices: Array) -> Array:

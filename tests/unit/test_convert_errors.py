@@ -17,7 +17,7 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.conversion import folder
-from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.convert import Conversion, convert, open_source, source_for
 from autoshard.conversion.dtypes import as_dtype
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
@@ -177,6 +177,21 @@ def test_a_plan_of_another_model(
     )
     assert outcome("nowhere", "out", capsys=capsys) == "nowhere is not a folder with weights"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("of_plan", "of_weights"), [(None, 0.7), (0.7, None)])
+def test_a_field_that_only_one_of_two_models_has(
+    of_plan: float | None, of_weights: float | None, tmp_path: Path
+) -> None:
+    """A field is left out of JSON where it is its default: it differs from any value all the same."""
+    gemma = MODELS["gemma2"]
+    source = open_source(huggingface_folder(tmp_path / "hf", replace(gemma, final_logit_softcapping=of_weights)))
+    with pytest.raises(AutoshardError) as raised:
+        source_for(source, plan(replace(gemma, final_logit_softcapping=of_plan)))
+    assert str(raised.value) == (
+        f"the Hugging Face checkpoint {tmp_path / 'hf'} is of another model than the plan: "
+        f"final_logit_softcapping={of_weights}, the plan's has {of_plan}"
+    )
 
 
 def test_a_changed_checkpoint(tmp_path: Path) -> None:

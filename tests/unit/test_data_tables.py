@@ -226,6 +226,24 @@ def test_offsets_that_lead_out_of_the_file(tmp_path: Path, write: Any, offsets: 
         prepare(DataSource(path, ByteTokenizer()), tmp_path / "cache")
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("content", ["text", "messages"])
+def test_columns_that_are_not_read_may_hold_what_python_has_no_value_for(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    """Python's times have microseconds, pandas writes nanoseconds."""
+    said: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    values = [said if content == "messages" else "word"]
+    table = pa.table({content: values, "when": pa.array([1_700_000_000_000_000_001], pa.timestamp("ns"))})
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    kind = "1 conversations in 1 rows" if content == "messages" else "4 tokens"
+    assert kind in prepare(DataSource(tmp_path / name, ByteTokenizer(), sequence_length=99), tmp_path / "cache").made_of
+
+
 @pytest.mark.parametrize(("name", "kind"), [("a.parquet", "Parquet"), ("a.arrow", "Arrow")])
 def test_files_that_are_no_tables(tmp_path: Path, name: str, kind: str) -> None:
     file = tmp_path / name

@@ -27,6 +27,7 @@ from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import load_precision
 from autoshard.units import GB
 from tests.unit.plan_examples import plan_70b, plan_one_device
 from tests.unit.test_nxd_configuration import changed
@@ -145,14 +146,21 @@ def test_what_hinders_it() -> None:
     weak = replace(TRN1, adapters=4, file_system="ext4", free_disk_bytes=int(30 * GB), open_files=1024)
     assert wrong(weak) == {
         "EFA adapters": ("warning", "the plan counts on 8 a node; collectives will be slower"),
-        "free disk": ("warning", "a checkpoint of 988 GB and the compiler's cache need 1.01 TB"),
+        "free disk": ("warning", "a checkpoint of 847 GB and the compiler's cache need 867 GB"),
         "shared folder": (
             "warning",
             "all 16 nodes must see plan, data and checkpoints: use FSx for Lustre, EFS or NFS",
         ),
         "open files": ("warning", "raise ulimit -n to 65,535"),
     }
-    assert checkpoint_bytes(plan_70b()) == 70_553_706_496 * 14
+
+
+def test_bytes_of_a_checkpoint() -> None:
+    plan = plan_70b()  # FP32 masters and moments
+    assert checkpoint_bytes(plan) == 70_553_706_496 * (4 + 2 * 4)
+    for name, each in (("bf16_sr", 2 + 2 * 2), ("fp32", 4 + 2 * 4)):
+        other = replace(plan, training=replace(plan.training, precision=load_precision(name)))
+        assert checkpoint_bytes(other) == 70_553_706_496 * each
 
 
 def test_versions() -> None:
@@ -306,11 +314,11 @@ def gpu_plan(**asked: Any) -> Plan:
 def test_what_stops_a_plan_for_gpus() -> None:
     node = replace(TRN1, instance="p5.48xlarge", driver=None, chips=0, gpus=8, packages={"torch": "2.13.0"})
     assert wrong(node, gpu_plan()) == {}
-    little = replace(node, gpus=4, packages={"torch": "2.13.0+cpu"}, free_disk_bytes=int(100 * GB))
+    little = replace(node, gpus=4, packages={"torch": "2.13.0+cpu"}, free_disk_bytes=int(90 * GB))
     assert wrong(little, gpu_plan()) == {
         "GPUs": ("stops", "the plan uses 8 of each node"),
         "torch": ("stops", "it was built without CUDA: install the build for your driver's CUDA"),
-        "free disk": ("warning", "a checkpoint of 112 GB needs it"),
+        "free disk": ("warning", "a checkpoint of 96.4 GB needs it"),
     }
 
 

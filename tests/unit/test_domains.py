@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.cost.collectives import KINDS, CollectiveLaw, GroupShape, collective_law, collective_time_s, group_shape
+from autoshard.cost.collectives import (
+    KINDS,
+    CollectiveLaw,
+    GroupShape,
+    collective_law,
+    collective_time_s,
+    group_shape,
+    mean_hop_law,
+)
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.explanation.links import axis_links
@@ -82,7 +90,21 @@ def test_send_to_the_next_node() -> None:
     # one rank of a node sends to the next node: its chip's 30 GB/s
     assert toy_s("send_recv", 100 * MB, (("pp", 16),), "pp") == pytest.approx(0.1 / 30 + 2e-6)
     # some stage is the last of its domain, and sends at 5 GB/s
-    assert toy_s("send_recv", 100 * MB, (("pp", 8), ("tp", 4)), "pp") == pytest.approx(20e-3 + 10e-6)
+    mesh = (("pp", 8), ("tp", 4))
+    assert toy_s("send_recv", 100 * MB, mesh, "pp") == pytest.approx(20e-3 + 10e-6)
+    # on average: 6 of the 7 hops stay in a domain
+    mean = mean_hop_law(group_shape(mesh, ("pp",), TOY), TOY).time_s(100 * MB)
+    assert mean == pytest.approx((6 * (0.1 / 15 + 2e-6) + 20e-3 + 10e-6) / 7)
+
+
+def test_the_mean_hop_of_a_pipeline_inside_and_across_nodes() -> None:
+    # 8 stages on 2 nodes of 4: 6 hops inside at 100 GB/s, as neighbours on a chip, one to the next node of the domain
+    group = group_shape((("pp", 8),), ("pp",), TOY)
+    inside, across = 0.1 / 100 + 1e-6, toy_s("send_recv", 100 * MB, (("pp", 8),), "pp")
+    assert mean_hop_law(group, TOY).time_s(100 * MB) == pytest.approx((6 * inside + across) / 7)
+    # where all hops are alike, it is the law of them
+    alike = group_shape((("pp", 4),), ("pp",), TOY)
+    assert mean_hop_law(alike, TOY) == collective_law("send_recv", alike, TOY)
 
 
 @pytest.mark.parametrize(

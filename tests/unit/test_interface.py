@@ -465,6 +465,44 @@ def test_no_table_of_a_search_is_sure_that_a_layout_fits() -> None:
     assert "more than 99.9 %" in cells and all(cell.endswith(" %") and "100" not in cell for cell in cells)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("audit", {"stages": 0}, "stages=0 of audit must be pipeline ranks, such as [0, 7]"),
+        ("audit", {"stages": "0"}, "stages='0' of audit must be pipeline ranks, such as [0, 7]"),
+        (
+            "convert_checkpoint",
+            {"source": None, "target": "out"},
+            "source=None of convert_checkpoint must be the path of a folder",
+        ),
+        (
+            "convert_checkpoint",
+            {"source": "in", "target": "out", "plan": "plan.json"},
+            "plan='plan.json' of convert_checkpoint must be a plan; autoshard.read_plan reads one from its file",
+        ),
+        (
+            "convert_checkpoint",
+            {"source": "in", "target": "out", "dtype": ["float32"]},
+            "dtype=['float32'] is not one of: bfloat16, float16, float32, float64",
+        ),
+        ("calibrate", {"results": []}, "results=a list of 0 of calibrate must be paths of CSV files, one at least"),
+        ("calibrate", {"results": "a.csv"}, "results='a.csv' of calibrate must be paths of CSV files, one at least"),
+    ],
+)
+def test_values_of_other_types_are_told_in_a_line(name: str, given: dict[str, Any], message: str) -> None:
+    if name == "audit":
+        given = {"plan": autoshard.plan("llama3-8b", nodes=1)} | given
+    with pytest.raises(AutoshardError) as raised:
+        getattr(autoshard, name)(**given)
+    assert str(raised.value) == message
+
+
+def test_a_path_no_file_can_have() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        autoshard.plan("llama3-8b", nodes=1).save("a\0b")
+    assert str(raised.value) == "plan a\0b cannot be written: embedded null byte"
+
+
 WORDS_OF_OPTIONS = {
     *("planner.options", "planner.request", "runtime.options", "runtime.learning_rate", "sweeps.outcome"),
     *("spec.sdk", "spec.stack", "conversion.forms", "migration.target", "interop.export"),

@@ -107,6 +107,9 @@ def test_stages_may_differ_in_blocks_and_sets(seed: int, find: FindLayout, sched
         for most in (cost.fullest.total_bytes * (1 - 1e-9), cost.fullest.total_bytes * (1 + 1e-9)):
             of_limit = KindChoices(priced.whole, 0, range(len(SETS)), most)
             assert np.isfinite(of_limit.bounds_s(np.array([row]))[0]) == (most >= cost.fullest.total_bytes)
+            told_s, below_s = of_limit.bounds_s(np.array(rows)), np.median(bounds_s)
+            found_s = of_limit.bounds_s(np.array(rows), below_s)
+            assert (found_s <= told_s).all() and (found_s[found_s < below_s] == told_s[found_s < below_s]).all()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -280,11 +280,12 @@ def test_what_makes_the_compiler_start_anew() -> None:
         ({"partition": "a;b"}, "partition='a;b' is no name of a Slurm partition"),
         ({"time_limit": "soon"}, "time='soon' is no Slurm time; 24:00:00 and 2-00:00:00 are"),
         ({"cache": "a\nb"}, "cache='a\\nb' must be one line of text"),
+        ({"partition": 7}, "partition=7 must be one line of text"),
     ],
 )
-def test_errors_of_options(options: dict[str, str], text: str) -> None:
+def test_errors_of_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(AutoshardError) as error:
-        LaunchOptions("plan.json", **options)  # type: ignore[arg-type]
+        LaunchOptions("plan.json", **options)
     assert str(error.value) == text
 
 

@@ -115,6 +115,31 @@ def test_what_zero_3_sends_inside_an_action_is_no_part_of_it() -> None:
     assert found.bubble_fraction == pytest.approx(2 / 7)
 
 
+def test_a_span_is_looked_for_among_actions_not_held_against_each() -> None:
+    """A rank of a large plan has thousands of actions and a hundred thousand collectives in three steps."""
+
+    class Second(float):
+        compared = 0
+
+        def __lt__(self, other: float) -> bool:
+            Second.compared += 1
+            return float(self) < other
+
+        def __le__(self, other: float) -> bool:
+            Second.compared += 1
+            return float(self) <= other
+
+    count = 500
+    spans: list[tuple[str, str, float, float]] = [("optimizer", "optimizer step", count, count + 1.0)]
+    for one in range(count):
+        spans.append(("action", f"F{one}.0", Second(one), Second(one + 0.75)))
+        spans.append(("collective", "all_reduce", Second(one + 0.25), Second(one + 0.5)))
+        spans.append(("collective", "send", Second(one + 0.75), Second(one + 1.0)))
+    found = measured(PLAN, [result(0, {"steps": [(0.0, count + 1.0)], "spans": spans}), None]).profile
+    assert found is not None and found.ranks[0].collectives_s == count * 0.25
+    assert Second.compared < 3 * count * 20  # 20: twice the logarithm of 500, and some
+
+
 def test_what_is_printed_is_what_is_written() -> None:
     of_rank = result(0, profile(100.0))
     run = measured(PLAN, [of_rank])

@@ -152,3 +152,12 @@ def test_how_rope_is_stretched_is_no_other_model(model: str, factor: int) -> Non
     assert f"{told}: the plan has the latter, and both take the same time" in found.notes
     with pytest.raises(AutoshardError, match=r"llama2-7b has None: another model$"):
         written("--tensor-model-parallel-size 4 --use-rope-scaling", model="llama2-7b")
+
+
+def test_a_number_of_thousands_of_digits_is_no_degree() -> None:
+    """Python itself refuses to read it."""
+    with pytest.raises(AutoshardError) as raised:
+        script(f"--tensor-model-parallel-size {'1' * 5000}")
+    assert str(raised.value) == (
+        f"train.sh: --tensor-model-parallel-size is '{'1' * 40}'; it must be a whole number of at least 1"
+    )

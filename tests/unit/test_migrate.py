@@ -181,6 +181,14 @@ def test_where_training_ends() -> None:
         found()
 
 
+@pytest.mark.parametrize("name", [[], {"a": 1}, "Noam"])
+def test_a_schedule_without_a_counterpart(name: object) -> None:
+    data = deepcopy(with_optimizer(PUBLIC["hf_llama3_70B"]))
+    data["model"]["optim"]["sched"]["name"] = name
+    told = f"model.optim.sched.name={name}: a constant rate stands in; with a counterpart: "
+    assert [one for one in read_learning(written(data)).differs if one.startswith(told)]
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     conf = written(with_optimizer(PUBLIC["hf_llama3_70B"]))
     assert main(["migrate", conf, "-o", "there"]) == 0

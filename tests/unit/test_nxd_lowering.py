@@ -130,12 +130,12 @@ def test_validate_says_whether_nxd_can_execute_a_plan(tmp_path: Path, capsys: py
     assert first == f"{path} is valid: tiny-llama on 1 x cpu, tp=2 pp=1 dp=1 mbs=1 recompute=none"
     assert second == "NxD has a layer for each of its operators"
     assert repairs[0].startswith("  repaired: tp=2: fuse_qkv is off, because ")
-    halved = Precision("halved moments", "bfloat16", "bfloat16", "float32", "bfloat16", "float32", "float32")
-    write_plan(priced(plan_of(precision=halved, tp=2)), path)
+    wide = Precision("wide sums", "bfloat16", "bfloat16", "float32", "float32", "float64", "float32")
+    write_plan(priced(plan_of(precision=wide, tp=2)), path)
     assert main(["validate", path]) == 2
     assert capsys.readouterr().err == (
-        "autoshard: error: precision halved moments: NxD keeps masters, moments and sums of gradients in one format; "
-        "here they are float32, bfloat16 and float32\n"
+        "autoshard: error: precision wide sums: NxD keeps masters, moments and sums of gradients in one format; "
+        "here they are float32, float32 and float64\n"
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from autoshard.backends.rules import Problem
 from autoshard.errors import NoLayoutFits
 from autoshard.models.registry import load_model
+from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.order import fastest_first
 from autoshard.planner.grid.pairs import Pairs, pairs_at_least_s, pairs_need_bytes
 from autoshard.planner.grid.table import Table
@@ -23,7 +24,7 @@ from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.unit.kind_models import random_layout, table_of
+from tests.unit.kind_models import SETS, random_layout, table_of
 from tests.unit.test_mesh_bounds import random_problem
 
 EVERY_SCHEDULE = ("1f1b", "gpipe", "zero_bubble", "interleaved")
@@ -94,3 +95,20 @@ def test_where_all_that_was_bounded_holds_too_much_there_is_nothing_to_price() -
     cluster, pins = load_cluster("trn2.48xlarge", 24), Pins(schedule="gpipe")
     with pytest.raises(NoLayoutFits, match=r"no layout fits gemma2-9b on 24 x trn2\.48xlarge"):
         search(load_model("gemma2-9b"), training, cluster, pins, "torch")
+
+
+def test_layouts_that_waited_in_several_tables_are_looked_at_a_family_at_a_time() -> None:
+    problem, draft = random_layout(3, ("1f1b",))
+    every = [draft._replace(zero=zero) for zero in (0, 1, 2)]
+    tables = [Table(problem, SETS) for _ in range(2)]
+    pairs = Pairs(problem)
+    for table, some in zip(tables, (every[:1], every[1:]), strict=True):
+        for one in some:
+            table.add(one)
+        pairs.add(table.wholes())
+    layouts = PricedLayouts(problem, [], Waiting.for_pairs(pairs))
+    assert len(layouts.wholes) == 2
+    (family,) = layouts.families()
+    assert family.drafts.drafts == every and family is layouts.families()[0]
+    apart = [kinds_at_least_s(whole, np.arange(len(whole.drafts.drafts))) for whole in layouts.wholes]
+    assert kinds_at_least_s(family, np.arange(3)) == pytest.approx(np.concatenate(apart), rel=1e-12)

@@ -24,7 +24,7 @@ from autoshard.plans.plan_json import plan_to_dict, write_plan
 from autoshard.plans.validate import plan_from_dict, read_plan_and_notes
 from autoshard.runtime.options import RunOptions
 from autoshard.runtime.run import run_plan
-from autoshard.spec.training import PRECISIONS
+from autoshard.spec.training import PRECISIONS, load_precision
 from autoshard.units import format_seconds
 
 H100 = PlanRequest("llama3-8b", "h100-80gb", 1, global_batch=64, seq_len=4096, top=0, precision="fp8", pins={"zero": 1})
@@ -170,6 +170,25 @@ def test_a_file_of_such_a_plan_is_read_and_priced_alike_but_not_run(tmp_path: Pa
     lines = megatron_arguments(plan)
     assert "    --fp8-format hybrid --fp8-recipe delayed --fp8-param-gather\n" in lines.text
     assert "keep_bf16=attention: Megatron keeps whole blocks in bf16 alone" in lines.left_out
+
+
+@pytest.mark.parametrize(
+    ("changes", "cannot"),
+    [
+        ({"optimizer_dtype": "bfloat16"}, "keep moments in bfloat16 beside weights in float32"),
+        ({"compute_dtype": "float32"}, "compute in float32 with parameters in bfloat16"),
+    ],
+)
+def test_a_mixture_of_ones_own_that_no_backend_runs_is_a_price(changes: dict[str, str], cannot: str) -> None:
+    """Ranks would train in other dtypes than those that were planned, and hold more than was priced."""
+    own = replace(load_precision("mixed_precision"), name="mine", **changes)  # type: ignore[arg-type]
+    for backend in BACKENDS.values():
+        with pytest.raises(AutoshardError) as raised:
+            check_runs(backend, own)
+        assert str(raised.value) == (
+            f"precision mine: backend {backend.name} cannot {cannot}, the plan is a price; "
+            "mixed_precision, bf16_sr, fp32 run"
+        )
 
 
 def test_plans_without_the_field_are_read() -> None:

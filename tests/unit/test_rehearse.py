@@ -170,6 +170,13 @@ def test_a_loss_that_differs_or_is_not_a_number_fails() -> None:
     assert not judge([5.5, float("nan")], alone_result([5.5, 4.0])).ok
 
 
+def test_a_loss_of_zero_is_compared_as_it_is() -> None:
+    """Training on text that repeats one letter ends there."""
+    assert judge([5.5, 0.0], alone_result([5.5, 0.0])).ok
+    found = judge([5.5, 0.1], alone_result([5.5, 0.0]))
+    assert found.line == "FAILED: loss (mixed_precision, worst of 2 steps) differs by 1.0e-01"
+
+
 def test_a_loss_that_does_not_fall_fails() -> None:
     rising = [4.0, *[5.5] * 9]
     assert judge(rising, alone_result(rising)).line == "FAILED: the loss does not fall"

@@ -8,7 +8,7 @@ import pytest
 from autoshard.cli import main
 from autoshard.errors import AutoshardError
 from autoshard.plans.plan_json import write_plan
-from autoshard.runtime.options import RunOptions
+from autoshard.runtime.options import RunOptions, options_from
 from autoshard.runtime.run import run_plan
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
@@ -63,6 +63,33 @@ def test_options_that_will_not_do(values: dict[str, Any], message: str) -> None:
     with pytest.raises(AutoshardError) as error:
         RunOptions(**values)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("packing", "no", "packing='no' must be true or false"),  # a sweep file may say it; a text counts as true
+        ("wandb", 0, "wandb=0 must be true or false"),
+        ("learning_rate", None, "learning_rate=None must be a number"),
+        ("eval_fraction", [0.1], "eval_fraction=a list of 1 must be a number"),
+        ("timeout_s", True, "timeout_s=True must be a number"),
+        ("data", 5, "data=5 must be a path"),
+        ("output", None, "output=None must be a path"),
+        ("resume", None, "resume=None must be a text"),
+        ("wandb_project", {}, "wandb_project=an object of 0 must be a text"),
+    ],
+)
+def test_values_of_other_types(name: str, value: object, message: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        options_from({name: value})
+    assert str(error.value) == message
+
+
+def test_values_as_python_and_yaml_give_them(tmp_path: Path) -> None:
+    given = {"learning_rate": "5e-4", "timeout_s": 60, "output": str(tmp_path), "resume": tmp_path, "compile": None}
+    found = options_from(given)
+    assert (found.learning_rate, found.timeout_s, found.output) == (5e-4, 60, tmp_path)
+    assert (found.resume, found.compile) == (str(tmp_path), None)
 
 
 @pytest.mark.parametrize(("flags", "compiles"), [([], None), (["--compile"], True), (["--no-compile"], False)])

@@ -19,6 +19,7 @@ from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
 from autoshard.layout.strategy import ZERO_STAGES, Strategy, even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.planner.dominated import DOMINATED
 from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.priced_columns import priced_columns
 from autoshard.planner.search import search
@@ -151,7 +152,8 @@ def test_bounds_leave_out_nothing_that_wins(seed: int) -> None:
     slow = search(*problem[:3], backend=problem.backend, top=3, exhaustive=True)
     assert (quick.best, quick.runners_up) == (slow.best, slow.runners_up)
     assert quick.considered == slow.considered
-    assert quick.fitting == slow.fitting if problem.backend == "nxd" else quick.fitting <= slow.fitting
+    every_one_is_priced = problem.backend == "nxd" and DOMINATED not in {one.reason for one in quick.rejections}
+    assert quick.fitting == slow.fitting if every_one_is_priced else quick.fitting <= slow.fitting
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.cost.compute import OperatorNeeds, seconds_of
 from autoshard.cost.estimate import Estimate, estimate
+from autoshard.cost.host_copies import copied_to_host
 from autoshard.cost.part import Part, Seconds
 from autoshard.cost.stacks import COMPILED, TRACED, TRACED_LORA, Software
 from autoshard.cost.step import unhidden_s
@@ -127,6 +128,21 @@ def test_transfers_that_hide_slow_the_work_down() -> None:
     assert sent_s(contention=0.25) == pytest.approx(sent_s())
 
 
+def test_copies_to_the_host_hide_behind_the_work_and_slow_it_down() -> None:
+    zero = Seconds(0.0, 0.0)
+    block = replace(Part(zero, zero, zero, 8e9, 0.0, 0.0, {}), forward=Seconds(0.1, 0.0), backward=Seconds(0.2, 0.0))
+    software = Software("s", contention=0.25, offloaded=0.5, host_bytes_per_s=64e9)
+    # half of 8 GB at 64 GB/s: 62.5 ms each way, of which a quarter shows
+    copied = copied_to_host(block, software)
+    assert copied.forward_s == pytest.approx(0.1 + 0.25 * 0.0625)
+    assert copied.backward_s == pytest.approx(0.2 + 0.25 * 0.0625)
+    assert copied.kept_bytes == 4e9
+    # at 16 GB/s 250 ms: what the work does not hide shows whole
+    slow = copied_to_host(block, replace(software, host_bytes_per_s=16e9))
+    assert slow.forward_s == pytest.approx(0.25 + 0.25 * 0.1)
+    assert slow.backward_s == pytest.approx(0.25 + 0.25 * 0.2)
+
+
 def test_transfers_hide_behind_the_chunks_that_follow() -> None:
     """8 s of transfers, work that hides 2 s a microbatch. Four chunks: 2 s each, and each turn of a chunk hides 0.5 s
     for every microbatch that passes: with two, 3 x 1 s before the last chunk's, which hides 0.5 s more."""
@@ -152,6 +168,8 @@ STACKS = (
     Software("zero2", 1.1, 1.0, 5e-5, overlap=0.9, contention=1.0, attention_efficiency=0.4, sharded_gradients=True),
     Software("whole", 1.0, 1.0, 5e-5, whole_logits=True, replays_head=True, loss_passes=2.0, transfer_share=0.3),
     Software("kept", 1.0, 1.0, 5e-5, keeps_gathered=True),
+    Software("beside", 1.0, 1.0, 5e-5, transfer_share=0.3, sends_beside=True),
+    Software("copies", 1.0, 1.0, 5e-5, contention=0.3, offloaded=0.5, host_bytes_per_s=64e9),
     Software("nanotron", 1.0, 1.0, 5e-5, copy_launch_s=8e-6, stall_s=2e-4),
 )
 

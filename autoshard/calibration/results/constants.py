@@ -123,6 +123,10 @@ DistributedDataParallel while the last backward runs; with ZeRO-1 they are scatt
 COPIES_SHARES = ("nanotron",)
 """Stacks that copy each replica's share of each parameter separately: nanotron's reduce_scatter_coalesced joins the
 shares before the one collective of a step, and its all_gather_coalesced splits them again after it."""
+SENDS_BESIDE = ("NeMo", "Megatron-Core", "Megatron-Bridge")
+"""Stacks that send between stages beside the work where stages are virtual, and wait for each transfer else:
+overlap_p2p_comm and batch_p2p_comm [NVIDIA/NeMo: lightning/pytorch/callbacks/megatron_comm_overlap.py, line 156;
+NVIDIA-NeMo/Megatron-Bridge v0.3.1: training/comm_overlap.py, line 453]."""
 SYNCS = ("Megatron-LM", "Megatron-LM 2021")
 """Stacks whose host waits for the device after each transfer between stages, so that a pass begins with an empty queue:
 Megatron's torch.cuda.synchronize after batch_isend_irecv, where transfers do not run beside the work. sync_s is guessed

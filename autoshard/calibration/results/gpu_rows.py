@@ -61,6 +61,11 @@ EVERY_SECOND = canonical(
 """torchtitan's selective activation checkpointing of operators: it keeps attention and the first, third, ... of a
 block's products in the order in which they run (wq, wk, wv, wo, w1, w3, w2), and repeats all else
 [torchtitan/parallelisms/parallelize_llama.py: _save_list and _get_custom_policy]."""
+HYBRID = re.compile(r"\bHSDP\b(?:[^;]*?\bfor (\d[\d.]*B(?:/\d[\d.]*B)*))?")
+"""What a framework or notes say of shards that fill a node and are repeated in others, and of which sizes of models:
+of all where they name none."""
+OFFLOAD = re.compile(r"\s*\+\s*cpu offload (\d+) layers", re.IGNORECASE)
+"""What a row's recompute says of layers whose activations go to the host."""
 EXPERT_IMBALANCE = 1.0
 """Tokens of the busiest rank's experts over the mean: published benchmarks route evenly by force."""
 ENDS_HOLD_LESS = ("embedding counted as layer", "first and last stage hold one layer less")
@@ -87,7 +92,8 @@ class Case:
     overlaps: False where the row says that nothing was sent beside work. fits: False for a run that ran out of memory.
     dense: blocks of a mixture that have no experts. dispatch: how a mixture's tokens travel.
     assumed: what was assumed of its gradients, in words; empty where their dtype is known. gathers_quantized: whether
-    tensor parallelism sends what 8-bit products read in 8 bits: see WHOLE_GATHERS.
+    tensor parallelism sends what 8-bit products read in 8 bits: see WHOLE_GATHERS. offloaded: of all blocks, those
+    whose activations go to the host.
     """
 
     key: str
@@ -117,6 +123,7 @@ class Case:
     dispatch: Dispatch = USUAL
     assumed: str = ""
     gathers_quantized: bool = True
+    offloaded: float = 0.0
 
 
 def gpu_case(row: Row) -> Case:
@@ -129,6 +136,7 @@ def gpu_case(row: Row) -> Case:
     if status == "ok" and time_s is None and number(row, "mem_gb") is None:
         raise Unscored("neither a step time nor memory was measured")
     try:
+        copied = offloaded(row)
         model, strategy, dense = gpu_model(row), gpu_strategy(row), dense_blocks(row)
         experts = spread(row, strategy.tp, strategy.dp, strategy.cp)
         half = "float16" if "fp16" in row.get("precision", "").lower() else "bfloat16"
@@ -177,6 +185,7 @@ def gpu_case(row: Row) -> Case:
         dispatch=dispatch_of(row) if model.is_moe else USUAL,
         assumed=assumption(row),
         gathers_quantized=WHOLE_GATHERS not in row.get("precision", "").lower(),
+        offloaded=copied,
     )
 
 
@@ -291,7 +300,18 @@ def gpu_strategy(row: Row) -> Strategy:
         stage_layers=cut,
         context_parallel="zigzag_ring" if cp > 1 and integer(row, "seq_len") % (2 * cp) == 0 else "all_gather",
         etp=experts.etp,
+        dp_replicate=copies_of_shards(row, dp),
     )
+
+
+def copies_of_shards(row: Row, dp: int) -> int:
+    """How many nodes hold all shards each (HSDP), 1 where they are spread over all ranks or the row says nothing."""
+    found = HYBRID.search(f"{row.get('framework', '')}; {row.get('notes', '')}")
+    nodes, rest = divmod(count(row, "n_gpus"), count(row, "gpus_per_node", 8))
+    if found is None or rest or dp % max(1, nodes) or integer(row, "zero", 0) < 2:
+        return 1
+    named = [rf"(?<![\d.]){re.escape(size)}\b" for size in (found[1] or "").split("/") if size]
+    return nodes if not named or any(re.search(size, row.get("model", "")) for size in named) else 1
 
 
 def named_schedule(framework: str, vpp: int) -> str:
@@ -307,15 +327,13 @@ def named_schedule(framework: str, vpp: int) -> str:
 
 def recompute(row: Row) -> str:
     """The recompute set of a row. "selective" alone is Megatron's, core attention; torchtitan's is EVERY_SECOND; what
-    Megatron-Core names in brackets is in MODULES; else modules and operators joined by +, as plans write them. Raises
-    Unscored where activations go to the host, AutoshardError for a text that is no set."""
-    text = row.get("recompute", "").lower()
-    if "offload" in text:
-        raise Unscored(f"recompute={row['recompute']!r}: copies to and from the host are not in the price")
+    Megatron-Core names in brackets is in MODULES; else modules and operators joined by +, as plans write them, before
+    what goes to the host. Raises AutoshardError for a text that is no set."""
+    text = OFFLOAD.sub("", row.get("recompute", "").lower())
     if text.startswith("full"):
         return FULL_RECOMPUTE
     if "+" in text and not text.startswith(SELECTIVE):
-        return canonical(row["recompute"])
+        return canonical(OFFLOAD.sub("", row["recompute"]))
     if not text.startswith(SELECTIVE):
         return NO_RECOMPUTE
     if row.get("framework", "").lower().startswith("torchtitan"):
@@ -324,6 +342,17 @@ def recompute(row: Row) -> str:
         return SELECTED
     found = [MODULES[name] for name in named[1].split(",") if name in MODULES]
     return canonical("+".join(found)) if found else NO_RECOMPUTE
+
+
+def offloaded(row: Row) -> float:
+    """The share of blocks whose activations go to the host. Raises Unscored where a row does not say of how many, or
+    has experts, whose blocks differ."""
+    text = row.get("recompute", "")
+    if "offload" not in text.lower():
+        return 0.0
+    if not (found := OFFLOAD.search(text)) or integer(row, "moe_experts", 0) > 1:
+        raise Unscored(f"recompute={text!r}: copies to the host are priced of a number of layers without experts")
+    return min(1.0, int(found[1]) / blocks(row))
 
 
 def _kernel_text(row: Row) -> str:

@@ -13,6 +13,7 @@ from autoshard.calibration.results.constants import (
     KEEPS_GATHERED,
     LOOSE_NORMS,
     OVERLAPS_WITHOUT_ZERO,
+    SENDS_BESIDE,
     STALLS,
     SYNCS,
     stack_of,
@@ -54,6 +55,10 @@ FAMILIES = {
 POWER_BOUND = {"blackwell": "gb200-186gb"}
 """Family -> the hardware file whose matmul_efficiency is the family's. Of Blackwell a B200 of 1,000 W takes 1.22 times
 as long as a GB200 of 1,200 W for one layout (nemo-docs, FP8), a GB300 of 1,400 W 0.82 times (mbridge, MXFP8)."""
+
+
+HOST_LINK = "host_link_bandwidth_bytes_per_s"
+"""The key of a hardware file that says what a chip sends to its host."""
 
 
 class Board(NamedTuple):
@@ -177,6 +182,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         graphs=case.dispatch.graphs,
         copy_launch_s=family["copy_launch_s"] if stack_of(case.stack)[0] in COPIES_SHARES else 0.0,
         transfer_share=family["transfer_share"],
+        sends_beside=sends_beside(case),
         quantized_efficiency=family[f"{case.low_precision or 'fp8'}_efficiency"],
         overlap=_overlap(case, family),
         contention=family["contention"],
@@ -193,12 +199,19 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         sharded_parameters=case.zero >= 3,
         sharded_gradients=case.zero >= 2,
         step_overhead_s=family["step_overhead_s"],
+        offloaded=case.offloaded,
+        host_bytes_per_s=_sheet_number(hardware(case)[0], HOST_LINK) if case.offloaded else 0.0,
     )
 
 
 def syncs(case: Case) -> bool:
     """Whether the host waits for each transfer between stages: see SYNCS."""
     return stack_of(case.stack)[0] in SYNCS and case.strategy.pp > 1
+
+
+def sends_beside(case: Case) -> bool:
+    """Whether stages send beside the work: see SENDS_BESIDE."""
+    return case.overlaps and case.strategy.num_virtual_stages > 1 and stack_of(case.stack)[0] in SENDS_BESIDE
 
 
 def stalls(case: Case) -> bool:

@@ -12,7 +12,7 @@ from autoshard.calibration.least_squares import Prior, by_size, stepped
 from autoshard.calibration.results.constants import FAMILY, FIXED, MEMORY, STACK, Constant, stack_of
 from autoshard.calibration.results.derivatives import Dual, variables
 from autoshard.calibration.results.gpu_rows import Case
-from autoshard.calibration.results.machine import hardware, machine, memory_bytes, stalls, syncs
+from autoshard.calibration.results.machine import hardware, machine, memory_bytes, sends_beside, stalls, syncs
 from autoshard.calibration.results.regimes import fitted_layout
 from autoshard.cost import collectives, stage
 from autoshard.cost.estimate import Estimate, estimate
@@ -71,8 +71,15 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
         family = hardware(case)[1]
         stack = stack_of(case.stack)[0]
         where = (case.gpu, case.memory_gb, case.nodes, case.gpus_per_node, case.network_bytes_per_s)
-        facts = (case.fused_norm, case.cuda_graphs, case.overlaps, case.allocated_only, case.gathers_quantized)
-        how = (case.kernel, case.zero, case.low_precision, *facts, syncs(case), stalls(case))
+        facts = (
+            case.fused_norm,
+            case.cuda_graphs,
+            case.overlaps,
+            case.allocated_only,
+            case.gathers_quantized,
+            case.offloaded,
+        )
+        how = (case.kernel, case.zero, case.low_precision, *facts, syncs(case), stalls(case), sends_beside(case))
         key = (*where, case.stack, *how, case.model.model_type, case.dispatch)
         if key not in machines:
             said = {name: value for (of, name), value in values.items() if of == family}

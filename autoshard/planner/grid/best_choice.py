@@ -6,6 +6,7 @@ simulated. Where all that may be the fastest are few, all are looked at, which p
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -25,12 +26,17 @@ STEP, STEP_GROWTH = 64, 2
 them while none is faster. To look at all of them before each step takes twice as long and, of pipelines with 32 to 64
 stages, leads as often to a slower cut as to a faster one."""
 
+LAST_ROUNDS = 3
+"""Rounds of a descent whose gains say what the next ones gain at most: nearly always each gains less than some round
+shortly before."""
+
 
 class Priced(Protocol):
     """Choices with bounds and step times. An array of choices is (choice, number); seconds are by choice."""
 
-    def bounds_s(self, choices: Array) -> Array:
-        """Seconds that steps take at least; infinite where a choice does not fit in memory."""
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
+        """Seconds that steps take at least; infinite where a choice does not fit in memory. below_s: of choices that
+        take no less it need not be known whether they fit."""
 
     def simulated_s(self, choices: Array) -> Array:
         """Seconds of the steps of choices that fit in memory."""
@@ -81,7 +87,8 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
     """The fastest choice that is found to take less than limit_s.
 
     From good choices, steps lead down by bounds. Where the best one could still be beaten, all choices that may are
-    looked at; if these are too many, steps lead further down by simulation.
+    looked at; if these are too many, steps lead further down by simulation, unless the lowest bound that was found is
+    above the limit: then so is all that is around it.
     """
     at_least_s = choices.at_least_s
     if at_least_s >= limit_s:
@@ -91,7 +98,8 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
         return Found(inf, inf if choices.lists_all else at_least_s, None)
     if _none_is_below(choices, limit_s):
         return Found(inf, limit_s, None)
-    bound_s, choice = min((_descended(choices, start, _lowest_bound) for start in starts), key=lambda timed: timed[0])
+    descents = (_descended(choices, start, _lowest_bound, limit_s) for start in starts)
+    bound_s, choice = min(descents, key=lambda timed: timed[0])
     best: TimedChoice = (float(choices.simulated_s(choice[None])[0]), choice)
     if best[0] > at_least_s * (1 + SAME):
         listed = choices.all_below(min(best[0], limit_s))
@@ -99,7 +107,7 @@ def best_choice(choices: Choices, limit_s: float) -> Found:
             tried, are_all = listed
             best = fastest(choices, tried, best)
             at_least_s = min(best[0], limit_s) if are_all else at_least_s
-        elif best[0] > bound_s * (1 + SAME):
+        elif best[0] > bound_s * (1 + SAME) and bound_s < limit_s:
             best = _descended(choices, choice, partial(fastest, is_step=True))
     step_time_s, choice = best
     if step_time_s >= limit_s:
@@ -113,13 +121,13 @@ def _none_is_below(choices: Choices, limit_s: float) -> bool:
     if listed is None:
         return False
     tried, are_all = listed
-    return are_all and not (len(tried) and (choices.bounds_s(tried) < limit_s).any())
+    return are_all and not (len(tried) and (choices.bounds_s(tried, limit_s) < limit_s).any())
 
 
 def fastest(choices: Priced, tried: Array, best: TimedChoice, is_step: bool = False) -> TimedChoice:
     """The fastest of some choices and of the best known one, which stays if none is faster. is_step: any faster one
     will do, as others come after it."""
-    bounds_s = choices.bounds_s(tried) if len(tried) else np.zeros(0)
+    bounds_s = choices.bounds_s(tried, best[0]) if len(tried) else np.zeros(0)
     order = np.argsort(bounds_s, kind="stable")
     begin, at_once, growth = 0, 1, GROWTH  # the lowest bound is the best one nearly always
     if is_step:
@@ -141,20 +149,27 @@ def fastest(choices: Priced, tried: Array, best: TimedChoice, is_step: bool = Fa
 
 def _lowest_bound(choices: Choices, tried: Array, best: TimedChoice) -> TimedChoice:
     """The lowest bound of some choices and of the best known one, which stays if none is lower."""
-    bounds_s = choices.bounds_s(tried)
+    bounds_s = choices.bounds_s(tried, best[0])
     return (float(bounds_s.min()), tried[bounds_s.argmin()]) if bounds_s.min() < best[0] * (1 - SAME) else best
 
 
 def _descended(
-    choices: Choices, start: Array, better: Callable[[Choices, Array, TimedChoice], TimedChoice]
+    choices: Choices,
+    start: Array,
+    better: Callable[[Choices, Array, TimedChoice], TimedChoice],
+    limit_s: float = inf,
 ) -> TimedChoice:
-    """From a choice to its best neighbour, while that helps."""
+    """From a choice to its best neighbour, while that helps. limit_s: nothing that takes as long is wanted: no more
+    rounds follow where each gaining as much as the best of the last ones would not lead below it."""
     best = better(choices, start[None], (inf, start))
-    for _ in range(choices.rounds):
+    gained_s: deque[float] = deque(maxlen=LAST_ROUNDS)
+    for left in reversed(range(choices.rounds)):
         before_s = best[0]
         for turn in range(choices.turns):
             tried = choices.neighbours(best[1], turn)
             best = better(choices, tried, best) if len(tried) else best
-        if best[0] == before_s:
+        gained_s.append(before_s - best[0])
+        is_far = len(gained_s) == LAST_ROUNDS and best[0] - left * max(gained_s) >= limit_s
+        if best[0] == before_s or is_far:
             break
     return best

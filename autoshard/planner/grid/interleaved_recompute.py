@@ -284,7 +284,7 @@ class InterleavedSets:
         no_worse = (back_s[places][:, None] <= back_s[places][None]).all(2)
         return places[no_worse.sum(0) == 1]
 
-    def bounds_s(self, choices: Array) -> Array:
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
         """Seconds that steps take at least, by choice; all of them fit."""
         seconds: Array = at_least_s(self._whole.family.schedule, self._work(choices)) + self._after_s
         return seconds

@@ -113,11 +113,17 @@ class KindChoices:
         cuts = KindCuts(layers, np.arange(len(layers)))
         return self._whole.layouts(np.full(len(layers), self._draft), self._sets[places.T], cuts)
 
-    def bounds_s(self, choices: Array) -> Array:
-        """Seconds that steps take at least, by choice; infinite where a choice does not fit."""
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
+        """Seconds that steps take at least, by choice; infinite where a choice does not fit. below_s: of choices that
+        take no less it is not asked whether they fit."""
         whole, layouts = self._whole, self._layouts(choices)
-        fits = memory_bytes(whole.problem, whole.family, layouts) <= self._limit_bytes
-        return np.where(fits, step_times_s(whole.problem, whole.family, layouts), np.inf)
+        seconds = step_times_s(whole.problem, whole.family, layouts)
+        asked = np.flatnonzero(seconds < below_s)
+        if len(asked):
+            of_asked = layouts if len(asked) == len(seconds) else self._layouts(choices[asked])
+            fits = memory_bytes(whole.problem, whole.family, of_asked) <= self._limit_bytes
+            seconds[asked[~fits]] = inf
+        return seconds
 
     def simulated_s(self, choices: Array) -> Array:
         """Seconds of a step, by choice; all of them fit."""

@@ -368,7 +368,7 @@ class TwoChunkCuts:
         chosen = np.array([self._chosen[r, contents[r], contents[r + self._pp]] for r in range(self._pp)])
         return np.concatenate([chosen // count, chosen % count])
 
-    def bounds_s(self, choices: Array) -> Array:
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
         """Seconds that steps take at least, by cut, with the sets that take each rank least; infinite where a rank has
         no room."""
         contents = self._contents_of(choices)

@@ -77,7 +77,7 @@ class OneChunkCuts:
         self._weights_s: Array | None = None
         self._round_trips = round_trips
 
-    def bounds_s(self, choices: Array) -> Array:
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
         """Seconds that steps take at least, by cut; infinite where a stage does not fit."""
         found = np.full(len(choices), inf)
         rank, first, blocks = self._places(choices)

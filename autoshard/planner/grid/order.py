@@ -50,7 +50,8 @@ def fastest_first(
 
     def timed() -> Timed:
         step_time_s, place = heappop(waiting)
-        return Timed(step_time_s, priced[chunk[place]].strategy(int(row[place])))
+        layouts, layout = priced[chunk[place]], int(row[place])
+        return Timed(step_time_s, layouts.strategy(layout), float(layouts.memory_bytes[layout]))
 
     for begin in range(0, len(order), AT_ONCE):
         places = order[begin : begin + AT_ONCE]

@@ -155,7 +155,7 @@ class StageCuts:
         ]
         return self._fewest - 1 + np.array([int((seconds + after_s < limit_s).sum()) for seconds in bounds_s])
 
-    def bounds_s(self, choices: Array) -> Array:
+    def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
         """Seconds that steps take at least, by cut; infinite where a cut does not fit."""
         work = self._work(choices)
         fits = np.isfinite(work.backward_s).all(0)

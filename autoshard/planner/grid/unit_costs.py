@@ -21,7 +21,7 @@ from autoshard.cost.local_shape import LocalShape, hidden_bytes
 from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, ProgramWork
 from autoshard.cost.stage import assembled, collective_laws
-from autoshard.cost.stage_program import UNITS, Unit, block_unit, quantized, stage_work
+from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, quantized, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
@@ -142,7 +142,7 @@ class Units:
     @cached_property
     def with_first(self) -> Programs:
         """The same and, behind the blocks, the first one with the embedding: what sets need that repeat the first
-        operator of a block."""
+        operator of a block, where the first block does not begin as others do."""
         return Programs((*self.blocks, self.find_first()), self.apart.ends)
 
 
@@ -209,7 +209,8 @@ def part_numbers(
     every = [unit_programs(problem, shape) for shape, _ in several]
     opening = every[0].block.program.graph.operators[0]  # of every local shape
     opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
-    units = [one.with_first if opens.any() else one.apart for one in every]
+    has_first = bool(opens.any()) and not all(begins_as_others(one.block.program) for one in every)
+    units = [one.with_first if has_first else one.apart for one in every]
     asked = [
         Asked(programs.columns, np.array([shapes[place].microbatch_size for place in places]), law_of(shape))
         for programs, (shape, places) in zip(units, several, strict=True)
@@ -235,7 +236,7 @@ def part_numbers(
     kinds = len(every[0].blocks)
     named = (*PartColumns._fields, *more)
     numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(named)))
-    for place, part in enumerate(_parts(sums, len(recompute), kinds, opens)):
+    for place, part in enumerate(_parts(sums, len(recompute), kinds, opens, has_first)):
         for field, name in enumerate(named if part is not None else ()):
             numbers[:, :, place, field] = attrgetter(name)(part)
     return numbers
@@ -343,10 +344,11 @@ def _sums(sequences: Array, forward_s: Array, backward_s: Array, sets: SetColumn
     return _Sums(of_forward, of_backward, sets.fixed_bytes + sequences[:, None] * sets.slope_bytes)
 
 
-def _parts(sums: _Sums, sets: int, kinds: int, opens: Array) -> list[Part | None]:
+def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) -> list[Part | None]:
     """The parts of `part_numbers` over (microbatch, set); None where no table is shared. kinds: of blocks. opens:
-    (set,), whether a set repeats the first operator of a block: else there is no program of the first one."""
-    programs, recomputed = sums.backward_s.shape[1], kinds + bool(opens.any())
+    (set,), whether a set repeats the first operator of a block. has_first: whether there is a program of the first
+    one."""
+    programs, recomputed = sums.backward_s.shape[1], kinds + has_first
     by_set, by_program = np.split(sums.bytes, [2 * programs * sets], axis=1)
     kept_bytes, replay_bytes = by_set.reshape(-1, 2, programs, sets).transpose(1, 2, 0, 3)
     waiting_bytes, working_bytes = by_program.reshape(-1, 2, programs, 1).transpose(1, 2, 0, 3)

@@ -141,7 +141,7 @@ def _write_rows(source: DataSource, files: DataFiles, writer: TokenWriter) -> To
     tokenizer, length = source.tokenizer, source.sequence_length + 1
     packer = Packer(length, tokenizer.padding, source.packing)
     with chat_template(tokenizer) as template:
-        for ids, learned, begins in packer.pack(conversations(records(files), template, tokenizer)):
+        for ids, learned, begins in packer.pack(conversations(records(files, (MESSAGES_FIELD,)), template, tokenizer)):
             writer.append(ids, learned, begins if source.apart else None)
     shortened = f" ({packer.shortened:,} longer than a row, shortened)" if packer.shortened else ""
     apart = ", each by itself" if source.apart else ""

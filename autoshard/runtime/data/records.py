@@ -26,9 +26,11 @@ _EXTENSION_KEY, _PICKLED = b"ARROW:extension:name", b"arrow.py_extension_type"
 
 @dataclass(frozen=True)
 class Record:
-    """One row. values: its columns by name. file, row: where it is, the file as errors name it; the first row is 1."""
+    """One row. values: its columns by name, as far as they were asked for. columns: the names of all. file, row: where
+    it is, the file as errors name it; the first row is 1."""
 
     values: dict[str, Any]
+    columns: tuple[str, ...]
     file: str
     row: int
 
@@ -38,8 +40,9 @@ class Record:
 
 
 def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
-    """Yields every row of every file, with the named columns (all columns for None).
+    """Yields every row of every file, with the named columns (all columns for None, and of JSONL always).
 
+    Other columns of a table are not looked at: Python has no value for some, such as times in nanoseconds.
     Raises AutoshardError, with file and row, for anything that is not a row of that kind.
     """
     read = {JSONL: _jsonl, PARQUET: _parquet, ARROW: _arrow}[files.kind]
@@ -50,8 +53,8 @@ def records(files: DataFiles, columns: tuple[str, ...] | None = None) -> Iterato
 
 def column_names(files: DataFiles) -> tuple[str, ...] | None:
     """Names of the columns of the first row; None where there is no row."""
-    for record in records(files):
-        return tuple(record.values)
+    for record in records(files, ()):
+        return record.columns
     return None
 
 
@@ -88,7 +91,7 @@ def _jsonl(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator[R
                 raise AutoshardError(f"{place} is nested deeper than {MAX_DEPTH} levels")
             if half := lone_surrogate(text, values):
                 raise AutoshardError(f"{place}: {half}")
-            yield Record(values, name, row)
+            yield Record(values, tuple(values), name, row)
 
 
 def _parquet(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator[Record]:
@@ -96,8 +99,9 @@ def _parquet(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator
     try:
         with parquet.ParquetFile(file) as table:
             _refuse_code(table.schema_arrow, name)
-            wanted = None if columns is None else [name for name in columns if name in table.schema_arrow.names]
-            yield from _batches(table.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted), name)
+            names = tuple(table.schema_arrow.names)
+            wanted = None if columns is None else [one for one in columns if one in names]
+            yield from _batches(table.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted), names, name)
     except pyarrow.ArrowException as error:
         raise AutoshardError(f"{name} is not Parquet: {_first_line(error)}") from error
 
@@ -113,11 +117,11 @@ def _arrow(file: Path, name: str, columns: tuple[str, ...] | None) -> Iterator[R
                 reader = pyarrow.ipc.open_file(source)
                 _refuse_code(reader.schema, name)
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-                yield from _batches(_selected(batches, columns), name)
+                yield from _batches(_selected(batches, columns), tuple(reader.schema.names), name)
             else:
                 stream = pyarrow.ipc.open_stream(source)
                 _refuse_code(stream.schema, name)
-                yield from _batches(_selected(stream, columns), name)
+                yield from _batches(_selected(stream, columns), tuple(stream.schema.names), name)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise AutoshardError(f"{name} is not Arrow: {_first_line(error)}") from error
 
@@ -140,7 +144,7 @@ def _selected(batches: Any, columns: tuple[str, ...] | None) -> Iterator[Any]:
         yield batch if columns is None else batch.select([name for name in columns if name in batch.schema.names])
 
 
-def _batches(batches: Any, name: str) -> Iterator[Record]:
+def _batches(batches: Any, columns: tuple[str, ...], name: str) -> Iterator[Record]:
     row = 0
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS_AT_ONCE):
@@ -152,7 +156,7 @@ def _batches(batches: Any, name: str) -> Iterator[Record]:
                 raise AutoshardError(f"{name} rows {row + 1:,} to {last:,} are damaged: {_first_line(error)}") from None
             for values in some.to_pylist():
                 row += 1
-                yield Record(values, name, row)
+                yield Record(values, columns, name, row)
 
 
 def _module(module: str, name: str) -> Any:

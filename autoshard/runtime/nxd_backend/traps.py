@@ -67,8 +67,7 @@ def _mixed_formats(plan: Plan) -> None:
     """Refuses plans whose masters, moments and sums of gradients have several formats: NxD keeps them in one. [NxD
     optimizer/zero_redundancy_optimizer.py: optimizer_dtype] Gradients are summed in that format or in the weights'."""
     precision = plan.training.precision
-    master = precision.master_dtype or precision.parameter_dtype
-    sums = precision.gradient_accumulation_dtype
+    master, sums = precision.kept_dtype, precision.gradient_accumulation_dtype
     if precision.optimizer_dtype != master or sums not in (master, precision.parameter_dtype):
         raise AutoshardError(
             f"precision {precision.name}: NxD keeps masters, moments and sums of gradients in one format; here they "

@@ -40,10 +40,9 @@ class OptimizerSettings:
 
 def optimizer_settings(precision: Precision, learning_rate: float, zero: int, seed: int) -> OptimizerSettings:
     """The settings for a plan's precision. bf16 weights without a master copy are rounded at random."""
-    parameter = precision.parameter_dtype
     return OptimizerSettings(
         learning_rate,
-        master_dtype=DTYPES[precision.master_dtype or parameter],
+        master_dtype=DTYPES[precision.kept_dtype],
         gradient_dtype=DTYPES[precision.gradient_accumulation_dtype],
         zero=zero,
         reduce_dtype=DTYPES[precision.gradient_reduce_dtype],

@@ -18,7 +18,7 @@ def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x if x.dtype is dtype else x.to(dtype)
 
 
-def _accurate(x: torch.Tensor) -> torch.Tensor:
+def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
     """x in FP32, or in FP64 if it is that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -63,7 +63,7 @@ class OffsetRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        accurate = _accurate(x)
+        accurate = at_least_fp32(x)
         scale = accurate.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return _as((accurate * scale).mul_(1 + _as(weight, scale.dtype)), x.dtype)
@@ -185,7 +185,7 @@ class MaskedSoftmax(torch.autograd.Function):
         lost = []
         for position, (score, weight) in enumerate(_heads(scores, weights)):
             batch, head = divmod(position, scores.shape[1])
-            seen = _accurate(score).masked_fill(hidden[batch, 0], float("-inf"))
+            seen = at_least_fp32(score).masked_fill(hidden[batch, 0], float("-inf"))
             if sinks is None:
                 weight.copy_(torch.softmax(seen, -1))
                 continue
@@ -201,7 +201,7 @@ class MaskedSoftmax(torch.autograd.Function):
         weights, *more = ctx.saved_tensors
         through = []
         for weight, grad in _heads(weights, grads[0]):
-            accurate = _accurate(weight)
+            accurate = at_least_fp32(weight)
             products = grad * accurate
             along = products.sum(-1, keepdim=True)
             if more:

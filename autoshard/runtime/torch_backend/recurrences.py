@@ -17,6 +17,7 @@ from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recurrent_kinds import DELTA_CHUNK
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.given import Given
+from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys of the delta rule: flash-linear-attention's and transformers'."""
@@ -148,7 +149,7 @@ def _delta_rule(
     """The rule as in arXiv 2412.06464, section 3.3: within a chunk, values that the state of its start already
     answers are taken off by the inverse of a triangular matrix."""
     dtype, seq = v.dtype, v.shape[1]
-    q, k, v, b, a, a_log, dt_bias = map(_accurate, (q, k, v, b, a, a_log, dt_bias))
+    q, k, v, b, a, a_log, dt_bias = map(at_least_fp32, (q, k, v, b, a, a_log, dt_bias))
     decay = -a_log.exp() * F.softplus(a + dt_bias)
     chunk = min(DELTA_CHUNK, seq)
     # [batch, head, group, chunk, token, width]; queries and keys are those of all value heads in their group
@@ -206,7 +207,7 @@ def _scan(
 ) -> torch.Tensor:
     """The scan as in arXiv 2405.21060, section 6."""
     dtype, seq, given = x.dtype, x.shape[1], x
-    x, dt, b, c, a_log, d, dt_bias = map(_accurate, (x, dt, b, c, a_log, d, dt_bias))
+    x, dt, b, c, a_log, d, dt_bias = map(at_least_fp32, (x, dt, b, c, a_log, d, dt_bias))
     dt = F.softplus(dt + dt_bias)
     chunk = min(chunk, seq)
     # [batch, head, chunk, token, width]; B and C are those of all heads
@@ -221,12 +222,7 @@ def _scan(
     starts = F.pad(ends[:, :, :-1], (0, 0, 1, 0)).view(told.shape)
     before = (c @ starts.transpose(-1, -2)) * since.unsqueeze(-1)
     out = (inside + before).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :seq]
-    return (out + _accurate(given) * d.unsqueeze(-1)).to(dtype)
-
-
-def _accurate(x: torch.Tensor) -> torch.Tensor:
-    """x in FP32, or in FP64 if it is that."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return (out + at_least_fp32(given) * d.unsqueeze(-1)).to(dtype)
 
 
 def _kept_between(decay: torch.Tensor) -> torch.Tensor:

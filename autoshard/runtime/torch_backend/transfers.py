@@ -34,10 +34,6 @@ class Transfers:
         self.pipeline, self._pairs = pipeline, pairs
         self._sending = deque[dist.Work]()
 
-    @property
-    def is_point_to_point(self) -> bool:
-        return self._pairs is None
-
     def send(self, x: torch.Tensor, to: int) -> None:
         """Starts to send x; `settle` waits for all that was sent. to: a rank of the whole mesh."""
         while self._sending and self._sending[0].is_completed():

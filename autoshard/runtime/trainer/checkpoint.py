@@ -124,8 +124,7 @@ class Checkpoints:
     def _save(self, steps: int, learning_rate: float, position: dict[str, Any]) -> None:
         session = self._session
         state = host_copy(session.optimizer.state())
-        precision = session.plan.training.precision
-        dtype = DTYPE_NAMES[DTYPES[precision.master_dtype or precision.parameter_dtype]]
+        dtype = DTYPE_NAMES[DTYPES[session.plan.training.precision.kept_dtype]]
         versions = {
             "autoshard": autoshard.__version__,
             "torch": str(torch.__version__),  # a class of torch's own, which is no plain text

@@ -17,7 +17,7 @@ from autoshard.runtime.trainer.shard_files import State, write_rank
 
 WRITING, WRITTEN = 0, 1
 Result = dict[str, Any]
-"""Outcome of one rank's writing: 'files', as FileRecord.to_dict gives them, or 'problem'."""
+"""Outcome of one rank's writing: under 'files' its FileRecords as JSON values, or under 'problem' a sentence."""
 
 
 class Writer(threading.Thread):
@@ -107,7 +107,7 @@ class Committer:
         self._finish(folder)
 
     def _finish(self, folder: Folder) -> None:
-        store, step = self._store, int(folder.name.removeprefix("step-"))
+        store, step = self._store, step_of(folder)
         self._try(lambda: store.point_to(folder), f"checkpoint of step {step} is saved, but `latest` does not name it")
         self._try(
             lambda: prune(store, step, self._keep, self._keep_every),

@@ -53,7 +53,7 @@ def differences_to(others: Tensors, session: Session) -> dict[str, Any]:
     worst: dict[str, Any] = {}
     for what, values in mine.items():
         assert others[what].keys() == values.keys()
-        pairs = [(_relative(others[what][name], values[name]), name) for name in values if norms[name] > rounding]
+        pairs = [(_relative(others[what][name], values[name]), name) for name in values if norms[name] >= rounding]
         difference, name = max(pairs)
         worst[what] = {"relative_difference": difference, "tensor": name}
     return worst

@@ -42,8 +42,8 @@ _LOOK_S = 0.05
 
 
 def train(values: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Every rank: run the plan. values: as TrainArguments.to_dict gives them; with `tensors` set, an FP32 step comes
-    first, and what `compare` needs is left in that folder."""
+    """Every rank: run the plan. values: TrainArguments as JSON values; with `tensors` set, an FP32 step comes first,
+    and what `compare` needs is left in that folder."""
     arguments = from_json(TrainArguments, values, "arguments")
     plan = read_plan(Path(arguments.plan))
     runtime = runtime_of(arguments.backend)

@@ -1,0 +1,56 @@
+"""What the first block of a model keeps and repeats beside others: the same, but where a block moves its input."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoshard.cost.local_shape import LocalShape
+from autoshard.cost.stage import stage_parts, stage_pricer
+from autoshard.cost.stage_program import UNITS, begins_as_others, block_unit
+from autoshard.graph.recompute import NO_RECOMPUTE, is_recomputed
+from autoshard.models.registry import builtin_models, load_model
+from autoshard.planner.sets import every_set
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.training import TrainingSpec, load_precision
+
+CLUSTER = load_cluster("h100-80gb", 2)
+TRAINING = TrainingSpec(4096, 64, load_precision("mixed_precision"))
+FAMILIES = {model.model_type: model for model in map(load_model, builtin_models())}
+SHARDED = [(1, False, 1), (2, True, 1), (2, False, 1), (1, False, 2), (4, True, 2)]
+"""(tp, whether sequence parallelism is on, cp)."""
+
+
+def moved(model_type: str) -> set[tuple[int, bool, int]]:
+    """Shapes whose first block is told apart from others."""
+    model, found = FAMILIES[model_type], set()
+    for tp, splits, cp in SHARDED:
+        kind = "zigzag_ring" if cp > 1 else "all_gather"
+        shape = LocalShape(tp, cp, cp if model.is_moe else 1, 2, splits, "flash", kind)
+        price = stage_pricer(model, TRAINING, CLUSTER, shape)
+        if not begins_as_others(price(*block_unit(0)).work.program):
+            found.add((tp, splits, cp))
+            continue
+        alone, behind = price(*block_unit(0)), price(*UNITS["first"])
+        embedding = price(*UNITS["embedding"]).part(NO_RECOMPUTE)
+        for recompute in every_set(model)[::5]:
+            first, block = behind.part(recompute), alone.part(recompute)
+            assert first.kept_bytes == block.kept_bytes + embedding.kept_bytes
+            assert first.replay_bytes == block.replay_bytes
+            assert first.recompute == block.recompute
+            assembled = stage_parts(model, TRAINING, CLUSTER, shape, recompute)
+            opens = is_recomputed(alone.work.program.graph.operators[0], recompute)
+            assert assembled.embedding.kept_bytes == embedding.kept_bytes
+            assert assembled.embedding.replay_bytes == opens * block.replay_bytes
+    return found
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_the_first_block_keeps_and_repeats_what_others_do(model_type: str) -> None:
+    gathers_itself = {(2, True, 1), (2, False, 1), (4, True, 2)} if model_type == "olmo2" else set()
+    assert moved(model_type) == gathers_itself
+
+
+def test_the_first_block_of_olmo2_keeps_more() -> None:
+    model, shape = FAMILIES["olmo2"], LocalShape(2, 1, 1, 2, True, "flash", "all_gather")
+    assert stage_parts(model, TRAINING, CLUSTER, shape, "full").embedding.kept_bytes > 0
+    assert stage_parts(model, TRAINING, CLUSTER, shape, NO_RECOMPUTE).embedding.kept_bytes == 0
