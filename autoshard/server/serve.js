@@ -77,6 +77,7 @@
         answer.innerHTML = found.html;  // made by the server, which escapes every text; its policy lets no script in
         delete answer.dataset.old;
         window.autoshard.draw(answer, found.data);
+        document.title = `${answer.querySelector("h1")?.textContent || "autoshard"}: ${found.title}`;
         const took = `${((performance.now() - begin) / 1000).toFixed(2)} s: ${found.title}`;
         say(!open ? `answered in ${took}` : found.proven ? `best so far, ${found.proven}, after ${took}; still looking ...` : `planned in ${took}; asking why ...`);
         downloads.hidden = open && Boolean(found.proven);  // they wait for the answer

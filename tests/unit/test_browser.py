@@ -326,6 +326,7 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     status = page.locator("#status")
     expect(status).to_contain_text("answered in", timeout=60_000)
     drawn(page, "timeline")
+    assert page.title().startswith("llama3-8b on 1 x trn1.32xlarge: tp=")
     page.locator("summary", has_text="Pins: fix a choice").first.click()
     page.locator("input[name=tp]").fill("32")
     expect(status).to_contain_text(": tp=32 ", timeout=60_000)

@@ -40,6 +40,7 @@ from autoshard.reports.pipeline import (
 )
 from autoshard.reports.sections import body
 from autoshard.reports.view import view_of
+from autoshard.reports.words import in_words
 from autoshard.units import format_bytes, format_seconds
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 from tests.unit.test_explain_trace import run_json
@@ -177,6 +178,21 @@ def test_runners_up_that_are_likely_to_be_faster_are_said_to_be(sure: float, clo
     text = " ".join(Elements(report_page(told)).texts)
     assert f", of which 50 fit. {said}" in text
     assert ("slower with 90.0 % probability" if sure > 0.5 else "faster with 80.0 % probability") in text
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "It was chosen among 60 layouts, of which 50 fit."),
+        (1, "fit. The runner-up is so close that only a measurement can tell which is faster."),
+        (2, "fit. All 2 runners-up are so close that only a measurement can tell which is faster."),
+    ],
+)
+def test_runners_up_that_are_all_alike_are_said_to_be(count: int, said: str) -> None:
+    view = view_of(plan_70b(), quick=True)
+    alike = tuple(replace(one, toss_up=True) for one in view.description.runners_up[:count])
+    told = replace(view.description, runners_up=alike, considered=60, fitting=50)
+    assert in_words(plan_70b(), told)[0][2].endswith(said)
 
 
 # The pipeline
