@@ -38,10 +38,12 @@ class Move:
 class OperatorRow:
     """One operator, or a redistribution between two (kind 'redistribute').
 
-    sharding: which axes split which dim of its work, such as 'kvhead/tp0'. local: size of each dim of the result on one
-    rank. forward_s, backward_s: its own work in seconds, without moves and without recompute.
+    block: whose it is, counted from 0: the first one of its kind. sharding: which axes split which dim of its work,
+    such as 'kvhead/tp0'. local: size of each dim of the result on one rank. forward_s, backward_s: its own work in
+    seconds, without moves and without recompute.
     """
 
+    block: int
     name: str
     kind: str
     sharding: str
@@ -52,24 +54,41 @@ class OperatorRow:
 
 
 def operator_rows(plan: Plan) -> tuple[OperatorRow, ...]:
-    """The operators of the first block, for one microbatch on one rank."""
-    program = plan.program(plan.training.blocks_of(plan.model.blocks).kinds, False, False)
-    return tuple(row for step in program.steps for row in _rows(plan, program, step))
+    """The operators of the first block of each kind, for one microbatch on one rank."""
+    found = list[OperatorRow]()
+    for block in plan.training.blocks_of(plan.model.blocks).kinds:
+        program = plan.program((block,), False, False)
+        found += (row for step in program.steps for row in _rows(plan, program, step, block))
+    return tuple(found)
 
 
-def _rows(plan: Plan, program: Program, step: Step) -> Iterator[OperatorRow]:
+def by_block(plan: Plan) -> tuple[tuple[str, tuple[OperatorRow, ...]], ...]:
+    """(which block it is in words, its operators) for each kind of blocks."""
+    blocks, rows = plan.training.blocks_of(plan.model.blocks), operator_rows(plan)
+    if len(blocks.kinds) == 1:
+        return (("one block", rows),)
+    return tuple(
+        (
+            f"block {kind}, one of {count} alike" if count > 1 else f"block {kind}",
+            tuple(r for r in rows if r.block == kind),
+        )
+        for kind, count in zip(blocks.kinds, blocks.counts, strict=True)
+    )
+
+
+def _rows(plan: Plan, program: Program, step: Step, block: int) -> Iterator[OperatorRow]:
     moves = _moves(plan, program, step)
     if isinstance(step, RedistributeStep):
-        yield _redistribution(program, step, moves)
+        yield _redistribution(program, step, moves, block)
         return
     if isinstance(step, GatherEinsumStep):
-        yield _redistribution(program, step.gather, moves)
+        yield _redistribution(program, step.gather, moves, block)
         moves = ()
     for operator_step in operator_steps(step):
-        yield _operator(plan, program, operator_step, moves)
+        yield _operator(plan, program, operator_step, moves, block)
 
 
-def _operator(plan: Plan, program: Program, step: OperatorStep, moves: tuple[Move, ...]) -> OperatorRow:
+def _operator(plan: Plan, program: Program, step: OperatorStep, moves: tuple[Move, ...], block: int) -> OperatorRow:
     device, dtype = plan.cluster.device, plan.training.precision.compute_dtype
     products = quantized_products(device, plan.training.precision)
     seconds, op = operator_seconds(program, step, device, dtype, COMPILED, products), step.operator
@@ -79,6 +98,7 @@ def _operator(plan: Plan, program: Program, step: OperatorStep, moves: tuple[Mov
         if program.axes[axis] > 1 and WHOLE.get(value, value):
             split.setdefault(WHOLE.get(value, value), []).append(axis)
     return OperatorRow(
+        block,
         _short(op.name),
         op.kind,
         _shown(split),
@@ -89,11 +109,12 @@ def _operator(plan: Plan, program: Program, step: OperatorStep, moves: tuple[Mov
     )
 
 
-def _redistribution(program: Program, step: RedistributeStep, moves: tuple[Move, ...]) -> OperatorRow:
+def _redistribution(program: Program, step: RedistributeStep, moves: tuple[Move, ...], block: int) -> OperatorRow:
     source, target = (_state(program, program.states[view]) for view in (step.source, step.target))
     local = _local(program, program.tensor(step.target).name, program.states[step.target])
     name = _short(program.tensor(step.source).name)
-    return OperatorRow(name, "redistribute", f"{source or 'whole'} -> {target or 'whole'}", local, 0.0, 0.0, moves)
+    sharding = f"{source or 'whole'} -> {target or 'whole'}"
+    return OperatorRow(block, name, "redistribute", sharding, local, 0.0, 0.0, moves)
 
 
 def _state(program: Program, state: State) -> str:
@@ -129,24 +150,26 @@ def _priced(plan: Plan, direction: str, found: Iterable[tuple[str, tuple[str, ..
         yield Move(direction, kind, axes, size, collective_time_s(kind, size, shape, cluster))
 
 
-def operator_lines(rows: tuple[OperatorRow, ...], width: int) -> list[Line]:
-    """A table of the block; each collective stands below the operator that issues it. width: columns."""
-    work = sum(row.forward_s + row.backward_s for row in rows)
-    moved = sum(move.seconds for row in rows for move in row.moves)
-    text = (
-        f"one block, one microbatch, one rank: ~{format_seconds(work)} of operators, ~{format_seconds(moved)} of "
-        "collectives, without recompute"
-    )
-    lines = heading("Block", text, width)
-    cells = [cells for row in rows for cells in _cells(row)]
-    lines += table(
-        ("operator", "forward", "backward", "bytes", "sharding and what a rank holds"), cells, width, (1, 2, 3)
-    )
+def operator_lines(plan: Plan, width: int) -> list[Line]:
+    """A table of a block of each kind; each collective stands below the operator that issues it. width: columns."""
+    lines = [line for which, rows in by_block(plan) for line in _block_lines(which, rows, width)]
     legend = (
         "seq/tp0*tp1: the dim seq is split over the axes tp0 and tp1; partial/tp0: still to be summed over tp0. -> is "
         "a redistribution; lines with `over` are its collectives, and their bytes are the larger buffer of a rank."
     )
     return [*lines, *wrapped(legend, width, "  ")]
+
+
+def _block_lines(which: str, rows: tuple[OperatorRow, ...], width: int) -> list[Line]:
+    work = sum(row.forward_s + row.backward_s for row in rows)
+    moved = sum(move.seconds for row in rows for move in row.moves)
+    text = (
+        f"{which}, one microbatch, one rank: ~{format_seconds(work)} of operators, ~{format_seconds(moved)} of "
+        "collectives, without recompute"
+    )
+    cells = [cells for row in rows for cells in _cells(row)]
+    header = ("operator", "forward", "backward", "bytes", "sharding and what a rank holds")
+    return [*heading("Block", text, width), *table(header, cells, width, (1, 2, 3))]
 
 
 def _cells(row: OperatorRow) -> Iterator[tuple[str, ...]]:

@@ -18,7 +18,7 @@ def part_lines(plan: Plan, name: str, measured: str | None, width: int) -> list[
     if name == "schedule":
         return schedule_lines(*planned_timeline(plan), width, plan.strategy.schedule)
     if name == "operators":
-        return operator_lines(operator_rows(plan), width)
+        return operator_lines(plan, width)
     assert measured is not None and name == "measured", name
     return measured_lines(measured_run(plan, measured), width)
 

@@ -10,7 +10,7 @@ from autoshard.explanation.describe import Description
 from autoshard.explanation.doubt import Pair
 from autoshard.explanation.doubt_text import pair_cells
 from autoshard.explanation.measured import quantity_text
-from autoshard.explanation.operators import Move, OperatorRow, operator_rows
+from autoshard.explanation.operators import Move, OperatorRow, by_block
 from autoshard.explanation.page import LEAST_SHARE, more, span
 from autoshard.explanation.sensitivity_text import (
     NODES,
@@ -438,13 +438,18 @@ def _flips(view: View) -> Html:
 
 
 def _block(view: View) -> Html:
-    rows = [cells for row in operator_rows(view.plan) for cells in _operator(row)]
+    blocks = by_block(view.plan)
+    which = "One block" if len(blocks) == 1 else f"One block of each of {len(blocks)} kinds"
     lead = (
-        "One block on one rank for one microbatch, without recompute. seq/tp: the dim seq is split over the axis tp; "
+        f"{which} on one rank for one microbatch, without recompute. seq/tp: the dim seq is split over the axis tp; "
         "partial/tp: still to be summed over tp. Collectives stand below the operator that issues them."
     )
     header = ("operator", "forward", "backward", "bytes", "sharding", "on a rank")
-    return section("A block, operator by operator", lead, table("Operators of a block", header, rows, (1, 2, 3)))
+    tables = [
+        table(f"Operators of {one}", header, [cells for row in rows for cells in _operator(row)], (1, 2, 3))
+        for one, rows in blocks
+    ]
+    return section("A block, operator by operator", lead, *tables)
 
 
 def _operator(row: OperatorRow) -> list[tuple[str, ...]]:

@@ -27,7 +27,7 @@ from autoshard.explanation.grid import grid, schedule_lines
 from autoshard.explanation.held_against import held_against
 from autoshard.explanation.markdown import comparison_markdown, render_markdown
 from autoshard.explanation.measured import Measured, quantity_text
-from autoshard.explanation.operators import operator_rows
+from autoshard.explanation.operators import by_block, operator_lines, operator_rows
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint, wrap
 from autoshard.explanation.sensitivity import INSTANCES, _questions
@@ -504,6 +504,24 @@ def test_operators_add_up_to_the_terms() -> None:
     moved = times * sum(move.seconds for row in rows for move in row.moves)
     assert moved <= terms["tensor-parallel collectives"]
     assert moved == pytest.approx(terms["tensor-parallel collectives"], rel=0.05)  # embedding and head have a few more
+
+
+def test_operators_of_several_kinds_of_blocks_are_listed_apart() -> None:
+    """A block of each kind, with sums of its own, not the sum of both as one block: of Gemma-2, whose blocks take
+    turns."""
+    plan = autoshard.plan("gemma2-2b", "trn2.48xlarge", backend="torch", tp=4, seq_len=8192, global_batch=64)
+    blocks = plan.training.blocks_of(plan.model.blocks)
+    assert (blocks.kinds, blocks.counts) == ((0, 1), (13, 13))
+    found = by_block(plan)
+    assert [which for which, _ in found] == ["block 0, one of 13 alike", "block 1, one of 13 alike"]
+    assert [rows[0].name for _, rows in found] == ["input_layernorm"] * 2
+    page = paint(operator_lines(plan, 100), 100, False)
+    sums = [format_seconds(sum(row.forward_s + row.backward_s for row in rows)) for _, rows in found]
+    for (which, _), work in zip(found, sums, strict=True):
+        assert f"Block   {which}, one microbatch, one rank: ~{work} of operators" in page
+    html = autoshard.report(plan, quick=True)
+    assert all(f"<caption>Operators of {which}</caption>" in html for which, _ in found)
+    assert "One block of each of 2 kinds on one rank" in html
 
 
 def test_operators_say_their_sharding(capsys: pytest.CaptureFixture[str]) -> None:
