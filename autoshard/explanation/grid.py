@@ -16,8 +16,9 @@ from autoshard.explanation.page import Line, heading, wrapped
 from autoshard.schedules import Order, Timeline
 from autoshard.units import format_seconds
 
-NARROWEST_ACTION = 3
-"""Columns that a short action gets (nine of ten actions take at least as long): a letter and two digits."""
+NARROWEST_ACTION, NARROWEST_WITH_CHUNK = 3, 5
+"""Columns that a short action gets (nine of ten actions take at least as long): a letter and two digits, and behind
+them a point and a digit where ranks have several chunks."""
 BEGIN_SHARE = 0.6
 """Share of the columns that shows the start of the step, where the middle is cut out."""
 STYLES = {"F": "green", "B": "cyan", "I": "cyan", "W": "magenta", ".": "dim"}
@@ -38,11 +39,11 @@ def grid(orders: Sequence[Order], timeline: Timeline, columns: int) -> Grid:
     """The schedule drawn wide enough that short actions can be told apart, and at least `columns` wide."""
     lengths = sorted(end - start for spans in timeline.spans for start, end in spans)
     short_s = lengths[len(lengths) // 10]
-    scale = min(short_s / NARROWEST_ACTION, timeline.total_s / columns)
+    chunks = any(action.chunk for order in orders for action in order)
+    scale = min(short_s / (NARROWEST_WITH_CHUNK if chunks else NARROWEST_ACTION), timeline.total_s / columns)
     if timeline.total_s / scale <= columns + 1:
         scale = timeline.total_s / columns
     total = max(1, round(timeline.total_s / scale))
-    chunks = any(action.chunk for order in orders for action in order)
     rows = tuple(_row(order, spans, scale, total, chunks) for order, spans in zip(orders, timeline.spans, strict=True))
     return Grid(scale, total, rows)
 

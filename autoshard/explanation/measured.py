@@ -83,7 +83,7 @@ def beside_plan(plan: Plan, measured: MeasuredRun) -> Run:
 def _rows(plan: Plan, measured: MeasuredRun) -> Iterator[Measured]:
     estimate = plan.estimate
     yield Measured("step time, median", "s", estimate.step_time_s, measured.step_time_s.median)
-    yield Measured("tokens", "tokens/s", estimate.tokens_per_s, measured.tokens_per_s)
+    yield Measured("tokens/s", "tokens/s", estimate.tokens_per_s, measured.tokens_per_s)
     if measured.profile is not None:
         yield from _profile(plan, measured.profile)
     by_rank: dict[int, float] = {}

@@ -70,7 +70,9 @@ def _sure(d: Description) -> str:
     said = f"chosen from {d.considered:,} layouts: {_cut(d.optimality or '')}"
     ties = sum(one.toss_up for one in d.runners_up)
     if ties:
-        said += f"; {ties} of the next {len(d.runners_up)} may be as fast"
+        count = len(d.runners_up)
+        some = "the next one" if count == 1 else f"{'all' if ties == count else ties} of the next {count}"
+        said += f"; {some} may be as fast"
     if any(note.startswith(UNTRIED) for note in d.notes):
         said += "; nobody is known to have run all of it, so it may not compile"
     said += apart

@@ -29,6 +29,7 @@ BEHIND = ("other gradient sums", "gradient reduce-scatter", "optimizer update", 
 """Names of terms that come after the pipeline, in their order. Terms that are neither here nor in COLLECTIVES or
 IN_PIPELINE are computing."""
 KEPT = "kept activations"
+BUBBLE = "bubble"
 PREDICTED_PROCESS, MEASURED_PROCESS = 1, 10_001
 """First process number of the predicted and of the measured ranks; 0 is the idle process in other tools."""
 MAX_TRACE_BYTES = 2_000_000_000
@@ -80,7 +81,7 @@ def _waits(process: int, spans: Sequence[tuple[float, float]], timeline: Timelin
     before_s = 0.0
     for start_s, end_s in (*spans, (timeline.total_s, timeline.total_s)):
         if start_s - before_s > 1e-6:
-            yield _span(process, "bubble", "bubble", before_s, start_s)
+            yield _span(process, BUBBLE, BUBBLE, before_s, start_s)
         before_s = end_s
 
 
@@ -148,7 +149,7 @@ def _averages(one: RankProfile) -> Iterator[Event]:
     parts = (
         ("compute", one.actions_s - one.collectives_s),
         ("exposed communication", one.collectives_s),
-        ("bubble", one.waiting_s),
+        (BUBBLE, one.waiting_s),
         ("gradient sums", one.gradient_sync_s),
         ("parameter all-gather", one.parameter_gather_s),
         ("optimizer update", one.update_s),

@@ -48,8 +48,10 @@ _EQUAL, _NONE = element("p", "Nothing: the two plans choose the same."), element
 
 def _sides(views: tuple[View, View], names: tuple[str, str] | None) -> Html:
     sides = [
-        element("div", element("h2", title), _what(view), *map(Html, parts))
-        for title, view, parts in zip(_titles(names), views, zip(*_rows(views), strict=True), strict=True)
+        element("div", element("h2", title, id=f"plan-{number}"), _what(view), *map(Html, parts))
+        for number, (title, view, parts) in enumerate(
+            zip(_titles(names), views, zip(*_rows(views), strict=True), strict=True), 1
+        )
     ]
     return element("div", sides, class_="pair")
 

@@ -63,8 +63,8 @@ def digest(script: str) -> str:
 
 
 def contents(html: str) -> Html:
-    """Links to the sections."""
-    found = re.findall(r'<h2 id="([^"]*)">([^<]*)</h2>', html)
+    """Links to the sections; of a comparison to its sides, not to the sections of each, which have numbers."""
+    found = re.findall(r'<h2 id="([^"_]*)">([^<]*)</h2>', html)
     links = [element("li", element("a", Html(name), href=f"#{anchor}")) for anchor, name in found]
     return element("nav", element("ul", links), aria_label="Sections")
 

@@ -16,7 +16,8 @@
   }
 
   /* One canvas. make(host) returns {height(width), draw(ctx, width, height, colors), at(x, y), tell(mark), step(mark, key)
-     -> mark, zoom(x, factor), pan(pixels), all()}; the last three are optional. A mark is a number or null. */
+     -> mark, zoom(x, factor), pan(pixels), all()}; the last three are optional. A mark is a number or null. Returns what
+     draws it at once. */
   function picture(canvas, make) {
     const figure = canvas.closest("figure"), told = figure.querySelector(".told"), host = { mark: null };
     const choices = Object.fromEntries([...figure.querySelectorAll("[data-choice]")].map((one) => [one.dataset.choice, one]));
@@ -75,15 +76,17 @@
     for (const one of Object.values(choices)) one.addEventListener("change", () => { host.mark = null; told.textContent = ""; if (self.changed) self.changed(); soon(); });
     new ResizeObserver(soon).observe(canvas);  // draws it for the first time too
     canvas.addEventListener("palette", soon);
+    return draw;
   }
 
-  /* Calls start once the canvas is about to be seen: a page is there before its pictures are drawn. */
+  /* Calls start once the canvas is about to be seen: a page is there before its pictures are drawn. Paper waits for
+     nothing: before it is printed, the picture is drawn at once. */
   function when_near(canvas, start) {
     const observer = new IntersectionObserver((entries) => {
       if (entries.some((one) => one.isIntersecting)) { observer.disconnect(); start(); }
     }, { rootMargin: "600px" });
     observer.observe(canvas);
-    addEventListener("beforeprint", () => { if (canvas.isConnected && !canvas.dataset.drawn) { observer.disconnect(); start(); } }, { once: true });
+    addEventListener("beforeprint", () => { if (canvas.isConnected && !canvas.dataset.drawn) { observer.disconnect(); start()(); } }, { once: true });
   }
 
   /* Devices: chips of squares in nodes. A rank's place along each axis follows from the order of axes. */

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
-from autoshard.explanation.trace import seconds_behind
+from autoshard.explanation.trace import BUBBLE, seconds_behind
 from autoshard.plans.plan import Plan
 from autoshard.plans.timeline import planned_timeline
 from autoshard.schedules.action import Action
@@ -82,7 +82,8 @@ def _seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
 def measured_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Span]]]:
     """(name, spans) of each measured rank: its actions, and what comes after them.
 
-    events: of `measured_events`. Spans inside another one are left out, and all that come after the first MOST_SPANS.
+    events: of `measured_events`. Spans inside another one are left out, waits, which are what is between two spans, and
+    all that come after the first MOST_SPANS.
     """
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     rows: dict[int, list[Span]] = {pid: [] for pid in names}
@@ -90,7 +91,7 @@ def measured_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[S
     first = min((event["ts"] for event in timed), default=0)
     for event in timed:
         row, start_s = rows[event["pid"]], (event["ts"] - first) / 1e6
-        if not row or start_s >= row[-1].end_s - 1e-9:
+        if event["name"] != BUBBLE and (not row or start_s >= row[-1].end_s - 1e-9):
             row.append(_measured(event, start_s))
     return [(names[pid], row) for pid, row in rows.items()]
 

@@ -48,16 +48,17 @@ def _choice(d: Description) -> str:
     faster = sum(one.chosen_is_faster < 0.5 for one in d.runners_up if not one.toss_up)
     words = [f"It was chosen among {d.considered:,} layouts, of which {d.fitting:,} fit."]
     if faster:
-        words.append(f"{faster} of the {len(d.runners_up)} runners-up {_is(faster)} likely to be faster.")
+        words.append(f"{_of(faster, len(d.runners_up))} likely to be faster.")
     if close:
-        words.append(
-            f"{close} of the {len(d.runners_up)} runners-up {_is(close)} so close that only a measurement can tell "
-            "which is faster."
-        )
-    if not faster and not close:
+        so_close = _of(close, len(d.runners_up))
+        words.append(f"{so_close} so close that only a measurement can tell which is faster.")
+    if d.runners_up and not faster and not close:
         words.append("None of the runners-up is likely to be faster.")
     return " ".join(words)
 
 
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"
+def _of(some: int, runners_up: int) -> str:
+    """So many of so many, with the verb: 'All 5 runners-up are', '1 of the 5 runners-up is', 'The runner-up is'."""
+    if some == runners_up:
+        return "The runner-up is" if some == 1 else f"All {some} runners-up are"
+    return f"{some} of the {runners_up} runners-up {'is' if some == 1 else 'are'}"

@@ -10,6 +10,8 @@
     status.textContent = text;
     status.className = wrong ? "error" : "";
     downloads.hidden = Boolean(wrong);
+    const named = wrong && second.hidden ? /^\w+(?=[:=])/.exec(text) : null;  // with two plans it does not say whose
+    for (const one of fields) if (named && one.name === named[0]) one.setAttribute("aria-invalid", "true"); else one.removeAttribute("aria-invalid");
   };
   const field = (name) => fields.find((one) => one.name === name);
 
@@ -75,6 +77,7 @@
         answer.innerHTML = found.html;  // made by the server, which escapes every text; its policy lets no script in
         delete answer.dataset.old;
         window.autoshard.draw(answer, found.data);
+        document.title = `${answer.querySelector("h1")?.textContent || "autoshard"}: ${found.title}`;
         const took = `${((performance.now() - begin) / 1000).toFixed(2)} s: ${found.title}`;
         say(!open ? `answered in ${took}` : found.proven ? `best so far, ${found.proven}, after ${took}; still looking ...` : `planned in ${took}; asking why ...`);
         downloads.hidden = open && Boolean(found.proven);  // they wait for the answer

@@ -122,6 +122,22 @@ def test_a_report_loads_alone_and_no_text_overlaps(browser: Any, report: str, wi
     assert page.evaluate(OVERLAPS) == []
 
 
+def test_a_report_is_printed_with_its_pictures(browser: Any, report: str) -> None:
+    """Also those that were never scrolled to: paper does not wait for the next frame. Bars keep their colours, and
+    nothing is wider than the page."""
+    page = opened(browser, report, 760)
+    page.locator("footer").wait_for()
+    drawn_at_once = """() => {
+      dispatchEvent(new Event("beforeprint"));
+      return [...document.querySelectorAll("canvas")].map((one) => Boolean(one.dataset.drawn));
+    }"""
+    assert page.evaluate(drawn_at_once) == [True] * 3
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('.bar')).printColorAdjust") == "exact"
+    tables = page.locator(".scroll:visible").evaluate_all("all => all.map(one => one.scrollWidth - one.clientWidth)")
+    assert max(tables) <= 0 and len(tables) > 5
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_rank_of_two_digits_stays_on_its_line(browser: Any, report: str, width: int) -> None:
     page = opened(browser, report, width)
@@ -310,6 +326,7 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     status = page.locator("#status")
     expect(status).to_contain_text("answered in", timeout=60_000)
     drawn(page, "timeline")
+    assert page.title().startswith("llama3-8b on 1 x trn1.32xlarge: tp=")
     page.locator("summary", has_text="Pins: fix a choice").first.click()
     page.locator("input[name=tp]").fill("32")
     expect(status).to_contain_text(": tp=32 ", timeout=60_000)
@@ -329,6 +346,12 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     page.locator("input[name=tp]").fill("3")
     expect(status).to_contain_text("tp=3 is 3 devices, which must divide", timeout=60_000)
     assert not page.locator("#downloads").is_visible()
+    page.locator("#two").click()
+    expect(status).to_contain_text("tp=3 is 3 devices, which must divide", timeout=60_000)
+    assert page.locator("[aria-invalid]").get_attribute("name") == "tp"
+    page.locator("input[name=tp]").fill("2")
+    expect(status).to_contain_text(": tp=2 ", timeout=60_000)
+    assert page.locator("[aria-invalid]").count() == 0
 
 
 def test_the_served_page_shows_the_best_so_far_until_the_answer_comes(browser: Any, slow_server: str) -> None:

@@ -464,6 +464,14 @@ def test_a_grid_by_hand() -> None:
     assert found.seconds_per_column == pytest.approx(1 / 3)
 
 
+def test_a_grid_of_several_chunks_a_rank_names_them() -> None:
+    """An action of one digit each has room for both: which chunk runs when is what such a schedule is about."""
+    orders = actions("interleaved", 2, 2, 2)
+    found = grid(orders, simulate(orders, [1.0] * 4, [2.0] * 4), 20)
+    text = " ".join(row for row, _ in found.rows)
+    assert {str(action) for order in orders for action in order} <= {*re.findall(r"[FB]\d\.\d", text)}
+
+
 @pytest.mark.parametrize("make", [plan_70b, plan_interleaved, plan_mixtral, plan_one_device])
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_grid_keeps_its_width(make: Any, width: int) -> None:

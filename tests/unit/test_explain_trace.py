@@ -67,7 +67,7 @@ def test_measured_beside_predicted() -> None:
     run = measured_run(plan, run_json(plan))
     rows = {row.name: row for row in run.rows}
     assert rows["step time, median"].ratio == pytest.approx(2)
-    assert rows["tokens"].ratio == pytest.approx(0.5)
+    assert rows["tokens/s"].ratio == pytest.approx(0.5)
     assert rows["computing"].actual == 5.0  # rank 1 computes longest: 6 s, 1 s of them in collectives
     assert rows["computing"].predicted == 100.0
     assert (rows["waiting in the pipeline"].predicted, rows["waiting in the pipeline"].actual) == (5.0, 2.0)

@@ -34,6 +34,21 @@ def test_it_answers_within_20_lines(make: Callable[[], Plan]) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("alike", "said"),
+    [
+        ((True, True), "; all of the next 2 may be as fast"),
+        ((True, False), "; 1 of the next 2 may be as fast"),
+        ((True,), "; the next one may be as fast"),
+    ],
+)
+def test_how_many_may_be_as_fast(alike: tuple[bool, ...], said: str) -> None:
+    told = describe(plan_70b())
+    runners_up = tuple(replace(told.runners_up[0], toss_up=one) for one in alike)
+    page = summary(replace(told, runners_up=runners_up), 200, color=False)
+    assert said in " ".join(page.split())
+
+
 @pytest.mark.parametrize("make", [plan_70b, plan_mixtral])
 def test_facts_that_are_not_asked_for_change_no_other(make: Callable[[], Plan]) -> None:
     every, few = describe(make()), describe(make(), facts=FACTS)

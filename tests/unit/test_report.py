@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import autoshard
 from autoshard.cli import main
+from autoshard.explanation.trace import measured_events
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.reports.candidates import FILTERS, MOST_POINTS, candidates, known_front, pareto, thinned
@@ -39,6 +40,7 @@ from autoshard.reports.pipeline import (
 )
 from autoshard.reports.sections import body
 from autoshard.reports.view import view_of
+from autoshard.reports.words import in_words
 from autoshard.units import format_bytes, format_seconds
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device
 from tests.unit.test_explain_trace import run_json
@@ -176,6 +178,21 @@ def test_runners_up_that_are_likely_to_be_faster_are_said_to_be(sure: float, clo
     text = " ".join(Elements(report_page(told)).texts)
     assert f", of which 50 fit. {said}" in text
     assert ("slower with 90.0 % probability" if sure > 0.5 else "faster with 80.0 % probability") in text
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "It was chosen among 60 layouts, of which 50 fit."),
+        (1, "fit. The runner-up is so close that only a measurement can tell which is faster."),
+        (2, "fit. All 2 runners-up are so close that only a measurement can tell which is faster."),
+    ],
+)
+def test_runners_up_that_are_all_alike_are_said_to_be(count: int, said: str) -> None:
+    view = view_of(plan_70b(), quick=True)
+    alike = tuple(replace(one, toss_up=True) for one in view.description.runners_up[:count])
+    told = replace(view.description, runners_up=alike, considered=60, fitting=50)
+    assert in_words(plan_70b(), told)[0][2].endswith(said)
 
 
 # The pipeline
@@ -432,6 +449,28 @@ def test_thinning_keeps_the_front_and_the_fastest_of_each_kind(monkeypatch: pyte
 
 
 # The commands
+
+
+def test_what_a_measured_rank_waited_is_a_bubble_and_no_work() -> None:
+    """Of a profile that has sums alone."""
+    plan = plan_interleaved()
+    rows = measured_rows(measured_events(plan, run_json(plan)))
+    assert [[span.what for span in spans] for _, spans in rows] == 2 * [
+        ["compute", "exposed communication", "gradient sums", "parameter all-gather", "optimizer update"]
+    ]
+    first = rows[0][1]
+    assert first[2].start_s - first[1].end_s == pytest.approx(2.0)
+    assert autoshard.report(plan, measured=run_json(plan), quick=True).count("</span>bubble</li>") == 2
+
+
+def test_a_comparison_links_to_each_section_once() -> None:
+    page = comparison_report(plan_70b(), plan_interleaved(), ("a.json", "b.json"))
+    links = re.findall(r'<a href="#([^"]*)">([^<]*)</a>', page)
+    assert links == [
+        ("what-differs", "What differs"), ("time", "Time"), ("memory", "Memory"),
+        ("plan-1", "First: a.json"), ("plan-2", "Second: b.json"), ("what-is-the-same", "What is the same"),
+    ]  # fmt: skip
+    assert all(f'id="{anchor}"' in page for anchor, _ in links)
 
 
 def test_measured_and_predicted_are_on_one_page() -> None:
