@@ -385,17 +385,16 @@ def command(values):
     thing = Thing()
     kept = weakref.ref(thing, lambda dead: signal.raise_signal(signal.SIGINT))
     del thing
-    time.sleep(10)
+    time.sleep(30)
+    print("slept")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.command_module("validate").run = command
-start = time.monotonic()
-code = cli.main(["validate", "plan.json"])
-print(code, time.monotonic() - start < 5)
+print(cli.main(["validate", "plan.json"]))
 """
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60)
-    assert (done.stdout, done.stderr) == ("130 True\n", "")
+    assert (done.stdout, done.stderr) == ("130\n", "")
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
