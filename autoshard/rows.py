@@ -118,7 +118,7 @@ def mean(shares_of: Sequence[Number], values: Sequence[Number]) -> Number:
 
 
 def most(shares_of: Sequence[Number], values: Sequence[Number]) -> Number:
-    """The largest value of the kinds that are there, row by row; 0 at least. Arguments as of `mean`."""
+    """The largest value of the kinds that are there, row by row; 0 at least. Takes the arguments of `mean`."""
     of_all: Number = 0.0
     for share, value in zip(shares_of, values, strict=True):
         of_all = largest(of_all, where(share > 0, value, 0.0))

@@ -11,7 +11,7 @@ from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.operators import check_operator
 from autoshard.graph.pointwise import parse
 from autoshard.models.families import Family
-from autoshard.plugins.found import in_one_line
+from autoshard.plugins.found import RAISED, in_one_line
 from autoshard.spec.model import KIND_FIELDS, ModelSpec
 
 HIDDEN = ("batch", "seq", "embed")
@@ -67,7 +67,7 @@ def _parts(
             for op in graph.operators:
                 check_operator(op)
             return graph, _form(graph)
-        except Exception as error:  # other people's code: whatever it raises is said in one line
+        except RAISED as error:  # other people's code: whatever it raises is said in one line
             raise AutoshardError(
                 f"family {said} does not build {what} of {model.name}: {in_one_line(error)}"
             ) from error

@@ -13,7 +13,7 @@ from typing import Any
 from autoshard.calibration.results.gpu_rows import Case, gpu_case
 from autoshard.calibration.results.instance_rows import InstanceCase, instance_case
 from autoshard.calibration.results.machine import hardware
-from autoshard.calibration.results.rows import Row, read_rows
+from autoshard.calibration.results.rows import Row, Unscored, read_rows
 from autoshard.calibration.results.stack_fit import capacity
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import read_json
@@ -30,6 +30,9 @@ FEWEST = 8
 LAST_KNOWN_YEAR = 2024
 """The split by time learns from results up to this year."""
 SPLITS = ("group", "source", "time")
+_NO_ANSWER = (Unscored, AutoshardError, KeyError, ValueError, ArithmeticError)
+"""What a row raises that cannot be priced, or has other columns or values; predicted_vs_measured says what each
+lacks."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def _read(path: Path, read: Callable[[Row], Measured | None]) -> Iterator[Measur
     for row in read_rows(path):
         try:
             found = read(row)
-        except Exception:  # noqa: S112  a row may hold anything; predicted_vs_measured says what each lacks
+        except _NO_ANSWER:
             continue
         if found is not None:
             yield found
@@ -111,8 +114,9 @@ def _of_gpu(case: Case, years: dict[str, int]) -> Measured | None:
 
 
 def _of_instance(row: Row) -> Measured | None:
+    """None where the row does not say all of its layout, or when it was published."""
     case = instance_case(row)
-    if not case.is_whole:
+    if not case.is_whole or not row["date"]:
         return None
     return Measured(
         case.key,

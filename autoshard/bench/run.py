@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -52,6 +53,8 @@ def run(
     """
     if not data.is_dir():
         raise AutoshardError(f"data={data} is no folder; autoshard's own is benchmarks/data of its repository")
+    if out.exists() and not out.is_dir():
+        raise AutoshardError(f"out={out} is no folder")
     results, timings = (_before(out / name) for name in (RESULTS, TIMINGS))
     for track in tracks:
         if track == "predictors":
@@ -66,7 +69,8 @@ def run(
 
 def write(out: Path, results: Json, timings: Json) -> list[Path]:
     """Writes the files of these results and timings into a folder; the same values give the same bytes."""
-    out.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # write_text says what is wrong
+        out.mkdir(parents=True, exist_ok=True)
     results, timings = ({**one, "format_version": FORMAT_VERSION} for one in (results, timings))
     results, timings = json.loads(_text(results)), json.loads(_text(timings))  # in the order of the files
     texts = {

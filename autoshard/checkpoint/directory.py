@@ -15,6 +15,7 @@ from autoshard.checkpoint.tensor_file import Bytes, map_file
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import sync_folder, write_text
 from autoshard.files.json_file import read_json
+from autoshard.files.reached import reached
 
 _CHUNK_BYTES = 1 << 22
 
@@ -39,7 +40,8 @@ class LocalFolder:
         return read_json(self.path / name, what, most_bytes)
 
     def has(self, name: str) -> bool:
-        return (self.path / name).exists()
+        with reached(str(self.path)):
+            return (self.path / name).exists()
 
     def size(self, name: str) -> int:
         try:

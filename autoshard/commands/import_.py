@@ -9,7 +9,7 @@ from typing import Any
 
 import autoshard
 from autoshard.commands.output import next_command, say
-from autoshard.commands.parser import Parser
+from autoshard.commands.parser import Parser, add_overruling
 from autoshard.files.option_values import path
 from autoshard.planner.options import WHAT
 
@@ -32,10 +32,7 @@ OVERRULES = tuple(option for option in WHAT if option.name not in PLANS_ONLY)
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("layout", type=path, metavar="FILE", help="YAML, TOML, FILE.py:NAME or a text with arguments")
-    group = parser.add_argument_group("what to train, on what")
-    for option in OVERRULES:
-        text = option.help.partition(" (default")[0].replace(" (required)", "")
-        group.add_argument(option.flag, type=option.parse, metavar=option.metavar, default=None, help=text)
+    add_overruling(parser, OVERRULES)
     parser.add_argument(
         "-o", "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
     )

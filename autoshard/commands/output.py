@@ -39,7 +39,7 @@ def next_command(*words: str) -> str:
 
 
 def command(*words: str) -> str:
-    """A command of autoshard for a shell. words: as of next_command."""
+    """A command of autoshard for a shell. words: what stands behind autoshard."""
     return shlex.join(("autoshard", *words))
 
 

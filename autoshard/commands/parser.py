@@ -6,13 +6,17 @@ import argparse
 import difflib
 import re
 import sys
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
 from autoshard.errors import AutoshardError
 from autoshard.files.option_values import one_of, shortened
 from autoshard.files.text_file import printable, read_text
+
+if TYPE_CHECKING:
+    from autoshard.planner.options import Option
 
 MOST_BYTES = 20_000
 """The largest config file that is read, bytes: ten times the size of a recipe."""
@@ -82,6 +86,16 @@ def add_format(parser: Parser | Group, *forms: str) -> None:
         default=forms[0],
         help=f"what is printed (default: {forms[0]})",
     )
+
+
+def add_overruling(parser: Parser, options: Iterable[Option]) -> None:
+    """Adds options of `autoshard plan` to a command that reads a file: one that is not given leaves what the file says,
+    so it has no default, and none is required.
+    """
+    group = parser.add_argument_group("what to train, on what")
+    for option in options:
+        text = option.help.partition(" (default")[0].replace(" (required)", "")
+        group.add_argument(option.flag, type=option.parse, metavar=option.metavar, default=None, help=text)
 
 
 def _one_line(message: str, parser: argparse.ArgumentParser) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import autoshard
 from autoshard.commands.output import page_width, say, wants_color
-from autoshard.commands.parser import Parser, add_format
+from autoshard.commands.parser import Parser, add_format, add_overruling
 from autoshard.files.option_values import path
 from autoshard.planner.options import WHAT
 
@@ -34,10 +34,7 @@ OVERRULES = tuple(option for option in WHAT if option.name not in PLANS_ONLY)
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("layout", type=path, metavar="LAYOUT", help="plan.json, YAML, TOML or text with arguments")
-    group = parser.add_argument_group("what to train, on what")
-    for option in OVERRULES:
-        text = option.help.partition(" (default")[0].replace(" (required)", "")
-        group.add_argument(option.flag, type=option.parse, metavar=option.metavar, default=None, help=text)
+    add_overruling(parser, OVERRULES)
     add_format(parser, "text", "json")
 
 

@@ -32,6 +32,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.files.codec import to_json
 from autoshard.files.fields import show
+from autoshard.files.reached import reached
 from autoshard.models.registry import load_model
 from autoshard.models.weights import not_learned, parameter_dtypes
 from autoshard.plans.plan import Plan
@@ -86,17 +87,18 @@ def open_source(
     rest.
     Raises AutoshardError for a folder that has none of the forms.
     """
-    if not folder.is_dir():
-        raise AutoshardError(f"{folder} is not a folder with weights")
-    if (weights_folder := checkpoint_folder(folder)) is not None:
-        return checkpoint_source(weights_folder, share)
-    if (weights_folder := nxd_folder(folder)) is not None:
-        read = nxd_training_source if training else nxd_source
-        return read(weights_folder, _model(weights_folder, model))
-    if is_huggingface(folder):
-        return huggingface_source(folder)
-    listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
-    holds = f"it has {show(listed)}" if listed else "it is empty"
+    with reached(str(folder)):
+        if not folder.is_dir():
+            raise AutoshardError(f"{folder} is not a folder with weights")
+        if (weights_folder := checkpoint_folder(folder)) is not None:
+            return checkpoint_source(weights_folder, share)
+        if (weights_folder := nxd_folder(folder)) is not None:
+            read = nxd_training_source if training else nxd_source
+            return read(weights_folder, _model(weights_folder, model))
+        if is_huggingface(folder):
+            return huggingface_source(folder)
+        listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+        holds = f"it has {show(listed)}" if listed else "it is empty"
     raise AutoshardError(
         f"{folder} has no weights that are read: neither model.safetensors (or its index), nor {MANIFEST} of a "
         f"checkpoint, nor NxD's model/dp_rank_00_tp_rank_00_pp_rank_00.pt; {holds}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import sync_folder
+from autoshard.files.reached import reached
 from autoshard.units import format_bytes
 
 
@@ -52,11 +53,12 @@ def _delete_abandoned(target: Path) -> None:
 
 def check_free(target: Path) -> None:
     """Raise AutoshardError when a file, or a folder with something in it, is in the way at `target`."""
-    if target.is_dir():
-        if any(target.iterdir()):
-            raise AutoshardError(f"{target} is a folder with something in it: name another, or delete it first")
-    elif target.exists() or target.is_symlink():
-        raise AutoshardError(f"{target} is a file: name a folder that is not there yet")
+    with reached(str(target)):
+        if target.is_dir():
+            if any(target.iterdir()):
+                raise AutoshardError(f"{target} is a folder with something in it: name another, or delete it first")
+        elif target.exists() or target.is_symlink():
+            raise AutoshardError(f"{target} is a file: name a folder that is not there yet")
 
 
 def check_space(target: Path, needed_bytes: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from autoshard.checkpoint.boxes import Box
 from autoshard.conversion.dtypes import WIDTHS
 from autoshard.conversion.huggingface import CARRIED, CONFIG, common_dtype
-from autoshard.conversion.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout, is_of_experts
+from autoshard.conversion.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout, check_model_type, is_of_experts
 from autoshard.conversion.output_file import OutputFile, plain_file
 from autoshard.conversion.places import TensorLayout, restrided
 from autoshard.conversion.regions import Array, OpenFiles, Region, read_box
@@ -224,6 +224,7 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
         "separate": "k_proj.weight",
         "coalesced": "qkv_proj.weight",
     }
+    check_model_type(model)
     if model.model_type == "gpt_neox":
         return NxdLayout(model, tp, ep, 1, INTERLEAVED, "separate")
     prefix = _first_attention(model)
@@ -234,21 +235,19 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
         )
     multiplier = 1
     if style in ("gqa", "fused"):
-        rows = first[prefix + styles[style]].shape[0]
+        tensor = first[prefix + styles[style]]
+        rows = tensor.shape[0] if tensor.shape else 0
         queries = model.num_attention_heads * model.head_dim if style == "fused" else 0
         copies = 1 if style == "gqa" else 2
         held, single = rows * tp - queries, copies * model.num_key_value_heads * model.head_dim
         if held <= 0 or held % single:
-            tensor = first[prefix + styles[style]]
             raise AutoshardError(
                 f"{tensor.path}: {prefix}{styles[style]} has shape {list(tensor.shape)}, which tp={tp} does not make "
                 f"of {model.num_key_value_heads} key-value heads of {model.head_dim}"
             )
         multiplier = held // single
     layout = NxdLayout(model, tp, ep, multiplier, INTERLEAVED, style)
-    if multiplier > 1 and model.num_key_value_heads > 1 and not _is_interleaved(layout, states):
-        layout = replace(layout, order=ADJACENT)
-    return layout
+    return replace(layout, order=_order(layout, states)) if multiplier > 1 else layout
 
 
 def _first_attention(model: ModelSpec) -> str:
@@ -257,22 +256,18 @@ def _first_attention(model: ModelSpec) -> str:
     return next(name for name in parameter_dims(model)[0] if name.endswith(keys)).removesuffix(keys)
 
 
-def _is_interleaved(layout: NxdLayout, states: States) -> bool:
-    """Whether the first block's keys repeat as K0 K1 K0 K1, rather than K0 K0 K1 K1; the keys themselves are
-    compared.
-    """
+def _order(layout: NxdLayout, states: States) -> str:
+    """How the first block's keys repeat, K0 K1 K0 K1 or K0 K0 K1 K1; the keys themselves are compared."""
     name = f"{_first_attention(layout.model)}k_proj.weight"
-    adjacent = replace(layout, order=ADJACENT)
-    if _repeats(layout, states, name):
-        if _repeats(adjacent, states, name):
-            raise AutoshardError("the key-value heads of the first block are all alike: their order cannot be told")
-        return True
-    if not _repeats(adjacent, states, name):
+    orders = [order for order in (INTERLEAVED, ADJACENT) if _repeats(replace(layout, order=order), states, name)]
+    if not orders:
         raise AutoshardError(
             f"the copies of the key-value heads differ (kv_size_multiplier={layout.kv_size_multiplier}): "
             "the files are damaged, or not of one checkpoint"
         )
-    return False
+    if len(orders) > 1 and layout.model.num_key_value_heads > 1:
+        raise AutoshardError("the key-value heads of the first block are all alike: their order cannot be told")
+    return orders[0]
 
 
 def _repeats(layout: NxdLayout, states: States, parameter: str) -> bool:

@@ -28,6 +28,14 @@ _MIXTURES = {".block_sparse_moe": ".mlp", ".mlp": ".mlp", ".ffn": ".ffn"}
 """Name of a block's mixture in ours -> in NxD's examples of Mixtral and DBRX."""
 
 
+def check_model_type(model: ModelSpec) -> None:
+    """Raises AutoshardError for a model whose parameters NxD has no layers for."""
+    if model.model_type not in MODEL_TYPES:
+        raise AutoshardError(
+            f"model_type={model.model_type} of {model.name} has no layout for NxD; {', '.join(MODEL_TYPES)} have"
+        )
+
+
 @dataclass(frozen=True)
 class NxdLayout:
     """The layout of a model over the ranks of one replica of NxD.
@@ -46,10 +54,7 @@ class NxdLayout:
         model, tp, multiplier = self.model, self.tp, self.kv_size_multiplier
         if self.qkv not in QKV_STYLES:
             raise AutoshardError(f"qkv={self.qkv!r} is not one of: {', '.join(QKV_STYLES)}")
-        if model.model_type not in MODEL_TYPES:
-            raise AutoshardError(
-                f"model_type={model.model_type} of {model.name} has no layout for NxD; {', '.join(MODEL_TYPES)} have"
-            )
+        check_model_type(model)
         heads, copies = model.num_key_value_heads, model.num_key_value_heads * multiplier
         if copies % tp or model.num_query_groups % multiplier:
             raise AutoshardError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import autoshard
 from autoshard.checkpoint.boxes import Box
-from autoshard.checkpoint.directory import LocalStore
+from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
 from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
 from autoshard.checkpoint.read import tensor_key
@@ -32,7 +32,7 @@ _MASTER = WEIGHTS[0]
 
 def checkpoint_folder(folder: Path) -> Path | None:
     """The checkpoint at a path: the folder itself, or the newest in it; None if it is neither."""
-    if (folder / MANIFEST).exists():
+    if LocalFolder(folder).has(MANIFEST):
         return folder
     return next((folder / one.name for one in LocalStore(folder).folders()), None)
 

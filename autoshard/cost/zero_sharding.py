@@ -227,13 +227,16 @@ class State(NamedTuple):
     def take(self, rows: Any) -> State:
         """These rows alone, in their order."""
         others, travels = self.shares[rows], False if self.travels is False else self.travels[rows]
+        some_travel = anywhere(travels)
 
         def taken(unit: Unit) -> Unit:
-            return unit.take(rows) if anywhere(travels) else unit._replace(travelling=STAYS).take(rows)
+            return unit.take(rows) if some_travel else unit._replace(travelling=STAYS).take(rows)
 
-        block, first, last = map(taken, self[:3])
         kinds = {kind: taken(unit) for kind, unit in self.kinds.items()}
-        if not anywhere(travels):
+        same = next((kind for kind, unit in self.kinds.items() if unit is self.block), None)
+        block = taken(self.block) if same is None else kinds[same]
+        first, last = taken(self.first), taken(self.last)
+        if not some_travel:
             return State(block, first, last, others, 1, 0, False, kinds)
         return State(block, first, last, others, self.owners[rows], self.gathers[rows], travels, kinds)
 

@@ -134,7 +134,7 @@ class GraphBuilder:
         """Add a parameter with these dims (names with spaces between), and return its name.
 
         Asking twice for one name gives the same parameter: that is how embeddings are tied. learned: whether it has a
-        gradient; without one it stays as it was loaded, in FP32 where weights are narrower. matrix: as of `Tensor`.
+        gradient; without one it stays as it was loaded, in FP32 where weights are narrower. matrix: see `Tensor`.
         """
         return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes, learned, matrix))
 

@@ -24,8 +24,9 @@ def with_quantized_products(
 ) -> Graph:
     """The graph with its linear layers' products marked; the same graph where operand_bytes is None.
 
-    operand_bytes: of one element of a quantised operand. unquantized: modules and operators of a block that are not.
-    multiple: as of ProductFormat. wide_blocks: places of the blocks in which nothing is.
+    operand_bytes: those of one element of a quantised operand. unquantized: modules and operators of a block whose
+    products stay as they are.
+    multiple: see ProductFormat. wide_blocks: the places of blocks that have no quantised products at all.
     """
     if operand_bytes is None:
         return graph

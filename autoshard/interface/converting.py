@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from autoshard.conversion.forms import QKV_STYLES
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
+from autoshard.files.reached import reached
 from autoshard.files.urls import check_path, is_url
 from autoshard.interface.inputs import check_plan
 from autoshard.interface.planned import Plan
@@ -137,8 +138,9 @@ def migrate(
     check_path("out", out)
     folder = Path(out)
     saved = None if checkpoint is None else Path(checkpoint)
-    if saved is not None and not saved.is_dir():
-        raise AutoshardError(f"checkpoint={saved} is not a folder; NxD's has model/ and optim/ in it")
+    with reached(f"checkpoint={saved}"):
+        if saved is not None and not saved.is_dir():
+            raise AutoshardError(f"checkpoint={saved} is not a folder; NxD's has model/ and optim/ in it")
     check_free(folder)
     given = {} if model is None else {"model": model}
     found = migrated(str(conf), given, Target(instance, nodes, lnc, sdk, stack))

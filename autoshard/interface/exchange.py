@@ -33,7 +33,7 @@ def import_plan(
     """The plan of a configuration of NxD Training (YAML) or torchtitan (TOML, or file.py:name), or of a text with
     Megatron-LM's arguments: its layout as it stands, priced and checked, not searched.
 
-    model, instance, options: as of `plan`; they say what the file does not, and overrule what it says.
+    model, instance, options: those of `plan`; they say what the file does not, and overrule what it says.
     Raises AutoshardError where the file cannot be read, does not say enough, or its layout breaks a rule.
     """
     from autoshard.planner.imported import plan_of, warned

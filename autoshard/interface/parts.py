@@ -16,8 +16,8 @@ PARTS = ("schedule", "operators", "measured")
 
 def page_pieces(plan: plans.Plan, *, quick: bool, time_limit: float, width: int, color: bool) -> Iterator[str]:
     """Yields the page of `explain` in pieces of whole lines: all that is known at once, then what would change the
-    choice as it is found, by two processes where there are as many cores. quick, time_limit: as of `explain`. width:
-    columns."""
+    choice as it is found, by two processes where there are as many cores. quick, time_limit: as `explain` takes them.
+    width: columns."""
     from autoshard.doctor.machine import num_cores
     from autoshard.explanation.describe import describe
     from autoshard.explanation.text import pieces

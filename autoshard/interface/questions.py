@@ -253,7 +253,7 @@ def score(layout: Layout, model: Model | None = None, instance: Instance = None,
 
     layout: a plan or plan.json; a recipe; a configuration of NxD Training or torchtitan; a script with Megatron's
     arguments; words such as "tp=8 pp=4 mbs=1 recompute=full"; a strategy or a dict of its fields. model, instance,
-    options: as of `plan`; they say what the layout does not, and overrule what a file says; a plan says all of it.
+    options: those of `plan`; they say what the layout does not, and overrule what a file says; a plan says all of it.
 
     Raises AutoshardError where the layout cannot be read or the problem is not said.
 

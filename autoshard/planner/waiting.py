@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import merge
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -151,11 +152,12 @@ class Waiting:
         asked = [one for one in several if one.by_way and one.any_s < below_s]
         if not asked or self._in_other_orders is None:
             return [*several]
-        every = self._in_other_orders([one.layouts for one in asked], below_s)
-        known = {
-            id(one): one._replace(any_s=min(one.own_s, max(one.any_s, min(each_s))), by_way=False)
-            for one, each_s in zip(asked, every, strict=True)
-        }
+        every = self._in_other_orders(ways := _together([one.layouts for one in asked]), below_s)
+        of_ways = {one.way: iter(each_s) for one, each_s in zip(ways, every, strict=True)}
+        known = {}
+        for one in asked:  # in the order in which they were put together
+            other_s = min(islice(of_ways[one.layouts.way], len(one.layouts.schedules)))
+            known[id(one)] = one._replace(any_s=min(one.own_s, max(one.any_s, other_s)), by_way=False)
         return [known.get(id(one), one) for one in several]
 
     def price_more(self, below_s: float, alone: bool = False) -> None:

@@ -14,6 +14,7 @@ from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST_SEED, near, show
 from autoshard.files.option_values import number
+from autoshard.files.reached import reached
 from autoshard.files.urls import check_path
 from autoshard.runtime.learning_rate import SCHEDULES
 
@@ -115,8 +116,9 @@ class RunOptions:
         check_path("output", self.output)
         for name in ("data", "tokenizer", "eval_data", "weights"):
             path = getattr(self, name)
-            if path is not None and not path.exists():
-                raise AutoshardError(f"{name}={path} does not exist")
+            with reached(f"{name}={path}"):
+                if path is not None and not path.exists():
+                    raise AutoshardError(f"{name}={path} does not exist")
 
     def _check_backend(self) -> None:
         if self.backend == "auto":
@@ -156,8 +158,9 @@ class RunOptions:
         if self.checkpoint_dir is not None:
             is_remote(self.checkpoint_dir)
         known = self.resume in ("auto", "never") or is_remote(self.resume, "resume")
-        if not known and not Path(self.resume).is_dir():
-            raise AutoshardError(f"resume={self.resume} is not auto, never or a folder with a checkpoint")
+        with reached(f"resume={self.resume}"):
+            if not known and not Path(self.resume).is_dir():
+                raise AutoshardError(f"resume={self.resume} is not auto, never or a folder with a checkpoint")
 
 
 def options_from(values: Mapping[str, Any]) -> RunOptions:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import read_json
+from autoshard.files.reached import reached
 from autoshard.files.text_file import printable, read_text
 
 if TYPE_CHECKING:
@@ -158,8 +159,10 @@ def load_tokenizer(path: Path | None = None) -> Tokenizer:
     """
     if path is None:
         return ByteTokenizer()
-    file = path / TOKENIZER_FILE if path.is_dir() else path
-    if not file.is_file():
+    with reached(f"tokenizer {path}"):
+        file = path / TOKENIZER_FILE if path.is_dir() else path
+        is_there = file.is_file()
+    if not is_there:
         raise AutoshardError(
             f"no tokenizer at {file}: give a Hugging Face {TOKENIZER_FILE}, or the folder that holds it, "
             "or leave --tokenizer out for bytes"

@@ -219,7 +219,7 @@ def _over(below: Any, above: Any) -> Any:
 
 
 def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> dict[str, Any]:
-    """In the form of Cluster.to_dict, which checks the values."""
+    """The JSON form of a Cluster: `from_json` makes one of it, which checks the values."""
     default_lnc, offered = file.any("default_lnc"), file.child("lnc")
     lnc = default_lnc if lnc is None else lnc
     if isinstance(lnc, bool) or str(lnc) not in offered.names:

@@ -20,6 +20,7 @@ from torch.export import ExportedProgram, export
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from autoshard.errors import AutoshardError
+from autoshard.plugins.found import RAISED
 from autoshard.tracer.source import line_of
 
 BATCH = 2
@@ -56,7 +57,7 @@ def load_module(model: str) -> nn.Module:
     try:
         with _without_numbers():
             module = made()
-    except Exception as error:
+    except RAISED as error:
         raise AutoshardError(f"model={model}: {name}() failed: {_text(error)}") from error
     if not isinstance(module, nn.Module):
         raise AutoshardError(f"model={model}: {name}() gives {type(module).__name__}, not a torch.nn.Module")
@@ -73,7 +74,7 @@ def _imported(path: Path) -> Any:
     try:
         # not exec_module: its cached bytecode is told apart by whole seconds and the size of the file
         exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102  the user's file
-    except Exception as error:
+    except RAISED as error:
         raise AutoshardError(f"{path} cannot be imported: {_text(error)}") from error
     finally:
         sys.path.pop(0)
@@ -140,7 +141,7 @@ def export_module(module: nn.Module, seq: int) -> Exported:
             f"{type(module).__name__} does one thing or another by what numbers are{line_of(error)}; {CONTRACT}, the "
             f"same operators whatever the numbers{_hint(config)}"
         ) from error
-    except Exception as error:
+    except RAISED as error:
         raise AutoshardError(
             f"torch.export cannot trace {type(module).__name__} with token ids [{BATCH}, {seq}] (see --seq-len): "
             f"{_text(error)}{line_of(error)}; {CONTRACT}, the same operators whatever the numbers{_hint(config)}"

@@ -284,3 +284,27 @@ def test_copies_of_a_head_that_differ_and_options_that_do_not_fit(tmp_path: Path
     with pytest.raises(AutoshardError, match="model_type=gpt2 of tiny-llama has no layout for NxD; llama, mistral"):
         run(gpt2, tmp_path / "out", "nxd", plan(MODELS["gpt2"], tp=2))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deepseek v3", "model_type=deepseek_v3 of nxd has no layout for NxD; llama, mistral"),
+        ("one kv head", r"the copies of the key-value heads differ \(kv_size_multiplier=4\)"),
+    ],
+)
+def test_the_config_of_another_model(name: str, message: str, tmp_path: Path) -> None:
+    run(huggingface_folder(tmp_path / "hf", LLAMA), tmp_path / "nxd", "nxd", plan(LLAMA, tp=2))
+    other = huggingface_folder(tmp_path / "other", MODELS[name]) / "config.json"
+    (tmp_path / "nxd" / "config.json").write_bytes(other.read_bytes())
+    with pytest.raises(AutoshardError, match=message):
+        run(tmp_path / "nxd", tmp_path / "back", "hf")
+
+
+def test_a_number_in_place_of_keys(tmp_path: Path) -> None:
+    run(huggingface_folder(tmp_path / "hf", LLAMA), tmp_path / "nxd", "nxd", plan(LLAMA, tp=2))
+    path = tmp_path / "nxd" / "model" / "dp_rank_00_tp_rank_00_pp_rank_00.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "model.layers.0.self_attn.qkv_proj.weight_k": torch.tensor(1.0)}, path)
+    with pytest.raises(AutoshardError, match=r"weight_k has shape \[\], which tp=2 does not make of 4 key-value heads"):
+        run(tmp_path / "nxd", tmp_path / "back", "hf")

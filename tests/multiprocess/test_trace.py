@@ -402,6 +402,28 @@ def test_what_cannot_be_traced_is_one_error(
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.exit(0)\n", "mine.py cannot be imported: SystemExit: 0"),
+        ("import sys\ndef Model():\n    sys.exit()\n", "mine.py:Model: Model() failed: SystemExit"),
+        (
+            "import sys, torch\nclass Model(torch.nn.Module):\n    def forward(self, ids):\n        sys.exit()\n",
+            "(see --seq-len): SystemExit",
+        ),
+    ],
+)
+def test_a_file_that_exits_is_one_error(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command would end with the file's code, 0 where it thinks that all is well, and no plan."""
+    (tmp_path / "mine.py").write_text(text)
+    assert main(["plan", "--model", f"{tmp_path / 'mine.py'}:Model", "--instance", "cpu", "--seq-len", "64"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("line", "code"),
     [
         ("if x.sum() > 0: x = -x", "if x.sum() > 0: x = -x"),

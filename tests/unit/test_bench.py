@@ -317,6 +317,15 @@ def test_wrong_numbers_are_said(small: Path, tmp_path: Path) -> None:
             autoshard.planbench("searchers", data=small, out=tmp_path / "out", **number)
 
 
+def test_a_file_in_place_of_the_results_is_said_before_the_work(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("autoshard.bench.run.predict", None)
+    with pytest.raises(AutoshardError, match=r"^out=\S*/file is no folder$"):
+        autoshard.planbench("predictors", data=small, out=tmp_path / "file")
+
+
 def test_an_entry_that_is_named_twice_runs_once(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     autoshard.planbench("predictors", data=small, out=out, entries=("roofline", "roofline"))

@@ -96,6 +96,25 @@ def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]
     assert error_of(capsys, *arguments.split()) == message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        ("run missing.json --data {}", "data={}"),
+        ("run missing.json --weights {}", "weights={}"),
+        ("run missing.json --tokenizer {}", "tokenizer={}"),
+        ("run missing.json --resume {}", "resume={}"),
+        ("convert {} out", "{}"),
+        ("convert . {}", "{}"),
+        ("migrate missing.yaml --out {}", "{}"),
+        ("migrate missing.yaml --checkpoint {} --out out", "checkpoint={}"),
+    ],
+)
+def test_a_path_that_cannot_be_reached(arguments: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with a folder that may not be entered, which root always may: asking whether it exists is an OSError."""
+    name = "a" * 300
+    assert error_of(capsys, *arguments.format(name).split()).startswith(f"{start.format(name)} ")
+
+
 def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(capsys, "plan").startswith("--model is missing; built-in: dbrx, deepseek-v2, ")
     assert "did you mean llama3-8b" in error_of(capsys, "plan", "--model", "llama3-8")
@@ -366,17 +385,16 @@ def command(values):
     thing = Thing()
     kept = weakref.ref(thing, lambda dead: signal.raise_signal(signal.SIGINT))
     del thing
-    time.sleep(10)
+    time.sleep(30)
+    print("slept")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.command_module("validate").run = command
-start = time.monotonic()
-code = cli.main(["validate", "plan.json"])
-print(code, time.monotonic() - start < 5)
+print(cli.main(["validate", "plan.json"]))
 """
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60)
-    assert (done.stdout, done.stderr) == ("130 True\n", "")
+    assert (done.stdout, done.stderr) == ("130\n", "")
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:

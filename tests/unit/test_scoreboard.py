@@ -405,8 +405,22 @@ def test_nodes_with_some_of_a_datasheet_s_gpus_are_joined_by_the_network(per_nod
 
 def test_torch_s_own_norms_are_several_kernels_without_a_compiler() -> None:
     row = {**ROW, "act": "swiglu"}
-    stacks = "torchtitan FSDP2", "torchtitan FSDP2 +compile", "NeMo 25.02"
-    assert [loose_norms(gpu_case({**row, "framework": of})) for of in stacks] == [True, False, False]
+    loose = "torchtitan FSDP2", "PyTorch FSDP1, no torch.compile", "PyTorch FSDP full shard"
+    single = "torchtitan FSDP2 +compile", "PyTorch FSDP1 + torch.compile", "PyTorch FSDP compiled", "NeMo 25.02"
+    assert all(loose_norms(gpu_case({**row, "framework": of})) for of in loose)
+    assert not any(loose_norms(gpu_case({**row, "framework": of})) for of in single)
+
+
+def test_a_compiler_makes_a_step_of_ibm_s_fsdp_shorter() -> None:
+    """Llama-2-7B on 128 A100: 3,700 tokens/s a GPU, 4,550 with torch.compile [fms-fsdp, README of March and of May
+    2024]."""
+    row = {**ROW, "gpu": "A100-80GB-SXM", "hidden": "4096", "heads": "32", "ffn": "11008", "zero": "3"}
+    row |= {"layers": "32", "seq_len": "4096", "tp": "1", "pp": "1", "dp": "8", "mbs": "2"}
+    stacks = "PyTorch FSDP1, no torch.compile", "PyTorch FSDP1 +compile"
+    cases = [gpu_case({**row, "framework": of}) for of in stacks]
+    plain, compiled = estimates(cases, load().values_for(cases[0]))
+    assert compiled.step_time_s < 0.95 * plain.step_time_s
+    assert compiled.fullest.total_bytes < plain.fullest.total_bytes
 
 
 def test_layers_whose_activations_go_to_the_host() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import inf
 
@@ -147,9 +148,11 @@ KEEPS_GATHERED = ("AA-Scaling",)
 of the linear layers that read it [core/nn/norm/rms_norm.py]. Megatron's and nanotron's gather inside and keep a rank's
 piece [nanotron's tp_recompute_allgather, on by default]."""
 
-LOOSE_NORMS = ("AA-Scaling", "torchtitan")
+LOOSE_NORMS = ("AA-Scaling", "torchtitan", "PyTorch FSDP")
 """Stacks whose RMS norms are several kernels, as torch runs one without a compiler: square, mean, rsqrt, two products
-[AA-Scaling's core/nn/norm/rms_norm.py, torchtitan's models/norms.py]. Others compile it or bring a kernel."""
+[AA-Scaling's core/nn/norm/rms_norm.py, torchtitan's models/norms.py; fms/modules/layernorm.py of
+foundation-model-stack, which IBM's FSDP results train]; one where the row says that torch.compile made one of them.
+Others bring a kernel."""
 
 
 def stack_of(framework: str) -> tuple[str | None, bool]:
@@ -159,3 +162,8 @@ def stack_of(framework: str) -> tuple[str | None, bool]:
         if lowered.startswith(start):
             return name, overlaps
     return None, "fsdp" in lowered or "megatron-core" in lowered
+
+
+def is_compiled(framework: str) -> bool:
+    """Whether a row's framework says that torch.compile ran."""
+    return bool(re.search(r"(?<!no torch\.)(?<!\bno )(?<!\bwithout )\bcompil", framework.lower()))

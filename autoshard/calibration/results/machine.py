@@ -16,6 +16,7 @@ from autoshard.calibration.results.constants import (
     SENDS_BESIDE,
     STALLS,
     SYNCS,
+    is_compiled,
     stack_of,
 )
 from autoshard.calibration.results.gpu_rows import Case
@@ -229,7 +230,8 @@ def _overlap(case: Case, family: Constants) -> Any:
 
 def loose_norms(case: Case) -> bool:
     """Whether RMS norms run as several kernels: see LOOSE_NORMS. They are single ones where the row says so."""
-    return case.model.model_type != "gpt2" and stack_of(case.stack)[0] in LOOSE_NORMS and not case.fused_norm
+    fused = case.model.model_type == "gpt2" or case.fused_norm or is_compiled(case.stack)
+    return stack_of(case.stack)[0] in LOOSE_NORMS and not fused
 
 
 def memory_bytes(case: Case, sheet: Cluster) -> float:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from math import inf
+from math import gcd, inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.local_shape import LocalShape
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, UNUSED
@@ -47,10 +47,11 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     """Seconds of a step, by way to use a mesh, as if memory had no limit: (in its order of axes, in any order)."""
     if not ways:
         return np.array([]), np.array([])
-    shapes, shape_of = _local_shapes(ways)
+    sizes_of = _sizes(ways)
+    shapes, shape_of = _local_shapes(ways, sizes_of, _near(problem))
     parts, numbers = Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(ways)
     is_moe, rows_of, several = problem.model.is_moe, dict[tuple[object, ...], Array](), list[Array]()
-    for (_, way, _), sizes, of_sizes in zip(ways, _sizes(ways), shape_of, strict=True):
+    for (_, way, _), sizes, of_sizes in zip(ways, sizes_of, shape_of, strict=True):
         usual = way.axis_order == AXIS_ORDER and is_moe
         key = id(sizes), id(of_sizes), usual  # many ways share these
         if key not in rows_of:
@@ -99,8 +100,9 @@ def layout_bounds(
     no less in whatever memory it is not asked whether it fits. in_any_order: whether bounds in any order are asked for
     as well. blocks_s: of each way, by size of microbatches, seconds of forward and of backward of the mean block, where
     they are known."""
-    shapes, shape_of = _local_shapes(ways)
-    parts, numbers, sizes_of = Parts(problem, shapes, sets), _numbers(ways), _sizes(ways)
+    sizes_of = _sizes(ways)
+    shapes, shape_of = _local_shapes(ways, sizes_of, _near(problem))
+    parts, numbers = Parts(problem, shapes, sets), _numbers(ways)
     families: dict[tuple[str, int, int], int] = {}
     known: dict[tuple[int, int], Array] = {}  # of lists of schedules, which many ways share
     of_ways, firsts, places_of = list[Array](), list[int](), list[Places]()
@@ -173,18 +175,21 @@ Places = tuple[int, ...]
 neighbours."""
 
 
-def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[dict[int, Places]]]:
+def _local_shapes(
+    ways: Sequence[MeshDrafts], sizes_of: Sequence[tuple[int, ...]], near: int
+) -> tuple[list[LocalShape], list[dict[int, Places]]]:
     """(local shapes without context parallelism; by way, their places for each size of a microbatch that it or another
-    one alike has).
+    one alike has). sizes_of: of each way, as `_sizes` has them. near: as of `_stride`.
 
     In the usual order ranks that exchange tokens of experts are as far from each other as tensor and context
-    parallelism are wide. In others they are inside of tensor-parallel ranks, which are apart then, or outside of them.
-    Placements say of which numbers the strides are multiples, and how many ranks exchange tokens.
+    parallelism are wide, and in any one as replicas are. Where the order is not known they are inside of
+    tensor-parallel ranks, which are apart then, or outside of them. Placements say of which numbers the strides are
+    multiples, and how many ranks exchange tokens.
     """
     shapes: dict[tuple[Any, ...], int] = {}  # by the fields of a LocalShape
     known: dict[tuple[object, ...], dict[int, Places]] = {}
     shape_of = []
-    for (_, way, _), sizes in zip(ways, _sizes(ways), strict=True):
+    for (_, way, _), sizes in zip(ways, sizes_of, strict=True):
         # ranks that exchange tokens: those of cp, and of tp with experts of their own, gather them
         apart = replicas_of_experts(way.ep, way.cp, tensor_ranks_apart(way.tp, way.etp))
         inside, outside = (apart, 1), (1, way.tp)
@@ -192,9 +197,9 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
         if apart == 1:
             strides = [(1, 1), (1, 1)]
         elif way.tp == 1:
-            strides = [(1, way.cp if way.axis_order == AXIS_ORDER else 1), (1, 1)]
+            strides = [(1, way.cp if way.axis_order == AXIS_ORDER else _stride(way, "dp", near)), (1, 1)]
         elif way.axis_order != AXIS_ORDER:
-            strides[0] = (1, 1)
+            strides[0] = (1, 1) if way.etp else (_stride(way, "tp", near), _stride(way, "dp", near))
         key = (way.tp, way.ep, way.etp, apart, *strides, way.sequence_parallel, way.attention_kernel)
         places = known.setdefault(key, {})
         for size in sizes:
@@ -204,6 +209,21 @@ def _local_shapes(ways: Sequence[MeshDrafts]) -> tuple[list[LocalShape], list[di
                 places[size] = tuple(shapes.setdefault((*alone, one, way.etp), len(shapes)) for one in placements)
         shape_of.append(places)
     return [LocalShape(*fields) for fields in shapes], shape_of
+
+
+def _near(problem: Problem) -> int:
+    """Devices among which links are faster than those of the network. 1 where the axes of a mesh need not fill nodes
+    and domains evenly: ranks that are further from each other may then be better off."""
+    cluster = problem.cluster
+    near = cluster.devices_per_node * cluster.nodes_per_domain
+    return near if near.bit_count() == cluster.world_size.bit_count() == 1 else 1
+
+
+def _stride(way: Draft, axis: str, near: int) -> int:
+    """A number of which the strides along an axis are multiples, in the way's order of axes: the largest one that
+    divides `near`, as further away all are alike."""
+    inner = way.axis_order[way.axis_order.index(axis) + 1 :]
+    return gcd(prod(getattr(way, one) for one in inner), near)
 
 
 def _sizes(ways: Sequence[MeshDrafts]) -> list[tuple[int, ...]]:

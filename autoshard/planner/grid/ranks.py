@@ -139,9 +139,10 @@ def _contents(units: Units, kinds: tuple[int, ...], together: bool) -> ModelCont
 
 def stacked(states: Sequence[State]) -> State:
     """The states of several meshes as one, a row each."""
-    units = zip(*((state.block, state.first, state.last) for state in states), strict=True)
-    block, first, last = map(_held, units)
+    first, last = (_held([getattr(state, end) for state in states]) for end in ("first", "last"))
     kinds = {kind: _held([state.kinds[kind] for state in states]) for kind in states[0].kinds}
+    of_first = all(state.block is next(iter(state.kinds.values()), None) for state in states)
+    block = next(iter(kinds.values())) if of_first else _held([state.block for state in states])
     shares, travels = (
         np.array(flags) for flags in zip(*((state.shares, state.travels) for state in states), strict=True)
     )

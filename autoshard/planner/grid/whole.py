@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.backends.rules import Draft, Problem, blocks_move, ends_may_be_bare
 from autoshard.cost.collectives import CollectiveLaw
-from autoshard.cost.passes import unit_work_s
+from autoshard.cost.passes import block_passes, unit_work_s
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import State
 from autoshard.layout.strategy import Strategy
@@ -273,12 +273,14 @@ class Whole:
         """Forward and backward of one microbatch, gradients added up: (of a block of each kind, of the end on the first
         rank, of that on the last one)."""
         s_per_parameter = accumulation_s_per_parameter(self.problem.training.precision, self.problem.cluster.device)
-        kinds, blocks_s = np.eye(len(self._columns.blocks)), []
-        for kind in kinds:
-            block, first, last, state = self.parts_of(draft, recompute, list(kind))
-            blocks_s.append(unit_work_s(block, state.block, s_per_parameter))
-        ends_s = (unit_work_s(end, unit, s_per_parameter) for end, unit in ((first, state.first), (last, state.last)))
-        return blocks_s, *ends_s
+        _, first, last, state, blocks = self.parts_and_kinds(draft, recompute)
+        units = [state.kinds[kind] for kind in self.problem.blocks.kinds]
+        passes = (block_passes(block, unit) for block, unit in zip(blocks, units, strict=True))
+        first_s, last_s, *blocks_s = (
+            unit_work_s(part, unit, s_per_parameter)
+            for part, unit in zip((first, last, *passes), (state.first, state.last, *units), strict=True)
+        )
+        return blocks_s, first_s, last_s
 
     @property
     def state_columns(self) -> State:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from autoshard.errors import AutoshardError
 from autoshard.files.json_file import read_json
+from autoshard.files.reached import reached
 
 DATA_OPTION = "--data"
 TEXT, JSONL, PARQUET, ARROW = "text", "JSONL", "Parquet", "Arrow"
@@ -45,18 +46,19 @@ def find_files(path: Path, option: str = DATA_OPTION) -> DataFiles:
     If a folder holds JSONL, Parquet or Arrow files, only these are read: a README.md beside them is not data. Links are
     followed. Raises AutoshardError where there is nothing to read, files of two kinds, or a link that leads nowhere.
     """
-    if path.is_file():
-        return DataFiles(SUFFIXES.get(path.suffix.lower(), TEXT), (path,), str(path), option=option)
-    if not path.is_dir():
-        what = "is neither a regular file nor a folder" if path.exists() else "does not exist"
-        raise AutoshardError(f"{option} {path} {what}: give a file or folder of {_known()}")
-    if (path / "dataset_dict.json").is_file():
-        return _saved_dataset(path / _training_split(path, option), option)
-    if (path / "state.json").is_file():
-        return _saved_dataset(path, option)
-    by_suffix: dict[str, list[Path]] = {}
-    for file in _files_in(path, option):
-        by_suffix.setdefault(file.suffix.lower(), []).append(file)
+    with reached(f"{option} {path}"):
+        if path.is_file():
+            return DataFiles(SUFFIXES.get(path.suffix.lower(), TEXT), (path,), str(path), option=option)
+        if not path.is_dir():
+            what = "is neither a regular file nor a folder" if path.exists() else "does not exist"
+            raise AutoshardError(f"{option} {path} {what}: give a file or folder of {_known()}")
+        if (path / "dataset_dict.json").is_file():
+            return _saved_dataset(path / _training_split(path, option), option)
+        if (path / "state.json").is_file():
+            return _saved_dataset(path, option)
+        by_suffix: dict[str, list[Path]] = {}
+        for file in _files_in(path, option):
+            by_suffix.setdefault(file.suffix.lower(), []).append(file)
     kinds = {SUFFIXES[suffix] for suffix in by_suffix if suffix in SUFFIXES}
     tables = sorted(kinds - {TEXT})
     if len(tables) > 1:
