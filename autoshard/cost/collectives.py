@@ -1,6 +1,7 @@
 """Seconds of a collective: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2, prod
@@ -54,25 +55,34 @@ def _group_shape(
     placed = _placed(mesh, node, domain)
     assert set(axes) <= placed.names, f"{axes} are not all axes of {mesh}"
     inside = [(size, step) for name, size, step in placed.axes if name in axes]
-    size, senders = prod([count for count, _ in inside]), min(placed.world_size, node)
-    step = min([step for _, step in inside], default=1)
-    if not placed.fills_nodes:
-        outside = [(size, step) for name, size, step in placed.axes if name not in axes]
-        ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
-        return GroupShape(size, ranks_per_node, nodes, step, span, senders)
+    senders = min(placed.world_size, node)
+    if placed.fills_domains:
+        return _even_shape(tuple(inside), senders, placed.tp, node, domain, chip, layout_rules)
+    outside = [(size, step) for name, size, step in placed.axes if name not in axes]
+    if placed.fills_nodes:
+        shape = _even_shape(tuple(inside), senders, placed.tp, node, 1, chip, layout_rules)
+        near = _unevenly_near(_over_nodes(inside, node), _over_nodes(outside, node), domain)
+        return replace(shape, nodes_per_domain=near)
+    size, step = prod([count for count, _ in inside]), min([step for _, step in inside], default=1)
+    ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
+    return GroupShape(size, ranks_per_node, nodes, step, span, senders)
+
+
+@lru_cache(maxsize=4096)
+def _even_shape(
+    inside: tuple[tuple[int, int], ...], senders: int, tp: int, node: int, domain: int, chip: int, layout_rules: str
+) -> GroupShape:
+    """The shape of groups on a mesh that fills nodes and domains evenly, whatever the other axes are. inside: (size,
+    stride) of the axes of the groups. tp: ranks of tensor parallelism, by which some devices are folded."""
+    size, step = prod([count for count, _ in inside]), min([step for _, step in inside], default=1)
     within = _within(inside, node)
     ranks_per_node = prod([count for count, _ in within])
     span = 1 + sum([(count - 1) * step for count, step in within])
     if ranks_per_node > 1:
-        fold = PLATFORMS[layout_rules].fold(node // chip, node, placed.tp)
+        fold = PLATFORMS[layout_rules].fold(node // chip, node, tp)
         if fold is not None:
             step, span = _around_the_torus(within, fold)
-    over = _over_nodes(inside, node)
-    if placed.fills_domains:
-        near = prod([count for count, _ in _within(over, domain)])
-    else:
-        outside = [(size, step) for name, size, step in placed.axes if name not in axes]
-        near = _unevenly_near(over, _over_nodes(outside, node), domain)
+    near = prod([count for count, _ in _within(_over_nodes(inside, node), domain)])
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
 
@@ -116,7 +126,7 @@ def _placed(mesh: tuple[tuple[str, int], ...], node: int, domain: int) -> _Place
     return _Placed(frozenset(name for name, _ in mesh), tuple(axes), stride, tp, fills_nodes, fills_domains)
 
 
-def _within(axes: list[tuple[int, int]], block: int) -> list[tuple[int, int]]:
+def _within(axes: Sequence[tuple[int, int]], block: int) -> list[tuple[int, int]]:
     """(size, stride) of aligned axes, as far as one block of neighbours reaches."""
     return [(min(size, max(1, block // stride)), stride) for size, stride in axes]
 
@@ -131,7 +141,7 @@ def _around_the_torus(axes: list[tuple[int, int]], fold: Fold) -> tuple[int, int
     return min(gaps), node - max(gaps) + 1
 
 
-def _over_nodes(axes: list[tuple[int, int]], devices_per_node: int) -> list[tuple[int, int]]:
+def _over_nodes(axes: Sequence[tuple[int, int]], devices_per_node: int) -> list[tuple[int, int]]:
     """Aligned axes as nodes see them: (size, stride) in nodes, without those that stay in one."""
     seen = [
         (size, stride // devices_per_node)
