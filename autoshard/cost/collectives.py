@@ -1,6 +1,7 @@
 """Seconds of a collective: latency plus bytes over bandwidth, in a node, between nodes of a domain, then beyond."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2, prod
@@ -37,6 +38,10 @@ class GroupShape:
     nodes_per_domain: int = 1
 
 
+_Axes = tuple[tuple[int, int], ...]
+"""(size, stride) of each axis."""
+
+
 def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluster: Cluster) -> GroupShape:
     """The shape of the groups over `axes`.
 
@@ -53,25 +58,37 @@ def _group_shape(
     """node, chip: devices of one. domain: its nodes."""
     placed = _placed(mesh, node, domain)
     assert set(axes) <= placed.names, f"{axes} are not all axes of {mesh}"
-    inside = [(size, step) for name, size, step in placed.axes if name in axes]
-    size, senders = prod([count for count, _ in inside]), min(placed.world_size, node)
+    inside = tuple([(size, step) for name, size, step in placed.axes if name in axes])
+    senders = min(placed.world_size, node)
+    if placed.fills_domains:
+        return _aligned_shape(inside, None, senders, placed.tp, node, domain, chip, layout_rules)
+    outside = tuple([(size, step) for name, size, step in placed.axes if name not in axes])
+    if placed.fills_nodes:
+        return _aligned_shape(inside, outside, senders, placed.tp, node, domain, chip, layout_rules)
+    ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
     step = min([step for _, step in inside], default=1)
-    if not placed.fills_nodes:
-        outside = [(size, step) for name, size, step in placed.axes if name not in axes]
-        ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
-        return GroupShape(size, ranks_per_node, nodes, step, span, senders)
+    return GroupShape(prod([count for count, _ in inside]), ranks_per_node, nodes, step, span, senders)
+
+
+@lru_cache(maxsize=4096)
+def _aligned_shape(
+    inside: _Axes, outside: _Axes | None, senders: int, tp: int, node: int, domain: int, chip: int, layout_rules: str
+) -> GroupShape:
+    """The shape of groups that fill nodes evenly. inside: (size, stride) of their axes. outside: of the others; None
+    where domains are filled evenly, too. tp: the tensor-parallel degree. The other arguments are those of
+    `_group_shape`."""
+    size, step = prod([count for count, _ in inside]), min([step for _, step in inside], default=1)
     within = _within(inside, node)
     ranks_per_node = prod([count for count, _ in within])
     span = 1 + sum([(count - 1) * step for count, step in within])
     if ranks_per_node > 1:
-        fold = PLATFORMS[layout_rules].fold(node // chip, node, placed.tp)
+        fold = PLATFORMS[layout_rules].fold(node // chip, node, tp)
         if fold is not None:
             step, span = _around_the_torus(within, fold)
     over = _over_nodes(inside, node)
-    if placed.fills_domains:
+    if outside is None:
         near = prod([count for count, _ in _within(over, domain)])
     else:
-        outside = [(size, step) for name, size, step in placed.axes if name not in axes]
         near = _unevenly_near(over, _over_nodes(outside, node), domain)
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
@@ -116,12 +133,12 @@ def _placed(mesh: tuple[tuple[str, int], ...], node: int, domain: int) -> _Place
     return _Placed(frozenset(name for name, _ in mesh), tuple(axes), stride, tp, fills_nodes, fills_domains)
 
 
-def _within(axes: list[tuple[int, int]], block: int) -> list[tuple[int, int]]:
+def _within(axes: Sequence[tuple[int, int]], block: int) -> list[tuple[int, int]]:
     """(size, stride) of aligned axes, as far as one block of neighbours reaches."""
     return [(min(size, max(1, block // stride)), stride) for size, stride in axes]
 
 
-def _around_the_torus(axes: list[tuple[int, int]], fold: Fold) -> tuple[int, int]:
+def _around_the_torus(axes: Sequence[tuple[int, int]], fold: Fold) -> tuple[int, int]:
     """(stride, span) within a node of a group of a folded mesh: the node's last row is the first one's neighbour."""
     node, places = fold.devices_per_node, [0]
     for size, stride in axes:
@@ -131,7 +148,7 @@ def _around_the_torus(axes: list[tuple[int, int]], fold: Fold) -> tuple[int, int
     return min(gaps), node - max(gaps) + 1
 
 
-def _over_nodes(axes: list[tuple[int, int]], devices_per_node: int) -> list[tuple[int, int]]:
+def _over_nodes(axes: Sequence[tuple[int, int]], devices_per_node: int) -> list[tuple[int, int]]:
     """Aligned axes as nodes see them: (size, stride) in nodes, without those that stay in one."""
     seen = [
         (size, stride // devices_per_node)
@@ -142,7 +159,7 @@ def _over_nodes(axes: list[tuple[int, int]], devices_per_node: int) -> list[tupl
     return [(size, stride) for size, stride in seen if size > 1]
 
 
-def _unevenly_near(inside: list[tuple[int, int]], outside: list[tuple[int, int]], domain: int) -> int:
+def _unevenly_near(inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]], domain: int) -> int:
     """Nodes of each group in each of its domains, which are not filled evenly; 1 where groups differ in that. Axes in
     nodes; domain: its nodes."""
     near, domains, _ = _worst_placement(inside, outside, domain)
@@ -159,7 +176,9 @@ def _is_aligned(size: int, stride: int, block: int) -> bool:
     )
 
 
-def _worst_placement(inside: list[tuple[int, int]], outside: list[tuple[int, int]], block: int) -> tuple[int, int, int]:
+def _worst_placement(
+    inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]], block: int
+) -> tuple[int, int, int]:
     """(ranks per node, nodes, span) at their largest over all groups, where nodes cut groups at different places.
 
     block: as in _is_aligned.
