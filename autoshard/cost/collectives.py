@@ -38,6 +38,10 @@ class GroupShape:
     nodes_per_domain: int = 1
 
 
+_Axes = tuple[tuple[int, int], ...]
+"""(size, stride) of each axis."""
+
+
 def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluster: Cluster) -> GroupShape:
     """The shape of the groups over `axes`.
 
@@ -54,26 +58,25 @@ def _group_shape(
     """node, chip: devices of one. domain: its nodes."""
     placed = _placed(mesh, node, domain)
     assert set(axes) <= placed.names, f"{axes} are not all axes of {mesh}"
-    inside = [(size, step) for name, size, step in placed.axes if name in axes]
+    inside = tuple([(size, step) for name, size, step in placed.axes if name in axes])
     senders = min(placed.world_size, node)
     if placed.fills_domains:
-        return _even_shape(tuple(inside), senders, placed.tp, node, domain, chip, layout_rules)
-    outside = [(size, step) for name, size, step in placed.axes if name not in axes]
+        return _aligned_shape(inside, None, senders, placed.tp, node, domain, chip, layout_rules)
+    outside = tuple([(size, step) for name, size, step in placed.axes if name not in axes])
     if placed.fills_nodes:
-        shape = _even_shape(tuple(inside), senders, placed.tp, node, 1, chip, layout_rules)
-        near = _unevenly_near(_over_nodes(inside, node), _over_nodes(outside, node), domain)
-        return replace(shape, nodes_per_domain=near)
-    size, step = prod([count for count, _ in inside]), min([step for _, step in inside], default=1)
+        return _aligned_shape(inside, outside, senders, placed.tp, node, domain, chip, layout_rules)
     ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
-    return GroupShape(size, ranks_per_node, nodes, step, span, senders)
+    step = min([step for _, step in inside], default=1)
+    return GroupShape(prod([count for count, _ in inside]), ranks_per_node, nodes, step, span, senders)
 
 
 @lru_cache(maxsize=4096)
-def _even_shape(
-    inside: tuple[tuple[int, int], ...], senders: int, tp: int, node: int, domain: int, chip: int, layout_rules: str
+def _aligned_shape(
+    inside: _Axes, outside: _Axes | None, senders: int, tp: int, node: int, domain: int, chip: int, layout_rules: str
 ) -> GroupShape:
-    """The shape of groups on a mesh that fills nodes and domains evenly, whatever the other axes are. inside: (size,
-    stride) of the axes of the groups. tp: ranks of tensor parallelism, by which some devices are folded."""
+    """The shape of groups that fill nodes evenly. inside: (size, stride) of their axes. outside: of the others; None
+    where domains are filled evenly, too. tp: the tensor-parallel degree. The other arguments are those of
+    `_group_shape`."""
     size, step = prod([count for count, _ in inside]), min([step for _, step in inside], default=1)
     within = _within(inside, node)
     ranks_per_node = prod([count for count, _ in within])
@@ -82,7 +85,11 @@ def _even_shape(
         fold = PLATFORMS[layout_rules].fold(node // chip, node, tp)
         if fold is not None:
             step, span = _around_the_torus(within, fold)
-    near = prod([count for count, _ in _within(_over_nodes(inside, node), domain)])
+    over = _over_nodes(inside, node)
+    if outside is None:
+        near = prod([count for count, _ in _within(over, domain)])
+    else:
+        near = _unevenly_near(over, _over_nodes(outside, node), domain)
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
 
@@ -131,7 +138,7 @@ def _within(axes: Sequence[tuple[int, int]], block: int) -> list[tuple[int, int]
     return [(min(size, max(1, block // stride)), stride) for size, stride in axes]
 
 
-def _around_the_torus(axes: list[tuple[int, int]], fold: Fold) -> tuple[int, int]:
+def _around_the_torus(axes: Sequence[tuple[int, int]], fold: Fold) -> tuple[int, int]:
     """(stride, span) within a node of a group of a folded mesh: the node's last row is the first one's neighbour."""
     node, places = fold.devices_per_node, [0]
     for size, stride in axes:
@@ -152,7 +159,7 @@ def _over_nodes(axes: Sequence[tuple[int, int]], devices_per_node: int) -> list[
     return [(size, stride) for size, stride in seen if size > 1]
 
 
-def _unevenly_near(inside: list[tuple[int, int]], outside: list[tuple[int, int]], domain: int) -> int:
+def _unevenly_near(inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]], domain: int) -> int:
     """Nodes of each group in each of its domains, which are not filled evenly; 1 where groups differ in that. Axes in
     nodes; domain: its nodes."""
     near, domains, _ = _worst_placement(inside, outside, domain)
@@ -169,7 +176,9 @@ def _is_aligned(size: int, stride: int, block: int) -> bool:
     )
 
 
-def _worst_placement(inside: list[tuple[int, int]], outside: list[tuple[int, int]], block: int) -> tuple[int, int, int]:
+def _worst_placement(
+    inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]], block: int
+) -> tuple[int, int, int]:
     """(ranks per node, nodes, span) at their largest over all groups, where nodes cut groups at different places.
 
     block: as in _is_aligned.

@@ -16,10 +16,12 @@ import pytest
 
 import autoshard
 from autoshard.planner.grid import kind_chunks, kind_paths
+from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts, useful
 from autoshard.planner.grid.kind_pairs import ChunkRoom
 from autoshard.planner.grid.refine import refine
+from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.whole import Priced, Whole
 from tests.unit.kind_models import SETS, random_layout, table_of
 from tests.unit.test_kind_cuts import best_of_all, every_choice, limit_of
@@ -131,6 +133,26 @@ def test_no_path_of_the_fastest_step_is_left_out(seed: int, monkeypatch: pytest.
         if best_s < inf:
             refined = refine([priced.whole], True, limit, best_s * above, lambda: True)
             assert refined.at_least_s <= best_s * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_lead_down_from_a_cut_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    priced, limit, best_s = instance(seed)
+    if np.isinf(best_s):
+        return
+    cuts, moved = TwoChunkCuts(priced.whole, 0, range(len(SETS)), limit, inf), list[list[int]]()
+    fastest = cuts.best().strategy
+    assert fastest is not None
+
+    def noted(cut: Array, fewest: int, most: int) -> Array:
+        moved.append(cut.tolist())
+        return moves(cut, fewest, most)
+
+    monkeypatch.setattr(kind_chunks, "moves", noted)
+    cuts._led_down.clear()
+    for _ in range(3):
+        cuts._descend([np.array(fastest.stage_layers)])
+    assert len(moved) == 1
 
 
 def test_the_fastest_that_is_taken_is_found_behind_a_faster_one_that_is_refused() -> None:

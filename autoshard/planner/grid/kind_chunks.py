@@ -77,6 +77,8 @@ class TwoChunkCuts:
         candidates, _ = whole.cuts(np.full(len(self._sets), draft), self._sets)
         self._candidates = candidates.of_stages(self._pp, 2).T
         self._best_s, self._best_cut, self._best_sets = inf, np.zeros(0, dtype=int), np.zeros(0, dtype=int)
+        self._led_down: set[tuple[int, ...]] = set()
+        """Cuts from which steps led down to where no step helps: they would again."""
 
     def _without(self, costs: Sequence[Costs]) -> tuple[float, list[Array]]:
         """(seconds that no step takes less than, the places of the pairs that a faster one may have, by rank)."""
@@ -299,10 +301,15 @@ class TwoChunkCuts:
         self._candidates = self._candidates[:0]
         if len(tried):
             best: TimedChoice = fastest(self, tried, (inf, tried[0]))
+            passed = list[tuple[int, ...]]()
             for _ in range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0):
                 before_s = best[0]
+                passed.append(tuple(best[1].tolist()))
+                if passed[-1] in self._led_down:
+                    break
                 best = fastest(self, moves(best[1], 1, self._most), best)
                 if best[0] == before_s:
+                    self._led_down.update(passed)
                     break
             if best[0] < self._best_s:
                 self._best_s, self._best_cut = best
