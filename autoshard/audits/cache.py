@@ -1,10 +1,11 @@
-"""Audits that were made before, by plan and by the program that made them."""
+"""Audits that were made before, by plan and by the programs that made them: this one and torch."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 from autoshard.audits.values import RoleAudit
@@ -19,11 +20,18 @@ from autoshard.plugins.version import version_with_plugins
 _MAX_BYTES = 256_000_000
 
 
-def cache_file(plan: Plan, environment: Mapping[str, str] | None = None) -> Path:
-    """In the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
-    variables = os.environ if environment is None else environment
-    folder = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "autoshard" / "audit" / f"{text_digest(plan)[:32]}-{version_with_plugins()}.json"
+def cache_file(plan: Plan, in_place: bool = False) -> Path:
+    """The file in the user's cache folder (XDG_CACHE_HOME, else ~/.cache). in_place: as `audits.run.audit` takes it."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    made_by = f"{version_with_plugins()}-{_torch_version()}{'-in-place' if in_place else ''}"
+    return folder / "autoshard" / "audit" / f"{text_digest(plan)[:32]}-{made_by}.json"
+
+
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def load(path: Path) -> dict[int, RoleAudit]:

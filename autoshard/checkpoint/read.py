@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from autoshard.checkpoint.directory import LocalFolder
 from autoshard.checkpoint.layout import Piece
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, dtypes, shapes
 from autoshard.checkpoint.store import Folder
-from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, parse_header
+from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, StoredTensor, parse_header
 from autoshard.errors import AutoshardError
 
 
@@ -25,6 +25,26 @@ def tensor_key(quantity: str, name: str, box: Box) -> str:
     Its sizes are the tensor's shape.
     """
     return f"{quantity}/{name}@{','.join(map(str, box.offsets))}"
+
+
+def stored_box(
+    path: object, key: str, stored: StoredTensor, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+) -> tuple[str, str, Box]:
+    """(quantity, parameter, box) of a tensor in a file, from its key.
+
+    path: names the file in errors. shapes, dtypes: those of the model, by parameter.
+    Raises AutoshardError for one that the checkpoint's model does not have.
+    """
+    quantity, _, rest = key.partition("/")
+    name, _, at = rest.rpartition("@")
+    shape = shapes.get(name)
+    if quantity not in QUANTITIES or shape is None or stored.dtype != dtypes[name]:
+        raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
+    offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
+    box = Box(offsets, stored.shape)
+    if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
+        raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
+    return quantity, name, box
 
 
 @dataclass(frozen=True)
@@ -96,13 +116,5 @@ class CheckpointReader:
         path, folder = f"{self._folder}/{file}", self._folder
         header = parse_header(path, folder.size(file), lambda start, stop: folder.read(file, start, stop).tobytes())
         for key, stored in header.items():
-            quantity, _, rest = key.partition("/")
-            name, _, at = rest.rpartition("@")
-            shape = self._shapes.get(name)
-            offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
-            if quantity not in QUANTITIES or shape is None or stored.dtype != self.dtypes[name]:
-                raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
-            box = Box(offsets, stored.shape)
-            if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
-                raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
+            quantity, name, box = stored_box(path, key, stored, self._shapes, self.dtypes)
             self._parts.setdefault((quantity, name), []).append(_Part(box, file, stored.offset))

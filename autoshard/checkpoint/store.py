@@ -138,6 +138,11 @@ def folder_name(step: int) -> str:
     return f"step-{step:08}"
 
 
+def rank_file(rank: int) -> str:
+    """The name of the file that a rank writes in a checkpoint."""
+    return f"rank-{rank:05}.safetensors"
+
+
 def is_step(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import autoshard
-from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
 from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
-from autoshard.checkpoint.read import tensor_key
-from autoshard.checkpoint.store import MANIFEST, PLAN
+from autoshard.checkpoint.read import stored_box, tensor_key
+from autoshard.checkpoint.store import MANIFEST, PLAN, rank_file
 from autoshard.checkpoint.tensor_file import read_header
 from autoshard.conversion.dtypes import WIDTHS
 from autoshard.conversion.huggingface import CARRIED, CONFIG, common_dtype
@@ -69,18 +68,9 @@ def _check_sizes(folder: Path, records: Sequence[FileRecord]) -> None:
 def _regions(path: Path, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> list[tuple[str, Region]]:
     regions = []
     for key, stored in read_header(path).items():
-        quantity, _, rest = key.partition("/")
-        name, _, at = rest.rpartition("@")
-        if quantity != _MASTER:
-            continue
-        offsets = tuple(int(one) for one in at.split(",") if one.isdecimal() and len(one) < 19)
-        shape = shapes.get(name)
-        if shape is None or stored.dtype != dtypes[name]:
-            raise AutoshardError(f"{path}: {key[:200]!r} is not a tensor of this checkpoint")
-        box = Box(offsets, stored.shape)
-        if not len(offsets) == len(stored.shape) == len(shape) or box.common(Box((0,) * len(shape), shape)) != box:
-            raise AutoshardError(f"{path}: {key[:200]!r} lies outside the parameter, which is {list(shape)}")
-        regions.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[stored.dtype])))
+        quantity, name, box = stored_box(path, key, stored, shapes, dtypes)
+        if quantity == _MASTER:
+            regions.append((name, Region.of(contiguous(name, box), path, key, stored.offset, WIDTHS[stored.dtype])))
     return regions
 
 
@@ -107,7 +97,7 @@ def checkpoint_files(
         ]
         if tensors:
             typed = {one.name: common_dtype(one, dtypes) for one in tensors}
-            files.append(safetensors_file(Path(f"rank-{rank:05}.safetensors"), tensors, typed, sha256=True))
+            files.append(safetensors_file(Path(rank_file(rank)), tensors, typed, sha256=True))
     return [*files, plain_file(Path(PLAN), plan_to_json(plan).encode()), *carried]
 
 

@@ -111,14 +111,13 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     ):
         raise AutoshardError(f"stages={show(stages)} of audit must be pipeline ranks, such as [0, 7]")
     check_runs(ANYWHERE, plan.training.precision)
-    wanted, file = roles(plan, None if stages is None else tuple(stages)), cache_file(plan)
+    in_place = stages is not None
+    wanted, file = roles(plan, None if stages is None else tuple(stages)), cache_file(plan, in_place)
     by_rank = load(file) if use_cache else {}
     missing = sorted({role.pipeline_rank for role in wanted if role.rank not in by_rank})
     if missing:
         with RoleProgress(sys.stderr) as progress:
-            by_rank |= {
-                one.role.rank: one for one in audited(plan, tuple(missing), progress.update, stages is not None)
-            }
+            by_rank |= {one.role.rank: one for one in audited(plan, tuple(missing), progress.update, in_place)}
         save(file, by_rank)
     return Audit(plan, tuple(by_rank[role.rank] for role in wanted))
 

@@ -36,12 +36,17 @@ WHY_NUMA = (
 )
 
 
+def cores_of_a_device(plan: Plan) -> Variable:
+    """The variable that tells the runtime how many physical cores are one device."""
+    lnc = plan.cluster.lnc
+    return Variable("NEURON_LOGICAL_NC_CONFIG", str(lnc), f"the plan's devices are {lnc} physical cores each")
+
+
 def native_runtime(plan: Plan) -> Iterator[Variable]:
     """Variables of the runtime and of torch. Left out: NEURON_RT_VISIBLE_CORES and NEURON_RT_ROOT_COMM_ID, which the
     process group sets from LOCAL_RANK and MASTER_ADDR [src]; NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS, which 2.32
     removed [release notes, runtime]."""
-    lnc = plan.cluster.lnc
-    yield Variable("NEURON_LOGICAL_NC_CONFIG", str(lnc), f"the plan's devices are {lnc} physical cores each")
+    yield cores_of_a_device(plan)
     yield Variable(
         "NEURON_RT_STOCHASTIC_ROUNDING_EN", "0", "autoshard rounds by itself, with the same bits in every layout"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.jobs.native import native_compiler, native_runtime
+from autoshard.jobs.native import cores_of_a_device, native_compiler, native_runtime
 from autoshard.jobs.options import LaunchOptions
 from autoshard.plans.plan import Plan
 from autoshard.spec.platform import Variable
@@ -42,8 +42,7 @@ def _runtime(plan: Plan) -> Iterator[Variable]:
     name = plan.training.precision.name
     rounding = "1" if name == "bf16_sr" else "0"
     if plan.cluster.platform.has_lnc_choice:
-        lnc = plan.cluster.lnc
-        yield Variable("NEURON_LOGICAL_NC_CONFIG", str(lnc), f"the plan's devices are {lnc} physical cores each")
+        yield cores_of_a_device(plan)
     yield Variable("XLA_USE_BF16", "0", TYPES_STAY)
     yield Variable("XLA_DOWNCAST_BF16", "0", TYPES_STAY)
     yield Variable("NEURON_RT_STOCHASTIC_ROUNDING_EN", rounding, f"precision {name}: rounding to bf16 is random iff 1")

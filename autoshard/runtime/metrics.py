@@ -106,7 +106,7 @@ def has_wandb_key(environment: Mapping[str, str], home: Path, hosts: Collection[
         return True
     given = environment.get("NETRC")
     for file in [Path(given)] if given else [home / ".netrc", home / "_netrc"]:
-        with suppress(OSError, netrc.NetrcParseError):
+        with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
             if any(netrc.netrc(str(file)).authenticators(host) for host in hosts):
                 return True
     return False

@@ -90,6 +90,8 @@ def test_where_a_wandb_key_is_found(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password 0123\n")
     assert has_wandb_key({}, tmp_path, hosts)
     assert not has_wandb_key({}, tmp_path, ["wandb.example.com:8080"])
+    (tmp_path / ".netrc").write_bytes(b"machine caf\xe9 login user password 0123\n")
+    assert not has_wandb_key({}, tmp_path, hosts)
     (tmp_path / ".netrc").write_text("machine\n")
     assert not has_wandb_key({}, tmp_path, hosts)
     (tmp_path / "keys").write_text("machine api.wandb.ai login user password 0123\n")

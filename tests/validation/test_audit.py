@@ -312,11 +312,15 @@ def test_a_plan_that_expects_less_memory() -> None:
     assert not to_dict(p, (found,))["agrees"]
 
 
-def test_results_are_kept_by_plan(tmp_path: Path) -> None:
+def test_results_are_kept_by_plan_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     p, other = plan("tp x dp"), plan("one device")
-    environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    file = cache_file(p, environment)
-    assert file.is_relative_to(tmp_path) and file != cache_file(other, environment)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = cache_file(p)
+    assert file.is_relative_to(tmp_path)
+    assert file not in (cache_file(other), cache_file(p, in_place=True))
+    with monkeypatch.context() as another:
+        another.setattr("importlib.metadata.version", lambda name: "1.0")
+        assert cache_file(p) != file
     found = audited(p)
     assert load(file) == {}
     save(file, {found.role.rank: found})
@@ -343,6 +347,10 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert main(["audit", path, "--stages", "3", "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["agrees"] and [one["role"]["pipeline_rank"] for one in shown["roles"]] == [3]
+    assert main(["audit", path]) == 0  # one may stand for several: what ran in its own place is not taken for that
+    assert "audited 4 of 4" in capsys.readouterr().err
+    assert main(["audit", path]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def audit_under_way(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

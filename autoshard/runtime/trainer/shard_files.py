@@ -12,7 +12,7 @@ import torch
 from autoshard.checkpoint.layout import Shard
 from autoshard.checkpoint.manifest import QUANTITIES, FileRecord, Manifest
 from autoshard.checkpoint.read import CheckpointReader, tensor_key
-from autoshard.checkpoint.store import Folder, Hashed, Store
+from autoshard.checkpoint.store import Folder, Hashed, Store, rank_file
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, TensorBytes, tensor_stream
 from autoshard.errors import AutoshardError
 
@@ -26,11 +26,6 @@ class Loaded:
 
     state: list[tuple[torch.Tensor, ...]]
     bytes_read: int
-
-
-def rank_file(rank: int) -> str:
-    """Name of its file in a checkpoint."""
-    return f"rank-{rank:05}.safetensors"
 
 
 def host_copy(state: State) -> list[tuple[torch.Tensor, ...]]:
