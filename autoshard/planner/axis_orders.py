@@ -25,6 +25,7 @@ from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh
 from autoshard.models.padding import padded_heads
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster
+from autoshard.spec.training import of_any_batch
 
 Order = tuple[str, ...]
 Laws = tuple[float, ...]
@@ -51,14 +52,21 @@ def _is_legal(problem: Problem, draft: Draft, order: Order) -> bool:
     return all(rule.check(problem, draft._replace(axis_order=order)) is None for rule in ORDER_RULES)
 
 
+@lru_cache(maxsize=4096)
+def _legal_orders(problem: Problem, mesh: Draft) -> tuple[Order, ...]:
+    """The orders of a mesh's axes that the rules accept. problem: of any batch and speed."""
+    return tuple(order for order in BACKENDS[problem.backend].axis_orders if _is_legal(problem, mesh, order))
+
+
 def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...]:
     """The orders of axes, other than the draft's own, in which some layout with the draft's degrees may be faster."""
     if not orders_are_free(problem, pins):
         return ()
-    orders = BACKENDS[problem.backend].axis_orders
     if sum(degree > 1 for degree in (draft.tp, draft.pp, draft.dp, draft.cp)) < 2:
         return ()
-    legal = tuple(order for order in orders if _is_legal(problem, draft, order))
+    mesh = Draft(*draft[:5], etp=draft.etp, dp_replicate=draft.dp_replicate)
+    any_speed = at_any_speed(problem.cluster)
+    legal = _legal_orders(problem._replace(training=of_any_batch(problem.training), cluster=any_speed), mesh)
     kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.platform.kv_heads_innermost
     degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, min(kv_heads, draft.tp), kv_inner)
     useful = _useful(links_of(problem.cluster), degrees, legal, draft.dp_replicate, draft.etp)

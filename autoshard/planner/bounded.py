@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import inf, isnan
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autoshard.backends.rules import Problem
 from autoshard.planner.axis_orders import orders_are_free
@@ -14,19 +14,43 @@ from autoshard.planner.layouts import MeshDrafts, Scheduled
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 
+if TYPE_CHECKING:
+    from autoshard.planner.grid.mesh_bounds import Each
+
 AT_ONCE = 1 << 14
 """So many are bounded at once in other orders of axes: more would take tens of MB."""
 
 
 class Bounded(NamedTuple):
     """Layouts of one way to use a mesh, and what each takes at least: seconds of a step in the way's order of axes and
-    in any order, bytes on the fullest rank. by_way: whether any_s is what is known of the whole way, in any memory."""
+    in any order, bytes on the fullest rank. by_way: whether any_s is what is known of the whole way, in any memory.
+    each: finds what is known of the layouts one by one, where that is more."""
 
     own_s: float
     any_s: float
     memory_bytes: float
     layouts: MeshDrafts
     by_way: bool = False
+    each: Callable[[], Each] | None = None
+
+    def such(self, schedules: Sequence[Scheduled]) -> Bounded:
+        """Some of the layouts alone."""
+        return self._replace(layouts=self.layouts._replace(schedules=schedules), each=None)
+
+    def parted(self, below_s: float, in_any_order: bool = False) -> tuple[Bounded | None, Bounded | None]:
+        """(the layouts that may take less than below_s, the others), by what is known of them one by one."""
+        if self.each is None:
+            return self, None
+        each = self.each()
+        may, others = each.parted(below_s, in_any_order)
+        return self._of(each, may) if others else self, self._of(each, others)
+
+    def _of(self, each: Each, places: list[int]) -> Bounded | None:
+        if not places:
+            return None
+        known, schedules = each.take(places), [self.layouts.schedules[place] for place in places]
+        own_s, any_s = float(known.own_s.min()), float(known.any_s.min())
+        return self.such(schedules)._replace(own_s=own_s, any_s=any_s, each=lambda: known)
 
 
 class TooLarge(NamedTuple):
@@ -64,7 +88,7 @@ class LayoutBounds:
             self._problem, asked, self._sets, self._capacity, below_s=below_s, in_any_order=self._any_order
         )
         for place, schedule, own_s, layout_s, needed in zip(*(column.tolist() for column in bounds), strict=True):
-            _, any_s, _, (state_bytes, way, schedules), _ = ways[place]
+            any_s, (state_bytes, way, schedules) = ways[place].any_s, ways[place].layouts
             if own_s < inf:
                 layout = MeshDrafts(state_bytes, way, (schedules[schedule],))
                 by_way = isnan(layout_s)

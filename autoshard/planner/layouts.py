@@ -17,7 +17,7 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import DTYPE_BYTES, Precision
+from autoshard.spec.training import DTYPE_BYTES, Precision, of_any_batch
 
 Scheduled = tuple[str, int, int]
 """(schedule, vpp, microbatch size)."""
@@ -58,8 +58,7 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
     path = precedent(problem, pins) if pins.beaten_path else None
     of_meshes: dict[tuple[int, int], _Legal] = {}
     of_ways: dict[tuple[int, int, int], _Legal] = {}
-    for mesh in meshes(problem, pins):
-        alike, broken = variants(problem, pins, mesh, rules)
+    for mesh, alike, broken in _used_meshes(problem._replace(training=of_any_batch(problem.training)), pins):
         if broken is not None:
             tally.drop(*broken)
             continue
@@ -67,7 +66,7 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
         if of_mesh is None:
             of_mesh = of_meshes[mesh.pp, mesh.dp] = _of_mesh(problem, pins, mesh, rules)
         of_mesh.tell(tally, len(alike) * sets)
-        for way in alike:
+        for state_bytes, way in alike:
             of_way = of_ways.get((way.pp, way.dp, way.zero))
             if of_way is None:
                 of_way = of_ways[way.pp, way.dp, way.zero] = _of_way(way, of_mesh.schedules, rules)
@@ -76,8 +75,26 @@ def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts
             if path is not None:
                 found = _on_path(path, way, found, tally, sets)
             if found:
-                legal.append(MeshDrafts(state_at_least_bytes(problem, way), way, found))
+                legal.append(MeshDrafts(state_bytes, way, found))
     return legal
+
+
+class _UsedMesh(NamedTuple):
+    """A mesh and the legal ways to use it, each with the bytes of its state. broken: as of `variants`."""
+
+    mesh: Draft
+    ways: list[tuple[float, Draft]]
+    broken: tuple[str, str] | None
+
+
+@lru_cache(maxsize=4)
+def _used_meshes(problem: Problem, pins: Pins) -> list[_UsedMesh]:
+    """Every mesh of a problem of any batch: rules on meshes and on ways to use them read none."""
+    rules, found = KnownRules(problem), list[_UsedMesh]()
+    for mesh in meshes(problem, pins):
+        alike, broken = variants(problem, pins, mesh, rules)
+        found.append(_UsedMesh(mesh, [(state_at_least_bytes(problem, way), way) for way in alike], broken))
+    return found
 
 
 class _Legal(NamedTuple):

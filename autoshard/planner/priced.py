@@ -239,19 +239,20 @@ def price_layouts(
     large = [way for way in legal if not exhaustive and way.state_bytes > capacity]
     orders = len(BACKENDS[problem.backend].axis_orders) if orders_are_free(problem, pins) else 1
     few = exhaustive or orders * sum(len(way.schedules) for way in small) <= FEW
-    at_least_s = [(0.0, 0.0)] * len(small)
-    if not few:
-        own, other = ways_at_least_s(problem, small)
-        at_least_s = [*zip(own.tolist(), other.tolist(), strict=True)]
-
     bounds, has_kinds = LayoutBounds(problem, pins), len(problem.blocks.kinds) > 1
     pairs = Pairs(problem, partial(count_priced, tally, capacity)) if has_kinds and not few else None
     sparing = sparing and not has_kinds  # with kinds every turn takes long
     at_first: float = FEW_FIRST if sparing else FIRST
     if few:  # nothing is known of them
         at_first = inf if clock.limit_s == inf else UNBOUNDED
+        ways = [Bounded(0.0, 0.0, 0.0, way) for way in small]
+    else:
+        known = ways_at_least_s(problem, small)
+        of_each = [partial(known.each, place) if sparing else None for place in range(len(small))]
+        columns = known.own_s.tolist(), known.any_s.tolist(), small, of_each
+        ways = [Bounded(own_s, any_s, 0.0, way, each=each) for own_s, any_s, way, each in zip(*columns, strict=True)]
     waiting = Waiting(
-        [Bounded(own_s, any_s, 0.0, way) for (own_s, any_s), way in zip(at_least_s, small, strict=True)],
+        ways,
         (lambda several, below_s: (several, ())) if few else bounds.of_ways,
         lambda ways: _price(problem, pins, ways, tally, exhaustive, pairs),
         lambda: not tally.fitting or clock.in_time(),

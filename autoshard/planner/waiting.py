@@ -136,6 +136,7 @@ class Waiting:
 
     def _of_ways(self, ways: Sequence[Bounded], below_s: float) -> Iterator[Bounded]:
         """The layouts of ways that are not bounded one by one, as far as they may take less in other orders."""
+        ways = [*filter(None, (one.parted(below_s, in_any_order=True)[0] for one in ways))]
         if not ways or self._in_other_orders is None:
             yield from ways
             return
@@ -143,8 +144,7 @@ class Waiting:
         for one, each_s in zip(ways, every, strict=True):
             for schedule, other_s in zip(one.layouts.schedules, each_s, strict=True):
                 if other_s < below_s:
-                    layout = one.layouts._replace(schedules=(schedule,))
-                    yield one._replace(any_s=max(one.any_s, other_s), layouts=layout)
+                    yield one.such((schedule,))._replace(any_s=max(one.any_s, other_s))
 
     def _in_all_orders(self, several: Sequence[Bounded], below_s: float) -> list[Bounded]:
         """The same layouts, those that may take less than below_s in any order by what is known of their ways with
@@ -194,10 +194,7 @@ class Waiting:
         first = several.popleft()
         if self._asked is None:
             return [first]
-        asked, others = (
-            [first._replace(layouts=first.layouts._replace(schedules=part))] if part else []
-            for part in self._asked(first.layouts)
-        )
+        asked, others = ([first.such(part)] if part else [] for part in self._asked(first.layouts))
         aside += others
         return asked
 
@@ -241,7 +238,11 @@ class Waiting:
 
     def _bound(self, ways: Sequence[Bounded], below_s: float) -> None:
         """Bound the layouts of some ways one by one; of those that take no less than below_s anyway not whether they
-        fit."""
+        fit, and not at all where that is known of them: these wait on."""
+        parts = [one.parted(below_s) for one in ways]
+        ways, left = [one for one, _ in parts if one is not None], [one for _, one in parts if one is not None]
+        if left:
+            self._ways = deque(sorted([*left, *self._ways], key=_own_s))
         if ways:
             found, too_large = self._layouts(ways, below_s)
             self.too_large += too_large

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import inf
 from typing import Annotated
 
@@ -219,3 +220,9 @@ class TrainingSpec:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step."""
         return self.sequence_length * self.global_batch_size
+
+
+@lru_cache(maxsize=64)
+def of_any_batch(training: TrainingSpec) -> TrainingSpec:
+    """The training, one for all sizes of the batch."""
+    return replace(training, global_batch_size=1)

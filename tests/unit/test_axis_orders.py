@@ -21,6 +21,7 @@ from autoshard.explanation.describe import describe
 from autoshard.graph.recompute import NO_RECOMPUTE
 from autoshard.layout.mesh import AXIS_ORDER, build_mesh
 from autoshard.models.registry import load_model
+from autoshard.planner import axis_orders
 from autoshard.planner.axis_orders import order_laws, other_orders, undominated
 from autoshard.planner.grid.faster_orders import faster_orders
 from autoshard.planner.grid.table import Table
@@ -76,6 +77,31 @@ def test_a_dropped_order_has_another_that_is_no_worse_in_anything(seed: int) -> 
         assert no_worse
         assert (order in kept) == (no_worse == [order])
     assert AXIS_ORDER in kept or laws[AXIS_ORDER] not in [laws[one] for one in kept]
+
+
+def test_rules_on_orders_are_asked_once_for_all_batches_and_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = TrainingSpec(4096, 64, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-8b"), training, load_cluster("trn1.32xlarge", 3), "torch")
+    draft = Draft(2, 2, 12, 2, 1)
+    asked, check = list[Draft](), axis_orders._is_legal
+
+    def is_legal(problem: Problem, draft: Draft, order: tuple[str, ...]) -> bool:
+        asked.append(draft)
+        return check(problem, draft, order)
+
+    monkeypatch.setattr(axis_orders, "_is_legal", is_legal)
+    axis_orders._legal_orders.cache_clear()
+    other_orders(problem, Pins(), draft)
+    first = len(asked)
+    network = replace(problem.cluster.inter_node, bandwidth_bytes_per_s=1e9)
+    slower = problem._replace(
+        training=replace(training, global_batch_size=128), cluster=replace(problem.cluster, inter_node=network)
+    )
+    found = other_orders(slower, Pins(), draft._replace(microbatch_size=2, zero=3))
+    assert first == len(asked) == len(AXIS_ORDERS)
+    assert set(found) <= {order for order in AXIS_ORDERS if check(slower, draft, order)} < set(AXIS_ORDERS)
+    other_orders(slower._replace(cluster=replace(slower.cluster, nodes=6)), Pins(), draft._replace(dp=24))
+    assert len(asked) == 2 * first
 
 
 def test_orders_of_axes_of_one_rank_are_one() -> None:

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+import numpy as np
 import pytest
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
+from autoshard.planner import layouts
 from autoshard.planner.bounded import Bounded, TooLarge
+from autoshard.planner.grid.mesh_bounds import Each
 from autoshard.planner.grid.refine import promising
 from autoshard.planner.grid.whole import Priced
-from autoshard.planner.layouts import MeshDrafts
+from autoshard.planner.layouts import MeshDrafts, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.ranking import Timed, best_of_each_kind
 from autoshard.planner.rejections import Tally
@@ -171,6 +174,45 @@ def test_where_the_best_is_asked_for_alone_nothing_slower_is_bounded_or_priced()
     assert bounded == priced == [FEW_FIRST, 5]
     waiting.price_more(FEW_FIRST + 5.0)
     assert (bounded[2], priced[2]) == (FIRST, FIRST)
+
+
+def test_layouts_that_are_known_to_be_slower_wait_on_when_others_of_their_way_are_bounded() -> None:
+    """Two ways with layouts that take 1, 2 and 9 seconds in their own order of axes, half as long in others."""
+    schedules = [("1f1b", 1, size) for size in (1, 2, 4)]
+    each = Each(np.array([1.0, 2.0, 9.0]), np.array([0.5, 1.0, 4.5]))
+    ways = [
+        Bounded(1.0, 0.5, 0.0, MeshDrafts(0.0, Draft(tp, 1, 8 // tp, 1, 1), schedules), each=lambda: each)
+        for tp in (1, 2)
+    ]
+    bounded = list[int]()
+
+    def bounds(some: Sequence[Bounded], below_s: float) -> tuple[Sequence[Bounded], Sequence[TooLarge]]:
+        bounded.extend(size for one in some for _, _, size in one.layouts.schedules)
+        return some, ()
+
+    waiting = Waiting(ways, bounds, lambda layouts: [], lambda: True, FEW_FIRST, sparing=True)
+    waiting.price_more(3.0, alone=True)
+    assert bounded == [1, 2, 1, 2] and waiting.left_at_least_s == 9.0
+    assert waiting.rest(lambda draft: 1)[::2] == (2, 9.0)
+    assert [draft.microbatch_size for draft in waiting.left_below(5.0)] == [4, 4]
+    assert not waiting.left_below(4.0)
+    waiting.price_more(inf, alone=True)
+    assert bounded == [1, 2, 1, 2, 4, 4] and waiting.left_at_least_s is None
+
+
+def test_the_ways_to_use_meshes_are_found_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def legal(batch: int) -> tuple[list[MeshDrafts], Tally]:
+        tally = Tally()
+        return legal_layouts(problem_of("mixtral-8x7b", "trn1.32xlarge", 3, batch), Pins(), tally), tally
+
+    def found_anew(batch: int) -> tuple[list[MeshDrafts], Tally]:
+        layouts._used_meshes.cache_clear()
+        return legal(batch)
+
+    anew = {batch: found_anew(batch) for batch in (1, 36, 96)}
+    assert len({len(found) for found, _ in anew.values()}) == len(anew)
+    monkeypatch.setattr(layouts, "meshes", lambda problem, pins: pytest.fail("they were known"))
+    assert {batch: legal(batch) for batch in anew} == anew
 
 
 def test_a_search_for_the_best_alone_prices_few_layouts_and_finds_the_same() -> None:

@@ -100,12 +100,16 @@ def test_no_price_is_below_a_bound(seed: int, pins: Pins) -> None:
     assert (rough_s <= others.step_time_s).all()
     assert (rough_s[rough_s < below_s] == others.step_time_s[rough_s < below_s]).all()
     least: dict[Draft, tuple[float, float, float]] = {}
+    of_each = [of_ways.each(place) for place in range(len(ways))]
+    assert all(of_ways.own_s[place] <= each.own_s.min() for place, each in enumerate(of_each))
+    assert all(of_ways.any_s[place] <= each.any_s.min() for place, each in enumerate(of_each))
     columns = *(column.tolist() for column in bounds), others.step_time_s.tolist()
     for way, schedule, own_s, any_order_s, needed, other_s in zip(*columns, strict=True):
         draft, any_s = ways[way].way.scheduled(*ways[way].schedules[schedule]), min(own_s, other_s)
         assert any_order_s == any_s or isnan(any_order_s)
         assert not isnan(any_order_s) or problem.model.is_moe
-        least[draft] = max(own_s, float(of_ways[0][way])), max(any_s, float(of_ways[1][way])), needed
+        known = of_each[way]
+        least[draft] = max(own_s, float(known.own_s[schedule])), max(any_s, float(known.any_s[schedule])), needed
     assert len(least) == sum(len(way.schedules) for way in ways)
     choose, orders = random.Random(seed), Table(problem, sets)
     sample = choose.sample(sorted(least, key=lambda one: one._replace(etp=one.etp or one.tp)), min(60, len(least)))

@@ -43,10 +43,66 @@ class Bounds(NamedTuple):
     memory_bytes: Array
 
 
-def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array, Array]:
-    """Seconds of a step, by way to use a mesh, as if memory had no limit: (in its order of axes, in any order)."""
-    if not ways:
-        return np.array([]), np.array([])
+class Each(NamedTuple):
+    """Seconds of a step, at least, of each layout of one way, as if memory had no limit: in its order of axes, in any
+    order."""
+
+    own_s: Array
+    any_s: Array
+
+    def parted(self, below_s: float, in_any_order: bool) -> tuple[list[int], list[int]]:
+        """The places of those that may take less than below_s, and of the others."""
+        may = (self.any_s if in_any_order else self.own_s) < below_s
+        return may.nonzero()[0].tolist(), (~may).nonzero()[0].tolist()
+
+    def take(self, places: Sequence[int]) -> Each:
+        """Those at some places."""
+        return Each(self.own_s[places], self.any_s[places])
+
+
+class WaysBounds:
+    """Seconds of a step, at least, of ways to use a mesh and of their layouts, as if memory had no limit.
+
+    own_s, any_s: by way, in its order of axes and in any order. least_s: of layouts, by (row, column of a schedule). A
+    way has one row or more for each size of its microbatches. where: the orders of axes that each row is for. firsts:
+    the first row of each way. columns: by pp, the column of each (schedule, vpp).
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[MeshDrafts],
+        least_s: Array,
+        where: Array,
+        firsts: Array,
+        columns: Mapping[int, Mapping[tuple[str, int], int]],
+    ):
+        self._ways, self._least_s, self._firsts, self._columns = ways, least_s, [*firsts.tolist(), len(where)], columns
+        self._is_own, of_rows = where != ELSEWHERE, least_s.min(1)
+        self.own_s = np.minimum.reduceat(np.where(self._is_own, of_rows, np.inf), firsts)
+        self.any_s = np.minimum.reduceat(of_rows, firsts)
+        self._places: dict[tuple[int, int], tuple[Array, Array]] = {}
+
+    def each(self, place: int) -> Each:
+        """The layouts of one of the ways, in the order of its schedules."""
+        _, way, schedules = self._ways[place]
+        key = way.pp, id(schedules)  # many ways share these
+        if key not in self._places:
+            (sizes,), columns = _sizes(self._ways[place : place + 1]), self._columns[way.pp]
+            of_schedule = [(sizes.index(size), columns[name, vpp]) for name, vpp, size in schedules]
+            size_of, column_of = np.array(of_schedule).T
+            self._places[key] = size_of, column_of
+        size_of, column_of = self._places[key]
+        rows = slice(*self._firsts[place : place + 2])
+        least_s, first_of_size = self._least_s[rows], self._is_own[rows].nonzero()[0]
+        if len(first_of_size) == len(least_s):
+            own_s = least_s[size_of, column_of]
+            return Each(own_s, own_s)
+        any_s = np.minimum.reduceat(least_s, first_of_size)
+        return Each(least_s[first_of_size[size_of], column_of], any_s[size_of, column_of])
+
+
+def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> WaysBounds:
+    """The bounds of some ways to use a mesh, one or more."""
     sizes_of = _sizes(ways)
     shapes, shape_of = _local_shapes(ways, sizes_of, _near(problem))
     parts, numbers = Parts(problem, shapes, (NO_RECOMPUTE,)), _numbers(ways)
@@ -62,16 +118,18 @@ def ways_at_least_s(problem: Problem, ways: Sequence[MeshDrafts]) -> tuple[Array
     families: dict[int, dict[int, Sequence[Scheduled]]] = {}
     for one in ways:
         families.setdefault(one.way.pp, {})[id(one.schedules)] = one.schedules
-    least_s, pp_of = np.full(len(of_way), np.inf), numbers[of_way, 0]
-    for pp, lists in families.items():
+    columns = {
+        pp: {names: column for column, names in enumerate(sorted({one[:2] for each in lists.values() for one in each}))}
+        for pp, lists in families.items()
+    }
+    least_s, pp_of = np.full((len(of_way), max(map(len, columns.values()))), np.inf), numbers[of_way, 0]
+    for pp, of_family in columns.items():
         of_pp = np.flatnonzero(pp_of == pp)
-        columns = shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], where[of_pp] != USUAL
-        rows = Rows(problem, *columns, np.zeros((len(of_pp), 2)))
-        for schedule, vpp in sorted({one[:2] for schedules in lists.values() for one in schedules}):
-            least_s[of_pp] = np.minimum(least_s[of_pp], parts.steps_s(Family(schedule, pp, vpp), rows))
-    firsts = np.cumsum([0, *counts[:-1]])
-    own_s = np.minimum.reduceat(np.where(where == ELSEWHERE, np.inf, least_s), firsts)
-    return own_s, np.minimum.reduceat(least_s, firsts)
+        of_rows = shape[of_pp], size_of[of_pp], numbers[of_way[of_pp]], where[of_pp] != USUAL
+        rows = Rows(problem, *of_rows, np.zeros((len(of_pp), 2)))
+        for (schedule, vpp), column in of_family.items():
+            least_s[of_pp, column] = parts.steps_s(Family(schedule, pp, vpp), rows)
+    return WaysBounds(ways, least_s, where, np.cumsum([0, *counts[:-1]]), columns)
 
 
 def _rows_of(size: int, places: Places, usual: bool) -> Iterator[tuple[int, int, int]]:

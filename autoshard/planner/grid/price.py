@@ -68,24 +68,17 @@ class Family(NamedTuple):
         """By row, whether each rank waits before its first backward, and at the end once more. With one chunk a rank:
         no rank has more forwards before its first backward than 1f1b, so it waits while the first microbatch goes
         through all ranks behind and back. With several: each has one of its last chunk, so it waits for that."""
-        pp, before = self.pp, (self.num_virtual_stages - 1) * self.pp
-        if before:
-            return self._warm_ups_are(m, lambda warm, rank, count: warm > before and count % pp == 0)
-        return self._warm_ups_are(m, lambda warm, rank, count: warm <= pp - rank)
+        return self._such_rows(_waits_for_all, m)
 
     def is_at_once(self, m: Array | int) -> Array | bool:
         """By row, whether all forwards come before all backwards."""
-        return self._warm_ups_are(m, lambda warm, rank, count: warm == count * self.num_virtual_stages)
+        return self._such_rows(_is_at_once, m)
 
-    def _warm_ups_are(self, m: Array | int, such: Callable[[int, int, int], bool]) -> Array | bool:
-        warm_up, pp, vpp = self.rules.warm_up, self.pp, self.num_virtual_stages
-        if warm_up is None or self.rules.weights_apart:
+    def _such_rows(self, such: Callable[[Schedule, int, int, int], bool], m: Array | int) -> Array | bool:
+        rules, pp, vpp = self.rules, self.pp, self.num_virtual_stages
+        if rules.warm_up is None or rules.weights_apart:
             return False
-
-        def all_are(count: int) -> list[int]:
-            return [int(all(such(warm_up(rank, pp, count, vpp), rank, count) for rank in range(pp)))]
-
-        (such_rows,) = by_count(all_are, m)
+        (such_rows,) = by_count(lambda count: [int(such(rules, pp, count, vpp))], m)
         return such_rows > 0
 
     def all_warm_ups(self, m: Array | int) -> Sequence[Array | int]:
@@ -101,6 +94,21 @@ class Family(NamedTuple):
         numbers = by_count(lambda count: [most for of_rank in rank_holds(rules, pp, count, vpp) for most in of_rank], m)
         size = len(RankHolds._fields)
         return [RankHolds(*numbers[begin : begin + size]) for begin in range(0, pp * size, size)]
+
+
+@lru_cache(maxsize=4096)
+def _waits_for_all(rules: Schedule, pp: int, count: int, vpp: int) -> bool:
+    """`Family.waits_for_all` of one number of microbatches."""
+    warm, before = warm_ups(rules, pp, count, vpp), (vpp - 1) * pp
+    if before:
+        return count % pp == 0 and min(warm) > before
+    return all(its <= pp - rank for rank, its in enumerate(warm))
+
+
+@lru_cache(maxsize=4096)
+def _is_at_once(rules: Schedule, pp: int, count: int, vpp: int) -> bool:
+    """`Family.is_at_once` of one number of microbatches."""
+    return min(warm_ups(rules, pp, count, vpp)) == count * vpp
 
 
 class Layouts(NamedTuple):

@@ -27,11 +27,11 @@ from autoshard.cost.zero_sharding import (
 from autoshard.layout.mesh import Mesh
 from autoshard.planner.axis_orders import links_of
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.unit_costs import Units, of_any_batch, unit_programs
+from autoshard.planner.grid.unit_costs import Units, unit_programs
 from autoshard.planner.memo import kept_by_object
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import TrainingSpec
+from autoshard.spec.training import TrainingSpec, of_any_batch
 
 MANY_BLOCKS = 1 << 20
 """So many fill thousands of buckets."""

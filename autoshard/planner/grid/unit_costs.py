@@ -29,7 +29,7 @@ from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.rows import mean, shares
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.training import TrainingSpec
+from autoshard.spec.training import TrainingSpec, of_any_batch
 
 PARTS = ("block", "embedding", "head", "tied")
 """The parts of a model whose blocks are alike. Behind them come blocks of its other kinds."""
@@ -174,12 +174,6 @@ def unit_programs(problem: Problem, shape: LocalShape) -> Units:
 def _whatever_the_hardware(problem: Problem) -> tuple[ModelSpec, TrainingSpec, bool]:
     """All that programs depend on: neither on the batch nor on what devices and links can do."""
     return problem.model, of_any_batch(problem.training), problem.cluster.platform.kv_heads_innermost
-
-
-@lru_cache(maxsize=64)
-def of_any_batch(training: TrainingSpec) -> TrainingSpec:
-    """The training, one for all sizes of the batch."""
-    return replace(training, global_batch_size=1)
 
 
 @lru_cache(maxsize=1024)
