@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import escape
@@ -24,7 +25,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     target = target.absolute()
     check_free(target)
-    written = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+    written = target.with_name(f"{_begin(target)}{os.getpid()}.tmp")
     try:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -43,10 +44,18 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(written, ignore_errors=True)
 
 
+def _begin(target: Path) -> str:
+    """The begin of the names of this machine's temporary folders; only a process and .tmp stand behind it."""
+    return f".{target.name[:100]}.{socket.gethostname()}."
+
+
 def _delete_abandoned(target: Path) -> None:
-    """Delete the temporary folders of earlier conversions to the same target that were ended by kill -9."""
-    for path in target.parent.glob(f".{escape(target.name[:100])}.*.tmp"):
-        process = path.name.split(".")[-2]
+    """Delete the temporary folders of earlier conversions to the same target that were ended by kill -9 on this
+    machine: whether another's process lives cannot be seen from here.
+    """
+    begin = _begin(target)
+    for path in target.parent.glob(f"{escape(begin)}*.tmp"):
+        process = path.name.removeprefix(begin).removesuffix(".tmp")
         if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():
             shutil.rmtree(path, ignore_errors=True)
 

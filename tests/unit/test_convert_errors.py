@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -248,12 +249,13 @@ def test_what_a_killed_conversion_left_goes_with_the_next(tmp_path: Path) -> Non
     hf = huggingface_folder(tmp_path / "hf", LLAMA)
     dead = subprocess.Popen(["true"])
     dead.wait()
-    for name in (f".out.{dead.pid}.tmp", f".out.{os.getppid()}.tmp", f".other.{dead.pid}.tmp"):
+    host = socket.gethostname()
+    stay = {f".out.{host}.{os.getppid()}.tmp", f".other.{host}.{dead.pid}.tmp", f".out.elsewhere.{dead.pid}.tmp"}
+    for name in {f".out.{host}.{dead.pid}.tmp", *stay}:
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").write_text("")
     run(hf, tmp_path / "out")
-    left = {f".out.{os.getppid()}.tmp", f".other.{dead.pid}.tmp", "hf", "out"}
-    assert {one.name for one in tmp_path.iterdir()} == left
+    assert {one.name for one in tmp_path.iterdir()} == {*stay, "hf", "out"}
 
 
 def test_a_source_that_is_cut_off_while_it_is_read(tmp_path: Path) -> None:
