@@ -329,7 +329,7 @@ class Parts:
     def _replays_s(self, state: Array, held: Array, kept: Array, room: Array, more_s: Array) -> Array:
         """Mean seconds that a block replays, at least, by row, whichever sets fit and however blocks are cut.
 
-        Why: as `_fullest_bytes`, with the seconds that a price of memory adds (Lagrange's relaxation). A block is
+        Why: as `BlocksBytes.fullest`, with the seconds that a price of memory adds (Lagrange's relaxation). A block is
         cheapest where most microbatches of it are held or fewest: on the first rank or the last.
 
         kept: by (kind, row, set). room: bytes for blocks, (rank, row). more_s: what a set takes more, (kind, row, set).
