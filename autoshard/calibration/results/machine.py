@@ -55,7 +55,9 @@ FAMILIES = {
 
 POWER_BOUND = {"blackwell": "gb200-186gb"}
 """Family -> the hardware file whose matmul_efficiency is the family's. Of Blackwell a B200 of 1,000 W takes 1.22 times
-as long as a GB200 of 1,200 W for one layout (nemo-docs, FP8), a GB300 of 1,400 W 0.82 times (mbridge, MXFP8)."""
+as long as a GB200 of 1,200 W for one layout (nemo-docs, FP8), a GB300 of 1,400 W 0.82 times (mbridge, MXFP8). Not sure
+of a B200: those results are of NeMo 25.02 and 25.04. Within Megatron-Bridge 25.09 and 25.11 Llama-3-8B takes it 1.01 to
+1.05 times as long on 8 of each, in FP8 and MXFP8 alike [docs/performance-summary-archive.md]; no row here has these."""
 
 
 HOST_LINK = "host_link_bandwidth_bytes_per_s"
