@@ -56,7 +56,7 @@ class Each(NamedTuple):
         return may.nonzero()[0].tolist(), (~may).nonzero()[0].tolist()
 
     def take(self, places: Sequence[int]) -> Each:
-        """Those at some places."""
+        """The bounds at some places."""
         return Each(self.own_s[places], self.any_s[places])
 
 
