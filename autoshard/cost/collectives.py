@@ -93,6 +93,23 @@ def _aligned_shape(
     return GroupShape(size, ranks_per_node, size // ranks_per_node, step, span, senders, near)
 
 
+def possible_shapes(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluster: Cluster) -> set[GroupShape]:
+    """The shapes that groups over `axes` may have where the other axes are cut or ordered otherwise, with as many ranks
+    of them inside and outside of the strides of the groups as in this mesh. Arguments as of `group_shape`.
+
+    Why several: groups look alike only where every axis fills nodes and domains evenly, which other cuts of the same
+    ranks may do, and of those that do not fill them the worst one counts.
+    """
+    node, domain, chip, layout_rules = cluster.places
+    found, placed = {group_shape(mesh, axes, cluster)}, _placed(mesh, node, domain)
+    inside = tuple([(size, step) for name, size, step in placed.axes if name in axes])
+    if not placed.fills_domains and all(_is_aligned(*axis, node) for axis in inside):
+        outside = tuple([(size, step) for name, size, step in placed.axes if name not in axes])
+        aligned = min(placed.world_size, node), placed.tp, node, domain, chip, layout_rules
+        found |= {_aligned_shape(inside, others, *aligned) for others in (None, outside)}
+    return found
+
+
 def ends_shape(mesh: tuple[tuple[str, int], ...], cluster: Cluster) -> GroupShape:
     """The shape of the groups of the first and the last pipeline rank, which share a table. Arguments as of
     `group_shape`."""

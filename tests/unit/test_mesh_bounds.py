@@ -223,6 +223,28 @@ def test_no_cut_and_no_sets_by_stage_are_below_a_bound(seed: int) -> None:
                 assert bounds.step_time_s[0] <= found.step_time_s * (1 + 1e-9), (draft, by_stage)
 
 
+@pytest.mark.parametrize(("instance", "nodes"), [("gb200-186gb", 36), ("trn3-gen2", 10)])
+def test_no_price_is_below_a_bound_where_axes_do_not_fill_nodes(instance: str, nodes: int) -> None:
+    """Groups are placed as badly as the worst of them where axes cut nodes unevenly, and better where others do not."""
+    cluster = load_cluster(instance, nodes)
+    training = TrainingSpec(4096, 8 * cluster.world_size, load_precision("mixed_precision"))
+    problem, sets = Problem(small_model("dbrx", 4), training, cluster, "torch"), ("none",)
+    choose, table, drafts = random.Random(1), Table(problem, sets), list[Draft]()
+    for one in choose.sample(legal_layouts(problem, Pins(), Tally()), 250):
+        draft = one.way.scheduled(*choose.choice(one.schedules))
+        drafts += [
+            draft._replace(axis_order=order) for order in (draft.axis_order, *other_orders(problem, Pins(), draft))
+        ]
+    bounds = bounds_of(problem, drafts, sets, 1e15)
+    for draft in bounds:
+        table.add(draft)
+    for chunk in table.price():
+        rows = range(len(chunk.draft))
+        prices_s = chunk.exact_s([*rows]) if chunk.at_least else chunk.step_time_s
+        for draft, price_s in zip(chunk.draft.tolist(), prices_s.tolist(), strict=True):
+            assert bounds[chunk.whole.drafts.drafts[draft]] <= price_s * (1 + 1e-9)
+
+
 def random_cut(choose: random.Random, layers: int, stages: int) -> tuple[int, ...]:
     """Blocks of each stage; the first and the last may have none."""
     least = [0, *(1 for _ in range(stages - 2)), 0]

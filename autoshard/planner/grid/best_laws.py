@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from autoshard.backends.rules import Problem, divisors
-from autoshard.cost.collectives import CollectiveLaw, GroupShape, collective_law, group_shape
+from autoshard.cost.collectives import CollectiveLaw, GroupShape, collective_law, possible_shapes
 from autoshard.cost.local_shape import LocalShape, stage_mesh
 from autoshard.cost.program import LawOf
 from autoshard.planner.grid.arrays import Array
@@ -77,23 +77,34 @@ def best_law(cluster: Cluster, kind: str, size: int, multiple: int, tp: int, alo
             meshes.append((("pp", world // stride), (name, size), ("cp", stride // tp), ("tp1", tp)))
         if stride % multiple == 0 and world // stride % tp == 0:
             meshes.append((("pp", world // stride // tp), ("tp1", tp), ("dp", size), ("cp", stride)))
-    shapes = {group_shape(mesh, (name,), cluster) for mesh in meshes for name in ("dp", "tp") if name in dict(mesh)}
+    shapes = {
+        shape
+        for mesh in meshes
+        for name in ("dp", "tp")
+        if name in dict(mesh)
+        for shape in possible_shapes(mesh, (name,), cluster)
+    }
     if along_two:
         shapes.update([other for shape in shapes for other in _along_two(shape, cluster)])
-    laws = [collective_law(kind, shape, cluster) for shape in shapes]
-    return CollectiveLaw(
-        min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
-    )
+    return _least(kind, shapes, cluster)
 
 
 @lru_cache(maxsize=4096)
 def placed_law(cluster: Cluster, kind: str, size: int, stride: int, tp: int) -> CollectiveLaw:
-    """The law of groups of this size at this stride, whose ranks lie along one axis or several next to each other.
-    The law is no better where it is known of each axis (`group_shape`). tp: tensor-parallel ranks beside the group."""
+    """The least latency and the least seconds a byte of groups of this size at this stride, whose ranks lie along one
+    axis or several next to each other, whatever the axes beside it are. tp: tensor-parallel ranks beside the group."""
     inner, outer = stride, cluster.world_size // size // stride
     inside = tp if inner % tp == 0 else 1
     mesh = (("pp", outer * inside // tp), ("tp1", tp // inside), ("dp", size), ("cp", inner // inside), ("tp", inside))
-    return collective_law(kind, group_shape(mesh, ("dp",), cluster), cluster)
+    return _least(kind, possible_shapes(mesh, ("dp",), cluster), cluster)
+
+
+def _least(kind: str, shapes: Collection[GroupShape], cluster: Cluster) -> CollectiveLaw:
+    """The least latency and the least seconds a byte of groups of these shapes; 0 where there are none."""
+    laws = [collective_law(kind, shape, cluster) for shape in shapes]
+    return CollectiveLaw(
+        min((law.latency_s for law in laws), default=0.0), min((law.seconds_per_byte for law in laws), default=0.0)
+    )
 
 
 def _along_two(shape: GroupShape, cluster: Cluster) -> Iterator[GroupShape]:

@@ -136,9 +136,11 @@ class Exchanges:
         splits, tp, size = self._splits[shape], self._tp[shape], self._hidden_bytes[shape]
         found = np.zeros(len(shape))
         kinds, cluster = ("all_gather", "reduce_scatter"), self._problem.cluster
-        groups = ((cp * tp, 1, 0), (cp, tp, stride)) if self._shares else ()
-        laws = [best_laws(cluster, kinds, size, beside, strides=strides) for size, beside, strides in groups]
-        for *of_kind, of_tp in zip(*laws, self._tp_laws, strict=True) if self._shares else ():
+        if not self._shares:
+            return found
+        together = best_laws(cluster, kinds, cp * tp, along_two=True)  # others may lie between tp's ranks and cp's
+        apart = best_laws(cluster, kinds, cp, tp, strides=stride)
+        for *of_kind, of_tp in zip(together, apart, self._tp_laws, strict=True):
             together_s, apart_s = (law.time_s(size) for law in of_kind)
             counted_s = CollectiveLaw(of_tp.latency_s[shape], of_tp.seconds_per_byte[shape]).time_s(size) / cp
             found += np.where(splits, np.maximum(together_s - counted_s, 0.0), apart_s)
