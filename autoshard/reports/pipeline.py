@@ -71,7 +71,7 @@ def _together(actions: Sequence[Span]) -> Span:
 
 
 def _seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
-    """What the spans are, in the order of KINDS -> seconds of them all."""
+    """Seconds of some spans by what they are, in the order of KINDS, without those that take none."""
     found = dict.fromkeys(KINDS.values(), 0.0)
     for span in spans:
         for what, seconds in span.parts or ((span.what, span.end_s - span.start_s),):
