@@ -49,7 +49,8 @@ def first_order(problem: Problem, pins: Pins, draft: Draft) -> Order:
 
 
 def _is_legal(problem: Problem, draft: Draft, order: Order) -> bool:
-    return all(rule.check(problem, draft._replace(axis_order=order)) is None for rule in ORDER_RULES)
+    ordered = draft._replace(axis_order=order)
+    return all(rule.check(problem, ordered) is None for rule in ORDER_RULES)
 
 
 @lru_cache(maxsize=4096)

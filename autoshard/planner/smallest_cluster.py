@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from math import inf
@@ -99,7 +98,7 @@ def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
     """
     tried = [Attempt(problem.cluster.nodes)]
     for nodes in filter(problem.cluster.can_have, _sizes(problem.cluster.nodes)):
-        tried.append(_attempt(problem, pins, nodes))
+        tried.append(_of_all(problem, pins, _frugal_attempt(problem, pins, nodes)))
         if tried[-1].strategy is not None:
             break
     else:
@@ -117,9 +116,14 @@ def _smallest(problem: Problem, pins: Pins, sizes: range) -> Attempt | None:
     A search takes long where nothing fits: first, only layouts that mostly hold least are looked at. All layouts are
     searched for on fewer nodes then, of which the most is tried first: where that does not do, none does.
     """
-    found, fewer = _halved(sizes, partial(_frugal_attempt, problem, pins))
-    if fewer and (one := _attempt(problem, pins, fewer[-1])).strategy is not None:
-        found = _halved(fewer[:-1], partial(_attempt, problem, pins))[0] or one
+    frugal = cache(partial(_frugal_attempt, problem, pins))
+    found, fewer = _halved(sizes, frugal)
+
+    def attempt(nodes: int) -> Attempt:
+        return _of_all(problem, pins, frugal(nodes))
+
+    if fewer and (one := attempt(fewer[-1])).strategy is not None:
+        found = _halved(fewer[:-1], attempt)[0] or one
     return found
 
 
@@ -160,9 +164,9 @@ def _not_filled(problem: Problem, pins: Pins) -> str | None:
     return None
 
 
-def _attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
-    """One with the layout that a search finds, where none of those that mostly hold least fits."""
-    one, larger = _frugal_attempt(problem, pins, nodes), _with_nodes(problem, nodes)
+def _of_all(problem: Problem, pins: Pins, one: Attempt) -> Attempt:
+    """The attempt with the layout that a search finds, where none of those that mostly hold least fits."""
+    larger = _with_nodes(problem, one.nodes)
     if one.strategy is not None or _not_filled(larger, pins) is not None:
         return one
     return one._replace(strategy=_searched(larger, pins))
@@ -303,11 +307,10 @@ def _frugal(problem: Problem, pins: Pins) -> Iterator[MeshDrafts]:
 
     def legal(mesh: Draft, schedule: Scheduled) -> Iterator[MeshDrafts]:
         """The legal ways to use a mesh that have room for its state, those that hold least first."""
-        for stage in sorted(zero_stages(problem, pins, mesh), reverse=True):
-            for way in variants(problem, replace(pins, zero=stage), mesh, rules)[0]:
-                state_bytes = state_at_least_bytes(problem, way)
-                if state_bytes <= capacity and rules.sending(way.scheduled(*schedule)) is None:
-                    yield MeshDrafts(state_bytes, way, (schedule,))
+        for way in sorted(variants(problem, pins, mesh, rules)[0], key=lambda way: -way.zero):
+            state_bytes = state_at_least_bytes(problem, way)
+            if state_bytes <= capacity and rules.sending(way.scheduled(*schedule)) is None:
+                yield MeshDrafts(state_bytes, way, (schedule,))
 
     for mesh in meshes(problem, pins, may_be_one):
         schedule = scheduled(mesh.pp, mesh.dp)
