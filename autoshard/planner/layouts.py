@@ -93,7 +93,11 @@ def _used_meshes(problem: Problem, pins: Pins) -> list[_UsedMesh]:
     rules, found = KnownRules(problem), list[_UsedMesh]()
     for mesh in meshes(problem, pins):
         alike, broken = variants(problem, pins, mesh, rules)
-        found.append(_UsedMesh(mesh, [(state_at_least_bytes(problem, way), way) for way in alike], broken))
+        known: dict[tuple[int, int], float] = {}  # ways of one mesh differ in little that decides what a rank holds
+        for way in alike:
+            if (way.zero, way.dp_replicate) not in known:
+                known[way.zero, way.dp_replicate] = state_at_least_bytes(problem, way)
+        found.append(_UsedMesh(mesh, [(known[way.zero, way.dp_replicate], way) for way in alike], broken))
     return found
 
 
