@@ -15,7 +15,7 @@ from autoshard.explanation.flips import Question, flip, winner
 from autoshard.explanation.held_against import held_against
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
-from autoshard.planner.cached_search import Searches
+from autoshard.planner.cached_search import Searches, Start
 from autoshard.planner.choice import passed_over
 from autoshard.planner.no_answer import NothingFits
 from autoshard.plans.differences import loses, term_differences
@@ -182,10 +182,14 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
     return DegreeRow(tp, short_name(best.strategy), seconds, *slower, sure.toss_up, lost, "", but=but)
 
 
-def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
+def flip_row(
+    searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float, start: Start | None = None
+) -> FlipRow:
     """The answer to where the choice flips between now and `furthest` times the quantity. sure: probability with which
-    a layout must fit."""
+    a layout must fit. start: what is known of the plan's problem; by default what `searches` knows."""
     problem, chosen = problem_of(plan), plan.strategy
+    if start is not None:
+        searches = searches.begun(problem, plan.pins, start)
     asked = Question(problem, plan.pins, sure)
     if not quantity.needs_all(furthest):
         asked = asked._replace(among=searches.promising(problem, plan.pins))

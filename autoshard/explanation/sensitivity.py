@@ -25,7 +25,7 @@ from autoshard.explanation.answers import (
 from autoshard.explanation.flips import Winner, same_layout, winner
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.quantities import quantities
-from autoshard.planner.cached_search import OutOfTime, Searches
+from autoshard.planner.cached_search import OutOfTime, Searches, Start
 from autoshard.planner.priced import Clock
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
@@ -36,14 +36,12 @@ OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", 
 
 
 class Question(NamedTuple):
-    """One answer to look for. subject: what it is about; questions on one subject are asked in a row. function: the one
-    of answers.py that answers. asked: its further arguments. apart: whether the answer follows from the plan alone,
-    whatever else was asked; such questions come last, and take the most time."""
+    """One answer to look for, which follows from the plan and this alone. subject: what it is about; questions on one
+    subject are asked in a row. function: the one of answers.py that answers. asked: its further arguments."""
 
     subject: str
     function: Callable[..., Any]
     asked: tuple[Any, ...]
-    apart: bool = False
 
 
 class HelperGone(Exception):
@@ -54,7 +52,7 @@ class Helper(Protocol):
     """A process beside this one that answers questions about a plan, in the order in which it is given them."""
 
     def give(self, question: Question) -> None:
-        """Ask one more question, which is apart."""
+        """Ask one more question."""
 
     def has_answered(self) -> bool:
         """Whether `answer` has something to say, and would not wait for it."""
@@ -68,9 +66,8 @@ AHEAD, ENOUGH = 2, 5
 time where fewer than ENOUGH are left, or this process would wait for it in the end."""
 
 
-class _Apart:
-    """The questions that are apart: this process answers them from the first on, a helper from the last on, until they
-    meet. Mutable."""
+class _Shared:
+    """Questions of which this process answers the first ones and a helper the last ones, until they meet. Mutable."""
 
     def __init__(self, helper: Helper | None):
         self._helper, self._open, self._given = helper, deque[Question](), deque[Question]()
@@ -132,27 +129,25 @@ def answers_so_far(
     searched.
 
     When the clock has run out, nothing more is looked for, and `unanswered` of the last value says what is missing.
-    elsewhere: makes a helper for the questions that are apart; by default there is none.
+    elsewhere: makes a helper; by default there is none.
     """
     if plan.search is None:
         return
-    searches, apart = Searches(clock), _Apart(elsewhere(plan) if elsewhere else None)
+    searches, shared = Searches(clock), _Shared(elsewhere(plan) if elsewhere else None)
     sure = plan.search.fit_probability
-    apart.begin([one for one in _questions(plan, False, sure) if one.apart])
+    shared.begin(of_clusters := [*_on_clusters(plan, sure)])
     try:
         best, refusal = _choice(searches, plan)
     except OutOfTime:
         yield _sensitivity(plan, None, "", [], (OTHER_TP, FLIPS, MORE_NODES, INSTANCES))
         return
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
-    wanted = [*_questions(plan, agrees, sure)]
-    apart.begin([one for one in wanted if one.apart])
-    promising = searches.promising(problem_of(plan), plan.pins) if agrees else None
-    tried = None if promising is None else len(promising)
+    start = searches.start(problem_of(plan), plan.pins) if agrees else None
+    tried = None if start is None or start.promising is None else len(start.promising)
     now = refusal if best is None else short_name(best.strategy)
-    answers, here = apart.answers, deque(one for one in wanted if not one.apart)
-    told = 0
-    while (question := here.popleft() if here else apart.taken()) is not None:
+    shared.begin(on_choice := [*_on_choice(plan, start, sure)])
+    wanted, answers, told = [*on_choice, *of_clusters], shared.answers, 0
+    while (question := shared.taken()) is not None:
         known = [*takewhile(answers.__contains__, wanted)]
         if len(known) > told and known[-1].subject != wanted[len(known)].subject:
             told = len(known)
@@ -161,15 +156,14 @@ def answers_so_far(
         try:
             answers[question] = (question.function(searches, plan, *question.asked),)
         except OutOfTime:
-            apart.finish()
+            shared.finish()
             break
-        apart.go_on()
     unanswered = _subjects([one for one in wanted if not answers.get(one)])
     yield _sensitivity(plan, agrees, now, _rows(answers, wanted), unanswered, tried)
 
 
-def answer_apart(plan: Plan, question: Question, limit_s: float) -> tuple[Any, ...]:
-    """The answer to a question about a plan that is apart, () where it is not found in limit_s seconds."""
+def answer_alone(plan: Plan, question: Question, limit_s: float) -> tuple[Any, ...]:
+    """The answer to a question about a plan, () where it is not found in limit_s seconds."""
     try:
         return (question.function(Searches(Clock(limit_s)), plan, *question.asked),)
     except OutOfTime:
@@ -213,24 +207,29 @@ def _choice(searches: Searches, plan: Plan) -> Winner:
     return winner(searches, problem_of(plan), plan.pins, sure, sparing=False)
 
 
-def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
-    """All questions in the order of the page; those that are apart do not depend on `agrees`, but for flips. Problems
-    with less memory come after those with more, whose prices they reuse."""
+def _on_choice(plan: Plan, start: Start | None, sure: float) -> Iterator[Question]:
+    """The questions on the plan's own cluster, in the order of the page. start: what is known of the plan's problem;
+    None where today's search chooses another layout. Problems with less memory come after those with more, whose
+    prices they reuse."""
     on_cluster = plan.cluster.instance != "cpu"
     for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())) if on_cluster else ():
         if tp != plan.strategy.tp:
             yield Question(OTHER_TP, degree_row, (tp, sure))
-    for quantity in quantities(problem_of(plan)) if agrees else ():
+    for quantity in quantities(problem_of(plan)) if start is not None else ():
         for furthest in (quantity.furthest, 1 / quantity.furthest):
             if quantity.value(furthest) != quantity.now:  # a batch of 1 cannot be halved
-                yield Question(quantity.name, flip_row, (quantity, furthest, sure), quantity.takes_all)
-    if not on_cluster:
+                yield Question(quantity.name, flip_row, (quantity, furthest, sure, start))
+
+
+def _on_clusters(plan: Plan, sure: float) -> Iterator[Question]:
+    """The questions on other clusters, which come last."""
+    if plan.cluster.instance == "cpu":
         return
     counts = dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes))
     for nodes in filter(plan.cluster.can_have, counts):
-        yield Question(MORE_NODES, size_row, (nodes, sure), apart=True)
+        yield Question(MORE_NODES, size_row, (nodes, sure))
     is_priced = plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium
     if is_priced and not has_own_constants(plan):  # the others' constants are the packaged ones
         for name in instances():
             if name != plan.cluster.instance:
-                yield Question(INSTANCES, price_row, (name,), apart=True)
+                yield Question(INSTANCES, price_row, (name,))

@@ -207,9 +207,9 @@ class _Beside:
         self._told = deque[Callable[[], tuple[Any, ...]]]()
 
     def give(self, question: Question) -> None:
-        from autoshard.explanation.sensitivity import answer_apart
+        from autoshard.explanation.sensitivity import answer_alone
 
-        self._told.append(self._pool.begun(answer_apart, self._plan, question, self._clock.left_s))
+        self._told.append(self._pool.begun(answer_alone, self._plan, question, self._clock.left_s))
 
     def has_answered(self) -> bool:
         return self._pool.has_answered()

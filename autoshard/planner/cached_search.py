@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
@@ -27,6 +28,14 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
 from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.search_result import Candidate, Pins
+
+
+class Start(NamedTuple):
+    """The layouts of a problem with which searches of similar ones begin. promising: to look at where it changes a
+    little, None for all. found: those that searches of it found."""
+
+    promising: frozenset[Draft] | None
+    found: tuple[Strategy, ...]
 
 
 class OutOfTime(Exception):
@@ -124,6 +133,19 @@ class Searches:
             self._promising[problem, pins] = promising(self.layouts(problem, pins, sparing=False))
         found = self._promising[problem, pins]
         return None if found is None else found.union(drafts_of(self.remembered(problem, pins)))
+
+    def start(self, problem: Problem, pins: Pins) -> Start:
+        """What is known of a problem by now."""
+        return Start(self.promising(problem, pins), tuple(self.remembered(problem, pins)))
+
+    def begun(self, problem: Problem, pins: Pins, start: Start) -> Searches:
+        """Searches that begin with what `start` knows of a problem and forget in the end what they found: their answers
+        do not depend on what was asked before. Prices are shared."""
+        fresh = Searches(self._clock)
+        fresh._legal, fresh._priced = self._legal, self._priced
+        fresh._found[_layouts_of(problem)] = dict.fromkeys(start.found)
+        fresh._promising[problem, pins] = start.promising
+        return fresh
 
     def layouts(
         self, problem: Problem, pins: Pins, among: frozenset[Draft] | None = None, sparing: bool = True
