@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkProcess, SpawnProcess
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
+from warnings import catch_warnings, simplefilter
 
 from autoshard.errors import AutoshardError
 
@@ -34,14 +35,18 @@ class ProcessGone(AutoshardError):
 class Pool:
     """Starts on entry, ends everything on exit."""
 
-    def __init__(self, processes: int):
+    def __init__(self, processes: int, forks: bool = False):
+        """forks: whether they may be copies of this process, which import nothing anew, where that is safe: on Linux,
+        with no other thread of Python's. Threads of numpy's libraries see to it themselves."""
         self._processes = processes
-        self._workers: dict[Connection, SpawnProcess] = {}
+        self._forks = forks and sys.platform == "linux" and threading.active_count() == 1
+        self._workers: dict[Connection, SpawnProcess | ForkProcess] = {}
 
     def __enter__(self) -> Pool:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork") if self._forks else multiprocessing.get_context("spawn")
         # multiprocessing starts its tracker with the first process and unblocks SIGINT then: start it before.
-        resource_tracker.ensure_running()
+        if not self._forks:
+            resource_tracker.ensure_running()
         # A signal waits until all are started: one that is being started would read half of what it is told. They never
         # hear of Ctrl-C: a terminal tells all of its processes, and each would have its say.
         try:
@@ -51,7 +56,8 @@ class Pool:
                     ours, theirs = context.Pipe()
                     worker = context.Process(target=_answer, args=(theirs,), daemon=True)
                     self._workers[ours] = worker
-                    with _no_main_module():
+                    with _no_main_module(), catch_warnings():
+                        simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts threads of numpy's libraries
                         worker.start()
                     theirs.close()
             finally:
@@ -97,8 +103,17 @@ class Pool:
         except (EOFError, ConnectionError):
             raise ProcessGone("a process of the audit was ended from outside; was there enough memory?") from None
 
+    def has_answered(self) -> bool:
+        """Whether, in a pool of one process, a call has ended whose outcome was not taken, or the process has."""
+        (connection,) = self._workers
+        try:
+            return connection.poll()
+        except (EOFError, ConnectionError):
+            return True
+
     def begun(self, function: Callable[..., Found], *asked: Any) -> Callable[[], Found]:
-        """Begin one call, in a pool of one process; the function that is returned waits for what it gives.
+        """Begin one call more, in a pool of one process; the function that is returned waits for what it gives, and is
+        called in the order of the calls.
 
         That raises what the call raised, and ProcessGone where the process is gone.
         """

@@ -15,7 +15,7 @@ from autoshard.explanation.flips import Question, flip, winner
 from autoshard.explanation.held_against import held_against
 from autoshard.explanation.quantities import Quantity
 from autoshard.layout.strategy import Strategy
-from autoshard.planner.cached_search import Searches
+from autoshard.planner.cached_search import Searches, Start
 from autoshard.planner.choice import passed_over
 from autoshard.planner.no_answer import NothingFits
 from autoshard.plans.differences import loses, term_differences
@@ -110,8 +110,7 @@ class PriceRow:
     price_usd: of one of its nodes for an hour, None where it is not known. break_even_usd: the price of one of its
     nodes for an hour at which a token costs the same on both, the plan's nodes being at their own price.
     own_break_even_usd: the same for a node of the plan, the other instance being at its own price; None where that is
-    not known. like: the instance, with as many devices that do as much, whose promising layouts alone were looked at;
-    '' where all were.
+    not known.
     """
 
     instance: str
@@ -121,7 +120,6 @@ class PriceRow:
     break_even_usd: float
     own_break_even_usd: float | None
     layout: str
-    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,10 +182,14 @@ def degree_row(searches: Searches, plan: Plan, tp: int, fit_probability: float) 
     return DegreeRow(tp, short_name(best.strategy), seconds, *slower, sure.toss_up, lost, "", but=but)
 
 
-def flip_row(searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float) -> FlipRow:
+def flip_row(
+    searches: Searches, plan: Plan, quantity: Quantity, furthest: float, sure: float, start: Start | None = None
+) -> FlipRow:
     """The answer to where the choice flips between now and `furthest` times the quantity. sure: probability with which
-    a layout must fit."""
+    a layout must fit. start: what is known of the plan's problem; by default what `searches` knows."""
     problem, chosen = problem_of(plan), plan.strategy
+    if start is not None:
+        searches = searches.begun(problem, plan.pins, start)
     asked = Question(problem, plan.pins, sure)
     if not quantity.needs_all(furthest):
         asked = asked._replace(among=searches.promising(problem, plan.pins))
@@ -309,20 +311,17 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
     return None if offer is None else _price(plan, price, *offer)
 
 
-def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate, str] | None:
+def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate] | None:
     counts = (nodes * 2**doubling for doubling in range(MOST_DOUBLINGS + 1))
     for count in filter(one_node.can_have, counts):
         cluster = replace(one_node, nodes=count)
-        problem = problem_of(plan)._replace(cluster=cluster)
-        like = searches.alike(problem, Pins())
-        among = None if like is None else searches.promising(like, Pins())
-        best, _ = winner(searches, problem, Pins(), among=among)
+        best, _ = winner(searches, problem_of(plan)._replace(cluster=cluster), Pins())
         if best is not None:
-            return cluster, best, "" if like is None or among is None else like.cluster.instance
+            return cluster, best
     return None
 
 
-def _price(plan: Plan, price: float, cluster: Cluster, best: Candidate, like: str) -> PriceRow:
+def _price(plan: Plan, price: float, cluster: Cluster, best: Candidate) -> PriceRow:
     own_node_tokens = plan.estimate.tokens_per_s / plan.cluster.nodes
     node_tokens = best.estimate.tokens_per_s / cluster.nodes
     theirs = cluster.price_per_node_hour_usd
@@ -334,5 +333,4 @@ def _price(plan: Plan, price: float, cluster: Cluster, best: Candidate, like: st
         price * node_tokens / own_node_tokens,
         None if theirs is None else theirs * own_node_tokens / node_tokens,
         short_name(best.strategy),
-        like,
     )

@@ -76,11 +76,12 @@ def winner(
     pins: Pins,
     sure: float = FIT_PROBABILITY,
     among: frozenset[Draft] | None = None,
+    sparing: bool = True,
 ) -> Winner:
     """The layout that the search takes for a problem. sure: probability with which it must fit. among: the layouts to
-    look at, by default all."""
+    look at, by default all. sparing: as of Searches.best."""
     try:
-        best = searches.best(problem, pins, sure, among)
+        best = searches.best(problem, pins, sure, among, sparing)
         searches.remember(problem, best.strategy)
         return Winner(best, "")
     except AutoshardError as error:
@@ -234,7 +235,7 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
     if quantity.whole:
         return _whole_flip(searches, asked, chosen, quantity, furthest)
     problem, pins, sure, among = asked
-    far, refusal = winner(searches, quantity.scaled(problem, furthest), pins, sure, among)
+    far, refusal = winner(searches, quantity.scaled(problem, furthest), pins, sure, among, sparing=False)
     if far is not None and same_layout(far.strategy, chosen):
         return None
     if among is None:

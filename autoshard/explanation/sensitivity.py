@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.explanation.answers import (
@@ -21,34 +22,92 @@ from autoshard.explanation.answers import (
     size_row,
     usd_per_billion_tokens,
 )
-from autoshard.explanation.flips import same_layout, winner
+from autoshard.explanation.flips import Winner, same_layout, winner
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.quantities import quantities
-from autoshard.planner.cached_search import OutOfTime, Searches
+from autoshard.planner.cached_search import OutOfTime, Searches, Start
 from autoshard.planner.priced import Clock
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
-from autoshard.plans.search_result import Candidate
-from autoshard.spec.cluster import instances, load_cluster
+from autoshard.spec.cluster import instances
 
 OnAnswer = Callable[[int, int], None]
 OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", "more nodes", "other instances"
 
 
 class Question(NamedTuple):
-    """One answer to look for. subject: what it is about; questions on one subject are asked in a row. function: the one
-    of answers.py that answers. asked: its further arguments. apart: whether it needs no other search than the plan's
-    own; such questions come last. They are about half of a torch plan's answers."""
+    """One answer to look for, which follows from the plan and this alone. subject: what it is about; questions on one
+    subject are asked in a row. function: the one of answers.py that answers. asked: its further arguments."""
 
     subject: str
     function: Callable[..., Any]
     asked: tuple[Any, ...]
-    apart: bool = False
 
 
-Elsewhere = Callable[[Plan], Callable[[], tuple[Any, ...]]]
-"""Begins to ask the questions that are apart in another process; what it returns waits for the answers, as many as
-there was time for."""
+class HelperGone(Exception):
+    """Raised by a helper that will answer nothing more."""
+
+
+class Helper(Protocol):
+    """A process beside this one that answers questions about a plan, in the order in which it is given them."""
+
+    def give(self, question: Question) -> None:
+        """Ask one more question."""
+
+    def has_answered(self) -> bool:
+        """Whether `answer` has something to say, and would not wait for it."""
+
+    def answer(self) -> tuple[Any, ...]:
+        """The answer to the first question that has none by now; () where there was no time. Raises HelperGone."""
+
+
+AHEAD, ENOUGH = 2, 5
+"""A helper is given so many questions at a time, so that it has something to do while this process is busy; one at a
+time where fewer than ENOUGH are left, or this process would wait for it in the end."""
+
+
+class _Shared:
+    """Questions of which this process answers the first ones and a helper the last ones, until they meet. Mutable."""
+
+    def __init__(self, helper: Helper | None):
+        self._helper, self._open, self._given = helper, deque[Question](), deque[Question]()
+        self.answers: dict[Question, tuple[Any, ...]] = {}
+
+    def begin(self, questions: Sequence[Question]) -> None:
+        """Have those of these questions answered that are not known yet; they stand before the others."""
+        known = {*self._open, *self._given, *self.answers}
+        self._open.extendleft(one for one in reversed(questions) if one not in known)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Take the answers that the helper has by now, and give it more to do."""
+        while self._helper and self._given and self._helper.has_answered():
+            self._take(self._helper)
+        while self._helper and self._open and len(self._given) < (AHEAD if len(self._open) >= ENOUGH else 1):
+            self._given.append(self._open.pop())
+            self._helper.give(self._given[-1])
+
+    def taken(self) -> Question | None:
+        """A question for this process, None where all are answered: while the helper is at the last ones it waits for
+        these."""
+        self.go_on()
+        while self._helper and self._given and not self._open:
+            self._take(self._helper)
+        return self._open.popleft() if self._open else None
+
+    def _take(self, helper: Helper) -> None:
+        try:
+            self.answers[self._given[0]] = helper.answer()
+            self._given.popleft()
+        except HelperGone:
+            self._helper = None
+            self._open.extend(reversed(self._given))
+            self._given.clear()
+
+    def finish(self) -> None:
+        """Wait for what the helper has begun; nothing else is answered."""
+        self._open.clear()
+        self.taken()
 
 
 def sensitivity(plan: Plan, on_answer: OnAnswer = lambda done, total: None) -> Sensitivity | None:
@@ -64,57 +123,55 @@ def answers_so_far(
     plan: Plan,
     clock: Clock,
     on_answer: OnAnswer = lambda done, total: None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Callable[[Plan], Helper] | None = None,
 ) -> Iterator[Sensitivity]:
     """Yields what is known after each subject; the last value has all answers. Yields nothing for a plan that was not
     searched.
 
     When the clock has run out, nothing more is looked for, and `unanswered` of the last value says what is missing.
-    elsewhere: asks the questions that are apart; by default they come last.
+    elsewhere: makes a helper; by default there is none.
     """
     if plan.search is None:
         return
-    searches, told = Searches(clock), elsewhere(plan) if elsewhere else None
+    searches, shared = Searches(clock), _Shared(elsewhere(plan) if elsewhere else None)
+    sure = plan.search.fit_probability
+    shared.begin(of_clusters := [*_on_clusters(plan, sure)])
     try:
-        sure, best, refusal = _choice(searches, plan)
+        best, refusal = _choice(searches, plan)
     except OutOfTime:
         yield _sensitivity(plan, None, "", [], (OTHER_TP, FLIPS, MORE_NODES, INSTANCES))
         return
     agrees = best is not None and same_layout(best.strategy, plan.strategy)
-    wanted = [*_questions(plan, agrees, sure)]
-    apart = [one for one in wanted if told and one.apart]
-    promising = searches.promising(problem_of(plan), plan.pins) if agrees else None
-    tried = None if promising is None else len(promising)
+    start = searches.start(problem_of(plan), plan.pins) if agrees else None
+    tried = None if start is None or start.promising is None else len(start.promising)
     now = refusal if best is None else short_name(best.strategy)
-    here = wanted[: len(wanted) - len(apart)]
-    rows, unanswered = list[Any](), tuple[str, ...]()
-    for done, (subject, function, asked, _) in enumerate(here):
-        on_answer(done, len(wanted))
-        if done and here[done - 1].subject != subject:
-            yield _sensitivity(plan, agrees, now, rows, _subjects(wanted[done:]), tried)
+    shared.begin(on_choice := [*_on_choice(plan, start, sure)])
+    wanted, answers, told = [*on_choice, *of_clusters], shared.answers, 0
+    while (question := shared.taken()) is not None:
+        known = [*takewhile(answers.__contains__, wanted)]
+        if len(known) > told and known[-1].subject != wanted[len(known)].subject:
+            told = len(known)
+            yield _sensitivity(plan, agrees, now, _rows(answers, known), _subjects(wanted[told:]), tried)
+        on_answer(len(answers), len(wanted))
         try:
-            rows.append(function(searches, plan, *asked))
+            answers[question] = (question.function(searches, plan, *question.asked),)
         except OutOfTime:
-            unanswered = _subjects(here[done:])
+            shared.finish()
             break
-    if told and apart:
-        yield _sensitivity(plan, agrees, now, rows, (*unanswered, *_subjects(apart)), tried)
-        on_answer(len(here), len(wanted))
-        found = told()
-        rows, unanswered = [*rows, *found], (*unanswered, *_subjects(apart[len(found) :]))
-    yield _sensitivity(plan, agrees, now, rows, unanswered, tried)
+    unanswered = _subjects([one for one in wanted if not answers.get(one)])
+    yield _sensitivity(plan, agrees, now, _rows(answers, wanted), unanswered, tried)
 
 
-def answer_apart(plan: Plan, limit_s: float) -> tuple[Any, ...]:
-    """The answers to those questions about a plan that are apart, as many as are found in limit_s seconds."""
-    searches, rows = Searches(Clock(limit_s)), list[Any]()
-    with suppress(OutOfTime):
-        sure, best, _ = _choice(searches, plan)  # instances that are like the plan's start from its search
-        agrees = best is not None and same_layout(best.strategy, plan.strategy)
-        for one in _questions(plan, agrees, sure):
-            if one.apart:
-                rows.append(one.function(searches, plan, *one.asked))
-    return tuple(rows)
+def answer_alone(plan: Plan, question: Question, limit_s: float) -> tuple[Any, ...]:
+    """The answer to a question about a plan, () where it is not found in limit_s seconds."""
+    try:
+        return (question.function(Searches(Clock(limit_s)), plan, *question.asked),)
+    except OutOfTime:
+        return ()
+
+
+def _rows(answers: Mapping[Question, tuple[Any, ...]], questions: Sequence[Question]) -> list[Any]:
+    return [row for one in questions for row in answers.get(one, ())]
 
 
 def _subjects(questions: Sequence[Question]) -> tuple[str, ...]:
@@ -144,31 +201,35 @@ def _sensitivity(
     )
 
 
-def _choice(searches: Searches, plan: Plan) -> tuple[float, Candidate | None, str]:
-    """(probability with which the layout must fit, what today's search takes, why it takes nothing)."""
+def _choice(searches: Searches, plan: Plan) -> Winner:
+    """What today's search takes."""
     sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
-    return sure, *winner(searches, problem_of(plan), plan.pins, sure)
+    return winner(searches, problem_of(plan), plan.pins, sure, sparing=False)
 
 
-def _questions(plan: Plan, agrees: bool, sure: float) -> Iterator[Question]:
-    """All questions in the order of the page. Problems with less memory come after those with more, whose prices they
-    reuse."""
+def _on_choice(plan: Plan, start: Start | None, sure: float) -> Iterator[Question]:
+    """The questions on the plan's own cluster, in the order of the page. start: what is known of the plan's problem;
+    None where today's search chooses another layout. Problems with less memory come after those with more, whose
+    prices they reuse."""
     on_cluster = plan.cluster.instance != "cpu"
     for tp in (2**power for power in range(plan.cluster.devices_per_node.bit_length())) if on_cluster else ():
         if tp != plan.strategy.tp:
             yield Question(OTHER_TP, degree_row, (tp, sure))
-    for quantity in quantities(problem_of(plan)) if agrees else ():
+    for quantity in quantities(problem_of(plan)) if start is not None else ():
         for furthest in (quantity.furthest, 1 / quantity.furthest):
             if quantity.value(furthest) != quantity.now:  # a batch of 1 cannot be halved
-                yield Question(quantity.name, flip_row, (quantity, furthest, sure), quantity.takes_all)
-    if not on_cluster:
+                yield Question(quantity.name, flip_row, (quantity, furthest, sure, start))
+
+
+def _on_clusters(plan: Plan, sure: float) -> Iterator[Question]:
+    """The questions on other clusters, which come last."""
+    if plan.cluster.instance == "cpu":
         return
     counts = dict.fromkeys((plan.cluster.nodes, plan.cluster.nodes + 1, 2 * plan.cluster.nodes))
     for nodes in filter(plan.cluster.can_have, counts):
-        yield Question(MORE_NODES, size_row, (nodes, sure), apart=True)
+        yield Question(MORE_NODES, size_row, (nodes, sure))
     is_priced = plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium
     if is_priced and not has_own_constants(plan):  # the others' constants are the packaged ones
-        # a wide node's promising layouts serve the narrow ones of the same devices
-        for name in sorted(instances(), key=lambda name: -load_cluster(name, 1).devices_per_node):
+        for name in instances():
             if name != plan.cluster.instance:
-                yield Question(INSTANCES, price_row, (name,), apart=True)
+                yield Question(INSTANCES, price_row, (name,))

@@ -167,10 +167,9 @@ def _unanswered(found: Sensitivity, width: int) -> list[Line]:
 
 
 def _offer(one: PriceRow) -> str:
-    among = f", of those that promise most on {one.like}" if one.like else ""
     text = (
         f"{one.instance}, {one.nodes:,} node{'s' if one.nodes > 1 else ''}: ~{format_seconds(one.step_time_s)} a step "
-        f"({one.layout}{among}); a token costs the same as here at ~{one.break_even_usd:,.2f} USD a node and hour"
+        f"({one.layout}); a token costs the same as here at ~{one.break_even_usd:,.2f} USD a node and hour"
     )
     if one.price_usd is None or one.own_break_even_usd is None:
         return f"{text}. The price of its nodes is not known"

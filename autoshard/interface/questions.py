@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from autoshard.backends.rules import Problem
     from autoshard.explanation.answers import Sensitivity
+    from autoshard.explanation.sensitivity import Question
     from autoshard.planner.priced import Clock
     from autoshard.planner.score import Score as Priced
 
@@ -163,8 +165,8 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
 
 def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: int = 1) -> Iterator[Sensitivity]:
     """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
-    line shows the progress in between. processes: with 2, half of the questions are asked in a process beside this
-    one."""
+    line shows the progress in between. processes: with 2, a process beside this one answers some of the
+    questions."""
     from autoshard.explanation.sensitivity import answers_so_far
     from autoshard.planner.priced import Clock
 
@@ -186,7 +188,7 @@ def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: in
         return
     with ExitStack() as beside:
         beside.callback(clear)
-        elsewhere = partial(_in_a_process, beside, clock) if processes > 1 else None
+        elsewhere = partial(_Beside, beside, clock) if processes > 1 else None
         for answers in answers_so_far(plan, clock, on_answer, elsewhere):
             clear()
             if not answers.unanswered:
@@ -194,20 +196,32 @@ def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: in
             yield answers
 
 
-def _in_a_process(beside: ExitStack, clock: Clock, plan: plans.Plan) -> Callable[[], tuple[Any, ...]]:
-    """Ask the questions that are apart in a process beside this one, or here where that is gone. beside: ends it."""
-    from autoshard.audits.pool import Pool, ProcessGone
-    from autoshard.explanation.sensitivity import answer_apart
+class _Beside:
+    """A process that answers questions about a plan; sensitivity.Helper says more. Mutable."""
 
-    told = beside.enter_context(Pool(1)).begun(answer_apart, plan, clock.left_s)
+    def __init__(self, beside: ExitStack, clock: Clock, plan: plans.Plan):
+        """beside: ends the process. clock: of the questions."""
+        from autoshard.audits.pool import Pool
 
-    def answers() -> tuple[Any, ...]:
+        self._pool, self._clock, self._plan = beside.enter_context(Pool(1, forks=True)), clock, plan
+        self._told = deque[Callable[[], tuple[Any, ...]]]()
+
+    def give(self, question: Question) -> None:
+        from autoshard.explanation.sensitivity import answer_alone
+
+        self._told.append(self._pool.begun(answer_alone, self._plan, question, self._clock.left_s))
+
+    def has_answered(self) -> bool:
+        return self._pool.has_answered()
+
+    def answer(self) -> tuple[Any, ...]:
+        from autoshard.audits.pool import ProcessGone
+        from autoshard.explanation.sensitivity import HelperGone
+
         try:
-            return told()
+            return self._told.popleft()()
         except ProcessGone:
-            return answer_apart(plan, clock.left_s)
-
-    return answers
+            raise HelperGone from None
 
 
 def _question(plan: plans.Plan) -> tuple[object, ...]:

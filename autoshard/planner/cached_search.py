@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 from autoshard.backends.rules import Draft, Problem
 from autoshard.cost.estimate import estimate
@@ -29,6 +30,14 @@ from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.search_result import Candidate, Pins
 
 
+class Start(NamedTuple):
+    """The layouts of a problem with which searches of similar ones begin. promising: to look at where it changes a
+    little, None for all. found: those that searches of it found."""
+
+    promising: frozenset[Draft] | None
+    found: tuple[Strategy, ...]
+
+
 class OutOfTime(Exception):
     """Raised where a search was not ended, or not begun, when the clock ran out."""
 
@@ -46,7 +55,6 @@ class Searches:
         self._legal: dict[tuple[object, ...], list[MeshDrafts]] = {}
         self._priced: dict[tuple[Problem, Pins, frozenset[Draft] | None], PricedLayouts] = {}
         self._found: dict[tuple[object, ...], dict[Strategy, None]] = {}
-        self._solved: dict[tuple[Problem, Pins], None] = {}
         self._promising: dict[tuple[Problem, Pins], frozenset[Draft] | None] = {}
 
     @uncollected()
@@ -56,19 +64,19 @@ class Searches:
         pins: Pins,
         fit_probability: float = FIT_PROBABILITY,
         among: frozenset[Draft] | None = None,
+        sparing: bool = True,
     ) -> Candidate:
         """The best layout, the same that `search` finds.
 
         fit_probability: from 0 to 1, how surely the layout is to fit into memory. among: the layouts to look at, in any
-        order of their axes; where none of them fits, and by default, all. Raises what `search` raises, and OutOfTime.
+        order of their axes; where none of them fits, and by default, all. sparing: whether nothing is priced but what
+        may be the best; not so where `promising` is asked next. Raises what `search` raises, and OutOfTime.
         """
         best = None if among is None else self.find(problem, pins, fit_probability, among)
-        best = best or self.find(problem, pins, fit_probability)
+        best = best or self.find(problem, pins, fit_probability, sparing=sparing)
         if best is None:
             model, training, cluster, backend = problem
             return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
-        if among is None:
-            self._solved[problem, pins] = None
         return best
 
     @uncollected()
@@ -78,26 +86,32 @@ class Searches:
         pins: Pins,
         fit_probability: float = FIT_PROBABILITY,
         among: frozenset[Draft] | None = None,
+        sparing: bool = True,
     ) -> Candidate | None:
         """The best layout, as `best` has it; None where no layout fits. Raises AutoshardError where pins contradict
         each other, and OutOfTime."""
-        choice = self._choice(problem, pins, fit_probability, among)
+        choice = self._choice(problem, pins, fit_probability, among, sparing)
         return None if choice is None else _estimated(problem, choice.taken)
 
     @uncollected()
     def fastest(self, problem: Problem, pins: Pins, fit_probability: float = FIT_PROBABILITY) -> Candidate:
         """The fastest layout that fits, whatever `best` puts before its time. Raises what `best` raises."""
-        choice = self._choice(problem, pins, fit_probability, None)
+        choice = self._choice(problem, pins, fit_probability)
         return self.best(problem, pins, fit_probability) if choice is None else _estimated(problem, choice.fastest[0])
 
     def _choice(
-        self, problem: Problem, pins: Pins, fit_probability: float, among: frozenset[Draft] | None
+        self,
+        problem: Problem,
+        pins: Pins,
+        fit_probability: float,
+        among: frozenset[Draft] | None = None,
+        sparing: bool = True,
     ) -> Choice | None:
         check_pins(problem, pins)
         cluster = problem.cluster
         self._check_clock()
         wanted, behind = levels(cluster, fit_probability), 1 + GIVEN_AWAY  # what `simplest_of_equals` looks at
-        choice = choose(self.layouts(problem, pins, among), pins, wanted, self._clock, behind=behind)
+        choice = choose(self.layouts(problem, pins, among, sparing), pins, wanted, self._clock, behind=behind)
         self._check_clock()  # what was chosen in a hurry may not be the best
         if choice is not None:
             self.remember(problem, choice.fastest[0].strategy)  # it may be passed over here and taken elsewhere
@@ -116,34 +130,47 @@ class Searches:
     def promising(self, problem: Problem, pins: Pins) -> frozenset[Draft] | None:
         """The layouts to look at where the problem changes a little, those found so far among them; None for all."""
         if (problem, pins) not in self._promising:
-            self._promising[problem, pins] = promising(self.layouts(problem, pins))
+            self._promising[problem, pins] = promising(self.layouts(problem, pins, sparing=False))
         found = self._promising[problem, pins]
         return None if found is None else found.union(drafts_of(self.remembered(problem, pins)))
 
-    def alike(self, problem: Problem, pins: Pins) -> Problem | None:
-        """A problem for which a layout was found, with as many devices that do as much, no fewer of them a node; None
-        where there is none. Its promising layouts are promising for the other one, where they are legal."""
-        return next((one for one, its in self._solved if its == pins and _is_alike(one, problem)), None)
+    def start(self, problem: Problem, pins: Pins) -> Start:
+        """What is known of a problem by now."""
+        return Start(self.promising(problem, pins), tuple(self.remembered(problem, pins)))
 
-    def layouts(self, problem: Problem, pins: Pins, among: frozenset[Draft] | None = None) -> PricedLayouts:
-        """The prices of every legal layout, or of some alone, each as soon as it may matter."""
+    def begun(self, problem: Problem, pins: Pins, start: Start) -> Searches:
+        """Searches that begin with what `start` knows of a problem and forget in the end what they found: their answers
+        do not depend on what was asked before. Prices are shared."""
+        fresh = Searches(self._clock)
+        fresh._legal, fresh._priced = self._legal, self._priced
+        fresh._found[_layouts_of(problem)] = dict.fromkeys(start.found)
+        fresh._promising[problem, pins] = start.promising
+        return fresh
+
+    def layouts(
+        self, problem: Problem, pins: Pins, among: frozenset[Draft] | None = None, sparing: bool = True
+    ) -> PricedLayouts:
+        """The prices of every legal layout, or of some alone, each as soon as it may matter; not sparing: and of some
+        beside these."""
         device = problem.cluster.device
         any_memory = replace(device, memory_bytes=1 + device.reserved_memory_bytes)
         key = (problem._replace(cluster=replace(problem.cluster, device=any_memory)), pins, among)
         known = self._priced.get(key)
+        if known is not None and not sparing and known.waiting is not None and known.waiting.sparing:
+            known = None
         if known is not None and known.problem.cluster.device.memory_bytes >= device.memory_bytes:
             return known
-        self._priced[key] = layouts = self._price(problem, pins, among)
+        self._priced[key] = layouts = self._price(problem, pins, among, sparing)
         while len(self._priced) > KEPT:
             del self._priced[next(iter(self._priced))]
         return layouts
 
-    def _price(self, problem: Problem, pins: Pins, among: frozenset[Draft] | None) -> PricedLayouts:
+    def _price(self, problem: Problem, pins: Pins, among: frozenset[Draft] | None, sparing: bool) -> PricedLayouts:
         key = (pins, *_layouts_of(problem))
         if key not in self._legal:
             self._legal[key] = legal_layouts(problem, pins, Tally())
         legal = self._legal[key] if among is None else [*_only(self._legal[key], among)]
-        return price_layouts(problem, pins, Tally(), self._clock, legal=legal)
+        return price_layouts(problem, pins, Tally(), self._clock, legal=legal, sparing=sparing)
 
     def _check_clock(self) -> None:
         if not self._clock.in_time():
@@ -160,17 +187,6 @@ def _layouts_of(problem: Problem) -> tuple[object, ...]:
     degrees = (cluster.nodes, cluster.devices_per_node, cluster.devices_per_chip, cluster.lnc)
     reserved_bytes = cluster.device.reserved_memory_bytes
     return (model, training, backend, cluster.instance, cluster.layout_rules, *degrees, reserved_bytes)
-
-
-def _is_alike(one: Problem, other: Problem) -> bool:
-    mine, its = one.cluster, other.cluster
-    devices = (mine.device.memory_bytes, mine.device.flops_per_s), (its.device.memory_bytes, its.device.flops_per_s)
-    return (
-        one._replace(cluster=its) == other
-        and devices[0] == devices[1]
-        and mine.world_size == its.world_size
-        and mine.devices_per_node >= its.devices_per_node
-    )
 
 
 def _only(legal: Iterable[MeshDrafts], among: frozenset[Draft]) -> Iterator[MeshDrafts]:

@@ -73,8 +73,6 @@ def choose(
         behind = inf  # what is taken instead may be further behind
     for level in wanted:
         choice = _choice_at(priced, pins, level, clock, count, behind, graphs)
-        if choice and graphs and behind < inf and graphs.refuses(choice.taken.strategy):
-            choice = _choice_at(priced, pins, level, clock, count, inf, graphs)
         if choice is not None:
             return _settled(choice, path, graphs, sets_by_stage(pins), clock.in_time)
     return None
@@ -95,7 +93,7 @@ def _choice_at(
     fastest, at_least_s, passed = _fastest(priced, pins, *how)
     if not fastest:
         return None
-    if graphs and behind < inf and all(graphs.refuses(one.strategy) for one in fastest):
+    if behind < inf and _none_compiles(fastest, graphs):
         return _choice_at(priced, pins, level, clock, count, inf, graphs)  # what is taken is further behind
     known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
     known_s = min(known_s, behind * fastest[0].step_time_s)
@@ -118,8 +116,15 @@ def _choice_at(
         if simpler:
             fastest = _with(fastest, simpler, priced.problem, pins, count, behind)
             place = simplest_of_equals(priced.problem.cluster, fastest)
+    if behind < inf and _none_compiles(fastest, graphs):
+        return _choice_at(priced, pins, level, clock, count, inf, graphs)  # those that do were left out by now
     every = priced.and_in(others, known_s) if others else priced
     return Choice(level, fastest, place, gap, every)
+
+
+def _none_compiles(fastest: Sequence[Timed], graphs: Compiling | None) -> bool:
+    """Whether each of these has a graph that the compiler is expected to refuse."""
+    return graphs is not None and all(graphs.refuses(one.strategy) for one in fastest)
 
 
 class PassedOver(NamedTuple):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -23,7 +25,15 @@ from autoshard.explanation.answers import FlipRow, Sensitivity, problem_of
 from autoshard.explanation.describe import describe
 from autoshard.explanation.flips import FINE, Question, flip, same_layout, winner
 from autoshard.explanation.quantities import CLOSE, Quantity, quantities
-from autoshard.explanation.sensitivity import _choice, answer_apart, answers_so_far, sensitivity
+from autoshard.explanation.sensitivity import (
+    AHEAD,
+    HelperGone,
+    _choice,
+    answer_alone,
+    answers_so_far,
+    sensitivity,
+)
+from autoshard.explanation.sensitivity import Question as Asked
 from autoshard.explanation.sensitivity_text import flips_by_quantity, unanswered_line
 from autoshard.explanation.text import pieces, render
 from autoshard.interface.questions import answers_of
@@ -364,7 +374,7 @@ def test_a_plan_that_was_to_fit_less_surely_is_found_again() -> None:
     assert "--fit-probability" not in (describe(usual).optimality or "")
     assert (describe(tight).optimality or "").endswith("; of layouts that fit with at least 50 % (--fit-probability)")
     for plan in (usual, tight):
-        _, found, _ = _choice(Searches(), plan)
+        found, _ = _choice(Searches(), plan)
         assert found is not None and same_layout(found.strategy, plan.strategy)
 
 
@@ -372,7 +382,12 @@ class OneByOne(Searches):
     """Each a search of its own."""
 
     def best(
-        self, problem: Problem, pins: Pins, fit_probability: float = 0.9, among: frozenset[Draft] | None = None
+        self,
+        problem: Problem,
+        pins: Pins,
+        fit_probability: float = 0.9,
+        among: frozenset[Draft] | None = None,
+        sparing: bool = True,
     ) -> Candidate:
         model, training, cluster, backend = problem
         return search(model, training, cluster, pins, backend, top=0, fit_probability=fit_probability).best
@@ -406,17 +421,52 @@ def test_a_plan_that_was_not_searched_has_no_flips() -> None:
     assert sensitivity(replace(plan_70b(), search=None)) is None
 
 
-def test_questions_that_are_asked_elsewhere_have_the_same_answers() -> None:
+class Aside:
+    """A helper that answers when somebody waits for it. limit_s: seconds for an answer. answers: how many it gives."""
+
+    def __init__(self, plan: Plan, limit_s: float = INFINITE, answers: float = INFINITE, is_fast: bool = False):
+        self.plan, self.limit_s, self.left, self.is_fast = plan, limit_s, answers, is_fast
+        self.given, self.open = list[Asked](), deque[Asked]()
+
+    def give(self, question: Asked) -> None:
+        self.given.append(question)
+        self.open.append(question)
+
+    def has_answered(self) -> bool:
+        return self.is_fast
+
+    def answer(self) -> tuple[Any, ...]:
+        self.left -= 1
+        if self.left < 0:
+            raise HelperGone
+        return answer_alone(self.plan, self.open.popleft(), self.limit_s)
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_questions_that_a_helper_answers_have_the_same_answers(is_fast: bool) -> None:
     plan = small_plan()
-    quantities_apart = ("batch, sequences", "sequence length, tokens")
-    apart = (*quantities_apart, "more nodes", "other instances")
-    *some, last = answers_so_far(plan, Clock(inf), elsewhere=lambda of: lambda: answer_apart(of, inf))
-    assert last == sensitivity(plan)
-    here = tuple(row for row in last.flips if row.quantity not in quantities_apart)
-    assert some[-1].flips == here and len(here) == len(last.flips) - 4 and not some[-1].sizes
-    assert all(one.unanswered[-4:] == apart for one in some)
-    *_, late = answers_so_far(plan, Clock(inf), elsewhere=lambda of: lambda: answer_apart(of, 0.0))
-    assert late == replace(last, flips=here, sizes=(), prices=(), unanswered=apart)
+    alone = [*answers_so_far(plan, Clock(inf))]
+    helper = Aside(plan, is_fast=is_fast)
+    several = [*answers_so_far(plan, Clock(inf), elsewhere=lambda of: helper)]
+    assert several[-1] == alone[-1]
+    assert {*several} <= {*alone}, "each is of the first questions of the page"
+    given = [one.subject for one in helper.given]
+    assert given[:AHEAD] == ["other instances"] * AHEAD
+    assert (len(given) > AHEAD) == is_fast
+
+
+def test_a_helper_that_is_gone_is_done_without() -> None:
+    plan = small_plan()
+    for answered in (0, 1):
+        *_, last = answers_so_far(plan, Clock(inf), elsewhere=partial(Aside, answers=answered))
+        assert last == sensitivity(plan)
+
+
+def test_what_a_helper_has_no_time_for_is_named() -> None:
+    plan = small_plan()
+    *_, last = answers_so_far(plan, Clock(inf), elsewhere=partial(Aside, limit_s=0.0))
+    assert last.unanswered == ("other instances",)
+    assert last == replace(sensitivity(plan), prices=last.prices, unanswered=last.unanswered)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("ends_early", [False, True])

@@ -30,7 +30,7 @@ from autoshard.explanation.measured import Measured, quantity_text
 from autoshard.explanation.operators import by_block, operator_lines, operator_rows
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint, wrap
-from autoshard.explanation.sensitivity import INSTANCES, _questions
+from autoshard.explanation.sensitivity import INSTANCES, _on_clusters
 from autoshard.explanation.sensitivity_text import degree_lines, size_rows
 from autoshard.explanation.text import render
 from autoshard.explanation.why import why
@@ -74,7 +74,7 @@ def test_what_is_autoshards_own_is_not_said_of_calibrated_constants(tmp_path: Pa
     assert describe(ours).caveat == CAVEAT and sentence not in describe(ours).advice
     assert describe(theirs).caveat == OWN_CAVEAT and sentence in describe(theirs).advice
     assert has_own_constants(replace(plan, cluster=replace(plan.cluster, instance="their-own")))
-    compared = [any(one.subject == INSTANCES for one in _questions(of, False, 0.9)) for of in (ours, theirs)]
+    compared = [any(one.subject == INSTANCES for one in _on_clusters(of, 0.9)) for of in (ours, theirs)]
     assert compared == [True, False]
 
 

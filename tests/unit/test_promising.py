@@ -8,24 +8,29 @@ from typing import Any
 
 import pytest
 
+from autoshard.backends.registry import as_run_by
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
 from autoshard.cost.fit_probability import levels
 from autoshard.explanation import flips
-from autoshard.explanation.answers import PriceRow, flip_row, problem_of
+from autoshard.explanation.answers import flip_row, price_row, problem_of
 from autoshard.explanation.flips import FINE, Question, flip, winner
 from autoshard.explanation.quantities import quantities
 from autoshard.explanation.sensitivity import sensitivity
-from autoshard.explanation.sensitivity_text import flips_heading, price_lines
+from autoshard.explanation.sensitivity_text import flips_heading
 from autoshard.models.registry import load_model
+from autoshard.planner import choice as choices
 from autoshard.planner.cached_search import Searches
 from autoshard.planner.choice import choose, passed_over, taken_of
 from autoshard.planner.priced import Clock
 from autoshard.planner.promising import MANY, drafts_of, promising
+from autoshard.planner.search import search
+from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.names import short_name
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.explain_examples import recipe_plan
 from tests.unit.test_explain_flips import searched_plan, small_plan
 
 
@@ -70,9 +75,9 @@ def test_a_flip_to_a_layout_of_the_beaten_path_is_found_by_three_searches(monkey
     asked = Question(problem, Pins(), among=searches.promising(problem, Pins()))
     probes: list[float] = []
 
-    def winner_of(searches: Searches, scaled: Problem, *how: Any) -> flips.Winner:
+    def winner_of(searches: Searches, scaled: Problem, *how: Any, **named: Any) -> flips.Winner:
         probes.append(scaled.cluster.intra_node[0][1].bandwidth_bytes_per_s)
-        return winner(searches, scaled, *how)
+        return winner(searches, scaled, *how, **named)
 
     monkeypatch.setattr(flips, "winner", winner_of)
     found = flip(searches, asked, chosen, links, 4.0)
@@ -178,28 +183,46 @@ def test_less_memory_needs_no_other_layouts(up: float) -> None:
     assert memory.needs_all(up) == (up > 1)
 
 
-def test_the_same_devices_in_narrower_nodes_are_alike() -> None:
-    searches, pins = Searches(), Pins(tp=4, cp=1)
-
-    def on(instance: str, nodes: int) -> Problem:
-        return problem_70b()._replace(cluster=load_cluster(instance, nodes))
-
-    wide = on("trn2.48xlarge", 4)
-    assert searches.alike(on("trn2.3xlarge", 64), pins) is None
-    searches.best(wide, pins)
-    for instance, nodes in (("trn2.3xlarge", 64), ("trn2u.48xlarge", 4)):
-        assert searches.alike(on(instance, nodes), pins) == wide
-    others = (on("trn2.3xlarge", 32), on("trn3-gen1", 4), wide._replace(backend="torch"))
-    assert [searches.alike(other, pins) for other in others] == [None] * 3
-    assert searches.alike(on("trn2.3xlarge", 64), Pins()) is None
-    searches.best(on("trn2.3xlarge", 64), pins)
-    assert searches.alike(on("trn2.48xlarge", 4), pins) == wide  # never the narrow one
+def test_a_price_is_that_of_all_layouts_of_the_other_instance() -> None:
+    plan = recipe_plan("llama3_8b_trn1_4nodes")
+    row = price_row(Searches(), plan, "trn1n.32xlarge")
+    assert row is not None
+    there = load_cluster("trn1n.32xlarge", row.nodes, sdk=plan.cluster.sdk)
+    best = search(plan.model, plan.training, there, Pins(), plan.backend, top=0).best
+    assert (row.step_time_s, row.layout) == (best.estimate.step_time_s, short_name(best.strategy))
 
 
-def test_a_price_says_whose_layouts_were_looked_at() -> None:
-    row = PriceRow("trn2u.48xlarge", 4, 275.0, None, 56.07, None, "tp=4 pp=16", "trn2.48xlarge")
-    found = sensitivity(small_plan())
-    assert found is not None
-    told = price_lines(replace(found, prices=(row, replace(row, like=""))))[-2:]
-    assert "(tp=4 pp=16, of those that promise most on trn2.48xlarge); a token" in told[0]
-    assert "(tp=4 pp=16); a token" in told[1]
+def test_layouts_that_were_priced_sparingly_do_not_say_which_are_promising() -> None:
+    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    problem = Problem(load_model("llama3-70b"), training, load_cluster("trn1.32xlarge", 16), "torch")
+    searches, other = Searches(), Searches()
+    best = searches.best(problem, Pins())
+    assert best == other.best(problem, Pins(), sparing=False)
+    few, more = (
+        sum(len(chunk.step_time_s) for chunk in one.layouts(problem, Pins()).chunks) for one in (searches, other)
+    )
+    assert 0 < few < more
+    found, alone = searches.promising(problem, Pins()), Searches().promising(problem, Pins())
+    assert found is not None and alone is not None
+    assert found - {*drafts_of([best.strategy])} == alone - {*drafts_of([best.strategy])}
+
+
+def test_where_one_of_the_fastest_compiles_none_are_looked_for_further_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest layout of 70B on four trn3 nodes is expected not to compile, and one that is 0.6 % slower is."""
+    looked: list[float] = []
+    choice_at = choices._choice_at
+
+    def counted(*how: Any) -> choices.Choice | None:
+        looked.append(how[5])
+        return choice_at(*how)
+
+    monkeypatch.setattr(choices, "_choice_at", counted)
+    training = TrainingSpec(8192, 1024, load_precision("mixed_precision"))
+    cluster = as_run_by(load_cluster("trn3-gen1", 4), "torch")
+    problem = Problem(load_model("llama3-70b"), training, cluster, "torch")
+    best = Searches().best(problem, Pins())
+    assert looked == [1 + GIVEN_AWAY]
+    found = search(*problem[:3], Pins(), "torch", top=2)
+    assert best == found.best
+    assert found.fastest is not None
+    assert 1 < best.estimate.step_time_s / estimate(*problem[:3], found.fastest).step_time_s < 1.01
