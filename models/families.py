@@ -85,6 +85,7 @@ _BUILT_IN = {
     "granite": LLAMA,
     "qwen3_next": Family("qwen3_next"),
     "granitemoehybrid": Family("granite_hybrid"),
+    "minimax_m2": Family("minimax_m2"),
     "traced": Family("traced", is_published=False),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

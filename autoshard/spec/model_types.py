@@ -44,6 +44,7 @@ _BUILT_IN = {
     "granite": _Family(_SILU),
     "qwen3_next": _Family(_SILU, (ROUTED, SHARED)),
     "granitemoehybrid": _Family(_SILU, (ROUTED, SHARED)),
+    "minimax_m2": _Family(_SILU, (ROUTED,)),
     TRACED: _Family((TRACED,)),
 }
 """Per model_type. silu stands in a gated MLP (three matrices), gelu in a plain one (two), but for Gemma, whose gate is

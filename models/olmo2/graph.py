@@ -17,12 +17,12 @@ from autoshard.models.llama.graph import (
 )
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "embedding", "head"]
+__all__ = ["block", "embedding", "head", "normalized_attention"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
-    out = _attention(b, model, x, layer, kernel)
+    out = normalized_attention(b, model, x, layer, kernel)
     b.module = "attention_norm"
     out = rms_norm(b, model, f"{prefix}.post_attention_layernorm", out)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
@@ -33,7 +33,9 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.mlp.dropout"))
 
 
-def _attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+def normalized_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append attention whose queries have one norm over all heads, as its keys have, and return the output projection's
+    output. x: [batch, seq, embed]."""
     name = f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, x, HEADS)

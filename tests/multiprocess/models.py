@@ -140,6 +140,16 @@ MODELS["smollm3"] = replace(
 MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
 MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
 MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
+MODELS["minimax m2"] = replace(
+    LLAMA,
+    model_type="minimax_m2",
+    head_dim=16,
+    partial_rotary_factor=0.5,
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    router=Router("sigmoid", "noaux_tc"),
+)
+MODELS["minimax m2, shared heads"] = replace(MODELS["minimax m2"], num_attention_heads=6, num_key_value_heads=2)
 MODELS["granite"] = replace(
     LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)
 )

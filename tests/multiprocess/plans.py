@@ -382,6 +382,23 @@ CASES[2] |= {
 }
 CASES[4] |= {"dbrx ep x tp": ("dbrx", strategy(tp=2, dp=2, ep=2), 2)}
 
+CASES[2] |= {
+    "minimax tp": ("minimax m2", strategy(tp=2, recompute="attention+mlp"), 2),
+    "minimax ep over cp, zigzag ring, ZeRO-3": (
+        "minimax m2",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "minimax tp, no sequence parallel": ("minimax m2, shared heads", strategy(tp=2, sp=False), 2),
+    "minimax pp, uneven, zero bubble": ("minimax m2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "packed documents, minimax, ulysses": ("minimax m2", strategy(cp=2, ep=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "minimax ep x tp": ("minimax m2", strategy(tp=2, dp=2, ep=2), 2),
+    "minimax, norm over padded and replicated heads": ("minimax m2, shared heads", strategy(tp=4, recompute="full"), 2),
+    "minimax, whole experts": ("minimax m2", strategy(tp=4, ep=4, etp=1), 2),
+}
+
 MODELS["glm4 moe, predicting"] = replace(MODELS["glm4 moe"], multi_token_prediction=MultiTokenPrediction())
 CASES[2] |= {
     "predicting, pp, uneven, zero bubble": (
@@ -471,7 +488,7 @@ MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}
 """World size -> layouts of each of LATER_FAMILIES that are tried, the first ones; AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
-    *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
+    *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid", "minimax_m2"),
 )
 
 

@@ -222,6 +222,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_head": 12,
     },
 }
+CONFIGS["minimax m2"] = {
+    **SMALL,
+    "model_type": "minimax_m2",
+    "head_dim": 16,
+    "rotary_dim": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+}
+CONFIGS["minimax m2, whole heads turn"] = {
+    **SMALL,
+    "model_type": "minimax_m2",
+    "head_dim": 8,
+    "num_key_value_heads": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "tie_word_embeddings": True,
+}
 CONFIGS["gemma2"] = {
     **SMALL,
     "model_type": "gemma2",

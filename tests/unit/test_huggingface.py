@@ -84,7 +84,7 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
-    if model.model_type == "olmo2":  # a norm of all heads' queries and one of their keys
+    if model.model_type in ("olmo2", "minimax_m2"):  # a norm of all heads' queries and one of their keys
         attention += queries + keys
     if model.model_type == "qwen3_next":  # a gate beside each query, and the norms of a head
         attention += hidden * queries + 2 * model.head_dim
@@ -177,6 +177,7 @@ def recurrence(model: ModelSpec) -> int:
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),
+        ("minimax-m2", 228_689_748_992),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:
