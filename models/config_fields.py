@@ -86,6 +86,12 @@ class Config:
             check_choice(self.name, key, word, known)
         return tuple(value)
 
+    def only(self, key: str, known: object) -> None:
+        """Raises AutoshardError for another value of a key than the only one that the family's graph stands for, which
+        is also what the key means where it is absent."""
+        if (value := self.value(key, known)) != known:
+            raise AutoshardError(f"{key}={show(value)} of {self.name} is not supported; {known} is")
+
     def window(self, default: int | None) -> Any:
         """The sliding_window: null means none, and only an absent key the default."""
         return self._config.get("sliding_window", default)

@@ -43,7 +43,8 @@ class Family:
     @cached_property
     def weights(self) -> ModuleType | None:
         """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint, and
-        where there are such LEFT_OUT, prefixes of tensors that are not read; None if no such checkpoint is known."""
+        where there are such `fused_block`, of checkpoints with all experts of a block in one tensor, and LEFT_OUT,
+        prefixes of tensors that are not read; None if no such checkpoint is known."""
         return self._module("weights") if self.is_published and self.folder else None
 
     @property
@@ -59,7 +60,7 @@ class Family:
 
 
 LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
-GEMMA = Family("gemma")
+GEMMA, QWEN_NEXT = Family("gemma"), Family("qwen3_next")
 _BUILT_IN = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -83,8 +84,10 @@ _BUILT_IN = {
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2"),
     "granite": LLAMA,
-    "qwen3_next": Family("qwen3_next"),
+    "qwen3_next": QWEN_NEXT,
     "granitemoehybrid": Family("granite_hybrid"),
+    "qwen3_5_text": QWEN_NEXT,
+    "qwen3_5_moe_text": QWEN_NEXT,
     "minimax_m2": Family("minimax_m2"),
     "traced": Family("traced", is_published=False),
 }

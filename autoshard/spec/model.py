@@ -21,6 +21,7 @@ from autoshard.spec.model_types import (
     FULL_ATTENTION,
     GEMMA_MODEL_TYPES,
     MOST_REPEATED,
+    QWEN_NEXT_MODEL_TYPES,
     RECURRENT,
     ROPE,
     SLIDING_ATTENTION,
@@ -46,8 +47,8 @@ class ModelSpec:
         | kimi_k2 (latent attention) | glm4_moe | minimax_m2 (a mixture with norms over all heads) | gpt2 (LayerNorm,
         learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 | gemma3_text (RMSNorm
         around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) | llama4_text (chunks, blocks
-        without positions, a shared expert) | dbrx (a mixture with LayerNorm) | qwen3_next (gated delta rule) |
-        granitemoehybrid (Mamba-2) | traced (a user's own module).
+        without positions, a shared expert) | dbrx (a mixture with LayerNorm) | qwen3_next | qwen3_5_text |
+        qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -245,12 +246,13 @@ class ModelSpec:
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        return self.model_type in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text") or self.use_qk_norm
+        normalized = ("qwen3", "qwen3_moe", *QWEN_NEXT_MODEL_TYPES, "gemma3_text")
+        return self.model_type in normalized or self.use_qk_norm
 
     @property
     def has_unit_offset(self) -> bool:
         """Whether RMS norms multiply by 1 plus their weight."""
-        return self.model_type == "qwen3_next" or self.is_gemma
+        return self.model_type in QWEN_NEXT_MODEL_TYPES or self.is_gemma
 
     @property
     def normalizes_all_heads(self) -> bool:

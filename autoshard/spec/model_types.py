@@ -44,6 +44,8 @@ _BUILT_IN = {
     "granite": _Family(_SILU),
     "qwen3_next": _Family(_SILU, (ROUTED, SHARED)),
     "granitemoehybrid": _Family(_SILU, (ROUTED, SHARED)),
+    "qwen3_5_text": _Family(_SILU),
+    "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
     "minimax_m2": _Family(_SILU, (ROUTED,)),
     TRACED: _Family((TRACED,)),
 }
@@ -69,6 +71,7 @@ MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 MOE_MODEL_TYPES = tuple(name for name in EXPERTS if ROUTED in EXPERTS[name])
 SHARED_EXPERT_MODEL_TYPES = tuple(name for name in EXPERTS if SHARED in EXPERTS[name])
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
+QWEN_NEXT_MODEL_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe")
 """Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the

@@ -78,9 +78,8 @@ def experts(config: Config, first_dense: int, shared: int) -> dict[str, Any]:
 
 def corrected_router(config: Config, n_group: int, topk_group: int, scaling: float) -> dict[str, Any]:
     """The fields of DeepSeek-V3's router, with the values that its keys have where they are absent."""
-    for key, known in (("scoring_func", "sigmoid"), ("topk_method", CORRECTED)):
-        if (value := config.value(key, known)) != known:
-            raise AutoshardError(f"{key}={show(value)} of {config.name} is not supported; {known} is")
+    config.only("scoring_func", "sigmoid")
+    config.only("topk_method", CORRECTED)
     router = Router(
         scoring_func="sigmoid",
         topk_method=CORRECTED,

@@ -29,8 +29,12 @@ def token_embedding(b: GraphBuilder, name: str, ids: str) -> str:
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    return mlp(b, model, attention(b, model, x, layer, kernel), layer)
+
+
+def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
+    """Append norm, MLP and residual, and return the sum's name. x: [batch, seq, embed]. layer: place of the block."""
     prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"

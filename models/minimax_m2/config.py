@@ -29,8 +29,7 @@ FULL = 1
 
 def read(config: Config, model_type: str) -> ModelSpec:
     for key, known in ALONE.items():
-        if (value := config.value(key, known)) != known:
-            raise AutoshardError(f"{key}={show(value)} of {config.name} is not supported; {known} is")
+        config.only(key, known)
     if (window := config.window(None)) is not None:
         raise AutoshardError(f"sliding_window={show(window)} of {config.name} is not supported; null is")
     kinds = config.value("attn_type_list", [FULL])

@@ -164,6 +164,16 @@ MODELS["qwen3 next"] = replace(
     linear_attention=LINEAR,
 )
 MODELS["linear attention, 3 heads"] = replace(MODELS["qwen3 next"], linear_attention=LinearAttention(3, 6, 8, 12, 4))
+MODELS["qwen3.5"] = replace(
+    LLAMA,
+    model_type="qwen3_5_text",
+    num_key_value_heads=2,
+    head_dim=16,
+    partial_rotary_factor=0.25,
+    layer_types=("linear_attention", "full_attention") * 2,
+    linear_attention=LINEAR,
+)
+MODELS["qwen3.5 moe"] = replace(MODELS["qwen3 next"], model_type="qwen3_5_moe_text", norm_topk_prob=True)
 MODELS["granite hybrid"] = replace(
     MODELS["granite"],
     model_type="granitemoehybrid",

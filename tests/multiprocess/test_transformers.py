@@ -82,6 +82,7 @@ LINEAR = {
     "full_attention_interval": 2,
     "shared_expert_intermediate_size": 48,
 }
+MIXTURE = {key: value for key, value in {**SMALL, **EXPERTS}.items() if key != "intermediate_size"}
 STATE_SPACE = {
     **MULTIPLIERS,
     "num_local_experts": 4,
@@ -201,6 +202,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "linear_attention"],
         "mlp_only_layers": [1],
         "linear_num_value_heads": 4,
+    },
+    "qwen3.5": {
+        **SMALL,
+        **LINEAR,
+        "model_type": "qwen3_5_text",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_interleaved": True,
+            "mrope_section": [2, 1, 1],
+        },
+    },
+    "qwen3.5 moe": {**MIXTURE, **LINEAR, "model_type": "qwen3_5_moe_text"},
+    "qwen3.5 moe, attention alone": {
+        **MIXTURE,
+        **LINEAR,
+        "model_type": "qwen3_5_moe_text",
+        "layer_types": ["full_attention"] * 2,
+        "tie_word_embeddings": True,
     },
     "granite hybrid": {**SMALL, **STATE_SPACE, "model_type": "granitemoehybrid"},
     "granite hybrid, groups": {**SMALL, **STATE_SPACE, "model_type": "granitemoehybrid", "mamba_n_groups": 4},

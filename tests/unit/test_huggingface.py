@@ -86,7 +86,11 @@ def parameters(model: ModelSpec) -> int:
         attention += 2 * model.head_dim
     if model.model_type in ("olmo2", "minimax_m2"):  # a norm of all heads' queries and one of their keys
         attention += queries + keys
-    if model.model_type == "qwen3_next":  # a gate beside each query, and the norms of a head
+    if model.model_type in (
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+    ):  # a gate beside each query, and the norms of a head
         attention += hidden * queries + 2 * model.head_dim
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
@@ -178,6 +182,9 @@ def recurrence(model: ModelSpec) -> int:
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),
         ("minimax-m2", 228_689_748_992),
+        ("qwen3.5-27b", 26_895_998_464),
+        ("qwen3.5-35b-a3b", 34_660_610_688),
+        ("qwen3.5-397b-a17b", 396_346_350_336),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MODEL_TYPES
 from autoshard.spec.router import Router
+from tests.multiprocess.models import MODELS
+from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
 
 SIZES: dict[str, Any] = {
     "hidden_size": 4096,
@@ -39,9 +46,65 @@ def test_what_a_minimax_config_leaves_out() -> None:
     assert (newer.rotary_dim, newer.rope_theta) == (32, 1e4)
 
 
+def test_what_a_qwen3_5_config_leaves_out() -> None:
+    dense = read("qwen3_5_text")
+    assert (dense.num_key_value_heads, dense.head_dim, dense.rotary_dim) == (4, 256, 64)
+    assert dense.layer_types == ("linear_attention",) * 3 + ("full_attention",)
+    assert (dense.normalizes_heads, dense.has_unit_offset, dense.is_moe) == (True, True, False)
+    assert from_config(to_config(dense), "m") == dense
+    mixture = read("qwen3_5_moe_text", moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8)
+    assert (mixture.num_key_value_heads, mixture.intermediate_size, mixture.norm_topk_prob) == (2, 512, True)
+    assert mixture.shared_expert_intermediate_size == 512
+    assert from_config(to_config(mixture), "m") == mixture
+    balanced = {"output_router_logits": True, "router_aux_loss_coef": 0.01}
+    fields = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2, **balanced}
+    assert read("qwen3_5_moe_text", **fields).router_aux_loss_coef == 0.01
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 moe"])
+def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_path: Path) -> None:
+    """As Qwen publishes them: under one more module, with all experts of a block in one tensor, beside others."""
+    plain, seeing = (huggingface_folder(tmp_path / form, MODELS[name]) for form in ("plain", "seeing"))
+    tensors = weights(MODELS[name], "F32")
+    for layer in range(MODELS[name].num_hidden_layers if name == "qwen3.5 moe" else 0):
+        experts = f"model.layers.{layer}.mlp.experts"
+        gates, raises, falls = (
+            np.stack([tensors.pop(f"{experts}.{expert}.{part}_proj.weight") for expert in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{experts}.gate_up_proj"] = np.concatenate([gates, raises], axis=1)
+        tensors[f"{experts}.down_proj"] = falls
+    renamed = {re.sub(r"^model\.", "model.language_model.", key): value for key, value in tensors.items()}
+    more = {key: np.zeros(4, np.float32) for key in ("model.visual.merger.norm.weight", "mtp.norm.weight")}
+    write_safetensors(seeing / "model.safetensors", {**renamed, **more}, "F32")
+    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
+    assert done is not None
+    assert bytes_of(tmp_path / "again") == bytes_of(plain)
+
+
 @pytest.mark.parametrize(
     ("model_type", "fields", "text"),
     [
+        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate=False of m is not supported; True is"),
+        ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid' of m is not supported; swish is"),
+        ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
+        ("qwen3_5_moe_text", {"mlp_only_layers": [1]}, "mlp_only_layers=a list of 1 of m is not supported; [] is"),
+        (
+            "qwen3_5_text",
+            {"num_experts": 8},
+            (
+                "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
+                "qwen2_moe or qwen3_moe or qwen3_next or qwen3_5_moe_text has it"
+            ),
+        ),
+        (
+            "qwen3_5_moe",
+            {"text_config": {"model_type": "qwen3_5_moe_text"}},
+            (
+                "model_type='qwen3_5_moe' of m is not supported; its text_config may be a config that is: give that "
+                f"alone; supported: {', '.join(MODEL_TYPES)}"
+            ),
+        ),
         (
             "minimax_m2",
             {"attn_type_list": [0, 0, 0, 1]},
