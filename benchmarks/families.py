@@ -57,6 +57,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "granite": ("granite-3.1-8b", "trn2.48xlarge", 2),
     "qwen3_next": ("qwen3-next-80b-a3b", "trn2.48xlarge", 8),
     "granitemoehybrid": ("granite-4.0-h-small", "trn2.48xlarge", 4),
+    "olmo3": ("olmo3-32b", "trn2.48xlarge", 8),
     "qwen3_5_text": ("qwen3.5-27b", "trn2.48xlarge", 8),
     "qwen3_5_moe_text": ("qwen3.5-35b-a3b", "trn2.48xlarge", 4),
     "minimax_m2": ("minimax-m2", "trn2.48xlarge", 16),

@@ -60,7 +60,7 @@ class Family:
 
 
 LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
-GEMMA, QWEN_NEXT = Family("gemma"), Family("qwen3_next")
+GEMMA, OLMO, QWEN_NEXT = Family("gemma"), Family("olmo2"), Family("qwen3_next")
 _BUILT_IN = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -82,10 +82,11 @@ _BUILT_IN = {
     "dbrx": Family("dbrx"),
     "smollm3": LLAMA,
     "phi3": Family("phi3"),
-    "olmo2": Family("olmo2"),
+    "olmo2": OLMO,
     "granite": LLAMA,
     "qwen3_next": QWEN_NEXT,
     "granitemoehybrid": Family("granite_hybrid"),
+    "olmo3": OLMO,
     "qwen3_5_text": QWEN_NEXT,
     "qwen3_5_moe_text": QWEN_NEXT,
     "minimax_m2": Family("minimax_m2"),

@@ -43,12 +43,12 @@ class ModelSpec:
 
     name: What plans call it.
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe | smollm3 | phi3 | granite (RMSNorm,
-        rotary positions, gated MLP) | olmo2 (the same with norms behind attention and MLP) | deepseek_v2 | deepseek_v3
-        | kimi_k2 (latent attention) | glm4_moe | minimax_m2 (a mixture with norms over all heads) | gpt2 (LayerNorm,
-        learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 | gemma3_text (RMSNorm
-        around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) | llama4_text (chunks, blocks
-        without positions, a shared expert) | dbrx (a mixture with LayerNorm) | qwen3_next | qwen3_5_text |
-        qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own module).
+        rotary positions, gated MLP) | olmo2 | olmo3 (the same with norms behind attention and MLP) | deepseek_v2 |
+        deepseek_v3 | kimi_k2 (latent attention) | glm4_moe | minimax_m2 (a mixture with norms over all heads) | gpt2
+        (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 |
+        gemma3_text (RMSNorm around attention and MLP, scaled embeddings) | gpt_oss (a mixture with sinks) | llama4_text
+        (chunks, blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm) | qwen3_next |
+        qwen3_5_text | qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -257,7 +257,7 @@ class ModelSpec:
     @property
     def normalizes_all_heads(self) -> bool:
         """Whether the queries of all heads have one RMSNorm together, and so have their keys."""
-        return self.model_type in ("olmo2", "minimax_m2")
+        return self.model_type in ("olmo2", "olmo3", "minimax_m2")
 
     @property
     def is_gemma(self) -> bool:

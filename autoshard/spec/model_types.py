@@ -44,6 +44,7 @@ _BUILT_IN = {
     "granite": _Family(_SILU),
     "qwen3_next": _Family(_SILU, (ROUTED, SHARED)),
     "granitemoehybrid": _Family(_SILU, (ROUTED, SHARED)),
+    "olmo3": _Family(_SILU),
     "qwen3_5_text": _Family(_SILU),
     "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
     "minimax_m2": _Family(_SILU, (ROUTED,)),

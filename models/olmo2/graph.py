@@ -1,4 +1,4 @@
-"""The graph of OLMo 2 as operators over named dims: norms stand behind attention and MLP, and over all heads."""
+"""The graph of OLMo 2 and 3 as operators over named dims: norms stand behind attention and MLP, and over all heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def normalized_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, 
     q, k, v = projections(b, model, name, x, HEADS)
     q = norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads)
     k = norm_over_heads(b, model, f"{name}.k_norm", k, model.num_key_value_heads)
-    q, k = rope(b, model, f"{name}.q_rope", q), rope(b, model, f"{name}.k_rope", k)
+    q, k = rope(b, model, f"{name}.q_rope", q, layer), rope(b, model, f"{name}.k_rope", k, layer)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer))
     return output_projection(b, model, name, context)

@@ -140,6 +140,17 @@ MODELS["smollm3"] = replace(
 MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
 MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
 MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
+MODELS["olmo3"] = replace(
+    LLAMA,
+    model_type="olmo3",
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    rope_scaling=RopeScaling(
+        "yarn", 4.0, original_max_position_embeddings=8, beta_fast=4.0, beta_slow=1.0, attention_factor=1.2
+    ),
+    rope_local_base_freq=1e4,
+)
+MODELS["olmo3, shared heads"] = replace(MODELS["olmo3"], num_attention_heads=6, num_key_value_heads=2)
 MODELS["minimax m2"] = replace(
     LLAMA,
     model_type="minimax_m2",

@@ -383,6 +383,17 @@ CASES[2] |= {
 CASES[4] |= {"dbrx ep x tp": ("dbrx", strategy(tp=2, dp=2, ep=2), 2)}
 
 CASES[2] |= {
+    "olmo3 tp": ("olmo3", strategy(tp=2, recompute="attention+mlp"), 2),
+    "olmo3 zigzag ring, ZeRO-3": ("olmo3", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "olmo3 ulysses": ("olmo3", strategy(cp=2, attention="ulysses"), 2),
+    "olmo3 pp, uneven, zero bubble": ("olmo3", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "packed documents, olmo3, ring": ("olmo3", strategy(cp=2, attention="ring"), 2),
+}
+CASES[4] |= {
+    "olmo3, norm over padded and replicated heads": ("olmo3, shared heads", strategy(tp=4, recompute="full"), 2),
+    "olmo3 tp x pp": ("olmo3", strategy(tp=2, pp=2, sp=False), 4),
+}
+CASES[2] |= {
     "qwen3.5 tp": ("qwen3.5", strategy(tp=2, recompute="attention+mlp"), 2),
     "qwen3.5 zigzag ring, ZeRO-3": ("qwen3.5", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "qwen3.5 pp, uneven, zero bubble": ("qwen3.5", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
@@ -499,17 +510,8 @@ MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}
 """World size -> layouts of each of LATER_FAMILIES that are tried, the first ones; AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
-    *(
-        "smollm3",
-        "phi3",
-        "olmo2",
-        "granite",
-        "qwen3_next",
-        "granitemoehybrid",
-        "minimax_m2",
-        "qwen3_5_text",
-        "qwen3_5_moe_text",
-    ),
+    *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
+    *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
 )
 
 

@@ -192,6 +192,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3, a key for each query": {**SMALL, "model_type": "phi3", "num_key_value_heads": 8, **NO_TOKENS},
     "olmo2": {**SMALL, "model_type": "olmo2"},
     "olmo2, biases": {**SMALL, "model_type": "olmo2", "attention_bias": True, "num_key_value_heads": 8},
+    "olmo3": {
+        **SMALL,
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "sliding_window": 9,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "attention_factor": 1.2,
+        },
+        **NO_TOKENS,
+    },
+    "olmo3, no windows": {
+        **SMALL,
+        "model_type": "olmo3",
+        "layer_types": ["full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        **NO_TOKENS,
+    },
     "granite": {**SMALL, "model_type": "granite", **MULTIPLIERS},
     "qwen3 next": {**SMALL, **EXPERTS, **LINEAR, "model_type": "qwen3_next"},
     "qwen3 next, a dense block": {

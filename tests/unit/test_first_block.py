@@ -46,7 +46,7 @@ def moved(model_type: str) -> set[tuple[int, bool, int]]:
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_the_first_block_keeps_and_repeats_what_others_do(model_type: str) -> None:
-    gathers_itself = {(2, True, 1), (2, False, 1), (4, True, 2)} if model_type == "olmo2" else set()
+    gathers_itself = {(2, True, 1), (2, False, 1), (4, True, 2)} if model_type in ("olmo2", "olmo3") else set()
     assert moved(model_type) == gathers_itself
 
 

@@ -84,7 +84,7 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
-    if model.model_type in ("olmo2", "minimax_m2"):  # a norm of all heads' queries and one of their keys
+    if model.model_type in ("olmo2", "olmo3", "minimax_m2"):  # a norm of all heads' queries and one of their keys
         attention += queries + keys
     if model.model_type in (
         "qwen3_next",
@@ -181,6 +181,8 @@ def recurrence(model: ModelSpec) -> int:
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),
+        ("olmo3-7b", 7_298_011_136),
+        ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),
         ("qwen3.5-27b", 26_895_998_464),
         ("qwen3.5-35b-a3b", 34_660_610_688),

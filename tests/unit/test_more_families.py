@@ -61,6 +61,23 @@ def test_what_a_qwen3_5_config_leaves_out() -> None:
     assert read("qwen3_5_moe_text", **fields).router_aux_loss_coef == 0.01
 
 
+def test_what_an_olmo3_config_leaves_out() -> None:
+    model = read("olmo3", num_hidden_layers=5)
+    sliding = "sliding_attention"
+    assert model.layer_types == (*(sliding,) * 3, "full_attention", sliding)
+    assert (model.sliding_window, model.rope_theta, model.rope_local_base_freq) == (4096, 5e5, None)
+    assert (model.num_key_value_heads, model.norm_eps, model.normalizes_all_heads) == (32, 1e-5, True)
+    assert from_config(to_config(model), "m") == model
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    stretched = read("olmo3", rope_scaling=yarn, rope_theta=1e4)
+    assert [stretched.rope_of(layer)[0] for layer in (0, 3)] == [1e4, 1e4]
+    assert [one is None for one in (stretched.rope_of(0)[1], stretched.rope_of(3)[1])] == [True, False]
+    assert from_config(to_config(stretched), "m") == stretched
+    alone = read("olmo3", layer_types=["full_attention"] * 4)
+    assert (alone.sliding_window, alone.layer_types) == (None, ())
+    assert from_config(to_config(alone), "m") == alone
+
+
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 moe"])
 def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_path: Path) -> None:
     """As Qwen publishes them: under one more module, with all experts of a block in one tensor, beside others."""
@@ -85,6 +102,14 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
 @pytest.mark.parametrize(
     ("model_type", "fields", "text"),
     [
+        (
+            "olmo3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            (
+                "rope_parameters=an object of 2 of m must be an object with an object for each of: "
+                "full_attention, sliding_attention"
+            ),
+        ),
         ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate=False of m is not supported; True is"),
         ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid' of m is not supported; swish is"),
         ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
