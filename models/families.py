@@ -61,6 +61,7 @@ class Family:
 
 LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
 GEMMA, OLMO, QWEN_NEXT = Family("gemma"), Family("olmo2"), Family("qwen3_next")
+ERNIE = Family("ernie4_5")
 _BUILT_IN = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -86,6 +87,10 @@ _BUILT_IN = {
     "granite": LLAMA,
     "qwen3_next": QWEN_NEXT,
     "granitemoehybrid": Family("granite_hybrid"),
+    "seed_oss": Family("seed_oss"),
+    "glm4": Family("glm4"),
+    "ernie4_5": ERNIE,
+    "ernie4_5_moe": ERNIE,
     "olmo3": OLMO,
     "qwen3_5_text": QWEN_NEXT,
     "qwen3_5_moe_text": QWEN_NEXT,

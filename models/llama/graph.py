@@ -232,11 +232,13 @@ def cross_entropy(
 def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -> str:
     """Append rotary positions of queries or keys of a block, and return the output.
 
-    The operator's attribute rotary_dim: how many numbers of each head turn, from its start; the others pass unchanged.
+    The operator's attributes: rotary_dim: how many numbers of each head turn, from its start; the others pass
+    unchanged. interleaved: pairs are neighbours, not a number of the first half with one of the second.
     """
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
     theta, scaling = model.rope_of(layer)
+    pairs: dict[str, Any] = {"interleaved": True} if model.turns_neighbours else {}
     return b.operator(
         "rope",
         name,
@@ -246,4 +248,5 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
         theta=theta,
         scaling=scaling,
         rotary_dim=model.rotary_dim,
+        **pairs,
     )

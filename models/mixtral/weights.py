@@ -20,14 +20,18 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 
 def mixture(
-    model: ModelSpec, name: str, matrices: dict[str, str], correction: str = "gate.e_score_correction_bias"
+    model: ModelSpec,
+    name: str,
+    matrices: dict[str, str],
+    correction: str = "gate.e_score_correction_bias",
+    correction_layout: str = "expert",
 ) -> Iterator[Part]:
     """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an expert.
-    correction: the family's name of the router's correction bias, if there is one.
+    correction, correction_layout: the family's name and form of the router's correction bias, if there is one.
     """
     yield Part.same(f"{name}.gate.weight", "expert embed")
     if model.router is not None and model.router.has_correction_bias:
-        yield Part(f"{name}.{correction}", "expert", f"{name}.gate.e_score_correction_bias")
+        yield Part(f"{name}.{correction}", correction_layout, f"{name}.gate.e_score_correction_bias")
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
             hub = f"{name}.experts.{expert}.{matrix}.weight"

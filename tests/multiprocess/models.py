@@ -140,6 +140,21 @@ MODELS["smollm3"] = replace(
 MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
 MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
 MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
+MODELS["seed oss"] = replace(LLAMA, model_type="seed_oss", attention_bias=True, mlp_bias=True)
+MODELS["glm4"] = replace(
+    LLAMA, model_type="glm4", num_key_value_heads=2, head_dim=16, partial_rotary_factor=0.5, attention_bias=True
+)
+MODELS["ernie 4.5"] = replace(LLAMA, model_type="ernie4_5", num_key_value_heads=2, tie_word_embeddings=True)
+MODELS["ernie 4.5 moe"] = replace(
+    MODELS["ernie 4.5"],
+    model_type="ernie4_5_moe",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=192,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+    router=Router("softmax", "noaux_tc"),
+)
 MODELS["olmo3"] = replace(
     LLAMA,
     model_type="olmo3",

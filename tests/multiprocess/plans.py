@@ -383,6 +383,32 @@ CASES[2] |= {
 CASES[4] |= {"dbrx ep x tp": ("dbrx", strategy(tp=2, dp=2, ep=2), 2)}
 
 CASES[2] |= {
+    "seed oss tp": ("seed oss", strategy(tp=2, recompute="attention+mlp"), 2),
+    "seed oss pp, uneven": ("seed oss", strategy(pp=2, layers=(3, 1)), 3),
+    "glm4 (dense) tp": ("glm4", strategy(tp=2, recompute="attention_norm+mlp"), 2),
+    "glm4 (dense) zigzag ring, ZeRO-3": (
+        "glm4",
+        strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "glm4 (dense) pp, uneven, zero bubble": ("glm4", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "ernie tp": ("ernie 4.5", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "ernie ring": ("ernie 4.5", strategy(cp=2, attention="ring", recompute="full"), 2),
+    "packed documents, ernie, cp": ("ernie 4.5", strategy(cp=2), 2),
+    "ernie moe ep over cp, zigzag ring, ZeRO-3": (
+        "ernie 4.5 moe",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "ernie moe pp, uneven, tied": ("ernie 4.5 moe", strategy(pp=2, layers=(3, 1), recompute=("mlp", "none")), 3),
+}
+CASES[4] |= {
+    "seed oss tp x pp": ("seed oss", strategy(tp=2, pp=2, recompute="full"), 4),
+    "glm4 (dense), kv replicated": ("glm4", strategy(tp=4), 2),
+    "ernie, kv replicated x dp, ZeRO-3": ("ernie 4.5", strategy(tp=4, zero=3, recompute="mlp"), 2),
+    "ernie moe ep x tp": ("ernie 4.5 moe", strategy(tp=2, dp=2, ep=2), 2),
+}
+CASES[2] |= {
     "olmo3 tp": ("olmo3", strategy(tp=2, recompute="attention+mlp"), 2),
     "olmo3 zigzag ring, ZeRO-3": ("olmo3", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "olmo3 ulysses": ("olmo3", strategy(cp=2, attention="ulysses"), 2),
@@ -512,6 +538,7 @@ LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
     *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
+    *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe"),
 )
 
 

@@ -77,8 +77,14 @@ def parameters(model: ModelSpec) -> int:
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
         block = (attention + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
         return vocabulary + layers * block + 2 * hidden
-    if model.model_type in ("qwen2", "qwen2_moe"):  # biases of q, k and v
-        attention += queries + 2 * keys
+    if model.model_type in ("qwen2", "qwen2_moe") or (
+        model.model_type in ("seed_oss", "glm4") and model.attention_bias
+    ):
+        attention += queries + 2 * keys  # biases of q, k and v
+    if model.model_type == "glm4":  # norms behind attention and MLP, too
+        attention += 2 * hidden
+    if model.model_type == "ernie4_5_moe":
+        return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
@@ -181,6 +187,11 @@ def recurrence(model: ModelSpec) -> int:
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),
+        ("seed-oss-36b", 36_151_104_512),
+        ("glm-4-9b-0414", 9_400_279_040),
+        ("glm-4-32b-0414", 32_566_081_536),
+        ("ernie-4.5-0.3b", 360_748_032),
+        ("ernie-4.5-21b-a3b", 21_825_436_160),
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),

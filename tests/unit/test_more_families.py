@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, to_config
+from autoshard.models.registry import published_dropout
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES
 from autoshard.spec.router import Router
@@ -78,6 +82,58 @@ def test_what_an_olmo3_config_leaves_out() -> None:
     assert from_config(to_config(alone), "m") == alone
 
 
+def test_what_seed_oss_and_glm4_configs_leave_out(tmp_path: Path) -> None:
+    seed = read("seed_oss")
+    assert (seed.attention_bias, seed.output_projection_bias, seed.mlp_bias) == (True, False, False)
+    assert (seed.num_key_value_heads, seed.head_dim) == (8, 128)
+    assert from_config(to_config(seed), "m") == seed
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "seed_oss", "residual_dropout": 0.2}))
+    assert published_dropout(str(tmp_path)) == Dropout(residual=0.2, attention=0.1)
+    glm = read("glm4")
+    assert (glm.attention_bias, glm.output_projection_bias, glm.num_key_value_heads) == (True, False, 2)
+    assert (glm.rotary_dim, glm.turns_neighbours, glm.norm_eps) == (64, True, 1.5625e-7)
+    assert from_config(to_config(glm), "m") == glm
+
+
+def test_what_ernie_configs_leave_out() -> None:
+    dense = read("ernie4_5")
+    assert (dense.num_key_value_heads, dense.head_dim, dense.rope_theta) == (2, 128, 5e5)
+    assert (dense.tie_word_embeddings, dense.turns_neighbours, dense.attention_bias) == (True, True, False)
+    assert from_config(to_config(dense), "m") == dense
+    biased = read("ernie4_5", use_bias=True)
+    assert (biased.attention_bias, biased.output_projection_bias, biased.mlp_bias) == (True, True, True)
+    assert from_config(to_config(biased), "m") == biased
+    mixture = read("ernie4_5_moe", moe_intermediate_size=512)
+    assert mixture.router == Router("softmax", "noaux_tc")
+    assert (mixture.num_local_experts, mixture.num_experts_per_tok, mixture.num_key_value_heads) == (64, 6, 4)
+    assert mixture.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    assert (mixture.shared_expert_intermediate_size, mixture.dense_intermediate_size) == (1024, 1536)
+    assert from_config(to_config(mixture), "m") == mixture
+
+
+@pytest.mark.parametrize(
+    ("keys", "sparse"),
+    [
+        ({"moe_layer_start_index": 0}, (0, 1, 2, 3, 4, 5)),
+        ({"moe_layer_start_index": 2, "moe_layer_end_index": 4}, (2, 3, 4)),
+        ({"moe_layer_start_index": 2, "moe_layer_interval": 2}, (3, 5)),
+        ({"moe_layer_start_index": 3, "moe_layer_interval": 3, "moe_layer_end_index": 9}, (5,)),
+    ],
+)
+def test_which_blocks_of_ernie_have_experts(keys: dict[str, int], sparse: tuple[int, ...]) -> None:
+    model = read("ernie4_5_moe", moe_intermediate_size=512, num_hidden_layers=6, **keys)
+    assert tuple(filter(model.has_experts, range(6))) == sparse
+    assert from_config(to_config(model), "m") == model
+
+
+def test_blocks_with_experts_that_no_ernie_config_can_say() -> None:
+    types = ("sparse", "dense", "dense", "sparse")
+    model = replace(read("ernie4_5_moe", moe_intermediate_size=512), mlp_layer_types=types)
+    with pytest.raises(AutoshardError) as error:
+        to_config(model)
+    assert str(error.value) == "mlp_layer_types of m has no form in a config of model_type=ernie4_5_moe"
+
+
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 moe"])
 def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_path: Path) -> None:
     """As Qwen publishes them: under one more module, with all experts of a block in one tensor, beside others."""
@@ -110,6 +166,10 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
                 "full_attention, sliding_attention"
             ),
         ),
+        ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
+        ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free=False of m is not supported; True is"),
+        ("ernie4_5_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
         ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate=False of m is not supported; True is"),
         ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid' of m is not supported; swish is"),
         ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
