@@ -61,7 +61,7 @@ class Family:
 
 LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
 GEMMA, OLMO, QWEN_NEXT = Family("gemma"), Family("olmo2"), Family("qwen3_next")
-ERNIE = Family("ernie4_5")
+ERNIE, GLM_MOE = Family("ernie4_5"), Family("glm4_moe")
 _BUILT_IN = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -77,7 +77,7 @@ _BUILT_IN = {
     "kimi_k2": DEEPSEEK,
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
-    "glm4_moe": Family("glm4_moe"),
+    "glm4_moe": GLM_MOE,
     "gpt_oss": Family("gpt_oss"),
     "llama4_text": Family("llama4"),
     "dbrx": Family("dbrx"),
@@ -91,6 +91,8 @@ _BUILT_IN = {
     "glm4": Family("glm4"),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
+    "dots1": GLM_MOE,
+    "exaone4": OLMO,
     "olmo3": OLMO,
     "qwen3_5_text": QWEN_NEXT,
     "qwen3_5_moe_text": QWEN_NEXT,

@@ -48,6 +48,8 @@ _BUILT_IN = {
     "glm4": _Family(_SILU),
     "ernie4_5": _Family(_SILU),
     "ernie4_5_moe": _Family(_SILU, (ROUTED, SHARED)),
+    "dots1": _Family(_SILU, (ROUTED, SHARED)),
+    "exaone4": _Family(_SILU),
     "olmo3": _Family(_SILU),
     "qwen3_5_text": _Family(_SILU),
     "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
@@ -81,7 +83,7 @@ LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe")
 """Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the
 same form."""
-COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe", "ernie4_5_moe")
+COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe", "ernie4_5_moe", "dots1")
 """Those whose config gives a number of shared experts, each as wide as a routed one."""
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""

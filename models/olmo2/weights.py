@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of OLMo 2."""
+"""The names and the form of our parameters in Hugging Face checkpoints of OLMo 2 and 3 and EXAONE 4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 
 def normalized_attention(model: ModelSpec, name: str) -> Iterator[Part]:
-    """The parts of the checkpoint for an attention with norms over all heads. name: of the attention."""
+    """The parts of the checkpoint for an attention with norms over all heads, or each of them. name: of the
+    attention."""
     yield from projections(model, name)
-    yield Part.same(f"{name}.q_norm.weight", "(kvhead group headdim)")
-    yield Part.same(f"{name}.k_norm.weight", "(kvhead headdim)")
+    for part, dims in (("q_norm", "(kvhead group headdim)"), ("k_norm", "(kvhead headdim)")):
+        yield Part.same(f"{name}.{part}.weight", "headdim" if model.normalizes_heads else dims)

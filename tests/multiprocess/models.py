@@ -155,6 +155,17 @@ MODELS["ernie 4.5 moe"] = replace(
     dense_intermediate_size=80,
     router=Router("softmax", "noaux_tc"),
 )
+MODELS["dots.llm1"] = replace(
+    MODELS["glm4 moe"], model_type="dots1", partial_rotary_factor=1.0, attention_bias=False, use_qk_norm=False
+)
+MODELS["exaone4"] = replace(
+    LLAMA,
+    model_type="exaone4",
+    num_key_value_heads=2,
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    position_types=(*("rope",) * 3, "nope"),
+)
 MODELS["olmo3"] = replace(
     LLAMA,
     model_type="olmo3",

@@ -409,6 +409,23 @@ CASES[4] |= {
     "ernie moe ep x tp": ("ernie 4.5 moe", strategy(tp=2, dp=2, ep=2), 2),
 }
 CASES[2] |= {
+    "dots.llm1 tp": ("dots.llm1", strategy(tp=2, recompute="attention+mlp"), 2),
+    "dots.llm1 ep over cp, zigzag ring, ZeRO-3": (
+        "dots.llm1",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "exaone4 tp": ("exaone4", strategy(tp=2, recompute="attention+mlp"), 2),
+    "exaone4 zigzag ring, ZeRO-3": ("exaone4", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "exaone4 pp, uneven, zero bubble": ("exaone4", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "packed documents, exaone4, ulysses": ("exaone4", strategy(cp=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "dots.llm1 ep x tp": ("dots.llm1", strategy(tp=2, dp=2, ep=2), 2),
+    "dots.llm1 tp x pp": ("dots.llm1", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
+}
+CASES[2] |= {
     "olmo3 tp": ("olmo3", strategy(tp=2, recompute="attention+mlp"), 2),
     "olmo3 zigzag ring, ZeRO-3": ("olmo3", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "olmo3 ulysses": ("olmo3", strategy(cp=2, attention="ulysses"), 2),
@@ -538,7 +555,7 @@ LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
     *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
-    *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe"),
+    *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
 )
 
 

@@ -298,6 +298,33 @@ CONFIGS["ernie 4.5 moe, every other block"] = {
     "moe_num_shared_experts": 0,
     "tie_word_embeddings": False,
 }
+CONFIGS["dots.llm1"] = {
+    **ROUTED,
+    "model_type": "dots1",
+    "num_key_value_heads": 4,
+    "norm_topk_prob": True,
+    "sliding_window": None,
+}
+CONFIGS["dots.llm1, windows, groups"] = {
+    **ROUTED,
+    "model_type": "dots1",
+    "head_dim": 16,
+    "attention_bias": True,
+    "n_group": 4,
+    "topk_group": 2,
+    "sliding_window": 9,
+    "max_window_layers": 1,
+}
+CONFIGS["exaone4"] = {
+    **SMALL,
+    "model_type": "exaone4",
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "rope_parameters": LLAMA3_ROPE,
+}
+EXAONE = {**SMALL, "model_type": "exaone4", "head_dim": 16, "layer_types": ["full_attention"] * 2}
+CONFIGS["exaone4, no windows"] = {**EXAONE, "sliding_window": None}
+CONFIGS["exaone4, no windows and no positions"] = {**EXAONE, "sliding_window": 9, "tie_word_embeddings": True}
 CONFIGS["minimax m2"] = {
     **SMALL,
     "model_type": "minimax_m2",

@@ -83,7 +83,9 @@ def parameters(model: ModelSpec) -> int:
         attention += queries + 2 * keys  # biases of q, k and v
     if model.model_type == "glm4":  # norms behind attention and MLP, too
         attention += 2 * hidden
-    if model.model_type == "ernie4_5_moe":
+    if model.model_type in ("dots1", "exaone4"):  # as Qwen 3
+        attention += 2 * model.head_dim
+    if model.model_type in ("ernie4_5_moe", "dots1"):
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
@@ -192,6 +194,9 @@ def recurrence(model: ModelSpec) -> int:
         ("glm-4-32b-0414", 32_566_081_536),
         ("ernie-4.5-0.3b", 360_748_032),
         ("ernie-4.5-21b-a3b", 21_825_436_160),
+        ("dots.llm1", 142_774_373_888),
+        ("exaone-4.0-1.2b", 1_279_391_488),
+        ("exaone-4.0-32b", 32_003_216_384),
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),

@@ -134,6 +134,36 @@ def test_blocks_with_experts_that_no_ernie_config_can_say() -> None:
     assert str(error.value) == "mlp_layer_types of m has no form in a config of model_type=ernie4_5_moe"
 
 
+def test_what_a_dots_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    model = read("dots1", **experts)
+    assert (model.num_key_value_heads, model.sliding_window, model.norm_topk_prob) == (32, None, False)
+    assert (model.router, model.shared_expert_intermediate_size) == (Router("sigmoid", "noaux_tc"), 0)
+    assert (model.mlp_layer_types, model.normalizes_heads, model.partial_rotary_factor) == ((), True, 1.0)
+    assert from_config(to_config(model), "m") == model
+    windowed = read("dots1", **experts, max_window_layers=3, scoring_func="sigmoid", n_shared_experts=2)
+    assert windowed.layer_types == (*("full_attention",) * 3, "sliding_attention")
+    assert (windowed.sliding_window, windowed.shared_expert_intermediate_size) == (4096, 1024)
+    assert from_config(to_config(windowed), "m") == windowed
+
+
+def test_what_an_exaone4_config_leaves_out() -> None:
+    model = read("exaone4")
+    assert (model.num_key_value_heads, model.sliding_window, model.norm_eps) == (32, 4096, 1e-5)
+    assert model.layer_types == (*("sliding_attention",) * 3, "full_attention")
+    assert model.position_types == (*("rope",) * 3, "nope")
+    assert (model.normalizes_heads, model.normalizes_all_heads) == (True, False)
+    full = ["full_attention"] * 4
+    alone = read("exaone4", sliding_window=None, layer_types=full)
+    assert (alone.sliding_window, alone.layer_types, alone.position_types) == (None, (), ())
+    nowhere = read("exaone4", layer_types=full)  # transformers leaves positions out there, too
+    assert (nowhere.sliding_window, nowhere.layer_types, nowhere.position_types) == (None, (), ("nope",) * 4)
+    every = read("exaone4", sliding_window_pattern=5)
+    assert (every.sliding_window, every.layer_types, every.position_types) == (4096, (), ())
+    for one in (model, alone, nowhere, every):
+        assert from_config(to_config(one), "m") == one
+
+
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 moe"])
 def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_path: Path) -> None:
     """As Qwen publishes them: under one more module, with all experts of a block in one tensor, beside others."""
@@ -165,6 +195,17 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
                 "rope_parameters=an object of 2 of m must be an object with an object for each of: "
                 "full_attention, sliding_attention"
             ),
+        ),
+        (
+            "dots1",
+            {"moe_intermediate_size": 512, "scoring_func": "softmax"},
+            "scoring_func='softmax' of m is not supported; noaux_tc is",
+        ),
+        ("exaone4", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "exaone4",
+            {"sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern='LLLG' of m needs layer_types beside it, a word for each block",
         ),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
