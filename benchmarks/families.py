@@ -29,7 +29,7 @@ from autoshard.plans.names import layout_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.validate import read_plan
 from autoshard.units import GB
-from benchmarks.audit_plans import off, peak
+from benchmarks.audit_plans import off
 
 RESULTS = Path(__file__).parent / "results"
 MODELS: dict[str, tuple[str, str, int]] = {
@@ -126,8 +126,8 @@ def audited(plan: Plan) -> dict[str, Any]:
     """What a row says of the audit of a plan's first and last stage as JSON values."""
     ends = tuple(sorted({0, plan.strategy.pp - 1}))
     audits = audit(plan, ends, lambda done, total, one: None)
-    worst = max(audits, key=lambda one: abs(off(peak(one))))
-    row = peak(worst)
+    worst = max(audits, key=lambda one: abs(off(one.peak)))
+    row = worst.peak
     return {
         "stage": worst.role.pipeline_rank,
         "planned_bytes": row.planned,
