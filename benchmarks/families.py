@@ -61,6 +61,8 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "glm4": ("glm-4-32b-0414", "trn2.48xlarge", 8),
     "ernie4_5": ("ernie-4.5-0.3b", "trn2.48xlarge", 1),
     "ernie4_5_moe": ("ernie-4.5-21b-a3b", "trn2.48xlarge", 4),
+    "glm4_moe_lite": ("glm-4.7-flash", "trn2.48xlarge", 4),
+    "olmoe": ("olmoe-1b-7b", "trn2.48xlarge", 1),
     "dots1": ("dots.llm1", "trn2.48xlarge", 16),
     "exaone4": ("exaone-4.0-32b", "trn2.48xlarge", 8),
     "olmo3": ("olmo3-32b", "trn2.48xlarge", 8),

@@ -91,6 +91,8 @@ _BUILT_IN = {
     "glm4": Family("glm4"),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
+    "glm4_moe_lite": DEEPSEEK,
+    "olmoe": Family("olmoe"),
     "dots1": GLM_MOE,
     "exaone4": OLMO,
     "olmo3": OLMO,

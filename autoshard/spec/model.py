@@ -44,12 +44,12 @@ class ModelSpec:
     name: What plans call it.
     model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe | smollm3 | phi3 | granite | seed_oss
         | ernie4_5 (RMSNorm, rotary positions, gated MLP) | olmo2 | olmo3 | exaone4 (the same with norms behind
-        attention and MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 (latent attention) | glm4_moe | ernie4_5_moe | dots1 |
-        minimax_m2 (a mixture with norms over all heads) | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm,
-        rotary positions on part of each head) | gemma2 | gemma3_text | glm4 (RMSNorm around attention and MLP, Gemma's
-        scaled embeddings) | gpt_oss (a mixture with sinks) | llama4_text (chunks, blocks without positions, a shared
-        expert) | dbrx (a mixture with LayerNorm) | qwen3_next | qwen3_5_text | qwen3_5_moe_text (gated delta rule) |
-        granitemoehybrid (Mamba-2) | traced (a user's own module).
+        attention and MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 | glm4_moe_lite (latent attention) | glm4_moe |
+        ernie4_5_moe | dots1 | minimax_m2 | olmoe (a mixture with norms over all heads) | gpt2 (LayerNorm, learned
+        positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 | gemma3_text | glm4 (RMSNorm
+        around attention and MLP, Gemma's scaled embeddings) | gpt_oss (a mixture with sinks) | llama4_text (chunks,
+        blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm) | qwen3_next | qwen3_5_text |
+        qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -258,7 +258,7 @@ class ModelSpec:
     @property
     def normalizes_all_heads(self) -> bool:
         """Whether the queries of all heads have one RMSNorm together, and so have their keys."""
-        return self.model_type in ("olmo2", "olmo3", "minimax_m2")
+        return self.model_type in ("olmo2", "olmo3", "minimax_m2", "olmoe")
 
     @property
     def turns_neighbours(self) -> bool:

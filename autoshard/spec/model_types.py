@@ -50,6 +50,8 @@ _BUILT_IN = {
     "ernie4_5_moe": _Family(_SILU, (ROUTED, SHARED)),
     "dots1": _Family(_SILU, (ROUTED, SHARED)),
     "exaone4": _Family(_SILU),
+    "glm4_moe_lite": _Family(_SILU, (ROUTED, SHARED)),
+    "olmoe": _Family(_SILU, (ROUTED,)),
     "olmo3": _Family(_SILU),
     "qwen3_5_text": _Family(_SILU),
     "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
@@ -79,8 +81,8 @@ MOE_MODEL_TYPES = tuple(name for name in EXPERTS if ROUTED in EXPERTS[name])
 SHARED_EXPERT_MODEL_TYPES = tuple(name for name in EXPERTS if SHARED in EXPERTS[name])
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
 QWEN_NEXT_MODEL_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe")
+LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
 """Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the
 same form."""
 COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe", "ernie4_5_moe", "dots1")

@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of DeepSeek-V2, V3 and Kimi-K2."""
+"""The names and the form of our parameters in Hugging Face checkpoints of DeepSeek, Kimi-K2 and GLM-4.7-Flash."""
 
 from __future__ import annotations
 

@@ -9,13 +9,17 @@ from autoshard.models.mixtral.graph import mlp
 from autoshard.models.olmo2.graph import normalized_attention
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "embedding", "head"]
+__all__ = ["attention", "block", "embedding", "head"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    return mlp(b, model, attention(b, model, x, layer, kernel), layer)
+
+
+def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append norm, attention with norms over all heads, and residual, and return the sum's name."""
     prefix = f"model.layers.{layer}"
     b.module = "attention_norm"
     h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
     out = normalized_attention(b, model, h, layer, kernel)
-    x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
-    return mlp(b, model, x, layer)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))

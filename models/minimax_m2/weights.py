@@ -10,12 +10,17 @@ from autoshard.models.olmo2.weights import normalized_attention
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends"]
+__all__ = ["attention", "block", "ends"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
+    yield from attention(model, prefix)
+    yield from mixture(model, f"{prefix}.block_sparse_moe", MATRICES, correction="e_score_correction_bias")
+
+
+def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names."""
     yield from normalized_attention(model, f"{prefix}.self_attn")
     yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
     yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
-    yield from mixture(model, f"{prefix}.block_sparse_moe", MATRICES, correction="e_score_correction_bias")

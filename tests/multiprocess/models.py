@@ -158,6 +158,9 @@ MODELS["ernie 4.5 moe"] = replace(
 MODELS["dots.llm1"] = replace(
     MODELS["glm4 moe"], model_type="dots1", partial_rotary_factor=1.0, attention_bias=False, use_qk_norm=False
 )
+MODELS["glm4 moe lite"] = replace(
+    MODELS["deepseek v3"], model_type="glm4_moe_lite", rope_scaling=None, router=Router("sigmoid", "noaux_tc")
+)
 MODELS["exaone4"] = replace(
     LLAMA,
     model_type="exaone4",
@@ -186,6 +189,7 @@ MODELS["minimax m2"] = replace(
     num_experts_per_tok=3,
     router=Router("sigmoid", "noaux_tc"),
 )
+MODELS["olmoe"] = replace(LLAMA, model_type="olmoe", num_local_experts=8, num_experts_per_tok=3, norm_topk_prob=False)
 MODELS["minimax m2, shared heads"] = replace(MODELS["minimax m2"], num_attention_heads=6, num_key_value_heads=2)
 MODELS["granite"] = replace(
     LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)

@@ -315,6 +315,27 @@ CONFIGS["dots.llm1, windows, groups"] = {
     "sliding_window": 9,
     "max_window_layers": 1,
 }
+LITE = {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"}
+CONFIGS["glm4 moe lite"] = {**LITE, "model_type": "glm4_moe_lite", "rope_parameters": YARN}
+CONFIGS["glm4 moe lite, dense blocks"] = {
+    **LITE,
+    "model_type": "glm4_moe_lite",
+    "q_lora_rank": None,
+    "rope_interleave": False,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "n_group": 4,
+    "topk_group": 2,
+}
+OLMOE = {
+    **SMALL,
+    "model_type": "olmoe",
+    "intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    **NO_TOKENS,
+}
+CONFIGS["olmoe"] = OLMOE
+CONFIGS["olmoe, biases"] = {**OLMOE, "attention_bias": True, "norm_topk_prob": True, "num_key_value_heads": 8}
 CONFIGS["exaone4"] = {
     **SMALL,
     "model_type": "exaone4",

@@ -92,7 +92,12 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
-    if model.model_type in ("olmo2", "olmo3", "minimax_m2"):  # a norm of all heads' queries and one of their keys
+    if model.model_type in (
+        "olmo2",
+        "olmo3",
+        "minimax_m2",
+        "olmoe",
+    ):  # a norm of all heads' queries and one of their keys
         attention += queries + keys
     if model.model_type in (
         "qwen3_next",
@@ -197,6 +202,8 @@ def recurrence(model: ModelSpec) -> int:
         ("dots.llm1", 142_774_373_888),
         ("exaone-4.0-1.2b", 1_279_391_488),
         ("exaone-4.0-32b", 32_003_216_384),
+        ("glm-4.7-flash", 29_943_390_976),
+        ("olmoe-1b-7b", 6_919_161_856),
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),

@@ -16,6 +16,7 @@ from autoshard.errors import AutoshardError
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import published_dropout
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES
 from autoshard.spec.router import Router
@@ -147,6 +148,34 @@ def test_what_a_dots_config_leaves_out() -> None:
     assert from_config(to_config(windowed), "m") == windowed
 
 
+def test_what_a_glm4_moe_lite_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    model = read("glm4_moe_lite", **experts)
+    assert model.latent_attention == LatentAttention(768, 512, 64, 256)
+    assert (model.head_dim, model.norm_eps, model.norm_topk_prob) == (256, 1e-5, True)
+    assert model.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=1.8)
+    assert model.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    assert from_config(to_config(model), "m") == model
+    types = ["sparse", "dense", "sparse", "sparse"]
+    other = read("glm4_moe_lite", **experts, mlp_layer_types=types, first_k_dense_replace=3)
+    assert (other.mlp_layer_types, other.dense_intermediate_size) == (tuple(types), 1536)
+    assert from_config(to_config(other), "m") == other
+    alike = read("glm4_moe_lite", **experts, mlp_layer_types=["sparse"] * 4)
+    assert (alike.mlp_layer_types, alike.dense_intermediate_size) == ((), 0)
+    assert from_config(to_config(alike), "m") == alike
+
+
+def test_what_an_olmoe_config_leaves_out() -> None:
+    model = read("olmoe")
+    assert (model.num_local_experts, model.num_experts_per_tok, model.norm_topk_prob) == (64, 8, False)
+    assert (model.num_key_value_heads, model.norm_eps, model.router) == (32, 1e-5, None)
+    assert (model.normalizes_all_heads, model.normalizes_heads) == (True, False)
+    assert from_config(to_config(model), "m") == model
+    balanced = read("olmoe", output_router_logits=True, router_aux_loss_coef=0.01)
+    assert balanced.router_aux_loss_coef == 0.01
+    assert from_config(to_config(balanced), "m") == balanced
+
+
 def test_what_an_exaone4_config_leaves_out() -> None:
     model = read("exaone4")
     assert (model.num_key_value_heads, model.sliding_window, model.norm_eps) == (32, 4096, 1e-5)
@@ -207,6 +236,17 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
             {"sliding_window_pattern": "LLLG"},
             "sliding_window_pattern='LLLG' of m needs layer_types beside it, a word for each block",
         ),
+        (
+            "glm4_moe_lite",
+            {"moe_intermediate_size": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["moe"]},
+            "mlp_layer_types=a list of 1 of m must be a list of 4 words, one a block",
+        ),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0 of m is not supported; null is"),
+        (
+            "olmoe",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free=False of m is not supported; True is"),
@@ -220,7 +260,7 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
             {"num_experts": 8},
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
-                "qwen2_moe or qwen3_moe or qwen3_next or qwen3_5_moe_text has it"
+                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text has it"
             ),
         ),
         (
