@@ -427,6 +427,16 @@ def test_other_rope() -> None:
             ),
         ),
         (
+            {
+                "model_type": "arcee",
+                "hidden_act": "relu2",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "chunk_size_feed_forward": 0,
+                "id2label": {"0": "LABEL_0"},
+            },
+            f"model_type='arcee' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+        ),
+        (
             {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},
             (
                 "model_type='qwen3_vl' of m is not supported; its text_config may be a config that is: give that "
