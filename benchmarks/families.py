@@ -29,7 +29,7 @@ from autoshard.plans.names import layout_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.validate import read_plan
 from autoshard.units import GB
-from benchmarks.audit_plans import off, peak
+from benchmarks.audit_plans import off
 
 RESULTS = Path(__file__).parent / "results"
 MODELS: dict[str, tuple[str, str, int]] = {
@@ -57,6 +57,18 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "granite": ("granite-3.1-8b", "trn2.48xlarge", 2),
     "qwen3_next": ("qwen3-next-80b-a3b", "trn2.48xlarge", 8),
     "granitemoehybrid": ("granite-4.0-h-small", "trn2.48xlarge", 4),
+    "seed_oss": ("seed-oss-36b", "trn2.48xlarge", 8),
+    "glm4": ("glm-4-32b-0414", "trn2.48xlarge", 8),
+    "ernie4_5": ("ernie-4.5-0.3b", "trn2.48xlarge", 1),
+    "ernie4_5_moe": ("ernie-4.5-21b-a3b", "trn2.48xlarge", 4),
+    "glm4_moe_lite": ("glm-4.7-flash", "trn2.48xlarge", 4),
+    "olmoe": ("olmoe-1b-7b", "trn2.48xlarge", 1),
+    "dots1": ("dots.llm1", "trn2.48xlarge", 16),
+    "exaone4": ("exaone-4.0-32b", "trn2.48xlarge", 8),
+    "olmo3": ("olmo3-32b", "trn2.48xlarge", 8),
+    "qwen3_5_text": ("qwen3.5-27b", "trn2.48xlarge", 8),
+    "qwen3_5_moe_text": ("qwen3.5-35b-a3b", "trn2.48xlarge", 4),
+    "minimax_m2": ("minimax-m2", "trn2.48xlarge", 16),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"
@@ -116,8 +128,8 @@ def audited(plan: Plan) -> dict[str, Any]:
     """What a row says of the audit of a plan's first and last stage as JSON values."""
     ends = tuple(sorted({0, plan.strategy.pp - 1}))
     audits = audit(plan, ends, lambda done, total, one: None)
-    worst = max(audits, key=lambda one: abs(off(peak(one))))
-    row = peak(worst)
+    worst = max(audits, key=lambda one: abs(off(one.peak)))
+    row = worst.peak
     return {
         "stage": worst.role.pipeline_rank,
         "planned_bytes": row.planned,

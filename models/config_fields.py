@@ -8,7 +8,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_finite, show
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import MOST_REPEATED
+from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
 from autoshard.spec.rope import ROPE_TYPES, RopeScaling
 
 ORIGINAL = "original_max_position_embeddings"
@@ -85,6 +85,12 @@ class Config:
         for word in value:
             check_choice(self.name, key, word, known)
         return tuple(value)
+
+    def only(self, key: str, known: object) -> None:
+        """Raises AutoshardError for another value of a key than the only one that the family's graph stands for, which
+        is also what the key means where it is absent."""
+        if (value := self.value(key, known)) != known:
+            raise AutoshardError(f"{key}={show(value)} of {self.name} is not supported; {known} is")
 
     def window(self, default: int | None) -> Any:
         """The sliding_window: null means none, and only an absent key the default."""
@@ -194,6 +200,36 @@ def _yarn(config: Config, rope: Mapping[str, Any]) -> RopeScaling:
     )
 
 
+def ropes_of_kinds(
+    config: Config, default: float, default_local: float | None = None
+) -> tuple[float, RopeScaling | None, float]:
+    """(rope_theta, how it is stretched, base of blocks with a window, which is never stretched).
+
+    transformers 5 writes an object for each of ATTENTION_TYPES, and rope_scaling goes before that of FULL_ATTENTION.
+    default, default_local: the bases without their keys; without the second one blocks with a window have the others'.
+    """
+    ropes = config.value("rope_parameters", {})
+    if not isinstance(ropes, Mapping) or not all(isinstance(one, Mapping) for one in ropes.values()):
+        raise AutoshardError(
+            f"rope_parameters={show(ropes)} of {config.name} must be an object with an object for each of: "
+            f"{', '.join(ATTENTION_TYPES)}"
+        )
+    scaling = config.value("rope_scaling", {})
+    if not isinstance(scaling, Mapping):
+        raise AutoshardError(f"rope_scaling={show(scaling)} of {config.name} must be null or an object")
+    wide, narrow = {**ropes.get(FULL_ATTENTION, {}), **scaling}, ropes.get(SLIDING_ATTENTION, {})
+    if narrow.get("rope_type", "default") != "default":
+        raise AutoshardError(
+            f"rope_type={show(narrow['rope_type'])} of {SLIDING_ATTENTION} of {config.name} is not supported; "
+            "default is"
+        )
+    theta = wide.get("rope_theta", config.value("rope_theta", default))
+    local = narrow.get("rope_theta", config.value("rope_local_base_freq", default_local or theta))
+    for field, value in (("rope_theta", theta), ("rope_local_base_freq", local)):
+        check_positive(config.name, field, value)
+    return float(theta), stretched(config, wide), float(local)
+
+
 def partial_rotary(config: Config, default: float) -> float:
     """The part of each head that rotary positions turn; transformers 5 writes it beside rope_theta."""
     part = config.rope().get("partial_rotary_factor")
@@ -227,6 +263,11 @@ def rope_keys(model: ModelSpec) -> dict[str, Any]:
     """The keys of a model's rotary positions."""
     scaling = model.rope_scaling
     return {"rope_theta": model.rope_theta, "rope_scaling": None if scaling is None else _scaling(scaling)}
+
+
+def one_kind(model: ModelSpec) -> tuple[str, ...]:
+    """The layer_types of a model with one attention in all blocks, where its config needs the key."""
+    return (FULL_ATTENTION if model.sliding_window is None else SLIDING_ATTENTION,) * model.num_hidden_layers
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class Family:
     @cached_property
     def weights(self) -> ModuleType | None:
         """Module with `block(model, layer)` and `ends(model)`, which list parts of the Hugging Face checkpoint, and
-        where there are such LEFT_OUT, prefixes of tensors that are not read; None if no such checkpoint is known."""
+        where there are such `fused_block`, of checkpoints with all experts of a block in one tensor, and LEFT_OUT,
+        prefixes of tensors that are not read; None if no such checkpoint is known."""
         return self._module("weights") if self.is_published and self.folder else None
 
     @property
@@ -59,7 +60,8 @@ class Family:
 
 
 LLAMA, QWEN_MOE, DEEPSEEK = Family("llama"), Family("qwen"), Family("deepseek")
-GEMMA = Family("gemma")
+GEMMA, OLMO, QWEN_NEXT = Family("gemma"), Family("olmo2"), Family("qwen3_next")
+ERNIE, GLM_MOE = Family("ernie4_5"), Family("glm4_moe")
 _BUILT_IN = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -75,16 +77,28 @@ _BUILT_IN = {
     "kimi_k2": DEEPSEEK,
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
-    "glm4_moe": Family("glm4_moe"),
+    "glm4_moe": GLM_MOE,
     "gpt_oss": Family("gpt_oss"),
     "llama4_text": Family("llama4"),
     "dbrx": Family("dbrx"),
     "smollm3": LLAMA,
     "phi3": Family("phi3"),
-    "olmo2": Family("olmo2"),
+    "olmo2": OLMO,
     "granite": LLAMA,
-    "qwen3_next": Family("qwen3_next"),
+    "qwen3_next": QWEN_NEXT,
     "granitemoehybrid": Family("granite_hybrid"),
+    "seed_oss": Family("seed_oss"),
+    "glm4": Family("glm4"),
+    "ernie4_5": ERNIE,
+    "ernie4_5_moe": ERNIE,
+    "glm4_moe_lite": DEEPSEEK,
+    "olmoe": Family("olmoe"),
+    "dots1": GLM_MOE,
+    "exaone4": OLMO,
+    "olmo3": OLMO,
+    "qwen3_5_text": QWEN_NEXT,
+    "qwen3_5_moe_text": QWEN_NEXT,
+    "minimax_m2": Family("minimax_m2"),
     "traced": Family("traced", is_published=False),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

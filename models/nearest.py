@@ -17,7 +17,10 @@ MOST_NAMED = 6
 """Unknown keys that an error names."""
 BOOKKEEPING = frozenset({"architectures", "model_type", "auto_map", "dtype", "torch_dtype", "transformers_version"})
 BOOKKEEPING |= frozenset({"_name_or_path", "use_cache", "initializer_range", "pretraining_tp", "tokenizer_class"})
-"""Keys that say nothing of a model's graph, as those that end in _token_id and _dropout."""
+BOOKKEEPING |= frozenset({"chunk_size_feed_forward", "id2label", "label2id", "is_encoder_decoder", "return_dict"})
+BOOKKEEPING |= frozenset({"output_attentions", "output_hidden_states", "problem_type", "rope_parameters"})
+"""Keys that say nothing of a model's graph, as those that end in _token_id and _dropout, or that any config of
+transformers 5 may have."""
 STRUCTURE = frozenset(
     (
         *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "kv_lora_rank", "q_lora_rank"),

@@ -11,15 +11,16 @@ from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
 
-def checkpoint_parts(model: ModelSpec) -> tuple[Part, ...]:
+def checkpoint_parts(model: ModelSpec, fused: bool = False) -> tuple[Part, ...]:
     """Every part of the model's Hugging Face checkpoint; other tensors in its files (masks, frequencies) are
-    constants.
+    constants. fused: of a checkpoint with all experts of a block in one tensor, where the family has such ones too.
     """
     weights = FAMILIES[model.model_type].weights
     if weights is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} has no known form of Hugging Face weights")
     ahead = () if model.multi_token_prediction is None else prediction_parts(model, weights)
-    blocks = (part for layer in range(model.num_hidden_layers) for part in weights.block(model, layer))
+    block = getattr(weights, "fused_block", weights.block) if fused else weights.block
+    blocks = (part for layer in range(model.num_hidden_layers) for part in block(model, layer))
     return (*weights.ends(model), *blocks, *ahead)
 
 

@@ -41,6 +41,10 @@ CARRIED = (
     "chat_template.jinja",
 )
 """Files that describe a tokenizer, and nothing that runs: copied as bytes, never interpreted."""
+FUSED = ".experts.gate_up_proj"
+"""The end of the name of a tensor with matrices of all experts of a block."""
+OUTER = "model.language_model."
+"""The start of names of the text model in checkpoints of models that see images."""
 SHARD_BYTES = 5_000_000_000
 _MAX_INDEX_BYTES = 100_000_000
 _CONSTANTS = re.compile(r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
@@ -72,7 +76,7 @@ def huggingface_source(folder: Path) -> Source:
     regions: dict[str, list[Region]] = {}
     dtypes: dict[str, str] = {}
     used = set()
-    for part in checkpoint_parts(model):
+    for part in checkpoint_parts(model, fused=any(name.endswith(FUSED) for name in tensors)):
         if part.tensor not in tensors and part.tensor + BLOCKS in tensors:
             packed = _packed_region(part, dims[part.parameter], sizes, tensors, folder)
             regions.setdefault(part.parameter, []).append(packed)
@@ -202,8 +206,9 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
 
 
 def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
-    """The name of a tensor as the files have it: OpenAI's GPT-2 files leave out the outermost module's name."""
-    for name in (tensor, tensor.removeprefix("transformer.")):
+    """The name of a tensor as the files have it: OpenAI's GPT-2 files leave out the outermost module's name, those of
+    models that see images have one more."""
+    for name in (tensor, tensor.removeprefix("transformer."), OUTER + tensor.removeprefix("model.")):
         if name in found:
             return name
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of its config.json needs")

@@ -21,6 +21,7 @@ from autoshard.spec.model_types import (
     FULL_ATTENTION,
     GEMMA_MODEL_TYPES,
     MOST_REPEATED,
+    QWEN_NEXT_MODEL_TYPES,
     RECURRENT,
     ROPE,
     SLIDING_ATTENTION,
@@ -41,13 +42,14 @@ class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements.
 
     name: What plans call it.
-    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe | smollm3 | phi3 | granite (RMSNorm,
-        rotary positions, gated MLP) | olmo2 (the same with norms behind attention and MLP) | deepseek_v2 | deepseek_v3
-        | kimi_k2 (latent attention) | glm4_moe | gpt2 (LayerNorm, learned positions) | gpt_neox (LayerNorm, rotary
-        positions on part of each head) | gemma2 | gemma3_text (RMSNorm around attention and MLP, scaled embeddings) |
-        gpt_oss (a mixture with sinks) | llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a
-        mixture with LayerNorm) | qwen3_next (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own
-        module).
+    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe | smollm3 | phi3 | granite | seed_oss
+        | ernie4_5 (RMSNorm, rotary positions, gated MLP) | olmo2 | olmo3 | exaone4 (the same with norms behind
+        attention and MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 | glm4_moe_lite (latent attention) | glm4_moe |
+        ernie4_5_moe | dots1 | minimax_m2 | olmoe (a mixture with norms over all heads) | gpt2 (LayerNorm, learned
+        positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 | gemma3_text | glm4 (RMSNorm
+        around attention and MLP, Gemma's scaled embeddings) | gpt_oss (a mixture with sinks) | llama4_text (chunks,
+        blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm) | qwen3_next | qwen3_5_text |
+        qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -240,22 +242,29 @@ class ModelSpec:
     @property
     def output_projection_bias(self) -> bool:
         """Whether attention's output projection has a bias, as the others do where attention_bias is set."""
-        return self.attention_bias and self.model_type not in ("qwen2", "qwen2_moe", "glm4_moe")
+        return self.attention_bias and self.model_type not in ("qwen2", "qwen2_moe", "glm4_moe", "glm4", "seed_oss")
 
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        return self.model_type in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text") or self.use_qk_norm
+        normalized = ("qwen3", "qwen3_moe", *QWEN_NEXT_MODEL_TYPES, "gemma3_text", "dots1", "exaone4")
+        return self.model_type in normalized or self.use_qk_norm
 
     @property
     def has_unit_offset(self) -> bool:
         """Whether RMS norms multiply by 1 plus their weight."""
-        return self.model_type == "qwen3_next" or self.is_gemma
+        return self.model_type in QWEN_NEXT_MODEL_TYPES or self.is_gemma
 
     @property
     def normalizes_all_heads(self) -> bool:
         """Whether the queries of all heads have one RMSNorm together, and so have their keys."""
-        return self.model_type == "olmo2"
+        return self.model_type in ("olmo2", "olmo3", "minimax_m2", "olmoe")
+
+    @property
+    def turns_neighbours(self) -> bool:
+        """Whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of its
+        second."""
+        return self.model_type in ("glm4", "ernie4_5", "ernie4_5_moe")
 
     @property
     def is_gemma(self) -> bool:

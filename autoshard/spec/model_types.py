@@ -44,6 +44,18 @@ _BUILT_IN = {
     "granite": _Family(_SILU),
     "qwen3_next": _Family(_SILU, (ROUTED, SHARED)),
     "granitemoehybrid": _Family(_SILU, (ROUTED, SHARED)),
+    "seed_oss": _Family(_SILU),
+    "glm4": _Family(_SILU),
+    "ernie4_5": _Family(_SILU),
+    "ernie4_5_moe": _Family(_SILU, (ROUTED, SHARED)),
+    "dots1": _Family(_SILU, (ROUTED, SHARED)),
+    "exaone4": _Family(_SILU),
+    "glm4_moe_lite": _Family(_SILU, (ROUTED, SHARED)),
+    "olmoe": _Family(_SILU, (ROUTED,)),
+    "olmo3": _Family(_SILU),
+    "qwen3_5_text": _Family(_SILU),
+    "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
+    "minimax_m2": _Family(_SILU, (ROUTED,)),
     TRACED: _Family((TRACED,)),
 }
 """Per model_type. silu stands in a gated MLP (three matrices), gelu in a plain one (two), but for Gemma, whose gate is
@@ -68,11 +80,12 @@ MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
 MOE_MODEL_TYPES = tuple(name for name in EXPERTS if ROUTED in EXPERTS[name])
 SHARED_EXPERT_MODEL_TYPES = tuple(name for name in EXPERTS if SHARED in EXPERTS[name])
 GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
-LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe")
+QWEN_NEXT_MODEL_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
 """Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the
 same form."""
-COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe")
+COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe", "ernie4_5_moe", "dots1")
 """Those whose config gives a number of shared experts, each as wide as a routed one."""
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""

@@ -1,7 +1,8 @@
-"""The config.json of DeepSeek-V2, V3, R1 and Kimi-K2."""
+"""The config.json of DeepSeek-V2, V3, R1, Kimi-K2 and GLM-4.7-Flash."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -9,29 +10,66 @@ from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, rope, rope_keys, sizes
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import DENSE, MOST_REPEATED, SPARSE
+from autoshard.spec.model_types import DENSE, MLP_LAYER_TYPES, MOST_REPEATED, SPARSE
 from autoshard.spec.router import CORRECTED, GREEDY, GROUP_LIMITED, Router
 
 ARCHITECTURES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
 }
 UNSUPPORTED = (("attention_bias", True), ("mlp_bias", True))
 
 
+@dataclass(frozen=True)
+class Defaults:
+    """The values that transformers assumes if a config of a model_type does not give them."""
+
+    q_lora_rank: int = 1536
+    qk_nope_head_dim: int = 128
+    v_head_dim: int = 128
+    norm_eps: float = 1e-6
+    n_group: int = 8
+    topk_group: int = 4
+    scaling: float = 2.5
+    first_dense: int = 3
+    shared: int = 1
+
+
+THIRD = Defaults()
+DEFAULTS = {
+    "deepseek_v2": replace(THIRD, first_dense=0, shared=2),
+    "deepseek_v3": THIRD,
+    "kimi_k2": THIRD,
+    "glm4_moe_lite": Defaults(768, 192, 256, 1e-5, n_group=1, topk_group=1, scaling=1.8, first_dense=1),
+}
+
+
 def read(config: Config, model_type: str) -> ModelSpec:
-    nope, turned = config.integer("qk_nope_head_dim", 128), config.integer("qk_rope_head_dim", 64)
+    defaults = DEFAULTS[model_type]
+    nope, turned = (
+        config.integer("qk_nope_head_dim", defaults.qk_nope_head_dim),
+        config.integer("qk_rope_head_dim", 64),
+    )
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     rope_theta, rope_scaling = rope(config, 10_000.0)
     second = model_type == "deepseek_v2"
     latent = LatentAttention(
-        q_lora_rank=config.nullable_integer("q_lora_rank", 1536),
+        q_lora_rank=config.nullable_integer("q_lora_rank", defaults.q_lora_rank),
         kv_lora_rank=config.integer("kv_lora_rank", 512),
         qk_rope_head_dim=turned,
-        v_head_dim=config.integer("v_head_dim", 128),
+        v_head_dim=config.integer("v_head_dim", defaults.v_head_dim),
         rope_interleave=True if second else config.switch("rope_interleave", True),
     )
+    router = (
+        _second_router(config)
+        if second
+        else corrected_router(config, defaults.n_group, defaults.topk_group, defaults.scaling)
+    )
+    found = experts(config, first_dense=defaults.first_dense, shared=defaults.shared)
+    if model_type == "glm4_moe_lite" and config.gives("mlp_layer_types"):
+        found |= _said_kinds(config)
     return ModelSpec(
         name=config.name,
         model_type=model_type,
@@ -44,7 +82,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),
         hidden_act=config.value("hidden_act", "silu"),
-        norm_eps=config.positive("rms_norm_eps", 1e-6),
+        norm_eps=config.positive("rms_norm_eps", defaults.norm_eps),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         tie_word_embeddings=config.value("tie_word_embeddings", False),
@@ -52,9 +90,19 @@ def read(config: Config, model_type: str) -> ModelSpec:
         attention_bias=False,
         mlp_bias=False,
         latent_attention=latent,
-        **(_second_router(config) if second else corrected_router(config, n_group=8, topk_group=4, scaling=2.5)),
-        **experts(config, first_dense=0 if second else 3, shared=2 if second else 1),
+        **router,
+        **found,
     )
+
+
+def _said_kinds(config: Config) -> dict[str, Any]:
+    """The fields of blocks without experts where mlp_layer_types says which they are."""
+    types = config.words("mlp_layer_types", config.integer("num_hidden_layers"), MLP_LAYER_TYPES)
+    dense = DENSE in types
+    return {
+        "mlp_layer_types": types if dense else (),
+        "dense_intermediate_size": config.value("intermediate_size") if dense else 0,
+    }
 
 
 def experts(config: Config, first_dense: int, shared: int) -> dict[str, Any]:
@@ -78,9 +126,8 @@ def experts(config: Config, first_dense: int, shared: int) -> dict[str, Any]:
 
 def corrected_router(config: Config, n_group: int, topk_group: int, scaling: float) -> dict[str, Any]:
     """The fields of DeepSeek-V3's router, with the values that its keys have where they are absent."""
-    for key, known in (("scoring_func", "sigmoid"), ("topk_method", CORRECTED)):
-        if (value := config.value(key, known)) != known:
-            raise AutoshardError(f"{key}={show(value)} of {config.name} is not supported; {known} is")
+    config.only("scoring_func", "sigmoid")
+    config.only("topk_method", CORRECTED)
     router = Router(
         scoring_func="sigmoid",
         topk_method=CORRECTED,
@@ -126,7 +173,11 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "qk_rope_head_dim": latent.qk_rope_head_dim,
         "v_head_dim": latent.v_head_dim,
     }
-    return config if model.model_type == "deepseek_v2" else config | {"rope_interleave": latent.rope_interleave}
+    if model.model_type == "deepseek_v2":
+        return config
+    if model.model_type == "glm4_moe_lite":
+        config["mlp_layer_types"] = list(model.mlp_layer_types) or [SPARSE] * model.num_hidden_layers
+    return config | {"rope_interleave": latent.rope_interleave}
 
 
 def expert_keys(model: ModelSpec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The graph of DeepSeek-V2, V3 and Kimi-K2 as operators over named dims."""
+"""The graph of DeepSeek-V2, V3, Kimi-K2 and GLM-4.7-Flash as operators over named dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of DeepSeek-V2, V3 and Kimi-K2."""
+"""The names and the form of our parameters in Hugging Face checkpoints of DeepSeek, Kimi-K2 and GLM-4.7-Flash."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield from mlp(model, layer)
 
 
-def mlp(model: ModelSpec, layer: int) -> Iterator[Part]:
-    """The parts of the checkpoint for a block's MLP, or for its routed and shared experts."""
+def mlp(model: ModelSpec, layer: int, **named: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's MLP, or for its routed and shared experts. named: of `mixture`, where
+    the family has other names or forms."""
     name = f"model.layers.{layer}.mlp"
     if not model.has_experts(layer):
         yield from gated_mlp(model, name, "dense_ffn")
         return
-    yield from mixture(model, name, MATRICES)
+    yield from mixture(model, name, MATRICES, **named)
     if model.shared_expert_intermediate_size:
         yield from gated_mlp(model, f"{name}.shared_experts", "shared_ffn")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_positive, show
-from autoshard.models.config_fields import Config, stretched
+from autoshard.models.config_fields import Config, one_kind, ropes_of_kinds
 from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
-from autoshard.spec.rope import RopeScaling
+from autoshard.spec.model_types import FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
 
 ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
 UNSUPPORTED = (("use_bidirectional_attention", True),)
@@ -45,7 +41,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
     if model_type == "gemma2":
         caps = (SCORES_CAP, LOGITS_CAP)
     else:
-        theta, scaling, local = _ropes(config)
+        theta, scaling, local = ropes_of_kinds(config, GLOBAL_THETA, LOCAL_THETA)
         more |= {"rope_theta": theta, "rope_scaling": scaling, "rope_local_base_freq": local}
     scores_cap = config.optional("attn_logit_softcapping", caps[0])
     return read_as_llama(
@@ -69,38 +65,13 @@ def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
     return windows(config, WINDOW, types)
 
 
-def _ropes(config: Config) -> tuple[float, RopeScaling | None, float]:
-    """(rope_theta, how it is stretched, base of blocks with a window); transformers 5 writes an object for each of
-    ATTENTION_TYPES, and rope_scaling goes before that of FULL_ATTENTION."""
-    ropes = config.value("rope_parameters", {})
-    if not isinstance(ropes, Mapping) or not all(isinstance(one, Mapping) for one in ropes.values()):
-        raise AutoshardError(
-            f"rope_parameters={show(ropes)} of {config.name} must be an object with an object for each of: "
-            f"{', '.join(ATTENTION_TYPES)}"
-        )
-    scaling = config.value("rope_scaling", {})
-    if not isinstance(scaling, Mapping):
-        raise AutoshardError(f"rope_scaling={show(scaling)} of {config.name} must be null or an object")
-    wide, narrow = {**ropes.get(FULL_ATTENTION, {}), **scaling}, ropes.get(SLIDING_ATTENTION, {})
-    if narrow.get("rope_type", "default") != "default":
-        raise AutoshardError(
-            f"rope_type={show(narrow['rope_type'])} of {SLIDING_ATTENTION} of {config.name} is not supported; "
-            "default is"
-        )
-    theta = wide.get("rope_theta", config.value("rope_theta", GLOBAL_THETA))
-    local = narrow.get("rope_theta", config.value("rope_local_base_freq", LOCAL_THETA))
-    for field, value in (("rope_theta", theta), ("rope_local_base_freq", local)):
-        check_positive(config.name, field, value)
-    return float(theta), stretched(config, wide), float(local)
-
-
 def write(model: ModelSpec) -> dict[str, Any]:
     written = written_as_llama(model)
     written["hidden_activation"] = written.pop("hidden_act")
     scores, scalar = model.attention_scores, model.attention_scores.query_pre_attn_scalar
     written |= {
         "sliding_window": model.sliding_window or WINDOW,  # transformers asks for one even where no block has it
-        "layer_types": list(model.layer_types or _one_kind(model)),
+        "layer_types": list(model.layer_types or one_kind(model)),
         "attention_bias": model.attention_bias,
         # transformers takes no 256.0
         "query_pre_attn_scalar": int(scalar) if scalar is not None and scalar % 1 == 0 else scalar,
@@ -110,7 +81,3 @@ def write(model: ModelSpec) -> dict[str, Any]:
     if model.rope_local_base_freq is not None:
         written["rope_local_base_freq"] = model.rope_local_base_freq
     return written
-
-
-def _one_kind(model: ModelSpec) -> tuple[str, ...]:
-    return (FULL_ATTENTION if model.sliding_window is None else SLIDING_ATTENTION,) * model.num_hidden_layers

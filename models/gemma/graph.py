@@ -7,20 +7,29 @@ from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, rms_norm
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "embedding", "head"]
+__all__ = ["block", "embedding", "head", "sandwich"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    """Append x + norm(attention(norm(x))), then the same with the MLP, and return it. x: [batch, seq, embed]."""
+    names = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    return sandwich(b, model, x, layer, kernel, names)
+
+
+def sandwich(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str, names: tuple[str, str, str]) -> str:
+    """Append x + norm(attention(norm(x))), then the same with the MLP, and return it.
+
+    x: [batch, seq, embed]. names: of the norms behind attention, before the MLP and behind it.
+    """
     prefix = f"model.layers.{layer}"
+    behind_attention, before_mlp, behind_mlp = names
     out = attended(b, model, x, layer, kernel)
     b.module = "attention_norm"
-    out = rms_norm(b, model, f"{prefix}.post_attention_layernorm", out)
+    out = rms_norm(b, model, f"{prefix}.{behind_attention}", out)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
     b.module = "mlp_norm"
-    h = rms_norm(b, model, f"{prefix}.pre_feedforward_layernorm", x)
+    h = rms_norm(b, model, f"{prefix}.{before_mlp}", x)
     b.module = "mlp"
     down = gated_mlp(b, model, h, f"{prefix}.mlp")
     b.module = "mlp_norm"
-    down = rms_norm(b, model, f"{prefix}.post_feedforward_layernorm", down)
+    down = rms_norm(b, model, f"{prefix}.{behind_mlp}", down)
     return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))

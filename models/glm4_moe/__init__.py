@@ -1,1 +1,1 @@
-"""GLM-4.5: Llama's attention with biases, part of each head turned, and DeepSeek-V3's routed and shared experts."""
+"""GLM-4.5 and dots.llm1: Llama's attention, of GLM with part of each head turned, and DeepSeek-V3's experts."""

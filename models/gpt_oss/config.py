@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.models.config_fields import Config, rope, stretched
+from autoshard.models.config_fields import Config, one_kind, rope, stretched
 from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
 from autoshard.spec.attention_scores import AttentionScores
@@ -55,13 +55,12 @@ def write(model: ModelSpec) -> dict[str, Any]:
     written = written_as_llama(model)
     if written["rope_scaling"] is None:
         written["rope_scaling"] = {"rope_type": "default"}
-    one_kind = (FULL_ATTENTION if model.sliding_window is None else SLIDING_ATTENTION,) * model.num_hidden_layers
     return (
         written
         | routers_loss_keys(model)
         | {
             "sliding_window": model.sliding_window or WINDOW,  # transformers takes no null
-            "layer_types": list(model.layer_types or one_kind),
+            "layer_types": list(model.layer_types or one_kind(model)),
             "attention_bias": model.attention_bias,
             "num_local_experts": model.num_local_experts,
             "num_experts_per_tok": model.num_experts_per_tok,

@@ -29,8 +29,12 @@ def token_embedding(b: GraphBuilder, name: str, ids: str) -> str:
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    return mlp(b, model, attention(b, model, x, layer, kernel), layer)
+
+
+def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
+    """Append norm, MLP and residual, and return the sum's name. x: [batch, seq, embed]. layer: place of the block."""
     prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
@@ -228,11 +232,13 @@ def cross_entropy(
 def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -> str:
     """Append rotary positions of queries or keys of a block, and return the output.
 
-    The operator's attribute rotary_dim: how many numbers of each head turn, from its start; the others pass unchanged.
+    The operator's attributes: rotary_dim: how many numbers of each head turn, from its start; the others pass
+    unchanged. interleaved: pairs are neighbours, not a number of the first half with one of the second.
     """
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
     theta, scaling = model.rope_of(layer)
+    pairs: dict[str, Any] = {"interleaved": True} if model.turns_neighbours else {}
     return b.operator(
         "rope",
         name,
@@ -242,4 +248,5 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
         theta=theta,
         scaling=scaling,
         rotary_dim=model.rotary_dim,
+        **pairs,
     )

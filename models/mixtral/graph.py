@@ -22,8 +22,12 @@ ROUTES = ("expert", "batch", "embed")
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    return mlp(b, model, attention(b, model, x, layer, kernel), layer)
+
+
+def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
+    """Append norm, experts and residual, and return the sum's name. x: [batch, seq, embed]."""
     prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"

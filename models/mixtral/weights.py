@@ -10,20 +10,28 @@ from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "ends", "mixture"]
 
+MATRICES = {"w1": "ffn embed", "w3": "ffn embed", "w2": "embed ffn"}
+
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from attention(model, prefix)
-    yield from mixture(model, f"{prefix}.block_sparse_moe", {"w1": "ffn embed", "w3": "ffn embed", "w2": "embed ffn"})
+    yield from mixture(model, f"{prefix}.block_sparse_moe", MATRICES)
 
 
-def mixture(model: ModelSpec, name: str, matrices: dict[str, str]) -> Iterator[Part]:
-    """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an
-    expert.
+def mixture(
+    model: ModelSpec,
+    name: str,
+    matrices: dict[str, str],
+    correction: str = "gate.e_score_correction_bias",
+    correction_layout: str = "expert",
+) -> Iterator[Part]:
+    """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an expert.
+    correction, correction_layout: the family's name and form of the router's correction bias, if there is one.
     """
     yield Part.same(f"{name}.gate.weight", "expert embed")
     if model.router is not None and model.router.has_correction_bias:
-        yield Part.same(f"{name}.gate.e_score_correction_bias", "expert")
+        yield Part(f"{name}.{correction}", correction_layout, f"{name}.gate.e_score_correction_bias")
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
             hub = f"{name}.experts.{expert}.{matrix}.weight"

@@ -1,20 +1,89 @@
-"""The config.json of OLMo 2."""
+"""The config.json of OLMo 2 and 3, and of EXAONE 4."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from autoshard.models.config_fields import Config
-from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.models.config_fields import Config, one_kind, ropes_of_kinds
+from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import (
+    ATTENTION_TYPES,
+    FULL_ATTENTION,
+    MOST_REPEATED,
+    NOPE,
+    ROPE,
+    SLIDING_ATTENTION,
+)
 
-ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM"}
-DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=10_000.0)
+ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
+OLMO = Defaults(norm_eps=1e-5, rope_theta=10_000.0)
+DEFAULTS = {"olmo2": OLMO, "olmo3": OLMO, "exaone4": replace(OLMO, num_key_value_heads=32)}
+THETA, WINDOW, PATTERN = 500_000.0, 4096, 4
+"""Without the keys: every so many blocks there is one without a window; of OLMo 3 the base of its positions."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    return read_as_llama(config, model_type, DEFAULTS, attention_bias=config.value("attention_bias", False))
+    more: dict[str, Any] = {}
+    if model_type == "exaone4":
+        config.only("attention_bias", False)
+        more = _exaone_kinds(config)
+    else:
+        more = {"attention_bias": config.value("attention_bias", False)}
+        more |= {} if model_type == "olmo2" else _kinds(config)
+    return read_as_llama(config, model_type, DEFAULTS[model_type], **more)
+
+
+def _exaone_kinds(config: Config) -> dict[str, Any]:
+    """Which blocks of EXAONE 4 have a window; where it has windows at all, the others have no positions."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    if config.window(WINDOW) is None:
+        return {"sliding_window": None}
+    if config.gives("layer_types"):
+        types = config.words("layer_types", layers, ATTENTION_TYPES)
+    else:
+        pattern = config.value("sliding_window_pattern", PATTERN)
+        if isinstance(pattern, str):
+            raise AutoshardError(
+                f"sliding_window_pattern={show(pattern)} of {config.name} needs layer_types beside it, a word for each "
+                "block"
+            )
+        types = _every_few(layers, config.integer("sliding_window_pattern", PATTERN))
+    positions = tuple(ROPE if word == SLIDING_ATTENTION else NOPE for word in types)
+    return windows(config, WINDOW, types) | ({"position_types": positions} if NOPE in positions else {})
+
+
+def _every_few(layers: int, pattern: int) -> tuple[str, ...]:
+    return tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
+
+
+def _kinds(config: Config) -> dict[str, Any]:
+    """Which blocks of OLMo 3 have a window, and positions of both kinds: those of blocks with a window are never
+    stretched. A rope_theta beside them is that of both, though transformers 5 takes THETA for blocks with a window."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    types = _every_few(layers, PATTERN)
+    theta, scaling, local = ropes_of_kinds(config, THETA)
+    differ = {"rope_local_base_freq": local} if scaling is not None or local != theta else {}
+    return {"rope_theta": theta, "rope_scaling": scaling, **differ, **windows(config, WINDOW, types)}
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    return written_as_llama(model) | {"attention_bias": model.attention_bias}
+    config = written_as_llama(model)
+    types = list(model.layer_types or one_kind(model))
+    if model.model_type == "exaone4":  # without positions there are windows, if on no block
+        window = model.sliding_window or (WINDOW if model.position_types else None)
+        return config | {"sliding_window": window, "layer_types": types}
+    config["attention_bias"] = model.attention_bias
+    if model.model_type == "olmo2":
+        return config
+    theta, scaling = config.pop("rope_theta"), config.pop("rope_scaling")
+    local = {"rope_type": "default", "rope_theta": model.rope_local_base_freq or theta}
+    wide = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
+    return config | {
+        "sliding_window": model.sliding_window or WINDOW,  # transformers asks for one even where no block has it
+        "layer_types": types,
+        "rope_parameters": {FULL_ATTENTION: wide, SLIDING_ATTENTION: local},
+    }

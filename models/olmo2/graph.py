@@ -1,4 +1,7 @@
-"""The graph of OLMo 2 as operators over named dims: norms stand behind attention and MLP, and over all heads."""
+"""The graph of OLMo 2 and 3 and of EXAONE 4 as operators over named dims.
+
+Norms stand behind attention and MLP, and over all heads, or over each head of EXAONE.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from autoshard.models.llama.graph import (
 )
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "embedding", "head"]
+__all__ = ["block", "embedding", "head", "normalized_attention"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
-    out = _attention(b, model, x, layer, kernel)
+    out = normalized_attention(b, model, x, layer, kernel)
     b.module = "attention_norm"
     out = rms_norm(b, model, f"{prefix}.post_attention_layernorm", out)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
@@ -33,13 +36,19 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.mlp.dropout"))
 
 
-def _attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+def normalized_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append attention whose queries have one norm over all heads, as its keys have, or each head where the model says
+    so, and return the output projection's output. x: [batch, seq, embed]."""
     name = f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, x, HEADS)
-    q = norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads)
-    k = norm_over_heads(b, model, f"{name}.k_norm", k, model.num_key_value_heads)
-    q, k = rope(b, model, f"{name}.q_rope", q), rope(b, model, f"{name}.k_rope", k)
+    if model.normalizes_heads:
+        q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+    else:
+        q = norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads)
+        k = norm_over_heads(b, model, f"{name}.k_norm", k, model.num_key_value_heads)
+    if model.has_rope(layer):
+        q, k = rope(b, model, f"{name}.q_rope", q, layer), rope(b, model, f"{name}.k_rope", k, layer)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer))
     return output_projection(b, model, name, context)

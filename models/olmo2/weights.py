@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of OLMo 2."""
+"""The names and the form of our parameters in Hugging Face checkpoints of OLMo 2 and 3 and EXAONE 4."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from autoshard.models.llama.weights import ends, gated_mlp, projections
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends"]
+__all__ = ["block", "ends", "normalized_attention"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
-    yield from projections(model, f"{prefix}.self_attn")
-    yield Part.same(f"{prefix}.self_attn.q_norm.weight", "(kvhead group headdim)")
-    yield Part.same(f"{prefix}.self_attn.k_norm.weight", "(kvhead headdim)")
+    yield from normalized_attention(model, f"{prefix}.self_attn")
     yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
     yield Part.same(f"{prefix}.post_feedforward_layernorm.weight", "embed")
     yield from gated_mlp(model, f"{prefix}.mlp", "ffn")
+
+
+def normalized_attention(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for an attention with norms over all heads, or each of them. name: of the
+    attention."""
+    yield from projections(model, name)
+    for part, dims in (("q_norm", "(kvhead group headdim)"), ("k_norm", "(kvhead headdim)")):
+        yield Part.same(f"{name}.{part}.weight", "headdim" if model.normalizes_heads else dims)

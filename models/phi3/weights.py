@@ -11,12 +11,12 @@ from autoshard.models.llama.weights import PROJECTIONS, ends
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends"]
+__all__ = ["block", "ends", "fused_mlp"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
-    name, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    name = f"{prefix}.self_attn"
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     firsts = (0, queries, queries + keys)
     for (part, rows), first in zip(PROJECTIONS.items(), firsts, strict=True):
@@ -26,6 +26,11 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
     yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
     yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from fused_mlp(f"{prefix}.mlp")
+
+
+def fused_mlp(name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a gated MLP with both matrices in one tensor. name: of the MLP."""
     for index, part in enumerate(("gate_proj", "up_proj")):
-        yield Part(f"{mlp}.gate_up_proj.weight", "(part ffn) embed", f"{mlp}.{part}.weight", index, 2)
-    yield Part.same(f"{mlp}.down_proj.weight", "embed ffn")
+        yield Part(f"{name}.gate_up_proj.weight", "(part ffn) embed", f"{name}.{part}.weight", index, 2)
+    yield Part.same(f"{name}.down_proj.weight", "embed ffn")

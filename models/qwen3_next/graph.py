@@ -1,4 +1,4 @@
-"""The graph of Qwen3-Next as operators over named dims."""
+"""The graph of Qwen3-Next, and of Qwen3.5's text models, as operators over named dims."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from autoshard.models.llama.graph import (
     embedding,
     head,
     linear,
+    mlp,
     output_projection,
     projections,
     rms_norm,
     rope,
 )
-from autoshard.models.qwen.graph import mlp
+from autoshard.models.qwen.graph import mlp as experts
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LINEAR_ATTENTION
 
@@ -32,7 +33,7 @@ LINEAR_HEADS = {
     "b_proj": "linear_key_head linear_group",
     "a_proj": "linear_key_head linear_group",
 }
-"""The projections of linear attention. The checkpoint has two matrices for them: models/qwen3_next/weights.py."""
+"""The projections of linear attention. Checkpoints have fewer matrices: models/qwen3_next/weights.py."""
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -46,7 +47,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
         name = f"{prefix}.self_attn"
         out = _gated_attention(b, model, h, name, kernel)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
-    return mlp(b, model, x, layer)
+    return (experts if model.is_moe else mlp)(b, model, x, layer)
 
 
 def _gated_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, kernel: str) -> str:

@@ -1,14 +1,15 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of Qwen3-Next.
+"""The names and the form of our parameters in Hugging Face checkpoints of Qwen3-Next, and of Qwen3.5's text models.
 
-in_proj_qkvz holds queries, keys, values and gates of a key head behind one another, in_proj_ba both numbers of each
-value head, q_proj a query and a gate of each head; conv1d has the channels of all queries, all keys and all values.
+q_proj holds a query and a gate of each head; conv1d has the channels of all queries, all keys and all values. Of
+Qwen3-Next, in_proj_qkvz holds queries, keys, values and gates of a key head behind one another, in_proj_ba both numbers
+of each value head. Of Qwen3.5, in_proj_qkv holds all queries, all keys and all values, and the others lie apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import ends
+from autoshard.models.llama.weights import ends, gated_mlp
 from autoshard.models.qwen.weights import mlp
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -16,9 +17,11 @@ from autoshard.spec.model_types import LINEAR_ATTENTION
 
 __all__ = ["block", "ends"]
 
-LEFT_OUT = ("mtp.",)
-"""Tensors of the multi-token prediction module, which transformers leaves out too."""
+LEFT_OUT = ("mtp.", "model.visual.")
+"""Tensors of the multi-token prediction module, and of the part that sees images: transformers leaves both out too."""
 KEYS, VALUES = "linear_keydim", "linear_group linear_valuedim"
+PER_KEY_HEAD = ("qwen3_next",)
+"""Those whose projections of linear attention lie together for each key head."""
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
@@ -29,7 +32,20 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield from _gated_attention(f"{prefix}.self_attn")
     yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
     yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
-    yield from mlp(model, layer)
+    if model.is_moe:
+        yield from mlp(model, layer)
+    else:
+        yield from gated_mlp(model, f"{prefix}.mlp", "ffn")
+
+
+def fused_block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    """The parts of `block`, but with all experts in one tensor: how Qwen publishes Qwen3.5's mixtures."""
+    experts = f"model.layers.{layer}.mlp.experts"
+    yield from (part for part in block(model, layer) if not part.tensor.startswith(f"{experts}."))
+    if model.has_experts(layer):
+        for index, part in enumerate(("gate_proj", "up_proj")):
+            yield Part(f"{experts}.gate_up_proj", "expert (part ffn) embed", f"{experts}.{part}.weight", index, 2)
+        yield Part(f"{experts}.down_proj", "expert embed ffn", f"{experts}.down_proj.weight")
 
 
 def _gated_attention(name: str) -> Iterator[Part]:
@@ -47,19 +63,28 @@ def _linear_attention(model: ModelSpec, name: str) -> Iterator[Part]:
     assert linear is not None, model.name
     key, value = linear.linear_key_head_dim, linear.values_per_key * linear.linear_value_head_dim
     rows = {"q": (KEYS, key), "k": (KEYS, key), "v": (VALUES, value), "z": (VALUES, value)}
-    first = 0
-    for part, (dims, count) in rows.items():
-        layout, own = f"(linear_key_head [{dims}]) embed", f"{name}.{part}_proj.weight"
-        yield Part(f"{name}.in_proj_qkvz.weight", layout, own, first=first, rows=2 * (key + value))
-        first += count
-    for index, part in enumerate(("b_proj", "a_proj")):
-        layout = "(linear_key_head part linear_group) embed"
-        yield Part(f"{name}.in_proj_ba.weight", layout, f"{name}.{part}.weight", index, 2)
+    if model.model_type in PER_KEY_HEAD:
+        first = 0
+        for part, (dims, count) in rows.items():
+            layout, own = f"(linear_key_head [{dims}]) embed", f"{name}.{part}_proj.weight"
+            yield Part(f"{name}.in_proj_qkvz.weight", layout, own, first=first, rows=2 * (key + value))
+            first += count
+        for index, part in enumerate(("b_proj", "a_proj")):
+            layout = "(linear_key_head part linear_group) embed"
+            yield Part(f"{name}.in_proj_ba.weight", layout, f"{name}.{part}.weight", index, 2)
+    else:
+        for part, dims in (("z", VALUES), ("b", "linear_group"), ("a", "linear_group")):
+            layout = f"(linear_key_head {dims}) embed"
+            yield Part(f"{name}.in_proj_{part}.weight", layout, f"{name}.{part}_proj.weight")
     heads, first = linear.linear_num_key_heads, 0
     for part in ("q", "k", "v"):
         dims, count = rows[part]
-        layout, own = f"([linear_key_head {dims}]) 1 linear_tap", f"{name}.{part}_conv1d.weight"
-        yield Part(f"{name}.conv1d.weight", layout, own, first=first, rows=heads * (2 * key + value))
+        place, of_all = f"([linear_key_head {dims}])", heads * (2 * key + value)
+        if model.model_type not in PER_KEY_HEAD:
+            own = f"{name}.{part}_proj.weight"
+            yield Part(f"{name}.in_proj_qkv.weight", f"{place} embed", own, first=first, rows=of_all)
+        own = f"{name}.{part}_conv1d.weight"
+        yield Part(f"{name}.conv1d.weight", f"{place} 1 linear_tap", own, first=first, rows=of_all)
         first += heads * count
     for part in ("A_log", "dt_bias"):
         yield Part.same(f"{name}.{part}", "(linear_key_head linear_group)")

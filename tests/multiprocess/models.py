@@ -140,6 +140,57 @@ MODELS["smollm3"] = replace(
 MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
 MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
 MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
+MODELS["seed oss"] = replace(LLAMA, model_type="seed_oss", attention_bias=True, mlp_bias=True)
+MODELS["glm4"] = replace(
+    LLAMA, model_type="glm4", num_key_value_heads=2, head_dim=16, partial_rotary_factor=0.5, attention_bias=True
+)
+MODELS["ernie 4.5"] = replace(LLAMA, model_type="ernie4_5", num_key_value_heads=2, tie_word_embeddings=True)
+MODELS["ernie 4.5 moe"] = replace(
+    MODELS["ernie 4.5"],
+    model_type="ernie4_5_moe",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=192,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+    router=Router("softmax", "noaux_tc"),
+)
+MODELS["dots.llm1"] = replace(
+    MODELS["glm4 moe"], model_type="dots1", partial_rotary_factor=1.0, attention_bias=False, use_qk_norm=False
+)
+MODELS["glm4 moe lite"] = replace(
+    MODELS["deepseek v3"], model_type="glm4_moe_lite", rope_scaling=None, router=Router("sigmoid", "noaux_tc")
+)
+MODELS["exaone4"] = replace(
+    LLAMA,
+    model_type="exaone4",
+    num_key_value_heads=2,
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    position_types=(*("rope",) * 3, "nope"),
+)
+MODELS["olmo3"] = replace(
+    LLAMA,
+    model_type="olmo3",
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    rope_scaling=RopeScaling(
+        "yarn", 4.0, original_max_position_embeddings=8, beta_fast=4.0, beta_slow=1.0, attention_factor=1.2
+    ),
+    rope_local_base_freq=1e4,
+)
+MODELS["olmo3, shared heads"] = replace(MODELS["olmo3"], num_attention_heads=6, num_key_value_heads=2)
+MODELS["minimax m2"] = replace(
+    LLAMA,
+    model_type="minimax_m2",
+    head_dim=16,
+    partial_rotary_factor=0.5,
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    router=Router("sigmoid", "noaux_tc"),
+)
+MODELS["olmoe"] = replace(LLAMA, model_type="olmoe", num_local_experts=8, num_experts_per_tok=3, norm_topk_prob=False)
+MODELS["minimax m2, shared heads"] = replace(MODELS["minimax m2"], num_attention_heads=6, num_key_value_heads=2)
 MODELS["granite"] = replace(
     LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)
 )
@@ -154,6 +205,16 @@ MODELS["qwen3 next"] = replace(
     linear_attention=LINEAR,
 )
 MODELS["linear attention, 3 heads"] = replace(MODELS["qwen3 next"], linear_attention=LinearAttention(3, 6, 8, 12, 4))
+MODELS["qwen3.5"] = replace(
+    LLAMA,
+    model_type="qwen3_5_text",
+    num_key_value_heads=2,
+    head_dim=16,
+    partial_rotary_factor=0.25,
+    layer_types=("linear_attention", "full_attention") * 2,
+    linear_attention=LINEAR,
+)
+MODELS["qwen3.5 moe"] = replace(MODELS["qwen3 next"], model_type="qwen3_5_moe_text", norm_topk_prob=True)
 MODELS["granite hybrid"] = replace(
     MODELS["granite"],
     model_type="granitemoehybrid",

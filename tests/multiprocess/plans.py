@@ -382,6 +382,98 @@ CASES[2] |= {
 }
 CASES[4] |= {"dbrx ep x tp": ("dbrx", strategy(tp=2, dp=2, ep=2), 2)}
 
+CASES[2] |= {
+    "seed oss tp": ("seed oss", strategy(tp=2, recompute="attention+mlp"), 2),
+    "seed oss pp, uneven": ("seed oss", strategy(pp=2, layers=(3, 1)), 3),
+    "glm4 (dense) tp": ("glm4", strategy(tp=2, recompute="attention_norm+mlp"), 2),
+    "glm4 (dense) zigzag ring, ZeRO-3": (
+        "glm4",
+        strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "glm4 (dense) pp, uneven, zero bubble": ("glm4", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "ernie tp": ("ernie 4.5", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "ernie ring": ("ernie 4.5", strategy(cp=2, attention="ring", recompute="full"), 2),
+    "packed documents, ernie, cp": ("ernie 4.5", strategy(cp=2), 2),
+    "ernie moe ep over cp, zigzag ring, ZeRO-3": (
+        "ernie 4.5 moe",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "ernie moe pp, uneven, tied": ("ernie 4.5 moe", strategy(pp=2, layers=(3, 1), recompute=("mlp", "none")), 3),
+}
+CASES[4] |= {
+    "seed oss tp x pp": ("seed oss", strategy(tp=2, pp=2, recompute="full"), 4),
+    "glm4 (dense), kv replicated": ("glm4", strategy(tp=4), 2),
+    "ernie, kv replicated x dp, ZeRO-3": ("ernie 4.5", strategy(tp=4, zero=3, recompute="mlp"), 2),
+    "ernie moe ep x tp": ("ernie 4.5 moe", strategy(tp=2, dp=2, ep=2), 2),
+}
+CASES[2] |= {
+    "dots.llm1 tp": ("dots.llm1", strategy(tp=2, recompute="attention+mlp"), 2),
+    "dots.llm1 ep over cp, zigzag ring, ZeRO-3": (
+        "dots.llm1",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "glm4 moe lite, pp, uneven, zero bubble": (
+        "glm4 moe lite",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention_up", "mlp")),
+        3,
+    ),
+    "glm4 moe lite, ep over cp, zigzag ring": ("glm4 moe lite", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
+    "olmoe tp": ("olmoe", strategy(tp=2, recompute="attention+mlp"), 2),
+    "olmoe ep, ZeRO-3": ("olmoe", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+    "exaone4 tp": ("exaone4", strategy(tp=2, recompute="attention+mlp"), 2),
+    "exaone4 zigzag ring, ZeRO-3": ("exaone4", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "exaone4 pp, uneven, zero bubble": ("exaone4", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "packed documents, exaone4, ulysses": ("exaone4", strategy(cp=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "dots.llm1 ep x tp": ("dots.llm1", strategy(tp=2, dp=2, ep=2), 2),
+    "dots.llm1 tp x pp": ("dots.llm1", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+    "glm4 moe lite, ep x tp": ("glm4 moe lite", strategy(tp=2, dp=2, ep=2), 2),
+    "olmoe tp x pp": ("olmoe", strategy(tp=2, pp=2, sp=False), 3),
+    "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
+}
+CASES[2] |= {
+    "olmo3 tp": ("olmo3", strategy(tp=2, recompute="attention+mlp"), 2),
+    "olmo3 zigzag ring, ZeRO-3": ("olmo3", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "olmo3 ulysses": ("olmo3", strategy(cp=2, attention="ulysses"), 2),
+    "olmo3 pp, uneven, zero bubble": ("olmo3", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "packed documents, olmo3, ring": ("olmo3", strategy(cp=2, attention="ring"), 2),
+}
+CASES[4] |= {
+    "olmo3, norm over padded and replicated heads": ("olmo3, shared heads", strategy(tp=4, recompute="full"), 2),
+    "olmo3 tp x pp": ("olmo3", strategy(tp=2, pp=2, sp=False), 4),
+}
+CASES[2] |= {
+    "qwen3.5 tp": ("qwen3.5", strategy(tp=2, recompute="attention+mlp"), 2),
+    "qwen3.5 zigzag ring, ZeRO-3": ("qwen3.5", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "qwen3.5 pp, uneven, zero bubble": ("qwen3.5", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "qwen3.5 moe ep, ZeRO-3": ("qwen3.5 moe", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+    "qwen3.5 moe, whole experts": ("qwen3.5 moe", strategy(tp=2, ep=2, etp=1, sp=False), 2),
+}
+CASES[4] |= {
+    "qwen3.5 tp x pp": ("qwen3.5", strategy(tp=2, pp=2, recompute="mlp"), 4),
+    "qwen3.5 moe ep x tp": ("qwen3.5 moe", strategy(tp=2, dp=2, ep=2), 2),
+}
+CASES[2] |= {
+    "minimax tp": ("minimax m2", strategy(tp=2, recompute="attention+mlp"), 2),
+    "minimax ep over cp, zigzag ring, ZeRO-3": (
+        "minimax m2",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "minimax tp, no sequence parallel": ("minimax m2, shared heads", strategy(tp=2, sp=False), 2),
+    "minimax pp, uneven, zero bubble": ("minimax m2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "packed documents, minimax, ulysses": ("minimax m2", strategy(cp=2, ep=2, attention="ulysses"), 2),
+}
+CASES[4] |= {
+    "minimax ep x tp": ("minimax m2", strategy(tp=2, dp=2, ep=2), 2),
+    "minimax, norm over padded and replicated heads": ("minimax m2, shared heads", strategy(tp=4, recompute="full"), 2),
+    "minimax, whole experts": ("minimax m2", strategy(tp=4, ep=4, etp=1), 2),
+}
+
 MODELS["glm4 moe, predicting"] = replace(MODELS["glm4 moe"], multi_token_prediction=MultiTokenPrediction())
 CASES[2] |= {
     "predicting, pp, uneven, zero bubble": (
@@ -472,6 +564,9 @@ MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
+    *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
+    *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
+    *("glm4_moe_lite", "olmoe"),
 )
 
 

@@ -77,16 +77,33 @@ def parameters(model: ModelSpec) -> int:
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
         block = (attention + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
         return vocabulary + layers * block + 2 * hidden
-    if model.model_type in ("qwen2", "qwen2_moe"):  # biases of q, k and v
-        attention += queries + 2 * keys
+    if model.model_type in ("qwen2", "qwen2_moe") or (
+        model.model_type in ("seed_oss", "glm4") and model.attention_bias
+    ):
+        attention += queries + 2 * keys  # biases of q, k and v
+    if model.model_type == "glm4":  # norms behind attention and MLP, too
+        attention += 2 * hidden
+    if model.model_type in ("dots1", "exaone4"):  # as Qwen 3
+        attention += 2 * model.head_dim
+    if model.model_type in ("ernie4_5_moe", "dots1"):
+        return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
-    if model.model_type == "olmo2":  # a norm of all heads' queries and one of their keys
+    if model.model_type in (
+        "olmo2",
+        "olmo3",
+        "minimax_m2",
+        "olmoe",
+    ):  # a norm of all heads' queries and one of their keys
         attention += queries + keys
-    if model.model_type == "qwen3_next":  # a gate beside each query, and the norms of a head
+    if model.model_type in (
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+    ):  # a gate beside each query, and the norms of a head
         attention += hidden * queries + 2 * model.head_dim
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
@@ -177,6 +194,22 @@ def recurrence(model: ModelSpec) -> int:
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),
+        ("seed-oss-36b", 36_151_104_512),
+        ("glm-4-9b-0414", 9_400_279_040),
+        ("glm-4-32b-0414", 32_566_081_536),
+        ("ernie-4.5-0.3b", 360_748_032),
+        ("ernie-4.5-21b-a3b", 21_825_436_160),
+        ("dots.llm1", 142_774_373_888),
+        ("exaone-4.0-1.2b", 1_279_391_488),
+        ("exaone-4.0-32b", 32_003_216_384),
+        ("glm-4.7-flash", 29_943_390_976),
+        ("olmoe-1b-7b", 6_919_161_856),
+        ("olmo3-7b", 7_298_011_136),
+        ("olmo3-32b", 32_233_522_176),
+        ("minimax-m2", 228_689_748_992),
+        ("qwen3.5-27b", 26_895_998_464),
+        ("qwen3.5-35b-a3b", 34_660_610_688),
+        ("qwen3.5-397b-a17b", 396_346_350_336),
     ],
 )
 def test_builtin_model_has_the_published_number_of_parameters(name: str, count: int) -> None:
@@ -392,6 +425,16 @@ def test_other_rope() -> None:
                 "model_type='qwen3_5_moe' of m is not supported; the nearest that is: qwen3_next, which does not know "
                 f"mtp_layers; supported: {FAMILIES}"
             ),
+        ),
+        (
+            {
+                "model_type": "arcee",
+                "hidden_act": "relu2",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "chunk_size_feed_forward": 0,
+                "id2label": {"0": "LABEL_0"},
+            },
+            f"model_type='arcee' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
         ),
         (
             {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},

@@ -1,0 +1,1 @@
+"""Seed-OSS: Llama with biases on queries, keys and values."""

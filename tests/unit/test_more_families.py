@@ -1,0 +1,291 @@
+"""Configs of the families whose blocks are made of others': what they leave out, and what is refused in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.errors import AutoshardError
+from autoshard.models.huggingface import from_config, to_config
+from autoshard.models.registry import published_dropout
+from autoshard.spec.dropout import Dropout
+from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MODEL_TYPES
+from autoshard.spec.router import Router
+from tests.multiprocess.models import MODELS
+from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 8192,
+}
+
+
+def read(model_type: str, **fields: Any) -> ModelSpec:
+    return from_config({**SIZES, "model_type": model_type, **fields}, "m")
+
+
+def test_what_a_minimax_config_leaves_out() -> None:
+    model = read("minimax_m2")
+    assert (model.num_local_experts, model.num_experts_per_tok, model.num_key_value_heads) == (256, 8, 8)
+    assert (model.head_dim, model.rotary_dim, model.rope_theta, model.norm_eps) == (128, 128, 5e6, 1e-6)
+    assert model.router == Router("sigmoid", "noaux_tc")
+    assert (model.normalizes_all_heads, model.normalizes_heads, model.norm_topk_prob) == (True, False, True)
+    turned = read("minimax_m2", rotary_dim=64, attn_type_list=[1] * 4)
+    assert turned.rotary_dim == 64
+    assert from_config(to_config(turned), "m") == turned
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    newer = read("minimax_m2", rotary_dim=64, rope_parameters=parameters)
+    assert (newer.rotary_dim, newer.rope_theta) == (32, 1e4)
+
+
+def test_what_a_qwen3_5_config_leaves_out() -> None:
+    dense = read("qwen3_5_text")
+    assert (dense.num_key_value_heads, dense.head_dim, dense.rotary_dim) == (4, 256, 64)
+    assert dense.layer_types == ("linear_attention",) * 3 + ("full_attention",)
+    assert (dense.normalizes_heads, dense.has_unit_offset, dense.is_moe) == (True, True, False)
+    assert from_config(to_config(dense), "m") == dense
+    mixture = read("qwen3_5_moe_text", moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8)
+    assert (mixture.num_key_value_heads, mixture.intermediate_size, mixture.norm_topk_prob) == (2, 512, True)
+    assert mixture.shared_expert_intermediate_size == 512
+    assert from_config(to_config(mixture), "m") == mixture
+    balanced = {"output_router_logits": True, "router_aux_loss_coef": 0.01}
+    fields = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2, **balanced}
+    assert read("qwen3_5_moe_text", **fields).router_aux_loss_coef == 0.01
+
+
+def test_what_an_olmo3_config_leaves_out() -> None:
+    model = read("olmo3", num_hidden_layers=5)
+    sliding = "sliding_attention"
+    assert model.layer_types == (*(sliding,) * 3, "full_attention", sliding)
+    assert (model.sliding_window, model.rope_theta, model.rope_local_base_freq) == (4096, 5e5, None)
+    assert (model.num_key_value_heads, model.norm_eps, model.normalizes_all_heads) == (32, 1e-5, True)
+    assert from_config(to_config(model), "m") == model
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    stretched = read("olmo3", rope_scaling=yarn, rope_theta=1e4)
+    assert [stretched.rope_of(layer)[0] for layer in (0, 3)] == [1e4, 1e4]
+    assert [one is None for one in (stretched.rope_of(0)[1], stretched.rope_of(3)[1])] == [True, False]
+    assert from_config(to_config(stretched), "m") == stretched
+    alone = read("olmo3", layer_types=["full_attention"] * 4)
+    assert (alone.sliding_window, alone.layer_types) == (None, ())
+    assert from_config(to_config(alone), "m") == alone
+
+
+def test_what_seed_oss_and_glm4_configs_leave_out(tmp_path: Path) -> None:
+    seed = read("seed_oss")
+    assert (seed.attention_bias, seed.output_projection_bias, seed.mlp_bias) == (True, False, False)
+    assert (seed.num_key_value_heads, seed.head_dim) == (8, 128)
+    assert from_config(to_config(seed), "m") == seed
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "seed_oss", "residual_dropout": 0.2}))
+    assert published_dropout(str(tmp_path)) == Dropout(residual=0.2, attention=0.1)
+    glm = read("glm4")
+    assert (glm.attention_bias, glm.output_projection_bias, glm.num_key_value_heads) == (True, False, 2)
+    assert (glm.rotary_dim, glm.turns_neighbours, glm.norm_eps) == (64, True, 1.5625e-7)
+    assert from_config(to_config(glm), "m") == glm
+
+
+def test_what_ernie_configs_leave_out() -> None:
+    dense = read("ernie4_5")
+    assert (dense.num_key_value_heads, dense.head_dim, dense.rope_theta) == (2, 128, 5e5)
+    assert (dense.tie_word_embeddings, dense.turns_neighbours, dense.attention_bias) == (True, True, False)
+    assert from_config(to_config(dense), "m") == dense
+    biased = read("ernie4_5", use_bias=True)
+    assert (biased.attention_bias, biased.output_projection_bias, biased.mlp_bias) == (True, True, True)
+    assert from_config(to_config(biased), "m") == biased
+    mixture = read("ernie4_5_moe", moe_intermediate_size=512)
+    assert mixture.router == Router("softmax", "noaux_tc")
+    assert (mixture.num_local_experts, mixture.num_experts_per_tok, mixture.num_key_value_heads) == (64, 6, 4)
+    assert mixture.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    assert (mixture.shared_expert_intermediate_size, mixture.dense_intermediate_size) == (1024, 1536)
+    assert from_config(to_config(mixture), "m") == mixture
+
+
+@pytest.mark.parametrize(
+    ("keys", "sparse"),
+    [
+        ({"moe_layer_start_index": 0}, (0, 1, 2, 3, 4, 5)),
+        ({"moe_layer_start_index": 2, "moe_layer_end_index": 4}, (2, 3, 4)),
+        ({"moe_layer_start_index": 2, "moe_layer_interval": 2}, (3, 5)),
+        ({"moe_layer_start_index": 3, "moe_layer_interval": 3, "moe_layer_end_index": 9}, (5,)),
+    ],
+)
+def test_which_blocks_of_ernie_have_experts(keys: dict[str, int], sparse: tuple[int, ...]) -> None:
+    model = read("ernie4_5_moe", moe_intermediate_size=512, num_hidden_layers=6, **keys)
+    assert tuple(filter(model.has_experts, range(6))) == sparse
+    assert from_config(to_config(model), "m") == model
+
+
+def test_blocks_with_experts_that_no_ernie_config_can_say() -> None:
+    types = ("sparse", "dense", "dense", "sparse")
+    model = replace(read("ernie4_5_moe", moe_intermediate_size=512), mlp_layer_types=types)
+    with pytest.raises(AutoshardError) as error:
+        to_config(model)
+    assert str(error.value) == "mlp_layer_types of m has no form in a config of model_type=ernie4_5_moe"
+
+
+def test_what_a_dots_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    model = read("dots1", **experts)
+    assert (model.num_key_value_heads, model.sliding_window, model.norm_topk_prob) == (32, None, False)
+    assert (model.router, model.shared_expert_intermediate_size) == (Router("sigmoid", "noaux_tc"), 0)
+    assert (model.mlp_layer_types, model.normalizes_heads, model.partial_rotary_factor) == ((), True, 1.0)
+    assert from_config(to_config(model), "m") == model
+    windowed = read("dots1", **experts, max_window_layers=3, scoring_func="sigmoid", n_shared_experts=2)
+    assert windowed.layer_types == (*("full_attention",) * 3, "sliding_attention")
+    assert (windowed.sliding_window, windowed.shared_expert_intermediate_size) == (4096, 1024)
+    assert from_config(to_config(windowed), "m") == windowed
+
+
+def test_what_a_glm4_moe_lite_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    model = read("glm4_moe_lite", **experts)
+    assert model.latent_attention == LatentAttention(768, 512, 64, 256)
+    assert (model.head_dim, model.norm_eps, model.norm_topk_prob) == (256, 1e-5, True)
+    assert model.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=1.8)
+    assert model.mlp_layer_types == ("dense", "sparse", "sparse", "sparse")
+    assert from_config(to_config(model), "m") == model
+    types = ["sparse", "dense", "sparse", "sparse"]
+    other = read("glm4_moe_lite", **experts, mlp_layer_types=types, first_k_dense_replace=3)
+    assert (other.mlp_layer_types, other.dense_intermediate_size) == (tuple(types), 1536)
+    assert from_config(to_config(other), "m") == other
+    alike = read("glm4_moe_lite", **experts, mlp_layer_types=["sparse"] * 4)
+    assert (alike.mlp_layer_types, alike.dense_intermediate_size) == ((), 0)
+    assert from_config(to_config(alike), "m") == alike
+
+
+def test_what_an_olmoe_config_leaves_out() -> None:
+    model = read("olmoe")
+    assert (model.num_local_experts, model.num_experts_per_tok, model.norm_topk_prob) == (64, 8, False)
+    assert (model.num_key_value_heads, model.norm_eps, model.router) == (32, 1e-5, None)
+    assert (model.normalizes_all_heads, model.normalizes_heads) == (True, False)
+    assert from_config(to_config(model), "m") == model
+    balanced = read("olmoe", output_router_logits=True, router_aux_loss_coef=0.01)
+    assert balanced.router_aux_loss_coef == 0.01
+    assert from_config(to_config(balanced), "m") == balanced
+
+
+def test_what_an_exaone4_config_leaves_out() -> None:
+    model = read("exaone4")
+    assert (model.num_key_value_heads, model.sliding_window, model.norm_eps) == (32, 4096, 1e-5)
+    assert model.layer_types == (*("sliding_attention",) * 3, "full_attention")
+    assert model.position_types == (*("rope",) * 3, "nope")
+    assert (model.normalizes_heads, model.normalizes_all_heads) == (True, False)
+    full = ["full_attention"] * 4
+    alone = read("exaone4", sliding_window=None, layer_types=full)
+    assert (alone.sliding_window, alone.layer_types, alone.position_types) == (None, (), ())
+    nowhere = read("exaone4", layer_types=full)  # transformers leaves positions out there, too
+    assert (nowhere.sliding_window, nowhere.layer_types, nowhere.position_types) == (None, (), ("nope",) * 4)
+    every = read("exaone4", sliding_window_pattern=5)
+    assert (every.sliding_window, every.layer_types, every.position_types) == (4096, (), ())
+    for one in (model, alone, nowhere, every):
+        assert from_config(to_config(one), "m") == one
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 moe"])
+def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_path: Path) -> None:
+    """As Qwen publishes them: under one more module, with all experts of a block in one tensor, beside others."""
+    plain, seeing = (huggingface_folder(tmp_path / form, MODELS[name]) for form in ("plain", "seeing"))
+    tensors = weights(MODELS[name], "F32")
+    for layer in range(MODELS[name].num_hidden_layers if name == "qwen3.5 moe" else 0):
+        experts = f"model.layers.{layer}.mlp.experts"
+        gates, raises, falls = (
+            np.stack([tensors.pop(f"{experts}.{expert}.{part}_proj.weight") for expert in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{experts}.gate_up_proj"] = np.concatenate([gates, raises], axis=1)
+        tensors[f"{experts}.down_proj"] = falls
+    renamed = {re.sub(r"^model\.", "model.language_model.", key): value for key, value in tensors.items()}
+    more = {key: np.zeros(4, np.float32) for key in ("model.visual.merger.norm.weight", "mtp.norm.weight")}
+    write_safetensors(seeing / "model.safetensors", {**renamed, **more}, "F32")
+    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
+    assert done is not None
+    assert bytes_of(tmp_path / "again") == bytes_of(plain)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "text"),
+    [
+        (
+            "olmo3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            (
+                "rope_parameters=an object of 2 of m must be an object with an object for each of: "
+                "full_attention, sliding_attention"
+            ),
+        ),
+        (
+            "dots1",
+            {"moe_intermediate_size": 512, "scoring_func": "softmax"},
+            "scoring_func='softmax' of m is not supported; noaux_tc is",
+        ),
+        ("exaone4", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "exaone4",
+            {"sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern='LLLG' of m needs layer_types beside it, a word for each block",
+        ),
+        (
+            "glm4_moe_lite",
+            {"moe_intermediate_size": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["moe"]},
+            "mlp_layer_types=a list of 1 of m must be a list of 4 words, one a block",
+        ),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0 of m is not supported; null is"),
+        (
+            "olmoe",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
+        ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
+        ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free=False of m is not supported; True is"),
+        ("ernie4_5_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
+        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate=False of m is not supported; True is"),
+        ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid' of m is not supported; swish is"),
+        ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
+        ("qwen3_5_moe_text", {"mlp_only_layers": [1]}, "mlp_only_layers=a list of 1 of m is not supported; [] is"),
+        (
+            "qwen3_5_text",
+            {"num_experts": 8},
+            (
+                "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
+                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text has it"
+            ),
+        ),
+        (
+            "qwen3_5_moe",
+            {"text_config": {"model_type": "qwen3_5_moe_text"}},
+            (
+                "model_type='qwen3_5_moe' of m is not supported; its text_config may be a config that is: give that "
+                f"alone; supported: {', '.join(MODEL_TYPES)}"
+            ),
+        ),
+        (
+            "minimax_m2",
+            {"attn_type_list": [0, 0, 0, 1]},
+            "attn_type_list=a list of 4 of m is not supported; a list of 1 alone is: attention in every block",
+        ),
+        ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' of m is not supported; per_layer is"),
+        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func='softmax' of m is not supported; sigmoid is"),
+        ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size=8 of m is not supported; 0 is"),
+        ("minimax_m2", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1 of m is not supported; 0.0 is"),
+        ("minimax_m2", {"sliding_window": 9}, "sliding_window=9 of m is not supported; null is"),
+        ("minimax_m2", {"use_qk_norm": False}, "use_qk_norm=False of m is not supported; True is"),
+        ("minimax_m2", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused(model_type: str, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        read(model_type, **fields)
+    assert str(error.value) == text
