@@ -1,6 +1,7 @@
 """Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
 
 import os
+import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +71,8 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     own, failing = plugin_files()
     if isinstance(instance, str) and instance in own:
         return _only(instance, own[instance])
+    if isinstance(instance, os.PathLike) or (isinstance(instance, str) and re.search(r"/|\.json$", instance)):
+        raise AutoshardError(f"instance={show(str(instance))} is the name of a file; hardware takes files")
     close = near(str(instance), [*known, *own, *(other for others in aliases.values() for other in others)])
     meant = f"did you mean {' or '.join(close)}? " if close else ""
     listed = [f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items()]

@@ -59,6 +59,13 @@ def test_a_near_name_is_suggested(given: str, meant: str) -> None:
     )
 
 
+@pytest.mark.parametrize("given", ["mine.json", "may/not/be/entered/mine", Path("mine.json")])
+def test_a_file_is_no_instance(given: Any) -> None:
+    with pytest.raises(AutoshardError) as error:
+        load_cluster(given, 1)
+    assert str(error.value) == f"instance='{given}' is the name of a file; hardware takes files"
+
+
 def test_names_of_hardware_are_each_of_one_file() -> None:
     aliases = [json.loads((HARDWARE / f"{name}.json").read_text()).get("aliases", []) for name in instances()]
     names = [*instances(), *(one for some in aliases for one in some)]
