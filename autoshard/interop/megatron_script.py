@@ -61,7 +61,7 @@ def _unquoted(word: str, before: str) -> list[str]:
 
     before: the word before it, of which it may be the value.
     """
-    text = re.sub(r"^\w+\+?=", "", word)
+    text = re.sub(r"^(\w+\+?=)?\(?", "", word)
     flags = re.findall(r"(?<!\S)--\S+", text)
     if not flags or text.split() == flags[:1]:
         return [text.strip() if flags else word]

@@ -186,7 +186,8 @@ torchrun --nnodes $NODES pretrain_gpt.py "${MODEL[@]}" --tensor-model-parallel-s
 def test_variables_that_the_script_gives_a_value() -> None:
     found = script(SCRIPT)
     assert [found.options[name] for name in ("tp", "pp", "micro_batch", "nodes")] == [4, 2, 3, "$NODES"]
-    assert found.model.wanted["hidden_size"] == 4096
+    sizes = [found.model.wanted[name] for name in ("num_hidden_layers", "hidden_size", "activation")]
+    assert sizes == [32, 4096, "swiglu"]  # behind and before a bracket
     told = "variables have the values that the script gives them: HIDDEN=4096, TP_SIZE=4, PP=2, MBS=3"
     assert found.notes == (told,)
     said = "in a condition of the script, taken as if it held: --use-distributed-optimizer"
