@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 
 
 def write_text(path: str | Path, text: str, what: str) -> None:
@@ -11,13 +12,17 @@ def write_text(path: str | Path, text: str, what: str) -> None:
 
     what: names the file's role in errors, such as "plan". A link is followed; what is not a regular file (/dev/null, a
     pipe) is written to directly.
-    Raises AutoshardError, naming the path, for a directory, a missing or unwritable folder and a full disk.
+    Bytes of a path that are no text stand in it as on the terminal, by their numbers.
+    Raises AutoshardError, naming the path, for what is no path, a directory, a missing or unwritable folder and a full
+    disk.
     """
-    write_bytes(path, text.encode(), what)
+    write_bytes(path, text.encode(errors="backslashreplace"), what)
 
 
 def write_bytes(path: str | Path, data: bytes, what: str) -> None:
     """`write_text` for a file that is not text."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise AutoshardError(f"{what} {show(path)} cannot be written: it is no path")
     try:
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -43,9 +48,10 @@ def sync_folder(folder: Path) -> None:
 def _replace(target: Path, data: bytes) -> None:
     """Write `data` to a temporary file and rename it to `target`.
 
-    The temporary file lies in the same folder, so that the rename cannot cross file systems.
+    The temporary file lies in the same folder, so that the rename cannot cross file systems. Its name is its own: a
+    process that was killed may have left one, and had the same number in its container.
     """
-    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name[:100]}.{os.urandom(8).hex()}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(data)

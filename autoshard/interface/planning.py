@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice
+from autoshard.files.fields import check_choice, show
 from autoshard.interface.inputs import Instance, Model, Options, request_of
 from autoshard.interface.planned import Plan
 from autoshard.interface.reading import read_plan_with_notes
@@ -214,6 +214,9 @@ def read_plan(path: str | Path) -> Plan:
 def _request(
     model: Model, instance: Instance, options: Mapping[str, Any], top: int, exhaustive: bool, beaten_path: bool
 ) -> PlanRequest:
+    for name, value in (("exhaustive", exhaustive), ("beaten_path", beaten_path)):
+        if not isinstance(value, bool):
+            raise AutoshardError(f"{name}={show(value)} must be True or False")
     return replace(request_of(model, instance, options, top), exhaustive=exhaustive, beaten_path=beaten_path)
 
 

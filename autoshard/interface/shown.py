@@ -22,6 +22,10 @@ class Shown(ABC):
     def __str__(self) -> str:
         return self.page().rstrip("\n")
 
+    def __repr__(self) -> str:
+        first, *_ = str(self).splitlines() or ("",)
+        return f"<{type(self).__name__}: {' '.join(first.split())}>"
+
     def _repr_html_(self) -> str:
         return html_of(self.markdown())
 

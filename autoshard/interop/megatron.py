@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
-from itertools import pairwise, takewhile
 from math import ceil
 from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
+from autoshard.interop.megatron_script import read_script
 from autoshard.interop.megatron_stages import STAGE_FLAGS, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
@@ -109,12 +108,12 @@ to, so it runs again with it."""
 CONTEXT_PARALLEL = {"p2p": "zigzag_ring", "a2a": "ulysses", "allgather": "all_gather", "all_gather": "all_gather"}
 TWO_LEVELS = "a2a+p2p"
 """All-to-all within groups of ranks and a ring between these; here one or the other goes over all ranks."""
-SEVERAL = ("recompute-modules",)
-"""Flags that take more than one word."""
 TP_PP_DP = "dp-pp-cp-tp"
 """--use-tp-pp-dp-mapping: data parallelism outside of the pipeline. Without it the order is the default one."""
 FP8_RECIPES = {"blockwise": "fp8_block", "mxfp8": "mxfp8"}
 """--fp8-recipe and the precision here, where it is not fp8."""
+PRODUCTS = ("fp8-format", "fp8-recipe", "fp4-format")
+"""Flags of products in fewer bits than 16."""
 WIDE_ENDS = "first-last-layers-bf16"
 WIDE_BLOCKS = {"first": "num-layers-at-start-in-bf16", "last": "num-layers-at-end-in-bf16"}
 """Blocks at the ends of the model that are not in FP8, and how many."""
@@ -131,7 +130,7 @@ def megatron_layout(text: str) -> WrittenLayout:
     Degrees default to 1, and the global batch to one microbatch of each replica, as in Megatron. Raises AutoshardError
     for values that make no layout.
     """
-    flags = _flags(text)
+    flags, values, conditional = read_script(text, (*READ, *PRODUCTS))
     if not (flags.keys() & set(READ).difference(ANYBODYS) or flags.keys() >= set(MOST_FLAGS)):
         raise AutoshardError(
             "none of its arguments is Megatron's own, such as --tensor-model-parallel-size or --ffn-hidden-size"
@@ -157,6 +156,9 @@ def megatron_layout(text: str) -> WrittenLayout:
         options["axis_order"] = TP_PP_DP
     options["precision"] = "mixed_precision" if flags.keys() & {"bf16", "fp16"} else "fp32"
     notes: tuple[str, ...] = ("--fp16 is priced as bf16",) if "fp16" in flags else ()
+    if values:
+        said = ", ".join(f"{name}={value}" for name, value in values.items())
+        notes += (f"variables have the values that the script gives them: {said}",)
     if "use-megatron-fsdp" in flags and not {SHARDING_FLAG, DEEPSPEED_ZERO} & flags.keys():
         older = "before core_v0.18.0 it was no_shard"
         notes += (f"--use-megatron-fsdp without --{SHARDING_FLAG}: {USUAL_SHARDING}, Megatron's default; {older}",)
@@ -185,7 +187,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         model=model,
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=notes,
-        warnings=(*approximations, *_warnings(flags, options)),
+        warnings=(*approximations, *_warnings(flags, options), *_conditional_warnings(flags, conditional)),
         products=_products(flags),
         wide_blocks=_wide_blocks(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
@@ -340,6 +342,11 @@ def llama3_scaling(factor: float) -> RopeScaling:
     return RopeScaling("llama3", factor, 1.0, 4.0, 8192)
 
 
+def _conditional_warnings(flags: dict[str, str], conditional: tuple[str, ...]) -> Iterator[str]:
+    if found := [f"--{flag} {flags[flag]}".strip() for flag in conditional]:
+        yield f"in a condition of the script, taken as if it held: {', '.join(found)}"
+
+
 def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
     """Sentences about arguments that change a step and are not in the price."""
     for flag in flags:
@@ -407,59 +414,6 @@ ANYBODYS = (
     *("micro-batch-size", "global-batch-size", "context-parallel-size", "num-experts", *MOST_FLAGS),
 )
 """Those that scripts of other frameworks have too, if not all of MOST_FLAGS."""
-
-
-_WRITTEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n]*""", re.DOTALL)
-"""Quoted texts and escaped characters, which stay as they are; line ends that are escaped; comments, up to their own
-line's end, escaped or not."""
-_SHOW = ("echo", "printf", "-e")
-"""Words before a text that is shown, not run."""
-
-
-def _flags(text: str) -> dict[str, str]:
-    """The flags by name, without leading dashes -> what follows them, '' for nothing.
-
-    Underscores are dashes, as in torchrun. Quotes around several words, of an array or a variable, are no matter.
-    """
-    try:
-        words = _words(text)
-    except ValueError as error:
-        raise AutoshardError(f"it is no command line: {error}") from None
-    flags: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            following = map(words.__getitem__, range(index + 1, len(words)))
-            after = list(takewhile(lambda word: not word.startswith("--"), following))
-            several = name.replace("_", "-") in SEVERAL
-            flags[name.replace("_", "-")] = value or " ".join(after if several else after[:1])
-    return flags
-
-
-def _words(text: str) -> list[str]:
-    """The words of a command line. Raises ValueError where a quote does not end."""
-    quoted = shlex.split(_WRITTEN.sub(lambda found: found[1] or " ", text))
-    return [word for before, one in pairwise(("", *quoted)) for word in _unquoted(one, before)]
-
-
-def _unquoted(word: str, before: str) -> list[str]:
-    """The words in one that a shell takes as a whole: '--fp8-format hybrid', 'ARGS=--bf16 --swiglu' or a command.
-
-    before: the word before it, of which it may be the value.
-    """
-    text = re.sub(r"^\w+\+?=", "", word)
-    flags = re.findall(r"(?<!\S)--\S+", text)
-    if not flags or text.split() == flags[:1]:
-        return [text.strip() if flags else word]
-    begins_with_one = text.split()[0] == flags[0]
-    is_value = begins_with_one and "=" in flags[0] and len(flags) == 1  # '--name=some words'
-    is_value |= not begins_with_one and (before in _SHOW or re.fullmatch("--[^=]+", before) is not None)
-    if text == word and is_value:
-        return [word]
-    try:
-        return _words(text)
-    except ValueError:
-        return text.split()
 
 
 def _expert_ranks(flags: dict[str, str], tp: int) -> int | None:

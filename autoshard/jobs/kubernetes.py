@@ -12,8 +12,11 @@ from autoshard.jobs.variables import SHARED, variables
 from autoshard.plans.plan import Plan
 
 CLAIM = "autoshard-shared"
-HUGE_PAGES = "5120Mi"
+HUGE_PAGES, HUGE_PAGES_SIZE = "hugepages-2Mi", "5120Mi"
 """Huge pages that EFA asks for [AWS EKS user guide, "Run machine learning training on Amazon EKS with EFA"]."""
+ASKED_TOO = {"cpu": 1}
+"""Kubernetes refuses a pod that asks for huge pages alone, without cpu or memory [Kubernetes, "Manage HugePages"]. No
+limit goes with it: the pod has its node alone."""
 
 
 def pytorch_job(plan: Plan, options: LaunchOptions) -> str:
@@ -65,7 +68,7 @@ def _replica(plan: Plan, options: LaunchOptions, count: int) -> dict[str, Any]:
         "workingDir": SHARED,
         "command": ["bash", "-c", node_script(plan, options)],
         "env": [{"name": one.name, "value": one.value} for one in set_here],
-        "resources": {"limits": resources, "requests": resources},
+        "resources": {"limits": resources, "requests": resources | (ASKED_TOO if HUGE_PAGES in resources else {})},
         "volumeMounts": [{"name": "shared", "mountPath": SHARED}, {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108
     }
     spec: dict[str, Any] = {
@@ -94,7 +97,7 @@ def _resources(plan: Plan) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"aws.amazon.com/neuron": plan.cluster.chips_per_node}
     if plan.cluster.nodes > 1:
-        found |= {"vpc.amazonaws.com/efa": plan.cluster.adapters_per_node, "hugepages-2Mi": HUGE_PAGES}
+        found |= {"vpc.amazonaws.com/efa": plan.cluster.adapters_per_node, HUGE_PAGES: HUGE_PAGES_SIZE}
     return found
 
 

@@ -12,7 +12,7 @@ from autoshard.migration.migrate import Migration
 from autoshard.plans.differences import loses
 from autoshard.plans.plan import Plan
 from autoshard.spec.stack import STACKS
-from autoshard.units import format_bytes, format_number, format_seconds
+from autoshard.units import format_bytes, format_number, format_seconds, percent
 
 PLAN, CHECKPOINT, JOB, PAGE = "plan.json", "checkpoint", "job.sh", "MIGRATION.md"
 
@@ -95,5 +95,5 @@ def _step(plan: Plan) -> str:
 def _memory(plan: Plan) -> str:
     estimate = plan.estimate
     used, capacity = estimate.fullest.total_bytes, estimate.memory_capacity_bytes
-    fits = f"fits with {100 * estimate.fits_probability:.0f} % probability"
+    fits = f"fits with {percent(estimate.fits_probability)} probability"
     return f"~{format_bytes(used)} of {format_bytes(capacity)}, {fits}"

@@ -84,7 +84,7 @@ def call(
 
 def in_one_line(error: BaseException) -> str:
     """An exception of other people's code in one line: its type, and the beginning of its text; ours is its text."""
-    said = " ".join(str(error).split())
+    said = " ".join("".join(one if one.isprintable() else " " for one in str(error)).split())
     if isinstance(error, AutoshardError):
         return said
     return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__

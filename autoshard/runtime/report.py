@@ -30,6 +30,9 @@ learning rate amplify any rounding (training is chaotic); the FP32 step is then 
 CHAOTIC = 0.5
 """A quantity that rounding alone changes by more than this share is not judged: training has amplified the rounding too
 far."""
+LEARNT = 0.01
+"""A loss below this share of the first step's is of text that is known by heart, and rounding changes it by more than
+it is: its difference is held against this share of the first one."""
 FALLS_IN = 10
 """A run with fewer steps need not show a falling loss: the learning rate has hardly risen, and batches differ by as
 much."""
@@ -126,8 +129,10 @@ def _after_training(plan: Plan, losses: Sequence[float], alone: Result) -> tuple
     def allowed(what: str, rounding: float) -> float:
         return inf if rounding > CHAOTIC else max(ROUNDING_FLOORS[what], ROUNDING_FACTOR * rounding)
 
+    references = alone["trained"]["losses"]
+
     def worst(values: Sequence[float]) -> float:
-        return max(_off(a, b) for a, b in zip(values, alone["trained"]["losses"], strict=True))
+        return max(_off(a, b, LEARNT * abs(references[0])) for a, b in zip(values, references, strict=True))
 
     rounded = worst(alone["rounding"]["losses"])
     loss = Difference(f"loss ({name}, worst of {len(losses)} steps)", worst(losses), allowed("loss", rounded))
@@ -272,6 +277,7 @@ def _allowed(one: Difference) -> str:
     return "not judged" if one.tolerance == inf else f"{one.tolerance:.0e}"
 
 
-def _off(value: float, reference: float) -> float:
-    """Relative difference; the difference itself where the reference is 0, as a loss is of text that repeats."""
-    return abs(value - reference) / (abs(reference) or 1.0)
+def _off(value: float, reference: float, at_least: float = 0.0) -> float:
+    """Relative difference: the share of the reference, or of `at_least` where that is larger; the difference itself
+    where both are 0."""
+    return abs(value - reference) / (max(abs(reference), at_least) or 1.0)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.rows import Number, anywhere, by_rows, is_rows
 from autoshard.schedules.closed_form import Work
 from autoshard.schedules.held import warm_ups
@@ -72,13 +73,14 @@ def _closed_form_s(schedule: Schedule, work: Work) -> Number:
 
     sizes = (work.pp, work.num_microbatches, work.num_virtual_stages)
     found = asked(schedule, lambda *_: closed_form(work), *sizes)
-    shape, wanted = np.shape(found), np.shape(work.forward_s[0])
-    if found is None or shape not in ((), wanted):
-        gives = "None" if found is None else f"seconds of shape {shape}"
+    array, wanted = asked(schedule, lambda *_: np.asarray(found), *sizes), np.shape(work.forward_s[0])
+    if array.dtype.kind not in "iuf" or array.shape not in ((), wanted):
+        gives = f"seconds of shape {array.shape}" if array.dtype.kind in "iuf" else show(found)
         raise AutoshardError(f"{said(schedule)} has a closed_form that gives {gives}; it wants () or {wanted}")
-    if not (np.isfinite(found) & (found >= 0)).all():
+    if not (np.isfinite(array) & (array >= 0)).all():
         raise AutoshardError(f"{said(schedule)} has a closed_form that gives seconds that are negative or not finite")
-    return found
+    bound_s: Number = array[()]
+    return bound_s
 
 
 def _held_against_s(schedule: Schedule, work: Work) -> Number:

@@ -1,6 +1,7 @@
 """Read a hardware file: one JSON file an instance type, every number with its source (autoshard/hardware/README.md)."""
 
 import os
+import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,13 @@ class Section(Reader):
             check_positive(self.path, name, value)
         return float(value)
 
+    def share(self, name: str) -> float:
+        """A sourced number from 0 to 1: of a datasheet's bandwidth. 85 for 85 % is an error."""
+        value = self.number(name)
+        if value > 1:
+            raise AutoshardError(f"{name}={value:g} of {self.path} is a share of the links' bandwidth, at most 1")
+        return value
+
     def integer(self, name: str) -> int:
         """A sourced whole number of at least 1."""
         value = self.sourced(name)
@@ -70,6 +78,8 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     own, failing = plugin_files()
     if isinstance(instance, str) and instance in own:
         return _only(instance, own[instance])
+    if isinstance(instance, os.PathLike) or (isinstance(instance, str) and re.search(r"/|\.json$", instance)):
+        raise AutoshardError(f"instance={show(str(instance))} is the name of a file; hardware takes files")
     close = near(str(instance), [*known, *own, *(other for others in aliases.values() for other in others)])
     meant = f"did you mean {' or '.join(close)}? " if close else ""
     listed = [f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items()]
@@ -253,7 +263,7 @@ def _cluster_values(file: Section, name: str, nodes: int, lnc: int | None) -> di
         "inter_node": {
             "name": "network adapter",
             "bandwidth_bytes_per_s": file.number("adapter_bandwidth_bytes_per_s")
-            * calibration.number("adapter_efficiency"),
+            * calibration.share("adapter_efficiency"),
             "latency_s": calibration.number("inter_node_hop_latency_s"),
         },
         "collective_launch_s": calibration.number("collective_launch_s"),
@@ -275,7 +285,7 @@ def _domain_values(file: Section, calibration: Section, nodes: int) -> dict[str,
     link = {
         "name": domain.text("link"),
         "bandwidth_bytes_per_s": domain.number("chip_link_bandwidth_bytes_per_s")
-        * calibration.number("domain_link_efficiency"),
+        * calibration.share("domain_link_efficiency"),
         "latency_s": calibration.number("domain_hop_latency_s"),
     }
     whole = _domain(domain)
@@ -353,7 +363,7 @@ def _intra_node_values(
     for chips in shares.names:
         if not chips.isdecimal():
             raise AutoshardError(f"{show(chips)} of {shares.path} must be a number of chips")
-        share = shares.number(chips)
+        share = shares.share(chips)
         if int(chips) <= per_node:
             steps.append((f"{chips} chips", int(chips), chip_link * share))
     return [

@@ -59,6 +59,13 @@ def test_a_near_name_is_suggested(given: str, meant: str) -> None:
     )
 
 
+@pytest.mark.parametrize("given", ["mine.json", "may/not/be/entered/mine", Path("mine.json")])
+def test_a_file_is_no_instance(given: Any) -> None:
+    with pytest.raises(AutoshardError) as error:
+        load_cluster(given, 1)
+    assert str(error.value) == f"instance='{given}' is the name of a file; hardware takes files"
+
+
 def test_names_of_hardware_are_each_of_one_file() -> None:
     aliases = [json.loads((HARDWARE / f"{name}.json").read_text()).get("aliases", []) for name in instances()]
     names = [*instances(), *(one for some in aliases for one in some)]
@@ -192,6 +199,26 @@ def test_every_number_has_a_source(instance: str) -> None:
             assert isinstance(value, str), value
 
     check(json.loads((HARDWARE / f"{instance}.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "told"),
+    [
+        (("adapter_efficiency",), "adapter_efficiency=85 of mine.json.calibration"),
+        (("link_efficiency_by_chips", "16"), "16=85 of mine.json.calibration.link_efficiency_by_chips"),
+        (("domain_link_efficiency",), "domain_link_efficiency=85 of mine.json.calibration"),
+    ],
+)
+def test_a_share_of_links_in_per_cent_is_refused(leaf: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    calibration: dict[str, Any] = {"value": 85, "source": "my own"}
+    for key in reversed(leaf):
+        calibration = {key: calibration}
+    like = "trn2u.48xlarge" if leaf == ("domain_link_efficiency",) else "trn1.32xlarge"
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"format_version": 1, "instance": "mine", "like": like, "calibration": calibration}))
+    with pytest.raises(AutoshardError) as error:
+        load_cluster(None, 1, hardware_file=file)
+    assert str(error.value) == f"{told} is a share of the links' bandwidth, at most 1"
 
 
 @pytest.mark.parametrize("instance", instances())

@@ -236,6 +236,7 @@ def test_a_rack_is_filled_as_its_file_says(nodes: int) -> None:
 def test_values_show_themselves_in_a_notebook() -> None:
     one, other = (autoshard.plan("llama3-8b", tp=tp, **SMALL) for tp in (8, 32))
     for shown in (one, autoshard.compare(one, other), autoshard.search("llama3-8b", **SMALL)):
+        assert repr(shown).startswith(f"<{type(shown).__name__}") and " object at 0x" not in repr(shown)
         page = shown._repr_html_()
         assert "<table>" in page and "tp=8" in page
         assert not any(outside in page for outside in ("http", "src=", "<script", "@import"))
@@ -250,6 +251,8 @@ def test_values_show_themselves_in_a_notebook() -> None:
         (lambda: PUBLIC.plan("llama3-8b", nodess=3), "'nodess' is not an option; did you mean nodes"),
         (lambda: autoshard.plan("llama3-8b", nodes=0), "nodes: 0 must be a whole number of at least 1"),
         (lambda: autoshard.plan("llama3-8b", "trn9"), "instance='trn9' is not known; "),
+        (lambda: PUBLIC.plan("llama3-8b", beaten_path="no"), "beaten_path='no' must be True or False"),
+        (lambda: PUBLIC.search("llama3-8b", exhaustive=1), "exhaustive=1 must be True or False"),
         (
             lambda: PUBLIC.plan(3),
             "model=3 must be a name, the path or the contents of a config.json, or a torch module",

@@ -203,6 +203,8 @@ def test_the_manifest() -> None:
         assert container["name"] == "pytorch" and container["image"] == "registry/autoshard:1"
         limits = container["resources"]["limits"]
         assert (limits["aws.amazon.com/neuron"], limits["vpc.amazonaws.com/efa"]) == (16, 8)
+        # Kubernetes: "HugePages require cpu or memory"
+        assert "hugepages-2Mi" in limits and container["resources"]["requests"] == {**limits, "cpu": 1}
         assert container["command"][:2] == ["bash", "-c"]
         assert '--nproc-per-node 32 --node-rank "$RANK"' in container["command"][2]
         names = {one["name"] for one in container["env"]}

@@ -161,3 +161,64 @@ def test_a_number_of_thousands_of_digits_is_no_degree() -> None:
     assert str(raised.value) == (
         f"train.sh: --tensor-model-parallel-size is '{'1' * 40}'; it must be a whole number of at least 1"
     )
+
+
+SCRIPT = """
+TP_SIZE=4      # of each node
+export PP=${PP:-2}
+MBS="$MICRO"
+MICRO=${1:-3}
+HIDDEN='4096'
+for LAYERS in 8 16; do
+LAYERS=32
+if [[ $1 == big ]]; then
+    CP=2
+    MORE=(--use-distributed-optimizer --seq-length 8192)
+else
+    CP=1
+fi
+MODEL=(--num-layers 32 --hidden-size $HIDDEN --num-attention-heads 32 --swiglu)
+torchrun --nnodes $NODES pretrain_gpt.py "${MODEL[@]}" --tensor-model-parallel-size $TP_SIZE --seq-length 4096 \\
+    --pipeline-model-parallel-size ${PP} --micro-batch-size=$MBS
+"""
+
+
+def test_variables_that_the_script_gives_a_value() -> None:
+    found = script(SCRIPT)
+    assert [found.options[name] for name in ("tp", "pp", "micro_batch", "nodes")] == [4, 2, 3, "$NODES"]
+    sizes = [found.model.wanted[name] for name in ("num_hidden_layers", "hidden_size", "activation")]
+    assert sizes == [32, 4096, "swiglu"]  # behind and before a bracket
+    told = "variables have the values that the script gives them: HIDDEN=4096, TP_SIZE=4, PP=2, MBS=3"
+    assert found.notes == (told,)
+    said = "in a condition of the script, taken as if it held: --use-distributed-optimizer"
+    assert said in found.warnings and found.fields["zero"] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TP=2\nTP=4",
+        "for TP in 2 4; do",
+        "TP=2\nfor TP in 2 4; do",
+        "if x; then\nTP=2\nelse\nTP=4\nfi",
+        "TP=$(nproc)",
+        "TP=$1",
+        "TP=$TP",
+        "TP=$A\nA=$TP",
+        "TP=$((2 * 2))",
+        "#TP=4",
+        "echo TP=4",
+        "TP=4 bash other.sh",
+    ],
+)
+def test_a_variable_without_one_value_is_refused(line: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        script(f"{line}\ntorchrun pretrain_gpt.py --tensor-model-parallel-size $TP --swiglu")
+    told = "--tensor-model-parallel-size is '$TP'; it must be a whole number of at least 1"
+    assert str(error.value) == f"train.sh: {told}"
+
+
+def test_flags_with_several_words_end_with_their_array() -> None:
+    arrays = "A=(\n  --recompute-granularity selective\n  --recompute-modules core_attn mlp\n)\nB=(\n  --swiglu\n)"
+    found = script(f"{arrays}\ntorchrun pretrain_gpt.py ${{A[@]}} --tensor-model-parallel-size 2")
+    assert (found.options["recompute"], found.warnings) == ("core_attention+mlp", ())

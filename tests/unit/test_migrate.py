@@ -21,6 +21,7 @@ from autoshard.migration.target import Target
 from autoshard.models.huggingface import to_config
 from autoshard.models.registry import load_model
 from autoshard.plans.validate import read_plan
+from autoshard.units import percent
 from tests.unit.written_files import PUBLIC, UNNAMED, imported
 
 OPTIMIZER = {
@@ -221,7 +222,9 @@ def test_trn1_keeps_its_torch_backend(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["migrate", conf, "--instance", "trn1.32xlarge"]) == 0
     plan = read_plan("migrated/plan.json")
     assert (plan.backend, plan.cluster.nodes, plan.cluster.stack) == ("torch", 4, None)
-    assert Path("migrated/MIGRATION.md").read_text().startswith("# llama3-8b: from NxD to torch\n")
+    page = Path("migrated/MIGRATION.md").read_text()
+    assert page.startswith("# llama3-8b: from NxD to torch\n")
+    assert f"fits with {percent(plan.estimate.fits_probability)} probability |\n" in page
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:

@@ -483,6 +483,12 @@ RAISES = r"fails with pp=4, num_microbatches=\d+ and vpp=1: RuntimeError: of the
             {"closed_form": lambda work: np.zeros((2, 3))},
             r"has a closed_form that gives seconds of shape \(2, 3\); it wants \(\) or \(\d+,\)",
         ),
+        ({"closed_form": lambda work: "fast"}, r"has a closed_form that gives 'fast'; it wants \(\) or \(\d+,\)"),
+        ({"closed_form": lambda work: 1j}, r"has a closed_form that gives 1j; it wants \(\) or \(\d+,\)"),
+        (
+            {"closed_form": lambda work: [[1.0], [1.0, 2.0]]},
+            "fails with pp=4 and vpp=1: ValueError: setting an array element with a sequence.*",
+        ),
         ({"closed_form": lambda work: work.forward_s[0] * np.nan}, NOT_SECONDS),
         ({"closed_form": lambda work: -work.forward_s[0]}, NOT_SECONDS),
         ({"closed_form": raising}, "fails with pp=4 and vpp=1: RuntimeError: of them"),
@@ -510,7 +516,21 @@ RAISES = r"fails with pp=4, num_microbatches=\d+ and vpp=1: RuntimeError: of the
             ),
         ),
     ],
-    ids=["None", "shape", "nan", "negative", "raises", "too long", "not exact", "warm-up", "waiting", "waiting less"],
+    ids=[
+        "None",
+        "shape",
+        "text",
+        "complex",
+        "ragged",
+        "nan",
+        "negative",
+        "raises",
+        "too long",
+        "not exact",
+        "warm-up",
+        "waiting",
+        "waiting less",
+    ],
 )
 def test_what_a_schedule_says_is_held_against_its_orders(
     wrong: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -792,7 +812,9 @@ def test_what_a_plug_in_raises_is_said_in_a_sentence(
     package(tmp_path, "raising-s", "searchers", "raising = raising_s:go", "def go(space, rng): return {}['nope']\n")
     package(tmp_path, "outside-s", "searchers", "outside = outside_s:go", "def go(space, rng): space.price(-1)\n")
     package(tmp_path, "own-words", "searchers", "wordy = own_words:go", OWN_WORDS)
-    package(tmp_path, "raising-c", "cost_models", "raising = raising_c:go", "def go(p, c): raise ValueError('a\\nb')\n")
+    package(
+        tmp_path, "raising-c", "cost_models", "raising = raising_c:go", "def go(p, c): raise ValueError('a\\n\\x1bb')\n"
+    )
     package(tmp_path, "raising-r", "renderers", "raising = raising_r:go", "def go(d): return d.nothing\n")
     package(tmp_path, "leaving-s", "searchers", "leaving = leaving_s:go", "def go(space, rng): raise SystemExit(0)\n")
     package(tmp_path, "leaving-l", "cost_models", "leaving = leaving_l:go", "raise SystemExit(0)\n")
