@@ -93,6 +93,7 @@ _BUILT_IN = {
     "ernie4_5_moe": ERNIE,
     "glm4_moe_lite": DEEPSEEK,
     "olmoe": Family("olmoe"),
+    "nemotron": Family("nemotron"),
     "dots1": GLM_MOE,
     "exaone4": OLMO,
     "olmo3": OLMO,

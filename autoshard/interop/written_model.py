@@ -70,11 +70,11 @@ def property_of(model: ModelSpec, name: str) -> Any:
         return UNKNOWN
     match name:
         case "normalization":
-            return "layernorm" if model.model_type in ("gpt2", "gpt_neox", "dbrx") else "rmsnorm"
+            return "layernorm" if model.model_type in ("gpt2", "gpt_neox", "dbrx", "nemotron") else "rmsnorm"
         case "activation":
             if model.clamped_gate is not None or model.is_gemma:
                 return "clamped_swiglu" if model.clamped_gate else "geglu"
-            return "swiglu" if model.hidden_act == "silu" else "gelu"
+            return {"silu": "swiglu", "relu2": "squared_relu"}.get(model.hidden_act, "gelu")
         case "positions":
             return "learned_absolute" if model.rope_theta is None else "rope"
         case "max_position_embeddings":

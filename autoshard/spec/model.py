@@ -46,10 +46,11 @@ class ModelSpec:
         | ernie4_5 (RMSNorm, rotary positions, gated MLP) | olmo2 | olmo3 | exaone4 (the same with norms behind
         attention and MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 | glm4_moe_lite (latent attention) | glm4_moe |
         ernie4_5_moe | dots1 | minimax_m2 | olmoe (a mixture with norms over all heads) | gpt2 (LayerNorm, learned
-        positions) | gpt_neox (LayerNorm, rotary positions on part of each head) | gemma2 | gemma3_text | glm4 (RMSNorm
-        around attention and MLP, Gemma's scaled embeddings) | gpt_oss (a mixture with sinks) | llama4_text (chunks,
-        blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm) | qwen3_next | qwen3_5_text |
-        qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a user's own module).
+        positions) | nemotron (LayerNorm, a squared ReLU) | gpt_neox (LayerNorm, rotary positions on part of each head)
+        | gemma2 | gemma3_text | glm4 (RMSNorm around attention and MLP, Gemma's scaled embeddings) | gpt_oss (a mixture
+        with sinks) | llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm)
+        | qwen3_next | qwen3_5_text | qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a
+        user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -252,8 +253,8 @@ class ModelSpec:
 
     @property
     def has_unit_offset(self) -> bool:
-        """Whether RMS norms multiply by 1 plus their weight."""
-        return self.model_type in QWEN_NEXT_MODEL_TYPES or self.is_gemma
+        """Whether norms multiply by 1 plus their weight."""
+        return self.model_type in (*QWEN_NEXT_MODEL_TYPES, "nemotron") or self.is_gemma
 
     @property
     def normalizes_all_heads(self) -> bool:

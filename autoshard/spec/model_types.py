@@ -52,14 +52,15 @@ _BUILT_IN = {
     "exaone4": _Family(_SILU),
     "glm4_moe_lite": _Family(_SILU, (ROUTED, SHARED)),
     "olmoe": _Family(_SILU, (ROUTED,)),
+    "nemotron": _Family(("relu2",)),
     "olmo3": _Family(_SILU),
     "qwen3_5_text": _Family(_SILU),
     "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
     "minimax_m2": _Family(_SILU, (ROUTED,)),
     TRACED: _Family((TRACED,)),
 }
-"""Per model_type. silu stands in a gated MLP (three matrices), gelu in a plain one (two), but for Gemma, whose gate is
-a gelu."""
+"""Per model_type. silu stands in a gated MLP (three matrices), gelu and relu2, the square of a ReLU, in a plain one
+(two), but for Gemma, whose gate is a gelu."""
 ACTIVATIONS = Table[tuple[str, ...]](
     "models",
     lambda family: isinstance(getattr(family, "activations", None), tuple),

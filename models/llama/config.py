@@ -70,10 +70,15 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def read_as_llama(
-    config: Config, model_type: str, defaults: Defaults, width: str = "intermediate_size", **more: Any
+    config: Config,
+    model_type: str,
+    defaults: Defaults,
+    width: str = "intermediate_size",
+    eps: str = "rms_norm_eps",
+    **more: Any,
 ) -> ModelSpec:
-    """The model of a config of the Llama form. width: the key of the MLP's inner width. more: further fields of
-    ModelSpec."""
+    """The model of a config of the Llama form. width: the key of the MLP's inner width. eps: that of what norms add to
+    a variance. more: further fields of ModelSpec."""
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     shared = heads if config.is_null("num_key_value_heads") else defaults.num_key_value_heads
     if "rope_theta" not in more:
@@ -92,7 +97,7 @@ def read_as_llama(
         head_dim=head_dim(config, "hidden_size", "num_attention_heads", defaults.head_dim),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),
-        norm_eps=config.positive("rms_norm_eps", defaults.norm_eps),
+        norm_eps=config.positive(eps, defaults.norm_eps),
         **fields,
     )
 

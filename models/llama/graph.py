@@ -54,10 +54,14 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
 
 def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     """Append what `attention` does but for the residual, and return the output projection's output."""
-    prefix = f"model.layers.{layer}"
-    name = f"{prefix}.self_attn"
     b.module = "attention_norm"
-    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    h = rms_norm(b, model, f"model.layers.{layer}.input_layernorm", x)
+    return self_attention(b, model, h, layer, kernel)
+
+
+def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str) -> str:
+    """Append what `attended` does behind its norm, whose output is h [batch, seq, embed]."""
+    name = f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, h, HEADS)
     if model.normalizes_heads:

@@ -50,7 +50,9 @@ def read(config: Config, model_type: str) -> ModelSpec:
     defaults = DEFAULTS[model_type]
     theta, scaling = rope(config, defaults.rope_theta, partial_is_known=True)
     sizes = {name: config.integer(name, default) for name, default in SIZES.items()}
-    linear = {"layer_types": types, "linear_attention": LinearAttention(**sizes)} if LINEAR_ATTENTION in types else {}
+    linear: dict[str, Any] = {}
+    if LINEAR_ATTENTION in types:
+        linear = {"layer_types": types, "linear_attention": LinearAttention(**sizes)}
     more = _experts(config, model_type)
     return read_as_llama(
         config,

@@ -161,6 +161,10 @@ MODELS["dots.llm1"] = replace(
 MODELS["glm4 moe lite"] = replace(
     MODELS["deepseek v3"], model_type="glm4_moe_lite", rope_scaling=None, router=Router("sigmoid", "noaux_tc")
 )
+MODELS["nemotron"] = replace(
+    LLAMA, model_type="nemotron", hidden_act="relu2", num_key_value_heads=2, head_dim=16, partial_rotary_factor=0.5
+)
+MODELS["nemotron, biases"] = replace(MODELS["nemotron"], attention_bias=True, mlp_bias=True, num_attention_heads=6)
 MODELS["exaone4"] = replace(
     LLAMA,
     model_type="exaone4",

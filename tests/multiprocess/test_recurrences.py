@@ -9,6 +9,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from autoshard.graph.recurrent_kinds import DELTA_CHUNK
+from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
 from autoshard.runtime.torch_backend.recurrences import WHOLE, Slices, _Again, _delta_rule, _scan
 from benchmarks.graph_counts import measure
 from tests.multiprocess.models import MODELS
@@ -147,7 +148,7 @@ def test_they_are_those_of_transformers_in_fp32(
     torch.testing.assert_close(chunked(*values), theirs(*values), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["granite hybrid", "olmo2", "granite"])
+@pytest.mark.parametrize("name", ["granite hybrid", "olmo2", "granite", "nemotron"])
 @pytest.mark.parametrize("recompute", ["none", "core_attention+mlp", "full"])
 def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> None:
     for row in measure(MODELS[name], name, recompute):
@@ -167,3 +168,22 @@ def test_a_scan_in_slices_of_its_heads_is_the_same(size: int) -> None:
         found.append((out.detach(), *(value.grad for value in inputs)))
     for sliced, whole in zip(*found, strict=True):
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_a_layer_norm_of_weight_one_plus_w_loses_nothing_in_bf16() -> None:
+    """A weight of 2^-10 changes an output of its own rounding, though 1 + 2^-10 is 1 in BF16; as in FP64."""
+    x = torch.linspace(-2, 3, 3 * 64, dtype=torch.float64).view(3, 64).bfloat16().requires_grad_()
+    weight = torch.full((64,), 2.0**-10, dtype=torch.bfloat16).requires_grad_()
+    bias = torch.linspace(-1, 1, 64, dtype=torch.float64).bfloat16().requires_grad_()
+    exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
+    expected = F.layer_norm(exact[0], (64,), 1 + exact[1], exact[2], 1e-5)
+    found = OffsetLayerNorm.apply(x, weight, bias, 1e-5)
+    assert (found == expected.bfloat16()).double().mean() > 0.99
+    without = F.layer_norm(x, (64,), 1 + weight, bias, 1e-5)
+    assert (without - expected).abs().sum() > (found - expected).abs().sum()
+    grad = torch.linspace(-1, 1, 3 * 64, dtype=torch.float64).view(3, 64)
+    found.backward(grad.bfloat16())
+    expected.backward(grad.bfloat16().double())
+    for own, other in zip((x, weight, bias), exact, strict=True):
+        assert own.grad is not None
+        torch.testing.assert_close(own.grad.double(), other.grad, rtol=2**-8, atol=1e-6)

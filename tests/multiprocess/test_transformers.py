@@ -336,6 +336,17 @@ OLMOE = {
 }
 CONFIGS["olmoe"] = OLMOE
 CONFIGS["olmoe, biases"] = {**OLMOE, "attention_bias": True, "norm_topk_prob": True, "num_key_value_heads": 8}
+CONFIGS["nemotron"] = {**SMALL, "model_type": "nemotron", "head_dim": 16, **NO_TOKENS}
+CONFIGS["nemotron, biases"] = {
+    **SMALL,
+    "model_type": "nemotron",
+    "partial_rotary_factor": 0.25,
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
 CONFIGS["exaone4"] = {
     **SMALL,
     "model_type": "exaone4",

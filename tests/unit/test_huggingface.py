@@ -74,6 +74,8 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + model.max_position_embeddings * hidden + layers * block + 2 * hidden
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = 2 * hidden * queries + 2 * hidden * keys
+    if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
+        return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
         block = (attention + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
         return vocabulary + layers * block + 2 * hidden
@@ -204,6 +206,8 @@ def recurrence(model: ModelSpec) -> int:
         ("exaone-4.0-32b", 32_003_216_384),
         ("glm-4.7-flash", 29_943_390_976),
         ("olmoe-1b-7b", 6_919_161_856),
+        ("minitron-4b", 4_190_509_056),
+        ("nemotron4-340b", 341_029_195_776),
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),
@@ -568,7 +572,7 @@ def test_a_repository_of_hugging_face_is_its_config(repository: str, name: str) 
 
 def test_every_repository_names_a_model_and_every_model_of_a_repository_has_one() -> None:
     repositories = json.loads((FOLDER / "repositories.json").read_text())
-    assert {*repositories, "gpt3-175b"} == set(builtin_models())  # GPT-3 is a table of a paper
+    assert {*repositories, "gpt3-175b", "nemotron4-340b"} == set(builtin_models())  # tables of papers
     every = [repository.lower() for some in repositories.values() for repository in some]
     assert len(set(every)) == len(every)
 

@@ -13,6 +13,7 @@ import pytest
 
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
+from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import published_dropout
 from autoshard.spec.dropout import Dropout
@@ -176,6 +177,19 @@ def test_what_an_olmoe_config_leaves_out() -> None:
     assert from_config(to_config(balanced), "m") == balanced
 
 
+def test_what_a_nemotron_config_leaves_out() -> None:
+    model = read("nemotron")
+    assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-5, 32)
+    assert (model.rotary_dim, model.attention_bias, model.mlp_bias) == (64, False, False)
+    assert (model.has_unit_offset, model.normalizes_heads) == (True, False)
+    assert from_config(to_config(model), "m") == model
+    other = read("nemotron", norm_eps=1e-6, head_dim=64, mlp_bias=True, num_key_value_heads=8)
+    assert (other.norm_eps, other.head_dim, other.mlp_bias) == (1e-6, 64, True)
+    assert from_config(to_config(other), "m") == other
+    assert property_of(model, "activation") == "squared_relu"
+    assert property_of(model, "normalization") == "layernorm"
+
+
 def test_what_an_exaone4_config_leaves_out() -> None:
     model = read("exaone4")
     assert (model.num_key_value_heads, model.sliding_window, model.norm_eps) == (32, 4096, 1e-5)
@@ -247,6 +261,7 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
             {"head_dim": 64},
             "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
         ),
+        ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free=False of m is not supported; True is"),

@@ -26,7 +26,14 @@ from autoshard.runtime.torch_backend.dropout import dropout
 from autoshard.runtime.torch_backend.experts import combine, dispatch, top_k_gate
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.pointwise import pointwise
-from autoshard.runtime.torch_backend.recomputing_ops import OffsetRmsNorm, RmsNorm, Rotate, SiluMul, WholeCrossEntropy
+from autoshard.runtime.torch_backend.recomputing_ops import (
+    OffsetLayerNorm,
+    OffsetRmsNorm,
+    RmsNorm,
+    Rotate,
+    SiluMul,
+    WholeCrossEntropy,
+)
 from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
 
@@ -127,6 +134,8 @@ def _norm(context: Context, step: OperatorStep) -> Kernel:
     size = (context.graph.sizes[context.dims(op.inputs[0])[-1]],)
     eps: Any = op.attributes["eps"]
     if op.attributes.get("unit_offset"):
+        if op.attributes["function"] == "layer":
+            return lambda x, weight, bias: OffsetLayerNorm.apply(x, weight, bias, eps)
         return lambda x, weight: OffsetRmsNorm.apply(x, weight, eps)
     if op.attributes.get("over"):
         return _norm_over_several(context, step)

@@ -74,6 +74,33 @@ class OffsetRmsNorm(torch.autograd.Function):
         return *_rms_norm_backward(x, 1 + _as(weight, scale.dtype), scale, grads[0], weight.dtype), None
 
 
+class OffsetLayerNorm(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) * (1 + weight) + bias over the last dim, computed in FP32 (or FP64), in which
+    1 + weight loses nothing. Keeps x and one number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        accurate = at_least_fp32(x)
+        centred = accurate - accurate.mean(-1, keepdim=True)
+        scale = centred.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        ctx.bias_dtype = bias.dtype
+        normal = centred.mul_(scale).mul_(1 + _as(weight, scale.dtype))
+        return _as(normal.add_(_as(bias, scale.dtype)), x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        accurate, grad = at_least_fp32(x), _as(grads[0], scale.dtype)
+        normal = (accurate - accurate.mean(-1, keepdim=True)).mul_(scale)
+        weighted = grad * (1 + _as(weight, scale.dtype))
+        along = (weighted * normal).mean(-1, keepdim=True)
+        grad_x = (weighted - weighted.mean(-1, keepdim=True)).sub_(normal * along).mul_(scale)
+        rows = tuple(range(x.dim() - 1))
+        of_weight, of_bias = _as((grad * normal).sum(rows), weight.dtype), _as(grad.sum(rows), ctx.bias_dtype)
+        return _as(grad_x, x.dtype), of_weight, of_bias, None
+
+
 def _rms_norm_backward(
     x: torch.Tensor, factors: torch.Tensor, scale: torch.Tensor, grad: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:

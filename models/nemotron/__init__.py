@@ -1,0 +1,1 @@
+"""Nemotron: LayerNorm of weight 1 + w, half of each head turned, an MLP of two matrices with a squared ReLU."""
