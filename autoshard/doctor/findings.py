@@ -10,6 +10,8 @@ from autoshard.backends.registry import BACKENDS
 from autoshard.doctor.finding import OK, STOPS, WARNING, Finding
 from autoshard.doctor.machine import Machine
 from autoshard.doctor.native import around_it, package
+from autoshard.jobs.options import LaunchOptions
+from autoshard.jobs.variables import variables
 from autoshard.models.stage import parameter_count
 from autoshard.plans.plan import Plan
 from autoshard.spec.stack import NATIVE_DEVICES
@@ -35,6 +37,7 @@ def findings(machine: Machine, plan: Plan | None) -> tuple[Finding, ...]:
         *_neuron(machine, plan),
         _gpus(machine, plan),
         _network(machine, plan),
+        *_variables(machine, plan),
         *_software(machine, plan),
         *_host(machine, plan),
     )
@@ -105,6 +108,15 @@ def _network(machine: Machine, plan: Plan | None) -> Finding:
             "EFA adapters", found, WARNING, f"the plan counts on {wanted} a node; collectives will be slower"
         )
     return Finding("EFA adapters", found)
+
+
+def _variables(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
+    """Findings about variables that are set otherwise than in the plan's job; those that are not set, the job sets."""
+    wanted = () if plan is None else variables(plan, LaunchOptions("plan.json"), "")
+    for one in wanted:
+        found = machine.variables.get(one.name, one.value)
+        if found != one.value:
+            yield Finding(one.name, found, WARNING, f"autoshard launch sets {one.value}: {one.reason}")
 
 
 def _software(machine: Machine, plan: Plan | None) -> Iterator[Finding]:

@@ -35,6 +35,11 @@ SHARED_TYPES = (
     "fuse.s3fs",
 )
 """File systems that several nodes can mount."""
+VARIABLES = (
+    *("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "XLA_USE_BF16", "XLA_DOWNCAST_BF16"),
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN",
+)
+"""Those of a job's variables that decide what is computed or which network is used, and are not told elsewhere."""
 
 
 def num_cores() -> int:
@@ -51,7 +56,7 @@ class Machine:
     packages: version by name, of those that are installed. folder: the present one; file_system: its type.
     python: version. system: versions of the Neuron runtime's parts, by 'runtime library' and 'collectives', of those
     that are installed. held: (Neuron device, process that has it open). has_native_compiler: whether torch-neuronx has
-    the module that only native PyTorch's has.
+    the module that only native PyTorch's has. variables: of the environment, those that a plan may want otherwise.
     """
 
     instance: str | None
@@ -72,6 +77,7 @@ class Machine:
     system: Mapping[str, str] = field(default_factory=dict)
     held: tuple[tuple[str, int], ...] = ()
     has_native_compiler: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_shared_folder(self) -> bool:
@@ -105,6 +111,7 @@ def look(
         system=_system(root),
         held=_held(root),
         has_native_compiler=has_native_compiler(),
+        variables={name: found[name] for name in VARIABLES if found.get(name)},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import ATTENTION_UP, FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
-from autoshard.interop.megatron_script import read_script
+from autoshard.interop.megatron_script import files_read, read_script
 from autoshard.interop.megatron_stages import STAGE_FLAGS, uneven_stages, virtual_stages
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
@@ -187,7 +187,12 @@ def megatron_layout(text: str) -> WrittenLayout:
         model=model,
         training_fields={"expert_capacity_factor": capacity} if capacity else {},
         notes=notes,
-        warnings=(*approximations, *_warnings(flags, options), *_conditional_warnings(flags, conditional)),
+        warnings=(
+            *approximations,
+            *_warnings(flags, options),
+            *_conditional_warnings(flags, conditional),
+            *_elsewhere(text),
+        ),
         products=_products(flags),
         wide_blocks=_wide_blocks(flags),
         drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
@@ -340,6 +345,12 @@ def llama3_scaling(factor: float) -> RopeScaling:
     3.1's.
     """
     return RopeScaling("llama3", factor, 1.0, 4.0, 8192)
+
+
+def _elsewhere(text: str) -> Iterator[str]:
+    if found := files_read(text):
+        names = ", ".join(found)[:200]
+        yield f"the script runs other files as parts of itself, whose flags and variables are not read: {names}"
 
 
 def _conditional_warnings(flags: dict[str, str], conditional: tuple[str, ...]) -> Iterator[str]:

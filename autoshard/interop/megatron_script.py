@@ -76,6 +76,11 @@ def _unquoted(word: str, before: str) -> list[str]:
         return text.split()
 
 
+def files_read(text: str) -> tuple[str, ...]:
+    """The files that a script runs as parts of itself, as it names them: `source common.sh`."""
+    return tuple(dict.fromkeys(name.strip("\"'") for name in _READS.findall(text)))
+
+
 def read_script(text: str, wanted: Collection[str]) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """(the flags of a script, the variables in values of the wanted ones, those of the wanted ones that a condition of
     the script decides about).
@@ -95,10 +100,12 @@ def read_script(text: str, wanted: Collection[str]) -> tuple[dict[str, str], dic
     return filled, used, tuple(decided) if sure else ()
 
 
+_READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
 _CONDITION = re.compile(r"^[ \t]*(if|case)\b.*?^[ \t]*(fi|esac)\b", re.DOTALL | re.MULTILINE)
 """A condition and all that it decides about. One inside of another ends the outer one: more is taken as sure then."""
 _ASSIGNED = re.compile(
-    r"""^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?([A-Za-z_]\w*)=("[^"\n]*"|'[^'\n]*'|[^\s;&|()'"`]*)"""
+    r"""^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?([A-Za-z_]\w*)="""
+    r"""("[^"\n]*"|'[^'\n]*'|(?:\$\{[^{}\n]*\}|[^\s;&|()'"`])*)"""
     r"""(?=[ \t]*(?:;|\#|&&|$))""",
     re.MULTILINE,
 )

@@ -291,6 +291,8 @@ def _products(converter: str) -> str | None:
     if "lora" in converter.lower():
         return None
     parts = converter.lower().split(".")
+    if "nvfp4" in parts[-1]:
+        return "nvfp4"
     return "mxfp8" if "mx" in parts or "mxfp8" in parts[-1] else "fp8" if "float8" in converter.lower() else None
 
 

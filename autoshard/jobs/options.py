@@ -18,7 +18,8 @@ Our own choice: above the well-known ports, below those that Linux gives to conn
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch. Raises AutoshardError for a value that is not one line of text or not in Slurm's form.
+    """Options of a launch. Raises AutoshardError for a value that is not one line of text, or not in the form that Slurm
+    or Kubernetes wants.
 
     plan_file: path of the plan on the nodes. program: what torchrun starts; None is `autoshard run` of the plan.
     precompile: compile the graphs of a few steps, run nothing. cache: folder that all nodes share.
@@ -44,6 +45,10 @@ class LaunchOptions:
             raise AutoshardError(f"partition={self.partition!r} is no name of a Slurm partition")
         if self.time_limit is not None and not re.fullmatch(r"[\d:-]+|UNLIMITED", self.time_limit):
             raise AutoshardError(f"time={self.time_limit!r} is no Slurm time; 24:00:00 and 2-00:00:00 are")
+        if self.image is not None and re.search(r"\s", self.image):
+            raise AutoshardError(f"image={self.image!r} is no container's name, such as REGISTRY/NAME:TAG")
+        if self.claim is not None and not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", self.claim):
+            raise AutoshardError(f"claim={self.claim!r} is no name in Kubernetes: small letters, digits, - and .")
         try:
             words = shlex.split(self.program or "x")
         except ValueError as error:

@@ -189,6 +189,19 @@ def test_what_nxd_imports_and_does_not_install() -> None:
     }
 
 
+def test_variables_that_are_not_those_of_the_job() -> None:
+    """`run` starts with them all the same: rounding, or the network, are then not what the plan says."""
+    plan, rounding = plan_70b(), "NEURON_RT_STOCHASTIC_ROUNDING_EN"
+    assert wrong(replace(TRN1, variables={rounding: "0", "FI_PROVIDER": "efa", "XLA_USE_BF16": "0"}), plan) == {}
+    assert wrong(replace(TRN1, variables={rounding: "1", "FI_PROVIDER": "tcp"}), plan) == {
+        rounding: ("warning", "autoshard launch sets 0: precision mixed_precision: rounding to bf16 is random iff 1"),
+        "FI_PROVIDER": ("warning", "autoshard launch sets efa: libfabric must take the 8 EFA adapters, not TCP"),
+    }
+    other = replace(plan, training=replace(plan.training, precision=load_precision("bf16_sr")))
+    assert wrong(replace(TRN1, variables={rounding: "1"}), other) == {}
+    assert look(Path("nowhere"), {rounding: "1", "FI_PROVIDER": "", "PATH": "/bin"}).variables == {rounding: "1"}
+
+
 def test_lnc_of_trn2() -> None:
     plan = changed(plan_70b(), "trn2.48xlarge", 8, 2, tp=16, pp=8, dp=4)
     node = replace(TRN1, instance="trn2.48xlarge", adapters=16)

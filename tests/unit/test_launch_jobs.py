@@ -280,6 +280,8 @@ def test_what_makes_the_compiler_start_anew() -> None:
         ({"program": " "}, "program=' ' must be one line of text"),
         ({"program": "a 'b"}, 'program="a \'b" is no command line: No closing quotation'),
         ({"partition": "a;b"}, "partition='a;b' is no name of a Slurm partition"),
+        ({"image": "a b"}, "image='a b' is no container's name, such as REGISTRY/NAME:TAG"),
+        ({"claim": "My_fsx"}, "claim='My_fsx' is no name in Kubernetes: small letters, digits, - and ."),
         ({"time_limit": "soon"}, "time='soon' is no Slurm time; 24:00:00 and 2-00:00:00 are"),
         ({"cache": "a\nb"}, "cache='a\\nb' must be one line of text"),
         ({"partition": 7}, "partition=7 must be one line of text"),

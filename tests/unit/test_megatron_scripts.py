@@ -222,3 +222,24 @@ def test_flags_with_several_words_end_with_their_array() -> None:
     arrays = "A=(\n  --recompute-granularity selective\n  --recompute-modules core_attn mlp\n)\nB=(\n  --swiglu\n)"
     found = script(f"{arrays}\ntorchrun pretrain_gpt.py ${{A[@]}} --tensor-model-parallel-size 2")
     assert (found.options["recompute"], found.warnings) == ("core_attention+mlp", ())
+
+
+def test_a_default_in_quotes() -> None:
+    line = """SHARDS=${SHARDS:-"optim_grads"}\n--use-megatron-fsdp --data-parallel-sharding-strategy ${SHARDS}"""
+    assert script(line).fields["zero"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("source $(dirname $0)/common.sh", "$(dirname $0)/common.sh"),
+        ('. "conf/model.sh"', "conf/model.sh"),
+        ("    source env.sh && x", "env.sh"),
+        ("# source env.sh", None),
+        ("python ./source env.sh", None),
+        ("--data-source env.sh", None),
+    ],
+)
+def test_a_script_that_runs_parts_of_others(line: str, name: str | None) -> None:
+    told = f"the script runs other files as parts of itself, whose flags and variables are not read: {name}"
+    assert script(f"{line}\n--tensor-model-parallel-size 2").warnings == ((told,) if name else ())

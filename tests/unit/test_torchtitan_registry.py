@@ -146,7 +146,10 @@ def llama3_plain() -> Trainer.Config:
     return config
 
 def llama3_lora() -> Trainer.Config:
-    return Trainer.Config(model_spec=model_registry("8B", converters=[LoRAConverter.Config(rank=8), NVFP4.Config()]))
+    return Trainer.Config(model_spec=model_registry("8B", converters=[LoRAConverter.Config(rank=8), Sparse.Config()]))
+
+def llama3_nvfp4() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("8B", converters=[NVFP4LinearConverter.Config()]))
 """
 
 
@@ -174,8 +177,10 @@ def test_converters_are_read_or_told() -> None:
     assert (plain.options["model"], plain.products) == ("llama3-8b", {})
     assert lora.warnings == (
         "model.converters has LoRAConverter: priced as training of all weights; LoRA freezes most of them",
-        "model.converters has NVFP4: it is not in the price",
+        "model.converters has Sparse: it is not in the price",
     )
+    nvfp4 = torchtitan_layout(parse_registry(CALLED, "r.py", "llama3_nvfp4"))
+    assert nvfp4.products == {"model.converters has NVFP4LinearConverter": "nvfp4"} and not nvfp4.warnings
 
 
 WRITTEN_OUT, LITERAL = "torchtitan's own dataclass, written out,", "a literal or the name of one"
