@@ -11,6 +11,7 @@ thread a process; about six minutes on 2 cores.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import sys
@@ -298,6 +299,7 @@ SHARED: dict[str, Callable[[int], Any]] = {
 
 def worker(rank: int, world_size: int, folder: str, what: str) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # as ranks do: garbage is not looked for among modules
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     (Path(folder) / f"{rank}.json").write_text(json.dumps(SHARED[what](rank)))
     dist.barrier()

@@ -2,8 +2,9 @@
 
 Every operator of a rank is timed where it runs, in seconds of its thread's CPU time, so that neither waiting nor other
 processes count. What a call costs that computes nothing, such as a view, is taken off each operator: it and the rest of
-a step that nobody watches are Python, autograd and the dispatcher. What other threads take is apart. CPU, gloo, one
-thread a process; about three minutes on 2 cores.
+a step that nobody watches are Python, autograd and the dispatcher. What other threads take is apart. The same step is
+then taken with collectives that send nothing and wait for nobody. CPU, gloo, one thread a process; about four minutes
+on 2 cores.
 
   python -m benchmarks.runtime_split
   python -m benchmarks.runtime_split --results benchmarks/results/runtime_split.md
@@ -14,20 +15,31 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoshard.runtime.torch_backend import collectives, flat_buffers, kernels, optimizer, ring_attention
+from autoshard.runtime.torch_backend.groups import Group
+from autoshard.runtime.torch_backend.sums import Sums
+from autoshard.runtime.torch_backend.transfers import Transfers
 from benchmarks.runtime_speed import SHARDED, SHARED, Work, a_step, of_processes, spent
 
 ALONE = "products, alone"
 """A rank's products once more while all others wait: what they cost at this width, whoever calls them."""
+SILENT, SILENT_ALONE = "silent", "silent, alone"
+"""A step of a layout's ranks in which none waits for another, all at the same time and one after the other."""
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear")
 KINDS = ("products", "attention", "other operators", "copies", "collectives", "Python, autograd", "other threads")
+APART = (ALONE, SILENT, SILENT_ALONE)
+"""What is measured beside the step itself: no part of it."""
 _COPIES = ("copy_", "clone", "cat", "stack", "_to_copy", "contiguous", "fill_", "zero_", "zeros", "new_zeros")
 ROUNDS = 2
 STEP = ", heavy"
@@ -99,6 +111,60 @@ class Products(TorchDispatchMode):
         return total_s
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Collectives and transfers send nothing and wait for nobody: what arrives has its shape, and is small numbers."""
+    arrived: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def arriving(x: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+        if (found := arrived.get((sizes, x.dtype))) is None:
+            found = arrived[sizes, x.dtype] = torch.full(sizes, 1e-3, dtype=x.dtype)
+        return found
+
+    def gathered(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+        return arriving(x, (*x.shape[:dim], x.shape[dim] * group.size, *x.shape[dim + 1 :]))
+
+    def scattered(x: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+        return arriving(x, (*x.shape[:dim], x.shape[dim] // group.size, *x.shape[dim + 1 :]))
+
+    def received(self: Transfers, into: torch.Tensor, sender: int) -> Callable[[], torch.Tensor]:
+        return lambda: into.fill_(1e-3)
+
+    stand_ins: dict[str, Callable[..., Any]] = {
+        "all_gather": gathered,
+        "start_all_gather": lambda *given: lambda: gathered(*given),
+        "start_lent_all_gather": lambda *given: lambda: nullcontext(gathered(*given)),
+        "reduce_scatter": scattered,
+        "start_reduce_scatter": lambda *given: lambda: scattered(*given),
+        "all_reduce": lambda x, group, reduction="sum": x.view_as(x),
+        "all_gather_into": lambda out, x, group: out,
+        "pass_on": lambda x, group: lambda: x,
+    }
+    with ExitStack() as stack:
+        for module in (collectives, flat_buffers, kernels, optimizer, ring_attention):
+            for name in stand_ins.keys() & vars(module).keys():
+                stack.enter_context(mock.patch.object(module, name, stand_ins[name]))
+        stack.enter_context(mock.patch.object(Sums, "over_ranks", lambda self, total: total))
+        stack.enter_context(mock.patch.object(Transfers, "send", return_value=None))
+        stack.enter_context(mock.patch.object(Transfers, "receive", received))
+        yield
+
+
+def silent_s(rank: int, work: Work) -> dict[str, list[float]]:
+    """Seconds of this process in each round of steps in which nothing is sent, all ranks at once and one by one."""
+    found: dict[str, list[float]] = {SILENT: [], SILENT_ALONE: []}
+    with silent():
+        work()
+        for _ in range(ROUNDS):
+            dist.barrier()
+            found[SILENT].append(sum(spent(work)))
+            for turn in range(dist.get_world_size()):
+                dist.barrier()
+                if turn == rank:
+                    found[SILENT_ALONE].append(sum(spent(work)))
+    return found
+
+
 def split(work: Work) -> dict[str, float]:
     """Seconds of a step of this process by kind."""
     begin_s = time.thread_time()
@@ -133,6 +199,8 @@ def splits(rank: int, step: str) -> dict[str, list[dict[str, float]]]:
             dist.barrier()
             again_s = products.again_s() if turn == rank else again_s
         found[name] = [{**one, ALONE: again_s} for one in found[name]]
+        quiet = silent_s(rank, sharded)
+        found[name] = [{**one, **{kind: quiet[kind][turn] for kind in quiet}} for turn, one in enumerate(found[name])]
         dist.barrier()
         assert session._groups is not None
         for group in session._groups._groups.values():
@@ -149,8 +217,9 @@ def rows(count: int) -> dict[str, dict[str, float]]:
     found = {}
     for name in ranks[0]:
         rounds = zip(*(rank[name] for rank in (ranks if name else ranks[:1])), strict=True)
-        sums = [{kind: sum(one[kind] for one in turn) for kind in (*KINDS, ALONE)} for turn in rounds]
-        found[name] = min(sums, key=lambda one: sum(one[kind] for kind in KINDS))
+        sums = [{kind: sum(one[kind] for one in turn) for kind in turn[0]} for turn in rounds]
+        least = min(sums, key=lambda one: sum(one[kind] for kind in KINDS))
+        found[name] = {kind: least[kind] if kind in KINDS else min(one[kind] for one in sums) for kind in least}
     return found
 
 
@@ -162,18 +231,23 @@ def page() -> str:
         "Per cent of the CPU time of a step in one process; all ranks together, one thread each.",
         "`benchmarks/runtime_split.py` makes this table and says how.",
         "'products, alone' are the products of a layout's ranks once more, one rank at a time.",
+        "'silent' is the whole step once more with collectives that send nothing and wait for nobody: what more and",
+        "narrower operators cost, however ranks talk. 'silent, alone' is that with one rank at a time: what is between",
+        "the two is due to ranks that share caches; what 'all' is above 'silent' is communication.",
+        "Where others use the machine too, cells move by several per cent from run to run.",
         "",
-        f"| step | {' | '.join(KINDS)} | all | {ALONE} |",
-        "|---|" + "---:|" * (len(KINDS) + 2),
+        f"| step | {' | '.join(KINDS)} | all | {' | '.join(APART)} |",
+        "|---|" + "---:|" * (len(KINDS) + 1 + len(APART)),
     ]
     for count in SHARDED:
         found = rows(count)
         alone_s = sum(found[""][kind] for kind in KINDS)
         for name, one in found.items():
             cells = [100 * one[kind] / alone_s for kind in KINDS]
-            cells += [sum(cells), 100 * one[ALONE] / alone_s]
+            apart = [f"{100 * one[kind] / alone_s:.1f}" if kind in one else "" for kind in APART]
             label = f"{count} processes, {name}" if name else f"one process, beside {count}"
-            lines.append(f"| {label} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
+            written = [f"{cell:.1f}" for cell in (*cells, sum(cells))]
+            lines.append(f"| {label} | {' | '.join([*written, *apart])} |")
             print(lines[-1], flush=True)
     return "\n".join(lines)
 

@@ -6,8 +6,9 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -34,7 +35,7 @@ def _operators(group: Group) -> Any:
 def _wait(arriving: torch.Tensor, group: Group) -> torch.Tensor:
     if group.direct is None:
         return torch.ops._c10d_functional.wait_tensor(arriving)
-    direct.operators().wait_tensor(arriving, group.name)
+    direct.wait(arriving, group.direct, group.name)
     return arriving
 
 
@@ -54,21 +55,28 @@ def start_all_gather(x: torch.Tensor, group: Group, dim: int) -> Started:
 
 def start_lent_all_gather(x: torch.Tensor, group: Group, dim: int) -> Lent:
     """Starts an all-gather whose result is read at once; ranks that share memory read it there, without a copy."""
-    lender = group.direct
-    if lender is None or x.nbytes > PLACE_BYTES:
+    if group.direct is None or x.nbytes > PLACE_BYTES:
         whole = start_all_gather(x, group, dim)
         return lambda: nullcontext(whole())
     arriving = direct.operators().all_gather(x.contiguous(), group.size, group.name)
+    return partial(_Borrowed, arriving, x.shape, group, dim)
 
-    @contextmanager
-    def lent() -> Iterator[torch.Tensor]:
-        _wait(arriving, group)
-        try:
-            yield _joined(lender.lent(arriving), x.shape, group.size, dim)
-        finally:
-            lender.take_back(arriving)
 
-    return lent
+class _Borrowed(AbstractContextManager[torch.Tensor]):
+    """The result of a lent all-gather along dim, while the `with` block lasts. shape: of each rank's piece."""
+
+    def __init__(self, arriving: torch.Tensor, shape: torch.Size, group: Group, dim: int):
+        self._arriving, self._shape, self._group, self._dim = arriving, shape, group, dim
+
+    def __enter__(self) -> torch.Tensor:
+        group, lender = self._group, self._group.direct
+        assert lender is not None
+        _wait(self._arriving, group)
+        return _joined(lender.lent(self._arriving), self._shape, group.size, self._dim)
+
+    def __exit__(self, *raised: object) -> None:
+        assert self._group.direct is not None
+        self._group.direct.take_back(self._arriving)
 
 
 def _joined(gathered: torch.Tensor, shape: torch.Size, count: int, dim: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ class Group:
         """Whether the group is native Neuron's, which lacks some collectives (backends/native_neuron.py)."""
         return dist.get_backend(self.handle) == "neuron"
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of ranks in the group."""
         return len(self.ranks)

@@ -161,16 +161,23 @@ class Session:
         return all(self._index[axis] == 0 for axis, entry in zip(program.axes, state, strict=True) if entry == "I")
 
     def _connect(self, programs: dict[int, Program]) -> tuple[MeshGroups | None, Group | None, dict[str, Group]]:
-        """All process groups; every rank creates all of them in one order."""
+        """All process groups; every rank creates all of them in one order. Sums over the whole model take the group in
+        which the ranks met, and wait as long as it does: each of gloo's has a thread that wakes up 100 times a second.
+        """
         mesh = self.plan.mesh
         if mesh.world_size == 1:
             return None, None, {}
         everything = ("pp", *(axis.name for axis in mesh.axes))
-        needed = {everything, ("pp",)} if self.plan.strategy.pp > 1 else {everything}
+        needed: set[tuple[str, ...]] = {("pp",)} if self.plan.strategy.pp > 1 else set()
         for program in programs.values():
             needed |= communicating_axes(program) | gradient_axes(program, mesh)
+        (ranks,) = mesh.groups(everything)
+        met = dist.group.WORLD if ranks == sorted(ranks) else None
+        if met is None:  # the mesh has them in another order
+            needed.add(everything)
         groups = MeshGroups(mesh, self.rank, needed, self._timeout)
-        return groups, groups[everything], self._tied_groups(programs)
+        world = groups[everything] if met is None else Group.of(met, ranks, self.rank)
+        return groups, world, self._tied_groups(programs)
 
     def _tied_groups(self, programs: dict[int, Program]) -> dict[str, Group]:
         """Groups of the two ranks that hold the same piece of a parameter of the first and the last stage."""

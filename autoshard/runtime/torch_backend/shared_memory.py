@@ -88,13 +88,13 @@ class Board:
         first = self._read_counts[self._index]
         return first if first <= self._written[self._index] - _TURNS else None
 
-    def write(self, rows: torch.Tensor, own: bool = True) -> int:
-        """Writes rows [rows, n], at most PLACE_BYTES, for the others to read; returns the turn. own: whether the row
-        for this rank's own place is written too."""
-        assert self.in_the_way is None
+    def write(self, rows: torch.Tensor, own: bool = True) -> tuple[int, Places]:
+        """Writes rows [rows, n], at most PLACE_BYTES, for the others to read; returns the turn and its places. Nothing
+        may be `in_the_way`. own: whether the row for this rank's own place is written too."""
         turn = self._written[self._index]
-        self._wait_for_readers(turn - _TURNS)
-        places = self.places(turn, rows)
+        if turn - _TURNS >= self._read_by_all:
+            self._wait_for_readers(turn - _TURNS)
+        places = self._places_of(turn, rows)
         if own:
             places.mine.copy_(rows)
         else:
@@ -103,22 +103,21 @@ class Board:
         self._written[self._index] += 1
         for peer in self._peers.values():
             peer.send(b"\0")
-        return turn
+        return turn, places
 
-    def read(self, turn: int, like: torch.Tensor) -> Places:
-        """The rows that each rank wrote, shaped like this rank's; they stay until `done`."""
+    def wait_for(self, turn: int) -> None:
+        """Waits until all ranks have written in this turn; what they wrote stays until `done`."""
         for index, peer in self._peers.items():
             while self._written[index] <= turn:
                 self._written[index] += self._heard(index, peer)
-        return self.places(turn, like)
 
-    def places(self, turn: int, like: torch.Tensor) -> Places:
-        """The places of a turn, whether they are written yet or not; arguments as in `read`."""
-        key = (turn % _TURNS, like.shape, like.dtype)
-        if key not in self._places:
-            memory = self._turns[key[0], : self.size * like.nbytes].view(like.dtype)
-            self._places[key] = Places(memory.view(self.size, *like.shape), self._index)
-        return self._places[key]
+    def _places_of(self, turn: int, rows: torch.Tensor) -> Places:
+        """The places of a turn, in which all ranks write as many rows."""
+        key = (turn % _TURNS, rows.shape, rows.dtype)
+        if (found := self._places.get(key)) is None:
+            memory = self._turns[key[0], : self.size * rows.nbytes].view(rows.dtype)
+            found = self._places[key] = Places(memory.view(self.size, *rows.shape), self._index)
+        return found
 
     def done(self, turn: int) -> None:
         """Allows the ranks to overwrite what was written in this turn."""
@@ -129,8 +128,6 @@ class Board:
 
     def _wait_for_readers(self, turn: int) -> None:
         """Waits until all ranks are done with this turn."""
-        if turn < self._read_by_all:
-            return
         until = time.monotonic() + self._timeout_s
         while (least := min(counts := self._read_counts.tolist())) <= turn:
             if time.monotonic() > until:

@@ -71,43 +71,37 @@ class _UnderWay:
     """A collective under way. It writes `rows` [rows, n], as many columns at a time as there is space for, the first
     ones at once.
 
-    read: called with the columns that all ranks have written, and their place. own: whether the row for this rank's own
-    place is written too.
+    read: called with the columns that all ranks have written, None for all, and their places. own: whether the row for
+    this rank's own place is written too.
     """
 
     def __init__(self, direct: Direct, rows: torch.Tensor, read: _Read, own: bool):
         self._direct, self._rows, self._read, self._own = direct, rows, read, own
         self._width = PLACE_BYTES // (rows.shape[0] * rows.element_size())
-        self._at_once = rows.shape[1] <= self._width
-        self._first = 0
+        self._columns = None if rows.shape[1] <= self._width else slice(0, self._width)
         self._turn: int | None = None
-        self._write()
+        self._write(rows)
 
     def finish(self) -> None:
         """Reads what is written, then writes and reads the other columns."""
-        board, count = self._direct.board, self._rows.shape[1]
+        direct = self._direct
         while (turn := self._turn) is not None:
-            self._read(None if self._at_once else self._columns, board.read(turn, self._now))
-            board.done(turn)
-            del self._direct.unread[turn]
-            self._first, self._turn = self._first + self._width, None
-            if self._first < count:
-                self._write()
+            direct.board.wait_for(turn)
+            self._read(self._columns, self._places)
+            direct.board.done(turn)
+            del direct.unread[turn]
+            self._turn = None
+            if self._columns is not None and self._columns.stop < self._rows.shape[1]:
+                self._columns = slice(self._columns.stop, self._columns.stop + self._width)
+                self._write(self._rows)
 
     make_room = finish
 
-    def _write(self) -> None:
-        self._direct.make_room()
-        self._turn = self._direct.board.write(self._now, self._own)
-        self._direct.unread[self._turn] = self
-
-    @property
-    def _columns(self) -> slice:
-        return slice(self._first, self._first + self._width)
-
-    @property
-    def _now(self) -> torch.Tensor:
-        return self._rows if self._at_once else self._rows[:, self._columns]
+    def _write(self, rows: torch.Tensor) -> None:
+        direct = self._direct
+        direct.make_room()
+        self._turn, self._places = direct.board.write(_part(rows, self._columns), self._own)
+        direct.unread[self._turn] = self
 
 
 class _Loan:
@@ -118,14 +112,14 @@ class _Loan:
 
     def __init__(self, direct: Direct, rows: torch.Tensor):
         direct.make_room()
-        self._direct, self._rows = direct, rows
-        self._turn = direct.board.write(rows)
-        self.gathered = direct.board.places(self._turn, rows).first_rows
+        self._direct = direct
+        self._turn, places = direct.board.write(rows)
+        self.gathered = places.first_rows
         direct.unread[self._turn] = self
 
     def finish(self) -> None:
         if self._turn in self._direct.unread:
-            self._direct.board.read(self._turn, self._rows)
+            self._direct.board.wait_for(self._turn)
 
     def make_room(self) -> None:
         self.finish()
@@ -242,5 +236,16 @@ _unwatched = SimpleNamespace(**{schema.split("(")[0]: function for schema, funct
 def operators() -> Any:
     """The operators by name. Where neither autograd nor anybody else watches the dispatcher, it is bypassed: it takes
     longer than most of the operators do."""
-    watched = torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack()
-    return torch.ops.autoshard if watched else _unwatched
+    return torch.ops.autoshard if _is_watched() else _unwatched
+
+
+def wait(x: torch.Tensor, direct: Direct, group: str) -> None:
+    """Waits until a collective's result is in x. group: the name of the group whose collectives `direct` are."""
+    if _is_watched():
+        torch.ops.autoshard.wait_tensor(x, group)
+    else:
+        direct.finish(x)
+
+
+def _is_watched() -> bool:
+    return torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack() > 0
