@@ -18,8 +18,8 @@ Our own choice: above the well-known ports, below those that Linux gives to conn
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch. Raises AutoshardError for a value that is not one line of text, or not in the form that Slurm
-    or Kubernetes wants.
+    """Options of a launch. Raises AutoshardError for a value that is not one line of text, or not in the form that
+    Slurm or Kubernetes wants.
 
     plan_file: path of the plan on the nodes. program: what torchrun starts; None is `autoshard run` of the plan.
     precompile: compile the graphs of a few steps, run nothing. cache: folder that all nodes share.
