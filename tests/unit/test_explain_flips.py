@@ -480,6 +480,16 @@ def test_a_second_process_gives_the_same_answers_and_none_is_missed(
     assert [*answers_of(plan, processes=2)][-1] == sensitivity(plan)
 
 
+def test_nobody_asks_why_nothing_is_legal_on_another_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*_: object) -> None:
+        raise AssertionError("no page has it")
+
+    monkeypatch.setattr("autoshard.planner.obstacles.obstacles", told)
+    plan = small_plan()
+    assert plan.backend == "nxd"
+    assert answers.price_row(Searches(), plan, "trn3-gen1") is None
+
+
 def test_price_breaks_even() -> None:
     """As many tokens for the money: their price over ours is their speed a node over ours."""
     plan = recipe_plan("llama3_8b_trn1_4nodes")
