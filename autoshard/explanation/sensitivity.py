@@ -61,7 +61,7 @@ class Helper(Protocol):
         """The answer to the first question that has none by now; () where there was no time. Raises HelperGone."""
 
 
-AHEAD, ENOUGH = 3, 8
+AHEAD, ENOUGH = 3, 4
 """A helper is given so many questions at a time, so that it has something to do while this process is busy; one at a
 time where fewer than ENOUGH are left, or this process would wait for it in the end."""
 
