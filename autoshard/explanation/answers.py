@@ -315,7 +315,7 @@ def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tup
     counts = (nodes * 2**doubling for doubling in range(MOST_DOUBLINGS + 1))
     for count in filter(one_node.can_have, counts):
         cluster = replace(one_node, nodes=count)
-        best, _ = winner(searches, problem_of(plan)._replace(cluster=cluster), Pins())
+        best = searches.find(problem_of(plan)._replace(cluster=cluster), Pins())
         if best is not None:
             return cluster, best
     return None

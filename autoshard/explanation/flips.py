@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.estimate import fullest_bytes, step_time_s
 from autoshard.cost.fit_probability import Level
 from autoshard.cost.interval import FIT_PROBABILITY, fits_probability
 from autoshard.errors import AutoshardError
 from autoshard.explanation.quantities import CLOSE, Quantity
 from autoshard.layout.strategy import Strategy
-from autoshard.planner.axis_orders import at_any_memory, at_any_speed
-from autoshard.planner.cached_search import Searches
+from autoshard.planner.cached_search import Searches, known_bytes, known_step_time_s
 from autoshard.planner.choice import PassedOver, passed_over, taken_of
 from autoshard.planner.promising import drafts_of
 from autoshard.planner.ranking import Timed
@@ -189,11 +186,11 @@ class _Known:
     def step_time_s(self, factor: float, strategy: Strategy) -> float | None:
         """The step time of one layout, seconds; None where it does not fit with at least probability `sure`."""
         problem = self.problem(factor)
-        cluster, needed_bytes = problem.cluster, _needed_bytes(problem, strategy)
+        cluster, needed_bytes = problem.cluster, known_bytes(problem, strategy)
         capacity_bytes = cluster.device.memory_bytes
         if needed_bytes > capacity_bytes or fits_probability(needed_bytes, capacity_bytes, cluster) < self.sure:
             return None
-        return _seconds(problem, strategy)
+        return known_step_time_s(problem, strategy)
 
     def bisected(self, holds: float, flipped: float) -> tuple[float, float]:
         """The factors (holds, flipped) moved together until they are no more than FINE apart."""
@@ -204,26 +201,6 @@ class _Known:
             else:
                 flipped = middle
         return holds, flipped
-
-
-def _seconds(problem: Problem, strategy: Strategy) -> float:
-    """Seconds of a step, computed once for all memories of a device."""
-    return _known_seconds(problem._replace(cluster=at_any_memory(problem.cluster)), strategy)
-
-
-def _needed_bytes(problem: Problem, strategy: Strategy) -> float:
-    """Bytes on the fullest rank, computed once for all that links and devices can do."""
-    return _known_needed_bytes(problem._replace(cluster=at_any_speed(problem.cluster)), strategy)
-
-
-@lru_cache(maxsize=2048)
-def _known_seconds(problem: Problem, strategy: Strategy) -> float:
-    return step_time_s(problem.model, problem.training, problem.cluster, strategy)
-
-
-@lru_cache(maxsize=2048)
-def _known_needed_bytes(problem: Problem, strategy: Strategy) -> float:
-    return fullest_bytes(problem.model, problem.training, problem.cluster, strategy)
 
 
 def _apart(one: float, other: float) -> float:
@@ -241,7 +218,7 @@ def flip(searches: Searches, asked: Question, chosen: Strategy, quantity: Quanti
     if among is None:
         among = _promising(searches, pins, problem, quantity.scaled(problem, furthest))
     capacity_bytes = problem.cluster.device.memory_bytes
-    sure_now = min(sure, fits_probability(_needed_bytes(problem, chosen), capacity_bytes, problem.cluster))
+    sure_now = min(sure, fits_probability(known_bytes(problem, chosen), capacity_bytes, problem.cluster))
     theirs = [far.strategy] if far is not None else []
     known = _Known(asked, passed_over(problem, pins), quantity, sure_now, [chosen], theirs)
     known.add_faster(searches.remembered(problem, pins), furthest)

@@ -29,7 +29,7 @@ from autoshard.planner.cached_search import OutOfTime, Searches, Start
 from autoshard.planner.priced import Clock
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
-from autoshard.spec.cluster import instances
+from autoshard.spec.cluster import instances, load_cluster
 
 OnAnswer = Callable[[int, int], None]
 OTHER_TP, FLIPS, MORE_NODES, INSTANCES = "another tp", "what flips the choice", "more nodes", "other instances"
@@ -61,7 +61,7 @@ class Helper(Protocol):
         """The answer to the first question that has none by now; () where there was no time. Raises HelperGone."""
 
 
-AHEAD, ENOUGH = 2, 5
+AHEAD, ENOUGH = 3, 4
 """A helper is given so many questions at a time, so that it has something to do while this process is busy; one at a
 time where fewer than ENOUGH are left, or this process would wait for it in the end."""
 
@@ -231,5 +231,5 @@ def _on_clusters(plan: Plan, sure: float) -> Iterator[Question]:
     is_priced = plan.cluster.price_per_node_hour_usd is not None and plan.cluster.platform.is_trainium
     if is_priced and not has_own_constants(plan):  # the others' constants are the packaged ones
         for name in instances():
-            if name != plan.cluster.instance:
+            if name != plan.cluster.instance and load_cluster(name, 1).platform.is_trainium:  # no others are compared
                 yield Question(INSTANCES, price_row, (name,))

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache, partial
 from math import inf
 from typing import NamedTuple
 
 from autoshard.backends.rules import Draft, Problem
-from autoshard.cost.estimate import estimate
-from autoshard.cost.fit_probability import levels
+from autoshard.cost.estimate import estimate, fullest_bytes, step_time_s
+from autoshard.cost.fit_probability import Level, levels
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.layout.strategy import Strategy
+from autoshard.planner.axis_orders import at_any_memory, at_any_speed
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choice import Choice, choose
 from autoshard.planner.collector import uncollected
@@ -55,6 +57,7 @@ class Searches:
         self._legal: dict[tuple[object, ...], list[MeshDrafts]] = {}
         self._priced: dict[tuple[Problem, Pins, frozenset[Draft] | None], PricedLayouts] = {}
         self._found: dict[tuple[object, ...], dict[Strategy, None]] = {}
+        self._searched: dict[tuple[object, ...], dict[Strategy, None]] = {}
         self._promising: dict[tuple[Problem, Pins], frozenset[Draft] | None] = {}
 
     @uncollected()
@@ -111,11 +114,20 @@ class Searches:
         cluster = problem.cluster
         self._check_clock()
         wanted, behind = levels(cluster, fit_probability), 1 + GIVEN_AWAY  # what `simplest_of_equals` looks at
-        choice = choose(self.layouts(problem, pins, among, sparing), pins, wanted, self._clock, behind=behind)
+        priced, known = self.layouts(problem, pins, among, sparing), partial(self._known, problem, pins)
+        choice = choose(priced, pins, wanted, self._clock, behind=behind, known=known)
         self._check_clock()  # what was chosen in a hurry may not be the best
         if choice is not None:
+            found = self._searched.setdefault((pins, *_layouts_of(problem)), {})
+            found.update(dict.fromkeys((choice.taken.strategy, choice.fastest[0].strategy)))
             self.remember(problem, choice.fastest[0].strategy)  # it may be passed over here and taken elsewhere
         return choice
+
+    def _known(self, problem: Problem, pins: Pins, level: Level) -> list[Timed]:
+        """Layouts that searches with the same pins took or found the fastest, those that fit, fastest first."""
+        taken = self._searched.get((pins, *_layouts_of(problem)), {})
+        fitting = [one for one in taken if known_bytes(problem, one) <= level.memory_bytes]
+        return sorted((Timed(known_step_time_s(problem, one), one) for one in fitting), key=lambda one: one.step_time_s)
 
     def remember(self, problem: Problem, strategy: Strategy) -> None:
         """Keeps a layout that was found for a problem."""
@@ -144,6 +156,7 @@ class Searches:
         fresh = Searches(self._clock)
         fresh._legal, fresh._priced = self._legal, self._priced
         fresh._found[_layouts_of(problem)] = dict.fromkeys(start.found)
+        fresh._searched = {(pins, *_layouts_of(problem)): dict.fromkeys(start.found)}
         fresh._promising[problem, pins] = start.promising
         return fresh
 
@@ -179,6 +192,26 @@ class Searches:
 
 def _estimated(problem: Problem, found: Timed) -> Candidate:
     return Candidate(found.strategy, estimate(problem.model, problem.training, problem.cluster, found.strategy))
+
+
+def known_step_time_s(problem: Problem, strategy: Strategy) -> float:
+    """Seconds of a step, computed once for all memories of a device."""
+    return _known_seconds(problem._replace(cluster=at_any_memory(problem.cluster)), strategy)
+
+
+def known_bytes(problem: Problem, strategy: Strategy) -> float:
+    """Bytes on the fullest rank, computed once for all that links and devices can do."""
+    return _known_needed_bytes(problem._replace(cluster=at_any_speed(problem.cluster)), strategy)
+
+
+@lru_cache(maxsize=2048)
+def _known_seconds(problem: Problem, strategy: Strategy) -> float:
+    return step_time_s(problem.model, problem.training, problem.cluster, strategy)
+
+
+@lru_cache(maxsize=2048)
+def _known_needed_bytes(problem: Problem, strategy: Strategy) -> float:
+    return fullest_bytes(problem.model, problem.training, problem.cluster, strategy)
 
 
 def _layouts_of(problem: Problem) -> tuple[object, ...]:

@@ -60,21 +60,24 @@ def choose(
     clock: Clock,
     count: int = COMPARED,
     behind: float = inf,
+    known: Callable[[Level], Sequence[Timed]] = lambda level: (),
 ) -> Choice | None:
     """The choice among layouts that fit as surely as is wanted most, else among those that fit less surely; None where
     none fits.
 
     wanted: levels of memory, the surest first, of no more memory than the layouts were priced for. clock: when it has
     run out, what was found by then is the answer. count: how many of the fastest are wanted. behind: those that take
-    more than so many times as long as the first are not wanted.
+    more than so many times as long as the first are not wanted. known: some of the layouts that fit at a level, fastest
+    first: what a bound says is slower is not looked at.
     """
     path, graphs = precedent(priced.problem, pins), compiling(priced.problem)
     if path is not None:
         behind = inf  # what is taken instead may be further behind
     for level in wanted:
-        choice = _choice_at(priced, pins, level, clock, count, behind, graphs)
+        some = known(level)
+        choice = _choice_at(priced, pins, level, clock, count, behind, graphs, some)
         if choice is not None:
-            return _settled(choice, path, graphs, sets_by_stage(pins), clock.in_time)
+            return _settled(choice, path, graphs, sets_by_stage(pins), clock.in_time, some)
     return None
 
 
@@ -86,15 +89,17 @@ def _choice_at(
     count: int,
     behind: float,
     graphs: Compiling | None,
+    known: Sequence[Timed] = (),
 ) -> Choice | None:
-    """The choice among layouts of one level of memory, whatever is passed over; None where none fits. The other
-    arguments are those of `choose`."""
+    """The choice among layouts of one level of memory, whatever is passed over; None where none fits. known: some of
+    these. The other arguments are those of `choose`."""
     how = level.memory_bytes, clock, count, behind, graphs
-    fastest, at_least_s, passed = _fastest(priced, pins, *how)
+    below_s = behind * known[0].step_time_s if known else inf
+    fastest, at_least_s, passed = _fastest(priced, pins, *how, known, below_s=below_s)
     if not fastest:
         return None
     if behind < inf and _none_compiles(fastest, graphs):
-        return _choice_at(priced, pins, level, clock, count, inf, graphs)  # what is taken is further behind
+        return _choice_at(priced, pins, level, clock, count, inf, graphs, known)  # what is taken is further behind
     known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
     known_s = min(known_s, behind * fastest[0].step_time_s)
     priced.price_below(known_s)
@@ -117,7 +122,7 @@ def _choice_at(
             fastest = _with(fastest, simpler, priced.problem, pins, count, behind)
             place = simplest_of_equals(priced.problem.cluster, fastest)
     if behind < inf and _none_compiles(fastest, graphs):
-        return _choice_at(priced, pins, level, clock, count, inf, graphs)  # those that do were left out by now
+        return _choice_at(priced, pins, level, clock, count, inf, graphs, known)  # those that do were left out by now
     every = priced.and_in(others, known_s) if others else priced
     return Choice(level, fastest, place, gap, every)
 
@@ -160,12 +165,13 @@ def _settled(
     graphs: Compiling | None,
     by_stage: bool = False,
     in_time: Callable[[], bool] = lambda: True,
+    known: Sequence[Timed] = (),
 ) -> Choice:
     """The choice with what the compiler refuses, and what nobody has run, passed over where that pays. by_stage:
-    whether stages may differ in what they recompute."""
+    whether stages may differ in what they recompute. known: as of `_choice_at`."""
     if graphs is not None:
         choice = _by_the_compiler(choice, graphs, choice.layouts)
-    return choice if path is None else _by_the_path(choice, path, choice.layouts, by_stage, in_time)
+    return choice if path is None else _by_the_path(choice, path, choice.layouts, by_stage, in_time, known)
 
 
 def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -> Choice:
@@ -186,14 +192,20 @@ def _by_the_compiler(choice: Choice, graphs: Compiling, priced: PricedLayouts) -
 
 
 def _by_the_path(
-    choice: Choice, path: Precedent, priced: PricedLayouts, by_stage: bool, in_time: Callable[[], bool]
+    choice: Choice,
+    path: Precedent,
+    priced: PricedLayouts,
+    by_stage: bool,
+    in_time: Callable[[], bool],
+    known: Sequence[Timed] = (),
 ) -> Choice:
     """The choice with the best layout whose features have run, which wins where the prediction cannot tell. Where it
     wins over the chosen one but not over one of which less is new, that one is taken."""
     chosen, limit_bytes = choice.taken, choice.level.memory_bytes
     if path.known(chosen.strategy):
         return choice._replace(path=path, on_path=chosen)
-    best = best_on_path(path, choice.fastest, in_order(priced.fastest_first(limit_bytes, such=path.rows)))
+    fastest = [*merge(choice.fastest, known, key=_step_time_s)]
+    best = best_on_path(path, fastest, in_order(priced.fastest_first(limit_bytes, such=path.rows)))
     best = _refined_on_path(path, priced, limit_bytes, best, by_stage, in_time)
     if best is None or not wins(path, chosen, best):
         return choice._replace(path=path, on_path=best)

@@ -39,7 +39,7 @@ from autoshard.explanation.text import pieces, render
 from autoshard.interface.questions import answers_of
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
-from autoshard.planner.cached_search import Searches
+from autoshard.planner.cached_search import Searches, known_bytes, known_step_time_s
 from autoshard.planner.kept import Kept
 from autoshard.planner.priced import Clock
 from autoshard.planner.search import search
@@ -87,8 +87,8 @@ def with_laws(monkeypatch: pytest.MonkeyPatch, problem: Problem, laws: dict[Stra
         return min(fitting, key=lambda one: one.estimate.step_time_s)
 
     monkeypatch.setattr(Searches, "best", best)
-    monkeypatch.setattr(flips, "_seconds", lambda problem, one: priced(problem.cluster, one).step_time_s)
-    monkeypatch.setattr(flips, "_needed_bytes", lambda problem, one: 1.0 if priced(problem.cluster, one).fits else inf)
+    monkeypatch.setattr(flips, "known_step_time_s", lambda problem, one: priced(problem.cluster, one).step_time_s)
+    monkeypatch.setattr(flips, "known_bytes", lambda problem, one: 1.0 if priced(problem.cluster, one).fits else inf)
     monkeypatch.setattr(flips, "taken_of", lambda problem, passed, level, ranked: ranked[0].strategy)
     return asked
 
@@ -102,8 +102,8 @@ def test_memory_changes_no_time_and_speed_no_bytes(problem: Problem, backend: st
         scaled = quantity.scaled(problem, 0.5)
         for one in chosen:
             whole = estimate(scaled.model, scaled.training, scaled.cluster, one)
-            assert flips._seconds(scaled, one) == whole.step_time_s
-            assert flips._needed_bytes(scaled, one) == whole.fullest.total_bytes
+            assert known_step_time_s(scaled, one) == whole.step_time_s
+            assert known_bytes(scaled, one) == whole.fullest.total_bytes
 
 
 def test_two_straight_lines(monkeypatch: pytest.MonkeyPatch, problem: Problem) -> None:
@@ -478,6 +478,16 @@ def test_a_second_process_gives_the_same_answers_and_none_is_missed(
     if ends_early:
         monkeypatch.setattr(Pool, "begun", lambda pool, *asked: begun(pool, os._exit, 1))
     assert [*answers_of(plan, processes=2)][-1] == sensitivity(plan)
+
+
+def test_nobody_asks_why_nothing_is_legal_on_another_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*_: object) -> None:
+        raise AssertionError("no page has it")
+
+    monkeypatch.setattr("autoshard.planner.obstacles.obstacles", told)
+    plan = small_plan()
+    assert plan.backend == "nxd"
+    assert answers.price_row(Searches(), plan, "trn3-gen1") is None
 
 
 def test_price_breaks_even() -> None:

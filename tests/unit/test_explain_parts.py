@@ -74,6 +74,8 @@ def test_what_is_autoshards_own_is_not_said_of_calibrated_constants(tmp_path: Pa
     assert describe(ours).caveat == CAVEAT and sentence not in describe(ours).advice
     assert describe(theirs).caveat == OWN_CAVEAT and sentence in describe(theirs).advice
     assert has_own_constants(replace(plan, cluster=replace(plan.cluster, instance="their-own")))
+    asked = {one.asked[0] for one in _on_clusters(ours, 0.9) if one.subject == INSTANCES}
+    assert asked == {name for name in instances() if load_cluster(name, 1).platform.is_trainium} - {"trn1.32xlarge"}
     compared = [any(one.subject == INSTANCES for one in _on_clusters(of, 0.9)) for of in (ours, theirs)]
     assert compared == [True, False]
 

@@ -22,6 +22,7 @@ from autoshard.models.registry import load_model
 from autoshard.planner import choice as choices
 from autoshard.planner.cached_search import Searches
 from autoshard.planner.choice import choose, passed_over, taken_of
+from autoshard.planner.grid import refine as refinement
 from autoshard.planner.priced import Clock
 from autoshard.planner.promising import MANY, drafts_of, promising
 from autoshard.planner.search import search
@@ -226,3 +227,32 @@ def test_where_one_of_the_fastest_compiles_none_are_looked_for_further_behind(mo
     assert best == found.best
     assert found.fastest is not None
     assert 1 < best.estimate.step_time_s / estimate(*problem[:3], found.fastest).step_time_s < 1.01
+
+
+@pytest.mark.parametrize("backend", ["nxd", "torch"])
+def test_a_search_that_knows_layouts_solves_fewer_and_takes_the_same(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was taken at other bandwidths says what is too slow. Of torch's layouts no cut may be faster here anyway."""
+    solved: list[object] = []
+    fastest = refinement._fastest
+
+    def counted(*asked: Any) -> Any:
+        solved.append(asked)
+        return fastest(*asked)
+
+    monkeypatch.setattr(refinement, "_fastest", counted)
+    searches, problem = Searches(), problem_70b()._replace(backend=backend)
+    few = searches.promising(problem, Pins())
+    searches.best(problem, Pins())
+    (links, *_) = quantities(problem)
+    of_knowing, of_others = 0, 0
+    for factor in (2.0, 1.9, 0.5):
+        scaled = links.scaled(problem, factor)
+        solved.clear()
+        best = searches.best(scaled, Pins(), among=few)
+        of_knowing += len(solved)
+        solved.clear()
+        assert Searches().best(scaled, Pins(), among=few) == best
+        of_others += len(solved)
+    assert of_knowing < of_others or (backend == "torch" and of_others == 0)
