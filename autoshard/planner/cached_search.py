@@ -147,7 +147,7 @@ class Searches:
         return None if found is None else found.union(drafts_of(self.remembered(problem, pins)))
 
     def start(self, problem: Problem, pins: Pins) -> Start:
-        """What is known of a problem by now."""
+        """The layouts that are known of a problem by now, and those to look at."""
         return Start(self.promising(problem, pins), tuple(self.remembered(problem, pins)))
 
     def begun(self, problem: Problem, pins: Pins, start: Start) -> Searches:
