@@ -30,8 +30,11 @@ demo: $(VENV)/.demo
 	autoshard audit plan.json --stages 0,7
 	autoshard run plan.json
 
-test: lint types
-	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/validation tests/golden tests/unit
+# Types are checked beside the first tests: both together use both cores.
+test: lint
+	mypy & types=$$!; \
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/validation tests/golden tests/unit \
+	&& wait $$types
 	python -m pytest -n 2 --dist loadfile tests/multiprocess
 
 docs: $(VENV)/.test

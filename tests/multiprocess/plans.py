@@ -564,7 +564,7 @@ CASES[8] |= {
     "HSDP, dp inside cp": ("llama", strategy(dp=4, cp=2, zero=3, dp_replicate=2, order="pp-cp-dp-tp"), 2),
 }
 
-MOST_OF_A_FAMILY = {2: 2, 4: 1, 8: 1}
+MOST_OF_A_FAMILY = {2: 1, 4: 1, 8: 1}
 """World size -> layouts of each of LATER_FAMILIES that are tried, the first ones; AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
