@@ -230,12 +230,14 @@ def ropes_of_kinds(
     return float(theta), stretched(config, wide), float(local)
 
 
-def partial_rotary(config: Config, default: float) -> float:
-    """The part of each head that rotary positions turn; transformers 5 writes it beside rope_theta."""
+def partial_rope(config: Config, default_theta: float, default_part: float) -> dict[str, Any]:
+    """The fields of rotary positions that may turn a part of each head alone; transformers 5 writes that part beside
+    rope_theta. default_theta, default_part: their values without their keys."""
+    theta, scaling = rope(config, default_theta, partial_is_known=True)
     part = config.rope().get("partial_rotary_factor")
-    part = config.value("partial_rotary_factor", default) if part is None else part
+    part = config.value("partial_rotary_factor", default_part) if part is None else part
     check_positive(config.name, "partial_rotary_factor", part)
-    return float(part)
+    return {"rope_theta": theta, "rope_scaling": scaling, "partial_rotary_factor": float(part)}
 
 
 def as_float(value: Any) -> Any:

@@ -202,7 +202,7 @@ def _sensitivity(
 
 
 def _choice(searches: Searches, plan: Plan) -> Winner:
-    """What today's search takes."""
+    """The layout that today's search takes for the plan's problem, or why it takes none."""
     sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
     return winner(searches, problem_of(plan), plan.pins, sure, sparing=False)
 

@@ -18,6 +18,44 @@ _WRITTEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n
 line's end, escaped or not."""
 _SHOW = ("echo", "printf", "-e")
 """Words before a text that is shown, not run."""
+_READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
+_CONDITION = re.compile(r"^[ \t]*(if|case)\b.*?^[ \t]*(fi|esac)\b", re.DOTALL | re.MULTILINE)
+"""A condition and all that it decides about. One inside of another ends the outer one: more is taken as sure then."""
+_ASSIGNED = re.compile(
+    r"""^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?([A-Za-z_]\w*)="""
+    r"""("[^"\n]*"|'[^'\n]*'|(?:\$\{[^{}\n]*\}|[^\s;&|()'"`])*)"""
+    r"""(?=[ \t]*(?:;|\#|&&|$))""",
+    re.MULTILINE,
+)
+"""A line that gives a variable one word, or a quoted text."""
+_COUNTED = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)")
+"""Variables that a loop gives its values."""
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*|[0-9]+)(?::?-([^{}]*))?\})")
+"""$NAME, ${NAME} and ${NAME:-default}."""
+
+
+def files_read(text: str) -> tuple[str, ...]:
+    """The files that a script runs as parts of itself, as it names them: `source common.sh`."""
+    return tuple(dict.fromkeys(name.strip("\"'") for name in _READS.findall(text)))
+
+
+def read_script(text: str, wanted: Collection[str]) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
+    """(the flags of a script, the variables in values of the wanted ones, those of the wanted ones that a condition of
+    the script decides about).
+
+    The flags are by name, without leading dashes -> what follows them, '' for nothing. A variable that the script gives
+    one value only, or a default, has it; any other stays as it is written. Conditions are not evaluated: what is in one
+    is read. Raises AutoshardError where a quote does not end.
+    """
+    flags, variables = _flags(text), _variables(text)
+    used: dict[str, str] = {}
+    filled = {name: _filled(value, variables, used) if name in wanted else value for name, value in flags.items()}
+    try:
+        sure = _flags(_CONDITION.sub("\n", text))
+    except AutoshardError:
+        sure = {}
+    decided = (name for name, value in flags.items() if name in wanted and sure.get(name) != value)
+    return filled, used, tuple(decided) if sure else ()
 
 
 def _flags(text: str) -> dict[str, str]:
@@ -74,46 +112,6 @@ def _unquoted(word: str, before: str) -> list[str]:
         return _words(text)
     except ValueError:
         return text.split()
-
-
-def files_read(text: str) -> tuple[str, ...]:
-    """The files that a script runs as parts of itself, as it names them: `source common.sh`."""
-    return tuple(dict.fromkeys(name.strip("\"'") for name in _READS.findall(text)))
-
-
-def read_script(text: str, wanted: Collection[str]) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
-    """(the flags of a script, the variables in values of the wanted ones, those of the wanted ones that a condition of
-    the script decides about).
-
-    The flags are by name, without leading dashes -> what follows them, '' for nothing. A variable that the script gives
-    one value only, or a default, has it; any other stays as it is written. Conditions are not evaluated: what is in one
-    is read. Raises AutoshardError where a quote does not end.
-    """
-    flags, variables = _flags(text), _variables(text)
-    used: dict[str, str] = {}
-    filled = {name: _filled(value, variables, used) if name in wanted else value for name, value in flags.items()}
-    try:
-        sure = _flags(_CONDITION.sub("\n", text))
-    except AutoshardError:
-        sure = {}
-    decided = (name for name, value in flags.items() if name in wanted and sure.get(name) != value)
-    return filled, used, tuple(decided) if sure else ()
-
-
-_READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
-_CONDITION = re.compile(r"^[ \t]*(if|case)\b.*?^[ \t]*(fi|esac)\b", re.DOTALL | re.MULTILINE)
-"""A condition and all that it decides about. One inside of another ends the outer one: more is taken as sure then."""
-_ASSIGNED = re.compile(
-    r"""^[ \t]*(?:(?:export|declare|local|readonly)[ \t]+)?([A-Za-z_]\w*)="""
-    r"""("[^"\n]*"|'[^'\n]*'|(?:\$\{[^{}\n]*\}|[^\s;&|()'"`])*)"""
-    r"""(?=[ \t]*(?:;|\#|&&|$))""",
-    re.MULTILINE,
-)
-"""A line that gives a variable one word, or a quoted text."""
-_COUNTED = re.compile(r"\bfor[ \t]+([A-Za-z_]\w*)")
-"""Variables that a loop gives its values."""
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*|[0-9]+)(?::?-([^{}]*))?\})")
-"""$NAME, ${NAME} and ${NAME:-default}."""
 
 
 def _variables(text: str) -> dict[str, str]:

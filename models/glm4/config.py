@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.models.config_fields import Config, partial_rotary, rope
+from autoshard.models.config_fields import Config, partial_rope
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.spec.model import ModelSpec
 
@@ -13,14 +13,11 @@ DEFAULTS = Defaults(norm_eps=1.5625e-7, rope_theta=10_000.0, num_key_value_heads
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    theta, scaling = rope(config, DEFAULTS.rope_theta, partial_is_known=True)
     return read_as_llama(
         config,
         model_type,
         DEFAULTS,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        partial_rotary_factor=partial_rotary(config, 0.5),
+        **partial_rope(config, DEFAULTS.rope_theta, 0.5),
         attention_bias=config.value("attention_bias", True),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.models.config_fields import Config, one_kind, partial_rotary, rope
+from autoshard.models.config_fields import Config, one_kind, partial_rope
 from autoshard.models.deepseek.config import corrected_router, expert_keys, experts
 from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
 from autoshard.spec.model import ModelSpec
@@ -35,11 +35,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def _glm(config: Config) -> dict[str, Any]:
-    rope_theta, rope_scaling = rope(config, DEFAULTS["glm4_moe"].rope_theta, partial_is_known=True)
     return {
-        "rope_theta": rope_theta,
-        "rope_scaling": rope_scaling,
-        "partial_rotary_factor": partial_rotary(config, PARTIAL_ROTARY_FACTOR),
+        **partial_rope(config, DEFAULTS["glm4_moe"].rope_theta, PARTIAL_ROTARY_FACTOR),
         "use_qk_norm": config.value("use_qk_norm", False),
         **corrected_router(config, n_group=1, topk_group=1, scaling=1.0),
         **experts(config, first_dense=1, shared=1),

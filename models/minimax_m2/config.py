@@ -6,7 +6,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.models.config_fields import Config, partial_rotary, rope
+from autoshard.models.config_fields import Config, partial_rope
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.router import CORRECTED, Router
@@ -38,16 +38,13 @@ def read(config: Config, model_type: str) -> ModelSpec:
             f"attn_type_list={show(kinds)} of {config.name} is not supported; a list of {FULL} alone is: attention in "
             "every block"
         )
-    theta, scaling = rope(config, DEFAULTS.rope_theta, partial_is_known=True)
     width = config.integer("head_dim", DEFAULTS.head_dim)
     turned = config.integer("rotary_dim", width)
     return read_as_llama(
         config,
         model_type,
         DEFAULTS,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        partial_rotary_factor=partial_rotary(config, turned / width),
+        **partial_rope(config, DEFAULTS.rope_theta, turned / width),
         num_local_experts=config.value("num_local_experts", 256),
         num_experts_per_tok=config.value("num_experts_per_tok", 8),
         router=Router("sigmoid", CORRECTED),

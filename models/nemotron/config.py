@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.models.config_fields import Config, partial_rotary, rope
+from autoshard.models.config_fields import Config, partial_rope
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.spec.model import ModelSpec
 
@@ -13,16 +13,13 @@ DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=10_000.0)
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    theta, scaling = rope(config, DEFAULTS.rope_theta, partial_is_known=True)
     return read_as_llama(
         config,
         model_type,
         DEFAULTS,
         eps="norm_eps",
         hidden_act=config.value("hidden_act", "relu2"),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        partial_rotary_factor=partial_rotary(config, 0.5),
+        **partial_rope(config, DEFAULTS.rope_theta, 0.5),
         attention_bias=config.value("attention_bias", False),
         mlp_bias=config.value("mlp_bias", False),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoshard.models.config_fields import Config, partial_rotary, rope
+from autoshard.models.config_fields import Config, partial_rope
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.spec.model import ModelSpec
 
@@ -19,14 +19,11 @@ DROPOUT = {
 
 def read(config: Config, model_type: str) -> ModelSpec:
     """The model of a config of Phi-3. Positions that are stretched for long sequences (longrope) are refused."""
-    theta, scaling = rope(config, DEFAULTS.rope_theta, partial_is_known=True)
     return read_as_llama(
         config,
         model_type,
         DEFAULTS,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        partial_rotary_factor=partial_rotary(config, 1.0),
+        **partial_rope(config, DEFAULTS.rope_theta, 1.0),
         sliding_window=config.window(None),
     )
 

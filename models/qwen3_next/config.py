@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from autoshard.models.config_fields import Config, partial_rotary, rope
+from autoshard.models.config_fields import Config, partial_rope
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
 from autoshard.models.qwen.config import mixture, mixture_keys
@@ -48,8 +48,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
         interval = config.integer("full_attention_interval", INTERVAL)
         types = tuple(LINEAR_ATTENTION if (layer + 1) % interval else FULL_ATTENTION for layer in range(layers))
     defaults = DEFAULTS[model_type]
-    theta, scaling = rope(config, defaults.rope_theta, partial_is_known=True)
     sizes = {name: config.integer(name, default) for name, default in SIZES.items()}
+    config.only("output_gate_type", "swish")  # of linear attention
     linear: dict[str, Any] = {}
     if LINEAR_ATTENTION in types:
         linear = {"layer_types": types, "linear_attention": LinearAttention(**sizes)}
@@ -59,9 +59,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         model_type,
         defaults,
         width="moe_intermediate_size" if more else "intermediate_size",
-        rope_theta=theta,
-        rope_scaling=scaling,
-        partial_rotary_factor=partial_rotary(config, 0.25),
+        **partial_rope(config, defaults.rope_theta, 0.25),
         **more,
         **linear,
     )
@@ -69,7 +67,6 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 def _experts(config: Config, model_type: str) -> dict[str, Any]:
     """The fields of routed and shared experts; nothing of a model_type without."""
-    config.only("output_gate_type", "swish")  # of linear attention
     if model_type == "qwen3_5_text":
         return {}
     shared = {"shared_expert_intermediate_size": config.value("shared_expert_intermediate_size", 512)}
