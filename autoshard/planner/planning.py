@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
+from autoshard.backends.native_neuron import model_traces_whole
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
-from autoshard.backends.rules import Problem, warnings
+from autoshard.backends.rules import Draft, Problem, warnings
 from autoshard.cost.compute import product_formats, quantized_products
 from autoshard.cost.fit_probability import levels
 from autoshard.cost.stage_program import quantized
@@ -101,10 +102,14 @@ def _way_of_compiling(
         return problem, result, (no_way_pays(problem, share),)
     cluster = inputs_of(replace(request, stack=WHOLE_STAGES, backend=problem.backend), problem.model)[2]
     whole = problem._replace(cluster=cluster)
+    no_choice = f"whole stages as graphs, --stack {WHOLE_STAGES}, are no choice here: "
+    wrong = model_traces_whole(whole, Draft.of(result.best.strategy))
+    if wrong is not None:  # of every layout
+        return problem, result, (no_choice + wrong,)
     try:
         other = _searched(whole, pins_of(request), request)
     except AutoshardError as error:
-        return problem, result, (f"whole stages as graphs, --stack {WHOLE_STAGES}, are no choice here: {error}",)
+        return problem, result, (f"{no_choice}{error}",)
     is_chosen, note = whole_stages(problem, result.best, whole, other.best, request.fit_probability)
     return (whole, other, (note,)) if is_chosen else (problem, result, (note,))
 
