@@ -3,7 +3,8 @@
 The first microbatches, as many as there are ranks, go through all first chunks before they go through second ones, one
 after another, at the pace of the longest of these stages; the last ones come back in the same way. How long that takes
 is known in a part: where the longest stage is short, few cuts hold all blocks, and where it is long, the way takes
-long. Parts are halved while some cut of theirs may take less than the best one that is known.
+long. Parts are halved while some cut of theirs may take less than the best one that is known, and less than what is
+left open anyway: of other parts some good cuts are tried.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class SplitCuts:
 
     def solve(self, limit_s: float, tried: Callable[[Sequence[Array]], float]) -> float:
         """Seconds of the pipeline that no cut takes less than, as far as they are below a limit. tried: tries cuts, and
-        returns the limit then."""
+        returns the limit then.
+
+        A part is idle where another one is left that may take less: what is known of the whole becomes no more by what
+        is known of it."""
         whole = Part(0, len(self._different_s), 0, self._two.layers + 1)
         queue, parts = [(0.0, whole)] if len(self._different_s) else [], 0
         while queue:  # short stages come first: good cuts are even
@@ -97,10 +101,11 @@ class SplitCuts:
                 bound_s = max(bound_s, paths.values(limit_s)[0])
                 if bound_s >= limit_s:
                     continue
-                halves = part.by_longest() if self._is_wide(part, limit_s) else [part]
+                is_idle = bound_s >= min((least_s for least_s, _ in self._left), default=inf)
+                halves = part.by_longest() if self._is_wide(part, limit_s) and not is_idle else [part]
                 if len(halves) == 1:
                     limit_s = tried(paths.cuts())
-                    bound_s = max(bound_s, paths.bound_s(limit_s))
+                    bound_s = bound_s if is_idle else max(bound_s, paths.bound_s(limit_s))
             if len(halves) == 1:
                 self._left.append((bound_s, part))
             else:
