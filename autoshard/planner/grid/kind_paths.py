@@ -154,15 +154,17 @@ class Paths:
         fewest, most = max(fewest_1, layers - most_2), min(most_1, layers - fewest_2)
         middles = middles[(middles >= fewest) & (middles <= most)]
         codes, ahead = middles * width**2 + middles, Ahead(*np.zeros((2, len(middles))))
+        least, is_reached = np.full((2, width**3), inf), np.zeros(width**3, dtype=bool)  # of no rank in between
         for rank in range(two.pp):
             entries = self._entries(rank, codes, ahead, behind[rank + 1], left)
             found.append(entries)
             left -= len(entries.after)
-            least = np.full((2, width**3), inf)
             for of_all, of_states, own_s in zip(least, ahead, (entries.ways.front_s, entries.ways.more_s), strict=True):
                 np.minimum.at(of_all, entries.after, of_states[entries.state] + own_s)
-            codes = np.flatnonzero(least[0] < inf)
+            is_reached[entries.after] = True
+            codes = np.flatnonzero(is_reached)
             ahead = Ahead(*least[:, codes])
+            least[:, codes], is_reached[codes] = inf, False
         codes, ranks = np.zeros(1, dtype=int), []
         for entries in reversed(found):  # `after` was a code
             places = np.minimum(np.searchsorted(codes, entries.after), max(len(codes) - 1, 0))
