@@ -200,12 +200,19 @@ def _worst_placement(
 
     block: as in _is_aligned.
     """
-    members, starts = [0], {0}
-    for size, stride in inside:
-        members = [member + index * stride for member in members for index in range(size)]
+    starts = {0}
     for size, stride in outside:  # only the place within the node matters
         places = {index * stride % block for index in range(min(size, block))}
         starts = {(start + place) % block for start in starts for place in places}
+    return _worst_start(tuple(inside), frozenset(starts), block)
+
+
+@lru_cache(maxsize=4096)
+def _worst_start(inside: _Axes, starts: frozenset[int], block: int) -> tuple[int, int, int]:
+    """`_worst_placement` over groups that start at these places of a node: many meshes share them."""
+    members = [0]
+    for size, stride in inside:
+        members = [member + index * stride for member in members for index in range(size)]
     ranks_per_node = nodes = span = 1
     for start in starts:
         placed = [divmod(start + member, block) for member in members]

@@ -191,6 +191,8 @@ def _most_held(order: Order, num_virtual_stages: int) -> tuple[tuple[int, ...], 
         held[chunk] += (kind == "F") - (kind in "BI")
         if kind == "F":
             moments.add(tuple(held))
-    return tuple(
-        sorted(one for one in moments if not any(other != one and all(map(ge, other, one)) for other in moments))
-    )
+    most: list[tuple[int, ...]] = []
+    for one in sorted(moments, reverse=True):  # what holds as much of each chunk comes earlier
+        if not any(all(map(ge, other, one)) for other in most):
+            most.append(one)
+    return tuple(reversed(most))
