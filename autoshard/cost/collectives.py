@@ -51,6 +51,18 @@ def group_shape(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], cluste
     return _group_shape(mesh, axes, *cluster.places)
 
 
+def group_shapes(
+    mesh: tuple[tuple[str, int], ...], sets: Sequence[tuple[str, ...]], cluster: Cluster
+) -> list[GroupShape]:
+    """`group_shape` of each of several sets of axes of one mesh."""
+    node, domain, chip, layout_rules = cluster.places
+    placed = _placed(mesh, node, domain)
+    if not placed.fills_domains:
+        return [group_shape(mesh, axes, cluster) for axes in sets]
+    same = None, min(placed.world_size, node), placed.tp, node, domain, chip, layout_rules
+    return [_aligned_shape(tuple([axis[1:] for axis in placed.axes if axis[0] in axes]), *same) for axes in sets]
+
+
 @lru_cache(maxsize=8192)
 def _group_shape(
     mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], node: int, domain: int, chip: int, layout_rules: str

@@ -10,7 +10,6 @@ no layout with these degrees is faster, and none needs less memory, which knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
@@ -19,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 from autoshard.backends.mesh_rules import ORDER_RULES
 from autoshard.backends.problem import Draft, Problem
 from autoshard.backends.registry import BACKENDS
-from autoshard.cost.collectives import KINDS, GroupShape, collective_law, group_shape
+from autoshard.cost.collectives import KINDS, GroupShape, collective_law, group_shapes
 from autoshard.cost.local_shape import LocalShape, mesh_order, stage_mesh
 from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh
 from autoshard.models.padding import padded_heads
@@ -161,28 +160,29 @@ def order_laws(mesh: Mesh, cluster: Cluster, known: dict[GroupShape, Laws] | Non
     known: laws of shapes of groups, which this adds to.
     """
     pipeline = (("pp",),) if mesh.pp > 1 else ()
-    return _laws(mesh, (*pipeline, *_sets(mesh.stage_axes)), cluster, {} if known is None else known)
+    return _laws(mesh, (*pipeline, *_sets(tuple(mesh.stage_axes))), cluster, {} if known is None else known)
 
 
 def stage_laws(problem: Problem, shape: LocalShape) -> Laws:
     """The laws of the collectives among the ranks of a stage with this local shape during a microbatch. Along dp there
     are some only where routers tell each other their loads."""
     mesh = stage_mesh(problem.model, problem.cluster, shape)
-    axes = [axis for axis in mesh.stage_axes if axis != "dp" or problem.model.router_aux_loss_coef]
+    axes = tuple(axis for axis in mesh.stage_axes if axis != "dp" or problem.model.router_aux_loss_coef)
     return _laws(mesh, _sets(axes), links_of(problem.cluster), {})
 
 
-def _sets(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    every = tuple(names)
-    return tuple(axes for count in range(1, len(every) + 1) for axes in combinations(every, count))
+@lru_cache(maxsize=64)
+def _sets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Every set of some axes, sorted by name."""
+    return tuple(axes for count in range(1, len(names) + 1) for axes in combinations(sorted(names), count))
 
 
 def _laws(mesh: Mesh, sets: tuple[tuple[str, ...], ...], cluster: Cluster, known: dict[GroupShape, Laws]) -> Laws:
-    order, laws = mesh_order(mesh), list[float]()
-    for axes in sets:
-        shape = group_shape(order, tuple(sorted(axes)), cluster)
-        if shape not in known:
+    laws = list[float]()
+    for shape in group_shapes(mesh_order(mesh), sets, cluster):
+        its = known.get(shape)
+        if its is None:
             several = [collective_law(kind, shape, cluster) for kind in KINDS]
-            known[shape] = tuple(number for law in several for number in (law.latency_s, law.seconds_per_byte))
-        laws += known[shape]
+            its = known[shape] = tuple(number for law in several for number in (law.latency_s, law.seconds_per_byte))
+        laws += its
     return tuple(laws)
