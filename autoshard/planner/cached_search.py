@@ -22,7 +22,7 @@ from autoshard.planner.axis_orders import at_any_memory, at_any_speed
 from autoshard.planner.candidates import check_pins
 from autoshard.planner.choice import Choice, choose
 from autoshard.planner.collector import uncollected
-from autoshard.planner.layouts import NO_SCHEDULE, MeshDrafts, by_way, legal_layouts
+from autoshard.planner.layouts import MeshDrafts, by_way, legal_layouts
 from autoshard.planner.priced import Clock, PricedLayouts, price_layouts
 from autoshard.planner.promising import any_order, drafts_of, promising
 from autoshard.planner.ranking import Timed
@@ -226,7 +226,7 @@ def _only(legal: Iterable[MeshDrafts], among: frozenset[Draft]) -> Iterator[Mesh
     """The legal layouts that are among some."""
     schedules = {one.way: {*one.schedules} for one in by_way(among)}
     for one in legal:
-        wanted = schedules.get(any_order(one.way).scheduled(*NO_SCHEDULE), ())
+        wanted = schedules.get(any_order(one.way), ())
         kept = [schedule for schedule in one.schedules if schedule in wanted]
         if kept:
             yield one._replace(schedules=kept)

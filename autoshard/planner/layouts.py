@@ -16,6 +16,7 @@ from autoshard.planner.ranking import degrees_of
 from autoshard.planner.rejections import Tally
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
+from autoshard.schedules import usual_schedule
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, Precision, of_any_batch
 
@@ -37,8 +38,8 @@ class MeshDrafts(NamedTuple):
         return [self.way.scheduled(*schedule) for schedule in self.schedules]
 
 
-NO_SCHEDULE: Scheduled = ("", 1, 1)
-"""In place of a schedule, where one does not matter."""
+NO_SCHEDULE: Scheduled = usual_schedule(1), 1, 1
+"""What the way of a layout has in place of its schedule: a Draft's defaults."""
 
 
 def by_way(drafts: Iterable[Draft]) -> list[MeshDrafts]:
@@ -48,6 +49,14 @@ def by_way(drafts: Iterable[Draft]) -> list[MeshDrafts]:
         schedule = draft.schedule, draft.num_virtual_stages, draft.microbatch_size
         schedules.setdefault(draft.scheduled(*NO_SCHEDULE), []).append(schedule)
     return [MeshDrafts(0.0, way, several) for way, several in schedules.items()]
+
+
+def together(layouts: Iterable[MeshDrafts]) -> list[MeshDrafts]:
+    """The layouts with those of one way in one entry."""
+    of_ways: dict[Draft, tuple[float, list[Scheduled]]] = {}
+    for state_bytes, way, schedules in layouts:
+        of_ways.setdefault(way, (state_bytes, []))[1].extend(schedules)
+    return [MeshDrafts(state_bytes, way, schedules) for way, (state_bytes, schedules) in of_ways.items()]
 
 
 def legal_layouts(problem: Problem, pins: Pins, tally: Tally) -> list[MeshDrafts]:

@@ -95,7 +95,7 @@ class PricedLayouts:
         """Seconds of a step of a layout at least, as far as a bound is known: see Waiting.at_least_s."""
         return self.waiting.at_least_s(draft, in_any_order) if self.waiting else 0.0
 
-    def left_below(self, seconds: float) -> list[Draft]:
+    def left_below(self, seconds: float) -> list[MeshDrafts]:
         """Layouts that are not priced, and may take less in other orders of axes."""
         return self.waiting.left_below(seconds) if self.waiting else []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.backends.problem import Draft
 from autoshard.planner.bounded import Bounded, TooLarge
-from autoshard.planner.layouts import MeshDrafts, Scheduled
+from autoshard.planner.layouts import NO_SCHEDULE, MeshDrafts, Scheduled, together
 
 if TYPE_CHECKING:
     from autoshard.planner.grid.pairs import Pairs
@@ -66,7 +66,7 @@ class Waiting:
         self.any_at_least_s = min((one.any_s for one in self._ways), default=0.0)
         """Seconds that every layout takes at least, in any order of axes."""
         self._bounded: deque[Bounded] = deque()
-        self._least_s: dict[Draft, Bounded] = {}
+        self._least_s: dict[Draft, dict[Scheduled, Bounded]] = {}
         self._asked: Callable[[MeshDrafts], Parted] | None = None
         self._aside: tuple[list[Bounded], list[Bounded]] = [], []
         """Ways and layouts that nobody asks for meanwhile."""
@@ -96,14 +96,16 @@ class Waiting:
     def at_least_s(self, draft: Draft, in_any_order: bool = False) -> float:
         """Seconds of a step, whatever the cut and the recompute sets are, as far as a bound is known. in_any_order:
         whatever the order of axes is, too."""
-        known = self._least_s.get(_in_any_order(draft))
+        schedule = draft.schedule, draft.num_virtual_stages, draft.microbatch_size
+        known = self._least_s.get(_in_any_order(draft.scheduled(*NO_SCHEDULE)), {}).get(schedule)
         if known is None:
             return 0.0
         return known.any_s if in_any_order or draft.axis_order != known.layouts.way.axis_order else known.own_s
 
     def _remember(self, one: Bounded) -> None:
         if one.any_s:
-            self._least_s.update((_in_any_order(draft), one) for draft in one.layouts.drafts)
+            of_way = self._least_s.setdefault(_in_any_order(one.layouts.way), {})
+            of_way.update(dict.fromkeys(one.layouts.schedules, one))
 
     @property
     def left(self) -> list[MeshDrafts]:
@@ -122,9 +124,10 @@ class Waiting:
                 fastest, at_least_s = first, self.pairs.next_s
         return count, fastest, at_least_s
 
-    def left_below(self, seconds: float) -> list[Draft]:
+    def left_below(self, seconds: float) -> list[MeshDrafts]:
         """Layouts that are not priced and may take less in other orders of axes."""
-        known = [one for one in {id(one): one for one in self._least_s.values()}.values() if one.any_s < seconds]
+        remembered = {id(one): one for of_way in self._least_s.values() for one in of_way.values()}
+        known = [one for one in remembered.values() if one.any_s < seconds]
         for one in self._in_all_orders(known, seconds):
             self._remember(one)
         self._bounded = deque(self._in_all_orders(self._bounded, seconds))
@@ -132,7 +135,7 @@ class Waiting:
         left += self._of_ways([one for one in self._ways if one.any_s < seconds], seconds)
         for one in left:
             self._remember(one)
-        return [draft for one in left for draft in one.layouts.drafts]
+        return [one.layouts for one in left]
 
     def _of_ways(self, ways: Sequence[Bounded], below_s: float) -> Iterator[Bounded]:
         """The layouts of ways that are not bounded one by one, as far as they may take less in other orders."""
@@ -152,7 +155,7 @@ class Waiting:
         asked = [one for one in several if one.by_way and one.any_s < below_s]
         if not asked or self._in_other_orders is None:
             return [*several]
-        every = self._in_other_orders(ways := _together([one.layouts for one in asked]), below_s)
+        every = self._in_other_orders(ways := together([one.layouts for one in asked]), below_s)
         of_ways = {one.way: iter(each_s) for one, each_s in zip(ways, every, strict=True)}
         known = {}
         for one in asked:  # in the order in which they were put together
@@ -187,7 +190,7 @@ class Waiting:
                 self._remember(one)
         self._at_once = max(at_once, min(MORE * at_once, ENOUGH))
         self._least *= MORE if least == ENOUGH else 1
-        self.priced += self._price(_together(taken))
+        self.priced += self._price(together(taken))
 
     def _next(self, several: deque[Bounded], aside: list[Bounded]) -> list[Bounded]:
         """The first of several, taken out of them, as far as it may be asked for; the rest of it is put aside."""
@@ -228,7 +231,7 @@ class Waiting:
         self._bounded = deque(one for one in self._bounded if id(one) not in known)
         for one in chosen:
             self._remember(one)
-        self.priced += self._price(_together([one.layouts for one in chosen]))
+        self.priced += self._price(together([one.layouts for one in chosen]))
         self.price_pairs()
 
     def price_pairs(self) -> None:
@@ -253,17 +256,9 @@ def _own_s(one: Bounded) -> float:
     return one.own_s
 
 
-def _in_any_order(draft: Draft) -> Draft:
-    """The layout but for its order of axes."""
-    return draft._replace(axis_order=())
-
-
-def _together(layouts: Sequence[MeshDrafts]) -> list[MeshDrafts]:
-    """The layouts with those of one way in one entry."""
-    of_ways: dict[Draft, tuple[float, list[Scheduled]]] = {}
-    for state_bytes, way, schedules in layouts:
-        of_ways.setdefault(way, (state_bytes, []))[1].extend(schedules)
-    return [MeshDrafts(state_bytes, way, schedules) for way, (state_bytes, schedules) in of_ways.items()]
+def _in_any_order(way: Draft) -> Draft:
+    """The way but for its order of axes."""
+    return way._replace(axis_order=())
 
 
 def count_layouts(layouts: Sequence[MeshDrafts], sets_of: Callable[[Draft], int]) -> int:

@@ -194,7 +194,7 @@ def test_layouts_that_are_known_to_be_slower_wait_on_when_others_of_their_way_ar
     waiting.price_more(3.0, alone=True)
     assert bounded == [1, 2, 1, 2] and waiting.left_at_least_s == 9.0
     assert waiting.rest(lambda draft: 1)[::2] == (2, 9.0)
-    assert [draft.microbatch_size for draft in waiting.left_below(5.0)] == [4, 4]
+    assert [one.schedules for one in waiting.left_below(5.0)] == [[("1f1b", 1, 4)]] * 2
     assert not waiting.left_below(4.0)
     waiting.price_more(inf, alone=True)
     assert bounded == [1, 2, 1, 2, 4, 4] and waiting.left_at_least_s is None

@@ -22,7 +22,7 @@ from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.unit_costs import PartColumns, mean_columns
 from autoshard.planner.grid.whole import Whole
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
-from autoshard.planner.layouts import MeshDrafts, Scheduled, by_way
+from autoshard.planner.layouts import MeshDrafts, Scheduled, by_way, together
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 
@@ -32,16 +32,16 @@ def faster_orders(
     wholes: Sequence[Whole],
     pins: Pins,
     known_s: float,
-    others: Sequence[Draft] = (),
+    others: Sequence[MeshDrafts] = (),
     least_s: Callable[[Draft], float] = lambda draft: 0.0,
     fitting: Set[Draft] = frozenset(),
 ) -> Iterator[Draft]:
     """Drafts in their other orders, but for those of which no layout fits or takes less than known_s. wholes: those
     that were priced. others: those that were not. least_s: what one that was takes at least in any order, as far as
     known. fitting: those of which it is known that some layout fits."""
-    priced = [draft for whole in promising(wholes, known_s, least_s) for draft in _that_may_fit(whole, fitting)]
-    in_orders = _in_other_orders(problem, pins, [*priced, *others])
-    ways = _below(problem, pins, by_way(in_orders), known_s)
+    priced = (draft for whole in promising(wholes, known_s, least_s) for draft in _that_may_fit(whole, fitting))
+    in_orders = _in_other_orders(problem, pins, together([*by_way(priced), *others]))
+    ways = _below(problem, pins, in_orders, known_s)
     if ways:
         left = _below(problem, pins, ways, known_s, _blocks_s(problem, ways))
         yield from (draft for one in left for draft in one.drafts)
@@ -88,15 +88,15 @@ def _that_may_fit(whole: Whole, fitting: Set[Draft]) -> Iterator[Draft]:
         yield from (drafts[place] for place, fits in zip(unsure, may.tolist(), strict=True) if fits)
 
 
-def _in_other_orders(problem: Problem, pins: Pins, drafts: Sequence[Draft]) -> list[Draft]:
-    """The drafts in each other order of axes that is worth a look."""
+def _in_other_orders(problem: Problem, pins: Pins, ways: Sequence[MeshDrafts]) -> list[MeshDrafts]:
+    """The layouts in each other order of axes that is worth a look."""
     known: dict[tuple[object, ...], tuple[Order, ...]] = {}
-    found = list[Draft]()
-    for draft in drafts:
-        degrees = (*draft[:5], draft.etp, draft.dp_replicate)
+    found = list[MeshDrafts]()
+    for one in ways:
+        degrees = (*one.way[:5], one.way.etp, one.way.dp_replicate)
         if degrees not in known:
-            known[degrees] = other_orders(problem, pins, draft)
-        found += [draft._replace(axis_order=order) for order in known[degrees]]
+            known[degrees] = other_orders(problem, pins, one.way)
+        found += [one._replace(way=one.way._replace(axis_order=order)) for order in known[degrees]]
     return found
 
 
