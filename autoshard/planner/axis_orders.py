@@ -127,12 +127,11 @@ def _useful(
     dp_replicate: int,
     etp: int | None,
 ) -> tuple[Order, ...]:
-    known: dict[GroupShape, Laws] = {}
     size = dict(zip(("tp", "pp", "dp", "cp"), degrees, strict=False))
     different = {tuple(axis for axis in order if size[axis] > 1): order for order in reversed(legal)}  # the first stays
 
     def laws(order: Order) -> Laws:
-        return order_laws(build_mesh(*degrees, order, dp_replicate=dp_replicate, etp=etp), cluster, known)
+        return order_laws(build_mesh(*degrees, order, dp_replicate=dp_replicate, etp=etp), cluster)
 
     return undominated({order: laws(order) for order in legal if order in different.values()})
 
@@ -153,14 +152,11 @@ def undominated(laws: dict[Order, Laws]) -> tuple[Order, ...]:
     return tuple(order for its, order in first.items() if not any(is_better(one, its) for one in first))
 
 
-def order_laws(mesh: Mesh, cluster: Cluster, known: dict[GroupShape, Laws] | None = None) -> Laws:
+def order_laws(mesh: Mesh, cluster: Cluster) -> Laws:
     """The laws of every kind of collective over every set of axes that has more than one rank: the pipeline by itself,
-    since only neighbouring stages talk, and all sets of a stage's axes.
-
-    known: laws of shapes of groups, which this adds to.
-    """
+    since only neighbouring stages talk, and all sets of a stage's axes."""
     pipeline = (("pp",),) if mesh.pp > 1 else ()
-    return _laws(mesh, (*pipeline, *_sets(tuple(mesh.stage_axes))), cluster, {} if known is None else known)
+    return _laws(mesh, (*pipeline, *_sets(tuple(mesh.stage_axes))), cluster)
 
 
 def stage_laws(problem: Problem, shape: LocalShape) -> Laws:
@@ -168,7 +164,7 @@ def stage_laws(problem: Problem, shape: LocalShape) -> Laws:
     are some only where routers tell each other their loads."""
     mesh = stage_mesh(problem.model, problem.cluster, shape)
     axes = tuple(axis for axis in mesh.stage_axes if axis != "dp" or problem.model.router_aux_loss_coef)
-    return _laws(mesh, _sets(axes), links_of(problem.cluster), {})
+    return _laws(mesh, _sets(axes), links_of(problem.cluster))
 
 
 @lru_cache(maxsize=64)
@@ -177,12 +173,15 @@ def _sets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     return tuple(axes for count in range(1, len(names) + 1) for axes in combinations(sorted(names), count))
 
 
-def _laws(mesh: Mesh, sets: tuple[tuple[str, ...], ...], cluster: Cluster, known: dict[GroupShape, Laws]) -> Laws:
+def _laws(mesh: Mesh, sets: tuple[tuple[str, ...], ...], cluster: Cluster) -> Laws:
     laws = list[float]()
     for shape in group_shapes(mesh_order(mesh), sets, cluster):
-        its = known.get(shape)
-        if its is None:
-            several = [collective_law(kind, shape, cluster) for kind in KINDS]
-            its = known[shape] = tuple(number for law in several for number in (law.latency_s, law.seconds_per_byte))
-        laws += its
+        laws += _laws_of(shape, cluster)
     return tuple(laws)
+
+
+@lru_cache(maxsize=4096)
+def _laws_of(shape: GroupShape, cluster: Cluster) -> Laws:
+    """The laws of every kind of collective over groups of one shape."""
+    several = (collective_law(kind, shape, cluster) for kind in KINDS)
+    return tuple(number for law in several for number in (law.latency_s, law.seconds_per_byte))
