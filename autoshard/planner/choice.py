@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import merge
@@ -93,7 +94,7 @@ def _choice_at(
 ) -> Choice | None:
     """The choice among layouts of one level of memory, whatever is passed over; None where none fits. known: some of
     these. The other arguments are those of `choose`."""
-    how = level.memory_bytes, clock, count, behind, graphs
+    how = level.memory_bytes, clock, count, behind, graphs, Counter[bool]()
     below_s = behind * known[0].step_time_s if known else inf
     fastest, at_least_s, passed = _fastest(priced, pins, *how, known, below_s=below_s)
     if not fastest:
@@ -270,13 +271,15 @@ def _fastest(
     count: int,
     behind: float,
     graphs: Compiling | None,
+    solved: Counter[bool],
     known: Sequence[Timed] = (),
     at_least_s: Callable[[Draft], float] | None = None,
     below_s: float = inf,
 ) -> tuple[list[Timed], float, list[Promise]]:
     """(the fastest of each kind, what no other one takes less than, promises that were passed by). count, behind: as
-    `best_of_each_kind` has them. graphs: the verdicts on compiled ones. known: others, fastest first. at_least_s: what
-    is known of drafts, by default by the layouts themselves. below_s: layouts that take more are not looked for."""
+    `best_of_each_kind` has them. graphs: the verdicts on compiled ones. solved: as of `refine`. known: others, fastest
+    first. at_least_s: what is known of drafts, by default by the layouts themselves. below_s: layouts that take more
+    are not looked for."""
     from autoshard.planner.grid.refine import refine
 
     fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s, behind=behind), key=_step_time_s)
@@ -286,7 +289,8 @@ def _fastest(
     refused = graphs.refuses if graphs is not None else lambda draft: False
     taken_s = next((one.step_time_s for one in ranked if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
-    refined = refine(priced.families(), by_stage, limit_bytes, known_s, clock.in_time, bounds_s, refused, taken_s)
+    judged = bounds_s, refused, taken_s, solved
+    refined = refine(priced.families(), by_stage, limit_bytes, known_s, clock.in_time, *judged)
     ranked = _with(ranked, refined.found, priced.problem, pins, count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
 

@@ -5,6 +5,7 @@ With one chunk a rank stage_cuts.py says what is chosen, with several chunks int
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from heapq import heapify, heappop, heapreplace
@@ -101,12 +102,14 @@ def refine(
     least_s: Callable[[Draft], float] = lambda draft: 0.0,
     refused: Callable[[Draft], bool] = lambda draft: False,
     taken_s: float = 0.0,
+    solved: Counter[bool] | None = None,
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
     least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
-    taken and beat that one are found too."""
-    taken_s = max(known_s, taken_s)
+    taken and beat that one are found too. solved: how many layouts with several chunks were solved before, by whether
+    that was by paths; those of this call are added."""
+    taken_s, solved = max(known_s, taken_s), Counter() if solved is None else solved
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
         (of_free_cuts if whole.family.cuts_are_free or _is_solved_by_stages(whole) else of_sets).append(whole)
@@ -129,7 +132,6 @@ def refine(
     better: list[Timed] = []
     passed: list[Promise] = []
     at_least_s = best_s = known_s
-    chunked = {False: 0, True: 0}
     while queue or unseen:
         if not queue:
             queue = promised(unseen.pop(0))
@@ -146,7 +148,7 @@ def refine(
             left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
             return Refined(better, min(at_least_s, *left), len(left), [])
         by_paths, is_chunked = _is_solved_by_paths(whole), whole.has_kinds and whole.family.num_virtual_stages > 1
-        is_left = is_chunked and chunked[by_paths] >= (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED)
+        is_left = is_chunked and solved[by_paths] >= (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED)
         if promise.tighter_s is not None and not (is_left and at_least_s <= bound_s):
             tighter_s = max(bound_s, promise.tighter_s())
             promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
@@ -156,7 +158,7 @@ def refine(
         if is_left:  # a part of the gap
             at_least_s = min(at_least_s, bound_s)
             continue
-        chunked[by_paths] += is_chunked
+        solved[by_paths] += is_chunked
         fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING))
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
