@@ -51,15 +51,10 @@ class KindCuts(NamedTuple):
 
     def after_s(self, blocks: Blocks, pp: int, states: Sequence[RankState], places: Array) -> Array:
         """Seconds that follow the pipeline, by layout. states: of all meshes. places: by layout, that of its mesh."""
-        codes, inverse = np.unique(places * len(self.different) + self.which, return_inverse=True)
         contents = [ranks_contents(blocks, tuple(cut), pp) for cut in self.different.tolist()]
-        seconds = [
-            max(
-                states[code // len(contents)].after_kinds_s(counts, rank == 0, rank == pp - 1)
-                for counts, rank in contents[code % len(contents)]
-            )
-            for code in codes.tolist()
-        ]
+        codes, inverse = np.unique(places * len(contents) + self.which, return_inverse=True)
+        both = (divmod(code, len(contents)) for code in codes.tolist())
+        seconds = [states[place].after_ranks_s(contents[cut]) for place, cut in both]
         return np.array(seconds)[inverse]
 
 

@@ -84,6 +84,13 @@ class RankState:
         of_rank = self._after.of_kinds(dict(zip(self._contents.blocks, blocks, strict=True)), first, last)
         return float(of_rank.total_s)
 
+    @kept_by_object
+    def after_ranks_s(self, contents: tuple[tuple[tuple[int, ...], int], ...]) -> float:
+        """Seconds that follow the pipeline: of the rank for which they are most. contents: (blocks of each kind, rank)
+        of each different one."""
+        last = self._mesh.pp - 1
+        return max(self.after_kinds_s(blocks, rank == 0, rank == last) for blocks, rank in contents)
+
     def after_rows_s(self, counts: Sequence[Array], first: bool, last: bool) -> Array:
         """`after_kinds_s` of many ranks. counts: of blocks of each kind, an entry for each rank."""
         rows = self._after.of_kinds(dict(zip(self._contents.blocks, counts, strict=True)), first, last)
