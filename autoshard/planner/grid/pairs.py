@@ -23,9 +23,9 @@ from autoshard.planner.grid.table import CHUNK
 from autoshard.planner.grid.whole import Priced, Whole
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
 
-FIRST, MORE = 4096, 2
+FIRST, MORE = 1024, 2
 """So many pairs are looked at at first, then up to so many times as many as before."""
-LEAST = 256
+LEAST = 64
 """So many of one family are looked at together, if one is: fewer take hardly less time."""
 
 
