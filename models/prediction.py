@@ -25,7 +25,6 @@ from autoshard.models.llama.graph import (
 )
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 
 NEXT_IDS, NEXT_LABELS = "next_ids", "next_labels"
 """Inputs [batch, seq]: of each place the token behind it, and the token behind that; negative ones are not learned."""
@@ -75,4 +74,4 @@ def copied_tables(model: ModelSpec) -> tuple[Part, ...]:
 
 def has_module(model: ModelSpec, tensors: Container[str]) -> bool:
     """Whether a checkpoint with tensors of these names has a prediction module of the model."""
-    return model.model_type in PREDICTING_MODEL_TYPES and f"{prefix_of(model)}.eh_proj.weight" in tensors
+    return "multi_token_prediction" in model.family.may_have and f"{prefix_of(model)}.eh_proj.weight" in tensors

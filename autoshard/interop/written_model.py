@@ -70,11 +70,12 @@ def property_of(model: ModelSpec, name: str) -> Any:
         return UNKNOWN
     match name:
         case "normalization":
-            return "layernorm" if model.model_type in ("gpt2", "gpt_neox", "dbrx", "nemotron") else "rmsnorm"
+            return model.family.normalization
         case "activation":
-            if model.clamped_gate is not None or model.is_gemma:
-                return "clamped_swiglu" if model.clamped_gate else "geglu"
-            return {"silu": "swiglu", "relu2": "squared_relu"}.get(model.hidden_act, "gelu")
+            if model.clamped_gate is not None:
+                return "clamped_swiglu"
+            gelu = "geglu" if model.family.has_gate else "gelu"
+            return {"silu": "swiglu", "relu2": "squared_relu"}.get(model.hidden_act, gelu)
         case "positions":
             return "learned_absolute" if model.rope_theta is None else "rope"
         case "max_position_embeddings":

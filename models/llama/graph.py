@@ -17,7 +17,7 @@ HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj":
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     b.module = "embedding"
     tokens = token_embedding(b, "model.embed_tokens", b.index_input("input_ids", "batch seq"))
-    if model.is_gemma:
+    if model.family.scales_embedding:
         tokens = b.pointwise("model.embed_scale", f"(mul {model.hidden_size**0.5!r} x0)", tokens)
     return dropped_embedding(b, model, "model.embed_dropout", tokens)
 
@@ -157,7 +157,8 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     The operator's attribute unit_offset: it multiplies by 1 plus the weight.
     """
     dims = b.dims(x)
-    weight, offset = b.parameter(f"{name}.weight", dims[-1]), {"unit_offset": True} if model.has_unit_offset else {}
+    weight = b.parameter(f"{name}.weight", dims[-1])
+    offset = {"unit_offset": True} if model.family.has_unit_offset else {}
     return b.operator("norm", name, (x, weight), dims, dims[:-1], None, function="rms", eps=model.norm_eps, **offset)
 
 
@@ -242,7 +243,7 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
     theta, scaling = model.rope_of(layer)
-    pairs: dict[str, Any] = {"interleaved": True} if model.turns_neighbours else {}
+    pairs: dict[str, Any] = {"interleaved": True} if model.family.turns_neighbours else {}
     return b.operator(
         "rope",
         name,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import MODEL_TYPES, MOE_MODEL_TYPES, SHARED_EXPERT_MODEL_TYPES
+from autoshard.spec.model_types import MODEL_TYPES, ROUTED, SHARED, with_trait
 from autoshard.spec.rope import RopeScaling
 
 SMALL = ModelSpec(
@@ -61,7 +61,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"shared_expert_intermediate_size": 8},
             (
                 "shared_expert_intermediate_size=8 of small must be 0: "
-                f"model_type=llama has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
+                f"model_type=llama has no shared expert; {with_trait(SHARED)} has"
             ),
         ),
         (
@@ -118,7 +118,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"num_local_experts": 8, "num_experts_per_tok": 2},
             (
                 "num_local_experts=8 and num_experts_per_tok=2 of small must be 0: "
-                f"model_type=llama has no experts; {', '.join(MOE_MODEL_TYPES)} has"
+                f"model_type=llama has no experts; {with_trait(ROUTED)} has"
             ),
         ),
         (
