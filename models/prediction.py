@@ -19,7 +19,7 @@ from autoshard.models.llama.graph import (
     HIDDEN,
     cross_entropy,
     linear,
-    rms_norm,
+    norm,
     token_embedding,
     vocabulary,
 )
@@ -47,11 +47,11 @@ def prediction(b: GraphBuilder, model: ModelSpec, family: ModuleType, loss: str,
     assert module is not None, model
     with b.inside(PREDICTION):
         tokens = token_embedding(b, f"{prefix}.embed_tokens", b.index_input(NEXT_IDS, HIDDEN.rpartition(" ")[0]))
-        both = (rms_norm(b, model, f"{prefix}.enorm", tokens), rms_norm(b, model, f"{prefix}.hnorm", FINAL_NORM))
+        both = (norm(b, model, f"{prefix}.enorm", tokens), norm(b, model, f"{prefix}.hnorm", FINAL_NORM))
         joined = b.operator("concat", f"{prefix}.joined", both, ("batch", "seq", JOINED), ("batch", "seq"))
         x = linear(b, f"{prefix}.eh_proj", joined, f"batch seq {JOINED}, embed {JOINED} -> {HIDDEN}", bias=False)
         x = family.block(b, model.with_prediction_block, x, model.num_hidden_layers, kernel)
-        logits = vocabulary(b, model, f"{prefix}.shared_head.head", rms_norm(b, model, f"{prefix}.shared_head.norm", x))
+        logits = vocabulary(b, model, f"{prefix}.shared_head.head", norm(b, model, f"{prefix}.shared_head.norm", x))
         weighed = (loss, module.mtp_loss_scaling_factor)
         return cross_entropy(b, model, logits, NEXT_LABELS, f"{prefix}.loss", weighed)
 

@@ -123,7 +123,7 @@ _BUILT_IN = {
         may_have=("use_qk_norm", *_PREDICTS),
     ),
     "gpt_oss": Family("gpt_oss", experts=_MIXTURE),
-    "llama4_text": Family("llama4", experts=_SHARED, needs=("chunked_attention",)),
+    "llama4_text": Family("llama4", experts=_SHARED, turns_neighbours=True, needs=("chunked_attention",)),
     "dbrx": Family("dbrx", experts=_MIXTURE, normalization=LAYER_NORM),
     "smollm3": Family("llama"),
     "phi3": Family("phi3"),

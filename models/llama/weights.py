@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import LAYER_NORM
 
 PROJECTIONS = {"q_proj": "(kvhead group headdim)", "k_proj": "(kvhead headdim)", "v_proj": "(kvhead headdim)"}
 
@@ -21,7 +22,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 def ends(model: ModelSpec) -> Iterator[Part]:
     yield Part.same("model.embed_tokens.weight", "vocab embed")
-    yield Part.same("model.norm.weight", "embed")
+    yield from norms(model, "model.norm")
     if not model.tie_word_embeddings:
         yield Part.same("lm_head.weight", "vocab embed")
 
@@ -32,8 +33,15 @@ def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
     if model.normalizes_heads:
         yield Part.same(f"{prefix}.self_attn.q_norm.weight", "headdim")
         yield Part.same(f"{prefix}.self_attn.k_norm.weight", "headdim")
-    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+
+def norms(model: ModelSpec, *names: str) -> Iterator[Part]:
+    """The parts of the checkpoint for norms of the family's form."""
+    for name in names:
+        yield Part.same(f"{name}.weight", "embed")
+        if model.family.normalization == LAYER_NORM:
+            yield Part.same(f"{name}.bias", "embed")
 
 
 def projections(model: ModelSpec, name: str) -> Iterator[Part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import embedding, head, rms_norm
+from autoshard.models.llama.graph import embedding, head, norm
 from autoshard.models.mixtral.graph import mlp
 from autoshard.models.olmo2.graph import normalized_attention
 from autoshard.spec.model import ModelSpec
@@ -20,6 +20,6 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
     """Append norm, attention with norms over all heads, and residual, and return the sum's name."""
     prefix = f"model.layers.{layer}"
     b.module = "attention_norm"
-    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
     out = normalized_attention(b, model, h, layer, kernel)
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))

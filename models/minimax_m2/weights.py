@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import ends
+from autoshard.models.llama.weights import ends, norms
 from autoshard.models.mixtral.weights import MATRICES, mixture
 from autoshard.models.olmo2.weights import normalized_attention
 from autoshard.models.weight_names import Part
@@ -22,5 +22,4 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
     """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names."""
     yield from normalized_attention(model, f"{prefix}.self_attn")
-    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")

@@ -13,6 +13,7 @@ from autoshard.models.llama.graph import (
     embedding,
     gated_mlp,
     head,
+    norm,
     output_projection,
     projections,
     rms_norm,
@@ -27,12 +28,12 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     prefix = f"model.layers.{layer}"
     out = normalized_attention(b, model, x, layer, kernel)
     b.module = "attention_norm"
-    out = rms_norm(b, model, f"{prefix}.post_attention_layernorm", out)
+    out = norm(b, model, f"{prefix}.post_attention_layernorm", out)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
     b.module = "mlp"
     out = gated_mlp(b, model, x, f"{prefix}.mlp")
     b.module = "mlp_norm"
-    out = rms_norm(b, model, f"{prefix}.post_feedforward_layernorm", out)
+    out = norm(b, model, f"{prefix}.post_feedforward_layernorm", out)
     return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.mlp.dropout"))
 
 

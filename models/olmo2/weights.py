@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import ends, gated_mlp, projections
+from autoshard.models.llama.weights import ends, gated_mlp, norms, projections
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -14,8 +14,7 @@ __all__ = ["block", "ends", "normalized_attention"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from normalized_attention(model, f"{prefix}.self_attn")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_feedforward_layernorm.weight", "embed")
+    yield from norms(model, f"{prefix}.post_attention_layernorm", f"{prefix}.post_feedforward_layernorm")
     yield from gated_mlp(model, f"{prefix}.mlp", "ffn")
 
 

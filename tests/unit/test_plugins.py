@@ -182,7 +182,8 @@ from autoshard.models.llama.graph import block as llama_block, embedding, head, 
 from autoshard.spec.latent_attention import LatentAttention
 
 FAMILY = Family("", package="latent_llama", needs=("latent_attention",), may_have=("multi_token_prediction",))
-NORMS = Family("", package="latent_llama", qk_norm="each_head", has_unit_offset=True, turns_neighbours=True)
+TRAITS = {"normalization": "layernorm", "qk_norm": "each_head", "has_unit_offset": True, "turns_neighbours": True}
+NORMS = Family("", package="latent_llama", **TRAITS)
 ARCHITECTURES = {"latent_llama": "LatentLlamaForCausalLM", "norms": "NormsForCausalLM"}
 
 
@@ -223,9 +224,11 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
 
     norms = autoshard.model({**config, "model_type": "norms"})
     operators = {op.name: op for op in stage_graph(norms, published_sizes(norms), (0,), True, True).operators}
-    assert operators["model.layers.0.self_attn.q_rope"].attributes["interleaved"]
-    for norm in ("model.layers.0.self_attn.q_norm", "model.layers.0.input_layernorm", "model.norm"):
-        assert operators[norm].attributes["unit_offset"]
+    attention = "model.layers.0.self_attn"
+    assert operators[f"{attention}.q_rope"].attributes["interleaved"]
+    functions = {f"{attention}.q_norm": "rms", "model.layers.0.input_layernorm": "layer", "model.norm": "layer"}
+    for name, function in functions.items():
+        assert (operators[name].attributes["function"], operators[name].attributes["unit_offset"]) == (function, True)
     with pytest.raises(AutoshardError, match=r"^mtp_num_layers=1 of m must be absent: model_type=norms has no pre"):
         autoshard.plan(norms, nodes=1, global_batch=64, mtp_num_layers=1)
 
