@@ -213,7 +213,7 @@ class ModelSpec:
 
     def has_rope(self, layer: int) -> bool:
         """Whether rotary positions turn the queries and keys of a block."""
-        return not self.position_types or self.position_types[layer] == ROPE
+        return self.rope_theta is not None and (not self.position_types or self.position_types[layer] == ROPE)
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""

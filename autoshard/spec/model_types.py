@@ -36,7 +36,7 @@ class Family:
     has_unit_offset: whether norms multiply by 1 plus their weight.
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
-    learns_positions: whether a table of positions is added to the embeddings, and nothing is rotated.
+    learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
     turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
         its second.
     scales_embedding: whether embeddings are multiplied by the root of their width.
@@ -78,6 +78,8 @@ class Family:
         check_choice(of, "normalization", self.normalization, (RMS_NORM, LAYER_NORM))
         if self.qk_norm is not None:
             check_choice(of, "qk_norm", self.qk_norm, (EACH_HEAD, ALL_HEADS))
+        if self.qk_norm == ALL_HEADS and self.has_unit_offset:
+            raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
         for name in self.needs:
             check_choice(of, "needs", name, NEEDED_FIELDS)
         for name in self.may_have:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, linear, norm
+from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, linear, norm, norm_over_heads
 from autoshard.models.mixtral.graph import mixture
-from autoshard.models.olmo2.graph import norm_over_heads
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MAMBA

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
@@ -35,12 +35,20 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     """Append norm, MLP and residual, and return the sum's name. x: [batch, seq, embed]. layer: place of the block."""
+    return normed_mlp(b, model, x, layer, "mlp", gated_mlp)
+
+
+def normed_mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int, name: str, inner: Callable[..., str]) -> str:
+    """Append what `mlp` does, with another MLP.
+
+    name: the family's name of it. inner: appends it to the norm's output, and is called as `gated_mlp` is.
+    """
     prefix = f"model.layers.{layer}"
     b.module = "mlp_norm"
     h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
-    down = gated_mlp(b, model, h, f"{prefix}.mlp")
-    return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))
+    out = inner(b, model, h, f"{prefix}.{name}")
+    return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.{name}.dropout"))
 
 
 def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -61,12 +69,15 @@ def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str)
 
 
 def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str) -> str:
-    """Append what `attended` does behind its norm, whose output is h [batch, seq, embed]."""
+    """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output."""
     name = f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, h, HEADS)
     if model.normalizes_heads:
         q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+    elif model.normalizes_all_heads:
+        q = norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads)
+        k = norm_over_heads(b, model, f"{name}.k_norm", k, model.num_key_value_heads)
     if model.has_rope(layer):
         q = rope(b, model, f"{name}.q_rope", q, layer)
         k = rope(b, model, f"{name}.k_rope", k, layer)
@@ -179,6 +190,28 @@ def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     dims = b.dims(x)
     inputs = (x, b.parameter(f"{name}.weight", dims[-1]))
     return b.operator("norm", name, inputs, dims, dims[:-1], function="rms", eps=model.norm_eps, **_offset(model))
+
+
+def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads: int, groups: bool = False) -> str:
+    """Append an RMS norm over all heads of x [batch, seq, heads, width of a head], and return its output.
+
+    heads: as published; padding counts for nothing. A rank that has some of the heads sums squares with the others.
+    groups: x has a dim of groups before its heads, and the norm is over those of each group.
+    """
+    dims = b.dims(x)
+    over = dims[3:] if groups else dims[2:]
+    weight = b.parameter(f"{name}.weight", " ".join(dims[2:]))
+    return b.operator(
+        "norm",
+        name,
+        (x, weight),
+        dims,
+        dims[:-1],
+        function="rms",
+        eps=model.norm_eps,
+        over=over,
+        width=heads * b.size(dims[-1]),
+    )
 
 
 def _offset(model: ModelSpec) -> dict[str, Any]:

@@ -29,11 +29,16 @@ def ends(model: ModelSpec) -> Iterator[Part]:
 
 def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
     """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names."""
-    yield from projections(model, f"{prefix}.self_attn")
-    if model.normalizes_heads:
-        yield Part.same(f"{prefix}.self_attn.q_norm.weight", "headdim")
-        yield Part.same(f"{prefix}.self_attn.k_norm.weight", "headdim")
+    yield from self_attention(model, f"{prefix}.self_attn")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+
+def self_attention(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for an attention's projections and its norms of queries and keys. name: of it."""
+    yield from projections(model, name)
+    if model.normalizes_heads or model.normalizes_all_heads:
+        for norm, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
+            yield Part.same(f"{name}.{norm}.weight", "headdim" if model.normalizes_heads else PROJECTIONS[projection])
 
 
 def norms(model: ModelSpec, *names: str) -> Iterator[Part]:

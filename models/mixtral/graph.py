@@ -10,7 +10,7 @@ from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import attention, embedding, gated_mlp, head, linear, norm, with_bias
+from autoshard.models.llama.graph import attention, embedding, gated_mlp, head, linear, norm, normed_mlp, with_bias
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.router import GREEDY, Router
 
@@ -28,12 +28,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     """Append norm, experts and residual, and return the sum's name. x: [batch, seq, embed]."""
-    prefix = f"model.layers.{layer}"
-    b.module = "mlp_norm"
-    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
-    b.module = "mlp"
-    out = mixture(b, model, h, f"{prefix}.block_sparse_moe")
-    return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.block_sparse_moe.dropout"))
+    return normed_mlp(b, model, x, layer, "block_sparse_moe", mixture)
 
 
 def mixed_mlp(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from autoshard.graph.ir import GraphBuilder
-from autoshard.models.dropping import residual
 from autoshard.models.gpt2.graph import plain_mlp
-from autoshard.models.llama.graph import attention, embedding, head, norm
+from autoshard.models.llama.graph import attention, embedding, head, normed_mlp
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, layer, kernel)
-    b.module = "mlp_norm"
-    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
-    b.module = "mlp"
-    out = plain_mlp(b, model, h, f"{prefix}.mlp", "up_proj", "down_proj")
-    return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.mlp.dropout"))
+    inner = partial(plain_mlp, up_name="up_proj", down_name="down_proj")
+    return normed_mlp(b, model, attention(b, model, x, layer, kernel), layer, "mlp", inner)

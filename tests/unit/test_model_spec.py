@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.llama.graph import attention
+from autoshard.models.stage import published_sizes
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES, ROUTED, SHARED, with_trait
 from autoshard.spec.rope import RopeScaling
@@ -207,3 +210,11 @@ def test_from_dict_wants_every_field_and_no_other() -> None:
         from_json(ModelSpec, {**fields, "rope_scaling": {}}, "model")
     with pytest.raises(AutoshardError, match=r"^model must be an object with named fields, not "):
         from_json(ModelSpec, [], "model")
+
+
+def test_a_family_that_learns_positions_turns_no_heads() -> None:
+    learned = changed(model_type="gpt2", hidden_act="gelu_new", rope_theta=None)
+    for model, kinds in ((SMALL, 2), (learned, 0)):
+        b = GraphBuilder(published_sizes(model), 2)
+        attention(b, model, b.hidden_input("hidden", "batch seq embed"), 0, "flash")
+        assert [op.kind for op in b.build().operators].count("rope") == kinds
