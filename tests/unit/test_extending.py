@@ -90,6 +90,13 @@ def test_a_family_is_its_folder(family: Family) -> None:
     assert weights is None or {"block", "ends"} <= set(vars(weights))
 
 
+def test_the_readme_of_models_names_their_folders() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w[\w, ]*) \|", (REPOSITORY / "models/README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 11
+    for folder, names in rows:
+        assert {*names.split(", ")} == {name for name, family in FAMILIES.items() if family.folder == folder}
+
+
 def test_code_asks_for_traits_and_compares_no_names() -> None:
     """Names are compared in a family's own folder, and where they stand for another framework's models."""
     may = {"models", "backends", "conversion", "interop"}
