@@ -14,7 +14,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.json_file import read_json
 from autoshard.models.config_fields import Config
-from autoshard.models.families import FAMILIES
+from autoshard.models.families import FAMILIES, config_of
 from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
 from autoshard.plugins.found import call
 from autoshard.spec.dropout import Dropout
@@ -72,7 +72,7 @@ def from_config(config: object, name: str) -> ModelSpec:
             f"model_type={show(model_type)} of {name} is not supported; {_nearest(config)}; "
             f"supported: {', '.join(MODEL_TYPES)}"
         )
-    family = FAMILIES[model_type].config
+    family = config_of(FAMILIES[model_type])
     for key, value in (*NOT_CAUSAL, *getattr(family, "UNSUPPORTED", ())):
         if config.get(key) is value:
             raise AutoshardError(f"{key}={show(value)} of {name} is not supported; {show(not value)} is")
@@ -114,7 +114,7 @@ def _nearest(config: Mapping[str, Any]) -> str:
 def to_config(model: ModelSpec) -> dict[str, Any]:
     """A config.json as a dict, with every key that `read_config` looks at for the model's model_type; transformers
     builds the model from it."""
-    family = FAMILIES[model.model_type].config
+    family = config_of(model.family)
     common = {
         "architectures": [family.ARCHITECTURES[model.model_type]],
         "model_type": model.model_type,
@@ -138,5 +138,5 @@ def read_dropout(path: str | Path) -> Dropout:
     config = _parsed(path / "config.json" if path.is_dir() else path)
     assert isinstance(config, Mapping)
     fields = Config(config, model.name)
-    rates = getattr(FAMILIES[model.model_type].config, "DROPOUT", ATTENTION_DROPOUT)
+    rates = getattr(config_of(model.family), "DROPOUT", ATTENTION_DROPOUT)
     return Dropout(**{field: fields.value(key, default) for field, (key, default) in rates.items()})

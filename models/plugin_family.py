@@ -10,7 +10,7 @@ from autoshard.files.fields import show
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.graph.operators import check_operator
 from autoshard.graph.pointwise import parse
-from autoshard.models.families import Family
+from autoshard.models.families import FAMILIES, graph_of
 from autoshard.plugins.found import RAISED, in_one_line
 from autoshard.spec.model import KIND_FIELDS, ModelSpec
 
@@ -18,15 +18,16 @@ HIDDEN = ("batch", "seq", "embed")
 KERNEL, ELEMENT_BYTES = "flash", 2
 
 
-def check_family(model: ModelSpec, family: Family, sizes: Mapping[str, int], said: str) -> None:
-    """Raise AutoshardError where the family does not build the model: all its blocks and both its ends, blocks of one
+def check_family(model: ModelSpec, sizes: Mapping[str, int]) -> None:
+    """Raise AutoshardError where its family does not build the model: all its blocks and both its ends, blocks of one
     kind alike, and no name twice.
 
-    sizes: as `dim_sizes` gives them. said: the name of the family, in the error.
+    sizes: as `dim_sizes` gives them.
     """
     owners = dict[str, str]()
     firsts = dict[int, tuple[int, object]]()
-    for layer, what, built, form in _parts(model, family, sizes, said):
+    said = FAMILIES.said(model.model_type)
+    for layer, what, built, form in _parts(model, sizes, said):
         for tensor in built.tensors.values():
             owner = what if tensor.role == "input" else owners.setdefault(tensor.name, what)
             if owner != what:
@@ -45,18 +46,17 @@ def check_family(model: ModelSpec, family: Family, sizes: Mapping[str, int], sai
             )
 
 
-def _parts(
-    model: ModelSpec, family: Family, sizes: Mapping[str, int], said: str
-) -> Iterator[tuple[int | None, str, Graph, object]]:
+def _parts(model: ModelSpec, sizes: Mapping[str, int], said: str) -> Iterator[tuple[int | None, str, Graph, object]]:
     """(layer, name, graph, its form) of both ends together, whose layer is None, and of every block."""
 
     def ends(b: GraphBuilder) -> None:
-        x = family.graph.embedding(b, model)
+        x = graph_of(model.family).embedding(b, model)
         _check_hidden(b.build(), "embedding", x)
-        family.graph.head(b, model, x)
+        graph_of(model.family).head(b, model, x)
 
     def block(b: GraphBuilder, layer: int) -> None:
-        x = family.graph.block(b, model, b.hidden_input("hidden", " ".join(HIDDEN)), layer, KERNEL)
+        hidden = b.hidden_input("hidden", " ".join(HIDDEN))
+        x = graph_of(model.family).block(b, model, hidden, layer, KERNEL)
         _check_hidden(b.build(), "block", x)
 
     def built(what: str, write: Callable[..., None], *arguments: int) -> tuple[Graph, object]:

@@ -19,13 +19,12 @@ from autoshard.models.llama.graph import (
     HIDDEN,
     cross_entropy,
     linear,
-    rms_norm,
+    norm,
     token_embedding,
     vocabulary,
 )
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 
 NEXT_IDS, NEXT_LABELS = "next_ids", "next_labels"
 """Inputs [batch, seq]: of each place the token behind it, and the token behind that; negative ones are not learned."""
@@ -48,11 +47,11 @@ def prediction(b: GraphBuilder, model: ModelSpec, family: ModuleType, loss: str,
     assert module is not None, model
     with b.inside(PREDICTION):
         tokens = token_embedding(b, f"{prefix}.embed_tokens", b.index_input(NEXT_IDS, HIDDEN.rpartition(" ")[0]))
-        both = (rms_norm(b, model, f"{prefix}.enorm", tokens), rms_norm(b, model, f"{prefix}.hnorm", FINAL_NORM))
+        both = (norm(b, model, f"{prefix}.enorm", tokens), norm(b, model, f"{prefix}.hnorm", FINAL_NORM))
         joined = b.operator("concat", f"{prefix}.joined", both, ("batch", "seq", JOINED), ("batch", "seq"))
         x = linear(b, f"{prefix}.eh_proj", joined, f"batch seq {JOINED}, embed {JOINED} -> {HIDDEN}", bias=False)
         x = family.block(b, model.with_prediction_block, x, model.num_hidden_layers, kernel)
-        logits = vocabulary(b, model, f"{prefix}.shared_head.head", rms_norm(b, model, f"{prefix}.shared_head.norm", x))
+        logits = vocabulary(b, model, f"{prefix}.shared_head.head", norm(b, model, f"{prefix}.shared_head.norm", x))
         weighed = (loss, module.mtp_loss_scaling_factor)
         return cross_entropy(b, model, logits, NEXT_LABELS, f"{prefix}.loss", weighed)
 
@@ -75,4 +74,4 @@ def copied_tables(model: ModelSpec) -> tuple[Part, ...]:
 
 def has_module(model: ModelSpec, tensors: Container[str]) -> bool:
     """Whether a checkpoint with tensors of these names has a prediction module of the model."""
-    return model.model_type in PREDICTING_MODEL_TYPES and f"{prefix_of(model)}.eh_proj.weight" in tensors
+    return "multi_token_prediction" in model.family.may_have and f"{prefix_of(model)}.eh_proj.weight" in tensors

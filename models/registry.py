@@ -7,7 +7,7 @@ from pathlib import Path
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import near, show
 from autoshard.files.json_file import read_json
-from autoshard.models.families import FAMILIES
+from autoshard.models.families import FAMILIES, config_files
 from autoshard.models.huggingface import read_config, read_dropout
 from autoshard.plugins.found import installed
 from autoshard.spec.dropout import Dropout
@@ -78,7 +78,7 @@ def _config_files() -> dict[str, Path]:
 def _plugin_config_files() -> dict[str, Path]:
     """As `_config_files`, of the families of plug-ins. Raises AutoshardError where one does not load."""
     families = [FAMILIES[name] for name in installed("models") if name not in tuple(FAMILIES)]
-    return {file.stem: file for family in families for file in family.config_files}
+    return {file.stem: file for family in families for file in config_files(family)}
 
 
 def _repositories() -> dict[str, str]:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
 
-from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph, GraphBuilder
-from autoshard.models.families import FAMILIES
+from autoshard.models.families import FAMILIES, graph_of
 from autoshard.models.padding import multiple_of, padded_heads, padded_width
 from autoshard.models.plugin_family import check_family
 from autoshard.models.prediction import JOINED, prediction
@@ -124,27 +123,24 @@ def stage_graph(
 
     sizes: as `dim_sizes` gives them. layers: places of blocks in the model. element_bytes: of a parameter or activation
     element.
-    Raises AutoshardError for a model_type without a family, and for a family of a plug-in that does not build it.
+    Raises AutoshardError for a family of a plug-in that does not build it.
     """
-    family = FAMILIES.get(model.model_type)
-    if family is None:
-        raise AutoshardError(f"model_type={model.model_type!r} of {model.name} is not one of: {', '.join(FAMILIES)}")
     if FAMILIES.plugin(model.model_type) is not None:
         _check_plugin(model)
-    b = GraphBuilder(sizes, element_bytes)
-    x = family.graph.embedding(b, model) if first else b.hidden_input(HIDDEN, "batch seq embed")
+    b, graph = GraphBuilder(sizes, element_bytes), graph_of(model.family)
+    x = graph.embedding(b, model) if first else b.hidden_input(HIDDEN, "batch seq embed")
     for layer in layers:
-        x = family.graph.block(b, model, x, layer, attention_kernel)
+        x = graph.block(b, model, x, layer, attention_kernel)
     if last:
-        loss = family.graph.head(b, model, x)
+        loss = graph.head(b, model, x)
         if model.multi_token_prediction is not None:
-            prediction(b, model, family.graph, loss, attention_kernel)
+            prediction(b, model, graph, loss, attention_kernel)
     return b.build()
 
 
 @lru_cache(maxsize=64)
 def _check_plugin(model: ModelSpec) -> None:
-    check_family(model, FAMILIES[model.model_type], published_sizes(model), FAMILIES.said(model.model_type))
+    check_family(model, published_sizes(model))
 
 
 def parameter_count(model: ModelSpec) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.errors import AutoshardError
 from autoshard.graph.ir import Graph
-from autoshard.models.families import FAMILIES
+from autoshard.models.families import weights_of
 from autoshard.models.prediction import copied_tables, prediction_parts
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.models.weight_names import Part
@@ -15,7 +15,7 @@ def checkpoint_parts(model: ModelSpec, fused: bool = False) -> tuple[Part, ...]:
     """Every part of the model's Hugging Face checkpoint; other tensors in its files (masks, frequencies) are
     constants. fused: of a checkpoint with all experts of a block in one tensor, where the family has such ones too.
     """
-    weights = FAMILIES[model.model_type].weights
+    weights = weights_of(model.family)
     if weights is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} has no known form of Hugging Face weights")
     ahead = () if model.multi_token_prediction is None else prediction_parts(model, weights)

@@ -20,7 +20,7 @@ from autoshard.conversion.source import Source
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json, read_json
-from autoshard.models.families import FAMILIES
+from autoshard.models.families import weights_of
 from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, to_config
 from autoshard.models.prediction import has_module
 from autoshard.models.weight_names import Part
@@ -91,7 +91,7 @@ def huggingface_source(folder: Path) -> Source:
         regions.setdefault(part.parameter, []).append(region)
         used.add(name)
     used.update(part.tensor for part in written_parts(model))
-    others = tuple(getattr(FAMILIES[model.model_type].weights, "LEFT_OUT", ()))
+    others = tuple(getattr(weights_of(model.family), "LEFT_OUT", ()))
     for name in sorted(tensors.keys() - used):
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
         if not tied and not name.startswith(others) and not _CONSTANTS.fullmatch(name):
@@ -140,7 +140,7 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     carried: files that came with the weights. dtype: of all weights, for the config; None: the config says none.
     """
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
-    if CONFIG not in files and not FAMILIES[model.model_type].is_published:
+    if CONFIG not in files and not model.family.is_published:
         return list(files.values())
     config: object
     if CONFIG in files:

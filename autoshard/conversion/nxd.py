@@ -13,7 +13,14 @@ from pathlib import Path
 from autoshard.checkpoint.boxes import Box
 from autoshard.conversion.dtypes import WIDTHS
 from autoshard.conversion.huggingface import CARRIED, CONFIG, common_dtype
-from autoshard.conversion.nxd_layout import ADJACENT, INTERLEAVED, NxdLayout, check_model_type, is_of_experts
+from autoshard.conversion.nxd_layout import (
+    ADJACENT,
+    INTERLEAVED,
+    NxdLayout,
+    check_model_type,
+    is_as_published,
+    is_of_experts,
+)
 from autoshard.conversion.output_file import OutputFile, plain_file
 from autoshard.conversion.places import TensorLayout, restrided
 from autoshard.conversion.regions import Array, OpenFiles, Region, read_box
@@ -225,7 +232,7 @@ def _found_layout(folder: Path, model: ModelSpec, tp: int, ep: int, states: Stat
         "coalesced": "qkv_proj.weight",
     }
     check_model_type(model)
-    if model.model_type == "gpt_neox":
+    if is_as_published(model):
         return NxdLayout(model, tp, ep, 1, INTERLEAVED, "separate")
     prefix = _first_attention(model)
     style = next((style for style, name in styles.items() if prefix + name in first), None)

@@ -36,6 +36,12 @@ def check_model_type(model: ModelSpec) -> None:
         )
 
 
+def is_as_published(model: ModelSpec) -> bool:
+    """Whether NxD's example of the family has the names and fused matrices of the Hugging Face checkpoint, and a table
+    of embedding and head once: that of GPT-NeoX."""
+    return model.model_type == "gpt_neox"
+
+
 @dataclass(frozen=True)
 class NxdLayout:
     """The layout of a model over the ranks of one replica of NxD.
@@ -61,7 +67,7 @@ class NxdLayout:
                 f"kv_size_multiplier={multiplier}: tp={tp} must divide {heads} x {multiplier} key-value heads, and "
                 f"{multiplier} the {model.num_query_groups} query heads of each"
             )
-        if multiplier > 1 and (model.model_type == "gpt_neox" or self.qkv in ("separate", "coalesced")):
+        if multiplier > 1 and (is_as_published(model) or self.qkv in ("separate", "coalesced")):
             raise AutoshardError(f"kv_size_multiplier={multiplier} needs qkv=gqa or fused, not {self.qkv}")
         if self.qkv == "coalesced" and model.num_query_groups > 1:
             raise AutoshardError(f"qkv=coalesced is for models without grouped queries; {model.name} has them")
@@ -83,7 +89,7 @@ class NxdLayout:
         this order.
         """
         dims, _ = self._global
-        if self.model.model_type == "gpt_neox":
+        if is_as_published(self.model):
             published = checkpoint_parts(self.model)
             return tuple(sorted(published, key=lambda part: list(dims).index(part.parameter)))
         return tuple(self._part(name) for name in dims)
@@ -104,7 +110,7 @@ class NxdLayout:
                 start += prod(shape) if part.parts == 1 else 0
             first = sum(shape[0] for shape in rows) if parts[0].parts == 1 else rows[0][0]
             tensors[name] = TensorLayout(name, (first, *rows[0][1:]), tuple(places))
-        if self.model.tie_word_embeddings and self.model.model_type != "gpt_neox":
+        if self.model.tie_word_embeddings and not is_as_published(self.model):
             embedding = tensors["model.embed_tokens.weight"]
             tensors["lm_head.weight"] = replace(embedding, name="lm_head.weight")
         return tensors

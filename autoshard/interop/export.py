@@ -11,6 +11,7 @@ from autoshard.spec.model_types import TRACED
 
 if TYPE_CHECKING:
     from autoshard.plans.plan import Plan
+    from autoshard.spec.model import ModelSpec
 
 FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "megatron": "arguments"}
 """Framework -> what its layouts are written in."""
@@ -18,7 +19,6 @@ FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "meg
 UNWRITTEN = (
     *("latent_attention", "router", "layer_types", "mlp_layer_types", "position_types", "linear_attention", "mamba"),
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "normalizes_all_heads"),
-    "has_unit_offset",
 )
 """Fields of ModelSpec that no framework's file is written with here."""
 
@@ -39,9 +39,8 @@ def export(plan: Plan, form: str) -> Exported:
     """
     if plan.model.graph is not None:
         raise AutoshardError(f"{plan.model.name} was traced from its own module, which {form} has no form for")
-    for field in UNWRITTEN:
-        if getattr(plan.model, field):
-            raise AutoshardError(f"{field} of {plan.model.name} has no form that a plan is written in for {form}")
+    if (field := unwritten(plan.model)) is not None:
+        raise AutoshardError(f"{field} of {plan.model.name} has no form that a plan is written in for {form}")
     padding = padding_notes(plan.model, plan.strategy.tp)
     if padding:
         raise AutoshardError(f"{form} has no form for padding: {padding[0]}")
@@ -63,6 +62,12 @@ def export(plan: Plan, form: str) -> Exported:
 
             return megatron_arguments(plan)
     raise AutoshardError(f"form={form} is not one of: {', '.join(FORMS)}")
+
+
+def unwritten(model: ModelSpec) -> str | None:
+    """The first thing that a model has and no framework's file is written with here; None where all can be written."""
+    fields = (field for field in UNWRITTEN if getattr(model, field))
+    return next(fields, "has_unit_offset" if model.family.has_unit_offset else None)
 
 
 def title(plan: Plan, comment: str) -> str:

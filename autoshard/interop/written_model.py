@@ -10,7 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import TRACED
+from autoshard.spec.model_types import FAMILIES, SHARED, TRACED
 from autoshard.spec.rope import RopeScaling
 
 UNKNOWN = object()
@@ -70,11 +70,12 @@ def property_of(model: ModelSpec, name: str) -> Any:
         return UNKNOWN
     match name:
         case "normalization":
-            return "layernorm" if model.model_type in ("gpt2", "gpt_neox", "dbrx", "nemotron") else "rmsnorm"
+            return model.family.normalization
         case "activation":
-            if model.clamped_gate is not None or model.is_gemma:
-                return "clamped_swiglu" if model.clamped_gate else "geglu"
-            return {"silu": "swiglu", "relu2": "squared_relu"}.get(model.hidden_act, "gelu")
+            if model.clamped_gate is not None:
+                return "clamped_swiglu"
+            gelu = "geglu" if model.family.has_gate else "gelu"
+            return {"silu": "swiglu", "relu2": "squared_relu"}.get(model.hidden_act, gelu)
         case "positions":
             return "learned_absolute" if model.rope_theta is None else "rope"
         case "max_position_embeddings":
@@ -176,38 +177,40 @@ def models_with(written: WrittenModel) -> tuple[ModelSpec, ...]:
 
 
 _Form = dict[str, tuple[str, ...]]
-_LLAMA: _Form = {
-    "positions": ("rope",),
-    "normalization": ("rmsnorm",),
-    "activation": ("swiglu",),
-    "bias": ("none",),
-    "block": ("pre_ln",),
-    "experts": ("no experts",),
-    "shared": ("no shared expert",),
-    "heads": ("heads as they are",),
-    "window": ("no window",),
-    "rotary": ("whole heads turned",),
+
+
+def _form(model_type: str, own: _Form) -> _Form:
+    """The words of `_family` that a graph stands for: those of its family's traits, and `own` where not Llama's."""
+    family = FAMILIES[model_type]
+    return {
+        "positions": ("learned_absolute" if family.learns_positions else "rope",),
+        "normalization": (family.normalization,),
+        "activation": ("swiglu" if family.has_gate else "gelu",),
+        "bias": ("none",),
+        "block": ("pre_ln",),
+        "experts": ("experts" if family.experts else "no experts",),
+        "shared": ("a shared expert" if SHARED in family.experts else "no shared expert",),
+        "heads": ("normalized heads" if family.qk_norm else "heads as they are",),
+        "window": ("no window",),
+        "rotary": ("whole heads turned",),
+        **own,
+    }
+
+
+_GPT: _Form = {"bias": ("all",), "groups": ("a key for each query",)}
+_OWN: dict[str, _Form] = {
+    "llama": {"bias": ("none", "all")},
+    "mistral": {"window": ("a window",)},
+    "mixtral": {"window": ("no window", "a window")},
+    "qwen2": {"bias": ("qkv",)},
+    "qwen3": {},
+    "qwen2_moe": {"bias": ("none", "qkv")},
+    "qwen3_moe": {},
+    "gpt2": _GPT,
+    "gpt_neox": {**_GPT, "rotary": ("whole heads turned", "parts of heads turned")},
 }
-_EXPERTS: _Form = {"experts": ("experts",)}
-_NORMALIZED: _Form = {"heads": ("normalized heads",)}
-_GPT: _Form = {
-    "normalization": ("layernorm",),
-    "activation": ("gelu",),
-    "bias": ("all",),
-    "groups": ("a key for each query",),
-}
-FORMS: dict[str, _Form] = {
-    "llama": {**_LLAMA, "bias": ("none", "all")},
-    "mistral": {**_LLAMA, "window": ("a window",)},
-    "mixtral": {**_LLAMA, **_EXPERTS, "window": ("no window", "a window")},
-    "qwen2": {**_LLAMA, "bias": ("qkv",)},
-    "qwen3": {**_LLAMA, **_NORMALIZED},
-    "qwen2_moe": {**_LLAMA, **_EXPERTS, "bias": ("none", "qkv"), "shared": ("a shared expert",)},
-    "qwen3_moe": {**_LLAMA, **_EXPERTS, **_NORMALIZED},
-    "gpt2": {**_LLAMA, **_GPT, "positions": ("learned_absolute",)},
-    "gpt_neox": {**_LLAMA, **_GPT, "rotary": ("whole heads turned", "parts of heads turned")},
-}
-"""model_type -> the traits that its graph has."""
+FORMS = {model_type: _form(model_type, own) for model_type, own in _OWN.items()}
+"""model_type -> the words that its graph stands for, of families that models are made of."""
 
 
 def built_model(name: str, written: WrittenModel) -> ModelSpec:

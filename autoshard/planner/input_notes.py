@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from autoshard.backends.products import unrunnable
 from autoshard.backends.registry import BACKENDS
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import PREDICTING_MODEL_TYPES
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec
 
@@ -25,7 +24,7 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         weight = model.multi_token_prediction.mtp_loss_scaling_factor
         told = "its loss is part of the one that training reports, not of that on held-out text"
         yield f"{model.name}: a prediction module runs with the head; {told}; it weighs {weight:g}"
-    elif model.model_type in PREDICTING_MODEL_TYPES:
+    elif "multi_token_prediction" in model.family.may_have:
         told = "are left out, as transformers leaves them out; --mtp-num-layers 1 trains one"
         yield f"{model.name}: prediction modules, as many as num_nextn_predict_layers of its config, {told}"
     refused = unrunnable(BACKENDS[backend], training.precision)

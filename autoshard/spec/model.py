@@ -17,15 +17,17 @@ from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model_checks import check_model
 from autoshard.spec.model_types import (
+    ALL_HEADS,
     CHUNKED_ATTENTION,
+    EACH_HEAD,
+    FAMILIES,
     FULL_ATTENTION,
-    GEMMA_MODEL_TYPES,
     MOST_REPEATED,
-    QWEN_NEXT_MODEL_TYPES,
     RECURRENT,
     ROPE,
     SLIDING_ATTENTION,
     SPARSE,
+    Family,
 )
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -42,15 +44,8 @@ class ModelSpec:
     """A decoder-only transformer. Sizes are counts of elements.
 
     name: What plans call it.
-    model_type: llama | mistral | mixtral | qwen2 | qwen2_moe | qwen3 | qwen3_moe | smollm3 | phi3 | granite | seed_oss
-        | ernie4_5 (RMSNorm, rotary positions, gated MLP) | olmo2 | olmo3 | exaone4 (the same with norms behind
-        attention and MLP) | deepseek_v2 | deepseek_v3 | kimi_k2 | glm4_moe_lite (latent attention) | glm4_moe |
-        ernie4_5_moe | dots1 | minimax_m2 | olmoe (a mixture with norms over all heads) | gpt2 (LayerNorm, learned
-        positions) | nemotron (LayerNorm, a squared ReLU) | gpt_neox (LayerNorm, rotary positions on part of each head)
-        | gemma2 | gemma3_text | glm4 (RMSNorm around attention and MLP, Gemma's scaled embeddings) | gpt_oss (a mixture
-        with sinks) | llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm)
-        | qwen3_next | qwen3_5_text | qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a
-        user's own module).
+    model_type: Hugging Face's name of the family, a plug-in's name, or traced (a user's own module). The table in
+        autoshard/spec/model_types.py says what all its models have in common.
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
@@ -65,7 +60,7 @@ class ModelSpec:
     rope_scaling: How rotary frequencies are stretched; null where they are not.
     tie_word_embeddings: Whether embedding and head share one table.
     sliding_window: Keys that a query sees, itself included; null means all before it.
-    attention_bias: Whether the projections of attention have biases; Qwen2's output projection never has one.
+    attention_bias: Whether the projections of attention have biases; the output projection of some families has none.
     mlp_bias: Whether the matrices of the MLP, or of the router and the experts, have biases.
     num_local_experts: Experts of a block; 0 without.
     num_experts_per_tok: Experts that each token goes to; 0 without.
@@ -84,13 +79,14 @@ class ModelSpec:
     mamba: Sizes of the blocks that are mamba in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
-    use_qk_norm: Of glm4_moe: whether each head's query and key have an RMSNorm of their own; absent where not.
+    use_qk_norm: Whether each head's query and key have an RMSNorm of their own, in families that leave it to the
+        config (glm4_moe); absent where not.
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
     attention_scores: What attention does otherwise than softmax(q k^T / sqrt(head_dim)); absent where that is nothing.
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
-    chunked_attention: Chunks of Llama 4; absent in other models.
+    chunked_attention: Chunks of the sequence, as in Llama 4; absent in families without.
     clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
     multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
         training leaves it out, which it does unless it was asked to have it.
@@ -217,7 +213,7 @@ class ModelSpec:
 
     def has_rope(self, layer: int) -> bool:
         """Whether rotary positions turn the queries and keys of a block."""
-        return not self.position_types or self.position_types[layer] == ROPE
+        return self.rope_theta is not None and (not self.position_types or self.position_types[layer] == ROPE)
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""
@@ -241,36 +237,24 @@ class ModelSpec:
         return self.num_local_experts > 0
 
     @property
+    def family(self) -> Family:
+        """The traits that all models of its model_type have."""
+        return FAMILIES[self.model_type]
+
+    @property
     def output_projection_bias(self) -> bool:
         """Whether attention's output projection has a bias, as the others do where attention_bias is set."""
-        return self.attention_bias and self.model_type not in ("qwen2", "qwen2_moe", "glm4_moe", "glm4", "seed_oss")
+        return self.attention_bias and self.family.has_output_bias
 
     @property
     def normalizes_heads(self) -> bool:
         """Whether each head's query and key have an RMSNorm of their own."""
-        normalized = ("qwen3", "qwen3_moe", *QWEN_NEXT_MODEL_TYPES, "gemma3_text", "dots1", "exaone4")
-        return self.model_type in normalized or self.use_qk_norm
-
-    @property
-    def has_unit_offset(self) -> bool:
-        """Whether norms multiply by 1 plus their weight."""
-        return self.model_type in (*QWEN_NEXT_MODEL_TYPES, "nemotron") or self.is_gemma
+        return self.use_qk_norm or self.family.qk_norm == EACH_HEAD
 
     @property
     def normalizes_all_heads(self) -> bool:
         """Whether the queries of all heads have one RMSNorm together, and so have their keys."""
-        return self.model_type in ("olmo2", "olmo3", "minimax_m2", "olmoe")
-
-    @property
-    def turns_neighbours(self) -> bool:
-        """Whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of its
-        second."""
-        return self.model_type in ("glm4", "ernie4_5", "ernie4_5_moe")
-
-    @property
-    def is_gemma(self) -> bool:
-        """Whether norms stand around attention and MLP, and embeddings are scaled by the root of their width."""
-        return self.model_type in GEMMA_MODEL_TYPES
+        return self.family.qk_norm == ALL_HEADS
 
     def rope_of(self, layer: int) -> tuple[float | None, RopeScaling | None]:
         """(base of the rotary positions of a block, how they are stretched)."""

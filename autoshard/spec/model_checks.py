@@ -12,26 +12,21 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model_types import (
-    ACTIVATIONS,
     CHUNKED_ATTENTION,
-    COUNTED_SHARED_EXPERTS,
     DENSE,
-    EXPERTS,
+    FAMILIES,
     FULL_ATTENTION,
-    LATENT_MODEL_TYPES,
     LAYER_TYPES,
     LONGEST_NAME,
     MLP_LAYER_TYPES,
-    MOE_MODEL_TYPES,
     MOST_REPEATED,
     POSITION_TYPES,
-    PREDICTING_MODEL_TYPES,
     ROUTED,
     SHARED,
-    SHARED_EXPERT_MODEL_TYPES,
     SLIDING_ATTENTION,
     SPARSE,
     TRACED,
+    with_trait,
 )
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -59,9 +54,9 @@ def _check_fields(model: ModelSpec) -> None:
     if not isinstance(model.name, str) or not model.name.isprintable() or not 1 <= len(model.name) <= LONGEST_NAME:
         raise AutoshardError(f"name={show(model.name)} of the model must be 1 to {LONGEST_NAME} printable characters")
     of = model.name
-    known = [name for name in ACTIVATIONS.known(model.model_type) if name != TRACED]
+    known = [name for name in FAMILIES.known(model.model_type) if name != TRACED]
     check_choice(of, "model_type", model.model_type, known if model.graph is None else (TRACED,))
-    check_choice(of, "hidden_act", model.hidden_act, ACTIVATIONS[model.model_type])
+    check_choice(of, "hidden_act", model.hidden_act, model.family.activations)
     for field in ("hidden_size", "intermediate_size", "head_dim", "vocab_size", "max_position_embeddings"):
         check_integer(of, field, getattr(model, field))
     for field in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
@@ -101,11 +96,13 @@ def _check_attention(model: ModelSpec) -> None:
             f"num_key_value_heads={kv_heads} must divide num_attention_heads={heads} of {model.name}; "
             f"what fits: {', '.join(str(count) for count in range(1, heads + 1) if heads % count == 0)}"
         )
-    if model.model_type == "gpt2":
+    if model.family.learns_positions:
         if model.rope_theta is not None or model.rope_scaling is not None:
-            raise AutoshardError(f"model_type=gpt2 of {model.name} learns its positions: rope_theta must be null")
+            raise AutoshardError(
+                f"model_type={model.model_type} of {model.name} learns its positions: rope_theta must be null"
+            )
         return
-    if model.model_type == TRACED:
+    if model.graph is not None:
         return
     if model.rope_theta is None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
@@ -123,11 +120,8 @@ def _check_latent_attention(model: ModelSpec) -> None:
     latent, of = model.latent_attention, model.name
     if not isinstance(latent, (LatentAttention, type(None))):
         raise AutoshardError(f"latent_attention={show(latent)} of {of} must be an object with a kv_lora_rank")
-    if (latent is not None) != (model.model_type in LATENT_MODEL_TYPES):
-        needs = "needs" if latent is None else "has no"
-        raise AutoshardError(
-            f"model_type={model.model_type} of {of} {needs} latent_attention; {', '.join(LATENT_MODEL_TYPES)} have it"
-        )
+    if (objection := _needed_objection(model, "latent_attention")) is not None:
+        raise AutoshardError(f"{objection}; {with_trait('latent_attention')} have it")
     if latent is None:
         return
     if model.num_query_groups > 1:
@@ -145,33 +139,40 @@ def _check_latent_attention(model: ModelSpec) -> None:
             raise AutoshardError(f"{field}={show(value)} of {of} is not supported with latent attention; {right} is")
 
 
+def _needed_objection(model: ModelSpec, field: str) -> str | None:
+    """Why a model has a field that its family has not, or the reverse, a sentence; None where both agree."""
+    has = getattr(model, field) is not None
+    if has == (field in model.family.needs):
+        return None
+    return f"model_type={model.model_type} of {model.name} {'has no' if has else 'needs'} {field}"
+
+
 def _check_experts(model: ModelSpec) -> None:
     """Experts exactly where the model_type has them."""
     experts, chosen = model.num_local_experts, model.num_experts_per_tok
-    kinds = EXPERTS[model.model_type]
-    if model.shared_expert_intermediate_size and SHARED not in kinds:
+    family = model.family
+    if model.shared_expert_intermediate_size and SHARED not in family.experts:
         raise AutoshardError(
             f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be 0: "
-            f"model_type={model.model_type} has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
+            f"model_type={model.model_type} has no shared expert; {with_trait(SHARED)} has"
         )
-    if model.model_type in COUNTED_SHARED_EXPERTS and model.shared_expert_intermediate_size % model.intermediate_size:
+    if family.counts_shared_experts and model.shared_expert_intermediate_size % model.intermediate_size:
         raise AutoshardError(
             f"shared_expert_intermediate_size={model.shared_expert_intermediate_size} of {model.name} must be a "
             f"multiple of intermediate_size={model.intermediate_size}: model_type={model.model_type} counts shared "
             "experts"
         )
-    if model.use_qk_norm and model.model_type != "glm4_moe":
+    if model.use_qk_norm and "use_qk_norm" not in family.may_have:
         raise AutoshardError(
             f"use_qk_norm=True of {model.name} must be False: model_type={model.model_type} says itself whether heads "
-            "have norms; glm4_moe does not"
+            f"have norms; {with_trait('use_qk_norm')} does not"
         )
-    if model.use_parallel_residual and model.model_type != "gpt_neox":
+    if model.use_parallel_residual and "use_parallel_residual" not in family.may_have:
         raise AutoshardError(
-            f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} "
-            "runs attention and MLP one after the other; gpt_neox can run them side by side"
+            f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} runs attention "
+            f"and MLP one after the other; {with_trait('use_parallel_residual')} can run them side by side"
         )
-    optional = model.model_type in (TRACED, "granitemoehybrid")
-    if (ROUTED in kinds and not optional) or (optional and experts):
+    if ROUTED in family.experts and (experts or not family.has_optional_experts):
         if not 1 <= chosen <= experts:
             raise AutoshardError(
                 f"num_experts_per_tok={chosen} of {model.name} must be from 1 to num_local_experts={experts}"
@@ -183,15 +184,14 @@ def _check_experts(model: ModelSpec) -> None:
     elif experts or chosen:
         raise AutoshardError(
             f"num_local_experts={experts} and num_experts_per_tok={chosen} of {model.name} must be 0: "
-            f"model_type={model.model_type} has no experts; {', '.join(MOE_MODEL_TYPES)} has"
+            f"model_type={model.model_type} has no experts; {with_trait(ROUTED)} has"
         )
 
 
 def _check_kinds(model: ModelSpec) -> None:
     """A word for each block, where blocks differ."""
-    if (model.chunked_attention is None) == (model.model_type == "llama4_text"):
-        needs = "needs" if model.chunked_attention is None else "has no"
-        raise AutoshardError(f"model_type={model.model_type} of {model.name} {needs} chunked_attention")
+    if (objection := _needed_objection(model, "chunked_attention")) is not None:
+        raise AutoshardError(objection)
     layer_types = LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
     words = {"layer_types": layer_types, "mlp_layer_types": MLP_LAYER_TYPES, "position_types": POSITION_TYPES}
     for field, known in words.items():
@@ -235,10 +235,10 @@ def _check_prediction(model: ModelSpec) -> None:
     module = model.multi_token_prediction
     if not isinstance(module, (MultiTokenPrediction, type(None))):
         raise AutoshardError(f"multi_token_prediction={show(module)} of {model.name} must be an object")
-    if module is not None and model.model_type not in PREDICTING_MODEL_TYPES:
+    if module is not None and "multi_token_prediction" not in model.family.may_have:
         raise AutoshardError(
             f"mtp_num_layers={module.mtp_num_layers} of {model.name} must be absent: model_type={model.model_type} has "
-            f"no prediction module; {', '.join(PREDICTING_MODEL_TYPES)} have"
+            f"no prediction module; {with_trait('multi_token_prediction')} have"
         )
 
 

@@ -1,93 +1,166 @@
-"""Tables of each model_type: its activations, its experts; and the words for kinds of blocks."""
+"""The table of model families, a row for each model_type; and the words for kinds of blocks."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass, fields
 
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import check_choice, check_flag, show
 from autoshard.plugins.table import Table
 
 TRACED = "traced"
 """model_type, and hidden_act, of a user's own module."""
 ROUTED, SHARED = "routed", "shared"
+RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
+EACH_HEAD, ALL_HEADS = "each_head", "all_heads"
+NEEDED_FIELDS = ("latent_attention", "chunked_attention")
+OPTIONAL_FIELDS = ("multi_token_prediction", "use_parallel_residual", "use_qk_norm")
 
 
-class _Family(NamedTuple):
-    """activations: the values of hidden_act. experts: those that an MLP may have."""
+@dataclass(frozen=True)
+class Family:
+    """The traits that all models of a model_type have, beside the modules of its folder. Code asks `model.family` for
+    one, and compares no names.
 
-    activations: tuple[str, ...]
+    folder: the name of the family's folder, with the modules of `autoshard/models/families.py`. Empty: the package is
+        one module with all that graph and config have, and no weights.
+    package: where the folder is; of a plug-in its own.
+    is_published: whether there are Hugging Face configs and checkpoints of it, and the folder has a `config.py` and a
+        `weights.py`.
+    activations: the values of hidden_act that the graph stands for.
+    has_gate: whether the MLP multiplies an activated product by another one (three matrices, else two).
+    experts: of a family whose MLP is a mixture, "routed", and "shared" where it may have a shared expert too.
+    has_optional_experts: whether some of its models have no experts at all.
+    counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
+    normalization: "rmsnorm" | "layernorm".
+    has_unit_offset: whether norms multiply by 1 plus their weight.
+    qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
+    has_output_bias: whether attention's output projection has a bias where attention_bias is set.
+    learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
+    turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
+        its second.
+    scales_embedding: whether embeddings are multiplied by the root of their width.
+    needs: those of NEEDED_FIELDS, of ModelSpec, that its models have; others must not have them.
+    may_have: those of OPTIONAL_FIELDS, of ModelSpec, that its models may have; others must not have them.
+
+    Raises AutoshardError where a field is none of these.
+    """
+
+    folder: str
+    _: KW_ONLY
+    package: str = "autoshard.models"
+    is_published: bool = True
+    activations: tuple[str, ...] = ("silu",)
+    has_gate: bool = True
     experts: tuple[str, ...] = ()
+    has_optional_experts: bool = False
+    counts_shared_experts: bool = False
+    normalization: str = RMS_NORM
+    has_unit_offset: bool = False
+    qk_norm: str | None = None
+    has_output_bias: bool = True
+    learns_positions: bool = False
+    turns_neighbours: bool = False
+    scales_embedding: bool = False
+    needs: tuple[str, ...] = ()
+    may_have: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        of = f"family {self.folder or self.package}"
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool":
+                check_flag(of, field.name, value)
+            elif field.type == "tuple[str, ...]" and not isinstance(value, tuple):
+                raise AutoshardError(f"{field.name}={show(value)} of {of} must be a tuple of words")
+        if {*self.experts} not in ({ROUTED, SHARED}, {ROUTED}, set()):
+            raise AutoshardError(f"experts={show(self.experts)} of {of} must be routed and shared, routed, or none")
+        check_choice(of, "normalization", self.normalization, (RMS_NORM, LAYER_NORM))
+        if self.qk_norm is not None:
+            check_choice(of, "qk_norm", self.qk_norm, (EACH_HEAD, ALL_HEADS))
+        if self.qk_norm == ALL_HEADS and self.has_unit_offset:
+            raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
+        for name in self.needs:
+            check_choice(of, "needs", name, NEEDED_FIELDS)
+        for name in self.may_have:
+            check_choice(of, "may_have", name, OPTIONAL_FIELDS)
 
 
-_SILU, _GELU_GATE = ("silu",), ("gelu_pytorch_tanh",)
+_MIXTURE, _SHARED = (ROUTED,), (ROUTED, SHARED)
+_LATENT, _PREDICTS = ("latent_attention",), ("multi_token_prediction",)
 _BUILT_IN = {
-    "llama": _Family(_SILU),
-    "mistral": _Family(_SILU),
-    "mixtral": _Family(_SILU, (ROUTED,)),
-    "gpt2": _Family(("gelu_new", "gelu_pytorch_tanh", "gelu")),
-    "gpt_neox": _Family(("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")),
-    "qwen2": _Family(_SILU),
-    "qwen2_moe": _Family(_SILU, (ROUTED, SHARED)),
-    "qwen3": _Family(_SILU),
-    "qwen3_moe": _Family(_SILU, (ROUTED,)),
-    "deepseek_v2": _Family(_SILU, (ROUTED, SHARED)),
-    "deepseek_v3": _Family(_SILU, (ROUTED, SHARED)),
-    "kimi_k2": _Family(_SILU, (ROUTED, SHARED)),
-    "gemma2": _Family(_GELU_GATE),
-    "gemma3_text": _Family(_GELU_GATE),
-    "glm4_moe": _Family(_SILU, (ROUTED, SHARED)),
-    "gpt_oss": _Family(_SILU, (ROUTED,)),
-    "llama4_text": _Family(_SILU, (ROUTED, SHARED)),
-    "dbrx": _Family(_SILU, (ROUTED,)),
-    "smollm3": _Family(_SILU),
-    "phi3": _Family(_SILU),
-    "olmo2": _Family(_SILU),
-    "granite": _Family(_SILU),
-    "qwen3_next": _Family(_SILU, (ROUTED, SHARED)),
-    "granitemoehybrid": _Family(_SILU, (ROUTED, SHARED)),
-    "seed_oss": _Family(_SILU),
-    "glm4": _Family(_SILU),
-    "ernie4_5": _Family(_SILU),
-    "ernie4_5_moe": _Family(_SILU, (ROUTED, SHARED)),
-    "dots1": _Family(_SILU, (ROUTED, SHARED)),
-    "exaone4": _Family(_SILU),
-    "glm4_moe_lite": _Family(_SILU, (ROUTED, SHARED)),
-    "olmoe": _Family(_SILU, (ROUTED,)),
-    "nemotron": _Family(("relu2",)),
-    "olmo3": _Family(_SILU),
-    "qwen3_5_text": _Family(_SILU),
-    "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
-    "minimax_m2": _Family(_SILU, (ROUTED,)),
-    TRACED: _Family((TRACED,)),
+    "llama": Family("llama"),
+    "mistral": Family("llama"),
+    "mixtral": Family("mixtral", experts=_MIXTURE),
+    "gpt2": Family(
+        "gpt2",
+        activations=("gelu_new", "gelu_pytorch_tanh", "gelu"),
+        has_gate=False,
+        normalization=LAYER_NORM,
+        learns_positions=True,
+    ),
+    "gpt_neox": Family(
+        "gpt_neox",
+        activations=("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh"),
+        has_gate=False,
+        normalization=LAYER_NORM,
+        may_have=("use_parallel_residual",),
+    ),
+    "qwen2": Family("llama", has_output_bias=False),
+    "qwen2_moe": Family("qwen", experts=_SHARED, has_output_bias=False),
+    "qwen3": Family("llama", qk_norm=EACH_HEAD),
+    "qwen3_moe": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
+    "deepseek_v2": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
+    "deepseek_v3": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT, may_have=_PREDICTS),
+    "kimi_k2": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT, may_have=_PREDICTS),
+    "gemma2": Family("gemma", activations=("gelu_pytorch_tanh",), has_unit_offset=True, scales_embedding=True),
+    "gemma3_text": Family(
+        "gemma", activations=("gelu_pytorch_tanh",), has_unit_offset=True, scales_embedding=True, qk_norm=EACH_HEAD
+    ),
+    "glm4_moe": Family(
+        "glm4_moe",
+        experts=_SHARED,
+        counts_shared_experts=True,
+        has_output_bias=False,
+        may_have=("use_qk_norm", *_PREDICTS),
+    ),
+    "gpt_oss": Family("gpt_oss", experts=_MIXTURE),
+    "llama4_text": Family("llama4", experts=_SHARED, turns_neighbours=True, needs=("chunked_attention",)),
+    "dbrx": Family("dbrx", experts=_MIXTURE, normalization=LAYER_NORM),
+    "smollm3": Family("llama"),
+    "phi3": Family("phi3"),
+    "olmo2": Family("olmo2", qk_norm=ALL_HEADS),
+    "granite": Family("llama"),
+    "qwen3_next": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
+    "granitemoehybrid": Family("granite_hybrid", experts=_SHARED, has_optional_experts=True),
+    "seed_oss": Family("seed_oss", has_output_bias=False),
+    "glm4": Family("glm4", has_output_bias=False, turns_neighbours=True),
+    "ernie4_5": Family("ernie4_5", turns_neighbours=True),
+    "ernie4_5_moe": Family("ernie4_5", experts=_SHARED, counts_shared_experts=True, turns_neighbours=True),
+    "dots1": Family("glm4_moe", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
+    "exaone4": Family("olmo2", qk_norm=EACH_HEAD),
+    "glm4_moe_lite": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT, may_have=_PREDICTS),
+    "olmoe": Family("olmoe", experts=_MIXTURE, qk_norm=ALL_HEADS),
+    "nemotron": Family(
+        "nemotron", activations=("relu2",), has_gate=False, normalization=LAYER_NORM, has_unit_offset=True
+    ),
+    "olmo3": Family("olmo2", qk_norm=ALL_HEADS),
+    "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD),
+    "qwen3_5_moe_text": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
+    "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
+    TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
-"""Per model_type. silu stands in a gated MLP (three matrices), gelu and relu2, the square of a ReLU, in a plain one
-(two), but for Gemma, whose gate is a gelu."""
-ACTIVATIONS = Table[tuple[str, ...]](
-    "models",
-    lambda family: isinstance(getattr(family, "activations", None), tuple),
-    "a Family with its activations",
-    {name: family.activations for name, family in _BUILT_IN.items()},
-    of=lambda family: family.activations,
-)
-"""Per model_type, with the families of plug-ins."""
-EXPERTS = Table[tuple[str, ...]](
-    "models",
-    lambda family: set(getattr(family, "experts", (None,))) in ({ROUTED, SHARED}, {ROUTED}, set()),
-    'a Family whose experts are ("routed", "shared"), ("routed",) or ()',
-    {name: family.experts for name, family in _BUILT_IN.items()},
-    of=lambda family: family.experts,
-)
-"""Per model_type, with the families of plug-ins."""
-MODEL_TYPES = tuple(name for name in ACTIVATIONS if name != TRACED)
-MOE_MODEL_TYPES = tuple(name for name in EXPERTS if ROUTED in EXPERTS[name])
-SHARED_EXPERT_MODEL_TYPES = tuple(name for name in EXPERTS if SHARED in EXPERTS[name])
-GEMMA_MODEL_TYPES = ("gemma2", "gemma3_text")
-QWEN_NEXT_MODEL_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-LATENT_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
-PREDICTING_MODEL_TYPES = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
-"""Those that may have a module for multi-token prediction: published checkpoints of them have one, or others of the
-same form."""
-COUNTED_SHARED_EXPERTS = (*LATENT_MODEL_TYPES, "glm4_moe", "ernie4_5_moe", "dots1")
-"""Those whose config gives a number of shared experts, each as wide as a routed one."""
+FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)
+"""By model_type, those of plug-ins too."""
+MODEL_TYPES = tuple(name for name in FAMILIES if name != TRACED)
+
+
+def with_trait(word: str) -> str:
+    """The model_types that have a word in experts, needs or may_have, for an error: 'mixtral, gpt_oss'."""
+    families = ((name, FAMILIES[name]) for name in MODEL_TYPES)
+    return ", ".join(name for name, one in families if word in (*one.experts, *one.needs, *one.may_have))
+
+
 MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, core_attention, linear, rms_norm
+from autoshard.models.llama.graph import HIDDEN, core_attention, linear, norm
 from autoshard.spec.model import ModelSpec
 
 NORM_EPS = 1e-6
@@ -32,7 +32,7 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
     prefix = f"model.layers.{layer}"
     name = f"{prefix}.self_attn"
     b.module = "attention_norm"
-    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
     compressed = f"{name}.kv_a_proj_with_mqa"
     if latent.q_lora_rank is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import ends, gated_mlp
+from autoshard.models.llama.weights import ends, gated_mlp, norms
 from autoshard.models.mixtral.weights import mixture
 from autoshard.models.qwen.weights import MATRICES
 from autoshard.models.weight_names import Part
@@ -28,8 +28,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield Part.same(f"{name}.kv_a_layernorm.weight", "kv_rank")
     yield Part.same(f"{name}.kv_b_proj.weight", "(kvhead kv_b) kv_rank")
     yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group valuedim)")
-    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     yield from mlp(model, layer)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, rms_norm
+from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, norm
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head", "sandwich"]
@@ -24,12 +24,12 @@ def sandwich(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str,
     behind_attention, before_mlp, behind_mlp = names
     out = attended(b, model, x, layer, kernel)
     b.module = "attention_norm"
-    out = rms_norm(b, model, f"{prefix}.{behind_attention}", out)
+    out = norm(b, model, f"{prefix}.{behind_attention}", out)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
     b.module = "mlp_norm"
-    h = rms_norm(b, model, f"{prefix}.{before_mlp}", x)
+    h = norm(b, model, f"{prefix}.{before_mlp}", x)
     b.module = "mlp"
     down = gated_mlp(b, model, h, f"{prefix}.mlp")
     b.module = "mlp_norm"
-    down = rms_norm(b, model, f"{prefix}.{behind_mlp}", down)
+    down = norm(b, model, f"{prefix}.{behind_mlp}", down)
     return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))

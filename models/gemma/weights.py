@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.models.llama import weights as llama
-from autoshard.models.llama.weights import ends
+from autoshard.models.llama.weights import ends, norms
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -13,6 +13,6 @@ __all__ = ["block", "ends"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
     yield from llama.block(model, layer)
-    for norm in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
-        yield Part.same(f"model.layers.{layer}.{norm}.weight", "embed")
+    yield from norms(model, f"{prefix}.pre_feedforward_layernorm", f"{prefix}.post_feedforward_layernorm")

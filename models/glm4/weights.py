@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import attention, ends
+from autoshard.models.llama.weights import attention, ends, norms
 from autoshard.models.phi3.weights import fused_mlp
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -15,6 +15,5 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from attention(model, prefix)
-    for norm in ("post_self_attn_layernorm", "post_mlp_layernorm"):
-        yield Part.same(f"{prefix}.{norm}.weight", "embed")
+    yield from norms(model, f"{prefix}.post_self_attn_layernorm", f"{prefix}.post_mlp_layernorm")
     yield from fused_mlp(f"{prefix}.mlp")

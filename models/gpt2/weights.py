@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoshard.models.llama.weights import norms
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -22,18 +23,12 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     for part, rows, columns in (("c_fc", "embed", "ffn"), ("c_proj", "ffn", "embed")):
         yield Part.same(f"{prefix}.mlp.{part}.weight", f"{rows} {columns}")
         yield Part.same(f"{prefix}.mlp.{part}.bias", columns)
-    for norm in ("ln_1", "ln_2"):
-        yield from layer_norm(f"{prefix}.{norm}")
+    yield from norms(model, f"{prefix}.ln_1", f"{prefix}.ln_2")
 
 
 def ends(model: ModelSpec) -> Iterator[Part]:
     yield Part.same("transformer.wte.weight", "vocab embed")
     yield Part.same("transformer.wpe.weight", "position embed")
-    yield from layer_norm("transformer.ln_f")
+    yield from norms(model, "transformer.ln_f")
     if not model.tie_word_embeddings:
         yield Part.same("lm_head.weight", "vocab embed")
-
-
-def layer_norm(name: str) -> Iterator[Part]:
-    yield Part.same(f"{name}.weight", "embed")
-    yield Part.same(f"{name}.bias", "embed")

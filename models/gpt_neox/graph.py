@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import dropped_embedding, residual
-from autoshard.models.gpt2.graph import biased_heads, layer_norm, plain_mlp
-from autoshard.models.llama.graph import HIDDEN, core_attention, cross_entropy, linear, rope, with_bias
+from autoshard.models.gpt2.graph import plain_mlp
+from autoshard.models.llama.graph import (
+    HEADS,
+    core_attention,
+    cross_entropy,
+    norm,
+    output_projection,
+    projections,
+    rope,
+    token_embedding,
+    vocabulary,
+)
 from autoshard.spec.model import ModelSpec
+
+TABLE = "gpt_neox.embed_in.weight"
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     b.module = "embedding"
-    table = b.parameter("gpt_neox.embed_in.weight", "vocab embed")
-    ids = b.index_input("input_ids", "batch seq")
-    tokens = b.operator(
-        "embedding", "gpt_neox.embed_in", (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed")
-    )
+    tokens = token_embedding(b, "gpt_neox.embed_in", b.index_input("input_ids", "batch seq"), TABLE)
     return dropped_embedding(b, model, "gpt_neox.emb_dropout", tokens)
 
 
@@ -29,7 +37,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     if not model.use_parallel_residual:
         x = residual(b, model, f"{prefix}.attention_residual", x, attended)
     b.module = "mlp_norm"
-    h = layer_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
     down = (plain_mlp(b, model, h, f"{prefix}.mlp", "dense_h_to_4h", "dense_4h_to_h"), f"{prefix}.post_mlp_dropout")
     branches = (down, attended) if model.use_parallel_residual else (down,)
@@ -38,20 +46,17 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     b.module = "head"
-    h = layer_norm(b, model, "gpt_neox.final_layer_norm", x)
-    table = b.parameter("gpt_neox.embed_in.weight" if model.tie_word_embeddings else "embed_out.weight", "vocab embed")
-    return cross_entropy(b, model, b.einsum("embed_out", f"{HIDDEN}, vocab embed -> batch seq vocab", h, table))
+    h = norm(b, model, "gpt_neox.final_layer_norm", x)
+    return cross_entropy(b, model, vocabulary(b, model, "embed_out", h, "embed_out.weight", TABLE))
 
 
 def _attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: str) -> str:
     name = f"{prefix}.attention"
     b.module = "attention_norm"
-    h = layer_norm(b, model, f"{prefix}.input_layernorm", x)
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
-    q, k, v = biased_heads(b, name, h)
+    q, k, v = projections(b, model, name, h, HEADS)
     q, k = rope(b, model, f"{name}.q_rope", q), rope(b, model, f"{name}.k_rope", k)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
-    b.module = "attention"
-    expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
-    return with_bias(b, f"{name}.dense", linear(b, f"{name}.dense", context, expression, True), "embed", True)
+    return output_projection(b, model, name, context, "dense")

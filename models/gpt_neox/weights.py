@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.gpt2.weights import layer_norm
+from autoshard.models.llama.weights import norms
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -25,12 +25,11 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     for part, rows, columns in (("dense_h_to_4h", "ffn", "embed"), ("dense_4h_to_h", "embed", "ffn")):
         yield Part.same(f"{prefix}.mlp.{part}.weight", f"{rows} {columns}")
         yield Part.same(f"{prefix}.mlp.{part}.bias", rows)
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield from layer_norm(f"{prefix}.{norm}")
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 
 def ends(model: ModelSpec) -> Iterator[Part]:
     yield Part.same("gpt_neox.embed_in.weight", "vocab embed")
-    yield from layer_norm("gpt_neox.final_layer_norm")
+    yield from norms(model, "gpt_neox.final_layer_norm")
     if not model.tie_word_embeddings:
         yield Part.same("embed_out.weight", "vocab embed")

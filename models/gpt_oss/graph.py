@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from autoshard.graph.ir import GraphBuilder
-from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import attention, embedding, head, rms_norm
+from autoshard.models.llama.graph import attention, embedding, head, normed_mlp
 from autoshard.models.mixtral.graph import mixture
 from autoshard.spec.model import ModelSpec
 
@@ -12,10 +13,5 @@ __all__ = ["block", "embedding", "head"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    prefix = f"model.layers.{layer}"
-    x = attention(b, model, x, layer, kernel)
-    b.module = "mlp_norm"
-    h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
-    b.module = "mlp"
-    out = mixture(b, model, h, f"{prefix}.mlp", "gate_proj", "up_proj", "down_proj", "router")
-    return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.mlp.dropout"))
+    experts = partial(mixture, gate="gate_proj", up="up_proj", down="down_proj", router_name="router")
+    return normed_mlp(b, model, attention(b, model, x, layer, kernel), layer, "mlp", experts)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, linear, rms_norm
+from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, linear, norm, norm_over_heads
 from autoshard.models.mixtral.graph import mixture
-from autoshard.models.olmo2.graph import norm_over_heads
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MAMBA
@@ -31,7 +30,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     is_mamba = model.mixer_of(layer) == MAMBA
     x = _mamba(b, model, x, layer) if is_mamba else attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
-    h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
     branches = []
     if model.is_moe:
@@ -49,7 +48,7 @@ def _mamba(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     assert mamba is not None, model.name
     name = f"{prefix}.mamba"
     b.module = "attention_norm"
-    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
     dims = mamba_dims(mamba)
     made = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.models.granite_hybrid.graph import mamba_dims
-from autoshard.models.llama.weights import attention, ends
+from autoshard.models.llama.weights import attention, ends, norms
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MAMBA
@@ -21,8 +21,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     if model.mixer_of(layer) == MAMBA:
         yield from _mamba(model, f"{prefix}.mamba")
-        yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-        yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+        yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     else:
         yield from attention(model, prefix)
     if model.is_moe:

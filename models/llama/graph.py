@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import LAYER_NORM
 
 HIDDEN = "batch seq embed"
-FINAL_NORM, HEAD = "model.norm", "lm_head"
+TABLE, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
     b.module = "embedding"
     tokens = token_embedding(b, "model.embed_tokens", b.index_input("input_ids", "batch seq"))
-    if model.is_gemma:
+    if model.family.scales_embedding:
         tokens = b.pointwise("model.embed_scale", f"(mul {model.hidden_size**0.5!r} x0)", tokens)
     return dropped_embedding(b, model, "model.embed_dropout", tokens)
 
 
-def token_embedding(b: GraphBuilder, name: str, ids: str) -> str:
-    """Append the look-up of tokens in the model's table, and return its output. ids: [batch, seq]."""
-    table = b.parameter("model.embed_tokens.weight", "vocab embed")
-    return b.operator("embedding", name, (ids, table), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed"))
+def token_embedding(b: GraphBuilder, name: str, ids: str, table: str = TABLE) -> str:
+    """Append the look-up of tokens in a table, the parameter of this name, and return its output. ids: [batch, seq]."""
+    rows = b.parameter(table, "vocab embed")
+    return b.operator("embedding", name, (ids, rows), ("batch", "seq", "embed"), ("batch", "seq", "vocab", "embed"))
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -34,12 +35,20 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     """Append norm, MLP and residual, and return the sum's name. x: [batch, seq, embed]. layer: place of the block."""
+    return normed_mlp(b, model, x, layer, "mlp", gated_mlp)
+
+
+def normed_mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int, name: str, inner: Callable[..., str]) -> str:
+    """Append what `mlp` does, with another MLP.
+
+    name: the family's name of it. inner: appends it to the norm's output, and is called as `gated_mlp` is.
+    """
     prefix = f"model.layers.{layer}"
     b.module = "mlp_norm"
-    h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
-    down = gated_mlp(b, model, h, f"{prefix}.mlp")
-    return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))
+    out = inner(b, model, h, f"{prefix}.{name}")
+    return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.{name}.dropout"))
 
 
 def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -55,17 +64,20 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
 def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     """Append what `attention` does but for the residual, and return the output projection's output."""
     b.module = "attention_norm"
-    h = rms_norm(b, model, f"model.layers.{layer}.input_layernorm", x)
+    h = norm(b, model, f"model.layers.{layer}.input_layernorm", x)
     return self_attention(b, model, h, layer, kernel)
 
 
 def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str) -> str:
-    """Append what `attended` does behind its norm, whose output is h [batch, seq, embed]."""
+    """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output."""
     name = f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, h, HEADS)
     if model.normalizes_heads:
         q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
+    elif model.normalizes_all_heads:
+        q = norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads)
+        k = norm_over_heads(b, model, f"{name}.k_norm", k, model.num_key_value_heads)
     if model.has_rope(layer):
         q = rope(b, model, f"{name}.q_rope", q, layer)
         k = rope(b, model, f"{name}.k_rope", k, layer)
@@ -90,12 +102,15 @@ def projections(b: GraphBuilder, model: ModelSpec, name: str, h: str, heads: Map
     )
 
 
-def output_projection(b: GraphBuilder, model: ModelSpec, name: str, context: str) -> str:
-    """Append the projection of attention's output [batch, seq, kvhead, group, headdim] to [batch, seq, embed]."""
+def output_projection(b: GraphBuilder, model: ModelSpec, name: str, context: str, projection: str = "o_proj") -> str:
+    """Append the projection of attention's output [batch, seq, kvhead, group, headdim] to [batch, seq, embed].
+
+    name: of the attention. projection: the family's name of the matrix.
+    """
     b.module = "attention"
     expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
-    out = linear(b, f"{name}.o_proj", context, expression, model.output_projection_bias)
-    return with_bias(b, f"{name}.o_proj", out, "embed", model.output_projection_bias)
+    out = linear(b, f"{name}.{projection}", context, expression, model.output_projection_bias)
+    return with_bias(b, f"{name}.{projection}", out, "embed", model.output_projection_bias)
 
 
 def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn") -> str:
@@ -136,7 +151,7 @@ def with_bias(b: GraphBuilder, name: str, product: str, dims: str, bias: bool) -
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     """Append final norm, vocabulary projection and mean cross-entropy; returns the loss. x: [batch, seq, embed]."""
     b.module = "head"
-    h = rms_norm(b, model, FINAL_NORM, x)
+    h = norm(b, model, FINAL_NORM, x)
     if model.multipliers is not None:  # here and not behind the product, where there are more numbers
         h = b.scaled("model.logits_scaling", h, 1 / model.multipliers.logits_scaling)
     logits = vocabulary(b, model, HEAD, h)
@@ -145,20 +160,63 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     return cross_entropy(b, model, logits)
 
 
-def vocabulary(b: GraphBuilder, model: ModelSpec, name: str, h: str) -> str:
-    """Append the product of h [batch, seq, embed] with the head's table, and return the logits."""
-    table = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
-    return b.einsum(name, f"{HIDDEN}, vocab embed -> batch seq vocab", h, b.parameter(table, "vocab embed"))
+def vocabulary(
+    b: GraphBuilder, model: ModelSpec, name: str, h: str, own: str = f"{HEAD}.weight", shared: str = TABLE
+) -> str:
+    """Append the product of h [batch, seq, embed] with the head's table, and return the logits.
+
+    own, shared: the family's names of the table, and of the embedding's, which some models have for both.
+    """
+    table = b.parameter(shared if model.tie_word_embeddings else own, "vocab embed")
+    return b.einsum(name, f"{HIDDEN}, vocab embed -> batch seq vocab", h, table)
+
+
+def norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
+    """Append the norm that the family has, an RMS norm or a LayerNorm with a bias, and return its output. x: [batch,
+    seq, embed]."""
+    return (layer_norm if model.family.normalization == LAYER_NORM else rms_norm)(b, model, name, x)
+
+
+def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, bias: bool = True) -> str:
+    """Append a LayerNorm of x [batch, seq, embed], and return its output."""
+    parts = ("weight", "bias") if bias else ("weight",)
+    inputs = (x, *(b.parameter(f"{name}.{part}", "embed") for part in parts))
+    dims = b.dims(x)
+    return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps, **_offset(model))
 
 
 def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append an RMS norm of x over its last dim, with one weight for all else, and return its output.
+    """Append an RMS norm of x over its last dim, with one weight for all else, and return its output."""
+    dims = b.dims(x)
+    inputs = (x, b.parameter(f"{name}.weight", dims[-1]))
+    return b.operator("norm", name, inputs, dims, dims[:-1], function="rms", eps=model.norm_eps, **_offset(model))
 
-    The operator's attribute unit_offset: it multiplies by 1 plus the weight.
+
+def norm_over_heads(b: GraphBuilder, model: ModelSpec, name: str, x: str, heads: int, groups: bool = False) -> str:
+    """Append an RMS norm over all heads of x [batch, seq, heads, width of a head], and return its output.
+
+    heads: as published; padding counts for nothing. A rank that has some of the heads sums squares with the others.
+    groups: x has a dim of groups before its heads, and the norm is over those of each group.
     """
     dims = b.dims(x)
-    weight, offset = b.parameter(f"{name}.weight", dims[-1]), {"unit_offset": True} if model.has_unit_offset else {}
-    return b.operator("norm", name, (x, weight), dims, dims[:-1], None, function="rms", eps=model.norm_eps, **offset)
+    over = dims[3:] if groups else dims[2:]
+    weight = b.parameter(f"{name}.weight", " ".join(dims[2:]))
+    return b.operator(
+        "norm",
+        name,
+        (x, weight),
+        dims,
+        dims[:-1],
+        function="rms",
+        eps=model.norm_eps,
+        over=over,
+        width=heads * b.size(dims[-1]),
+    )
+
+
+def _offset(model: ModelSpec) -> dict[str, Any]:
+    """The attribute unit_offset of a norm that multiplies by 1 plus its weight."""
+    return {"unit_offset": True} if model.family.has_unit_offset else {}
 
 
 def core_attention(
@@ -242,7 +300,7 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
     dims = b.dims(x)
     loops = tuple(dim for dim in dims if dim != "headdim")
     theta, scaling = model.rope_of(layer)
-    pairs: dict[str, Any] = {"interleaved": True} if model.turns_neighbours else {}
+    pairs: dict[str, Any] = {"interleaved": True} if model.family.turns_neighbours else {}
     return b.operator(
         "rope",
         name,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import LAYER_NORM
 
 PROJECTIONS = {"q_proj": "(kvhead group headdim)", "k_proj": "(kvhead headdim)", "v_proj": "(kvhead headdim)"}
 
@@ -21,19 +22,31 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 def ends(model: ModelSpec) -> Iterator[Part]:
     yield Part.same("model.embed_tokens.weight", "vocab embed")
-    yield Part.same("model.norm.weight", "embed")
+    yield from norms(model, "model.norm")
     if not model.tie_word_embeddings:
         yield Part.same("lm_head.weight", "vocab embed")
 
 
 def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
     """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names."""
-    yield from projections(model, f"{prefix}.self_attn")
-    if model.normalizes_heads:
-        yield Part.same(f"{prefix}.self_attn.q_norm.weight", "headdim")
-        yield Part.same(f"{prefix}.self_attn.k_norm.weight", "headdim")
-    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from self_attention(model, f"{prefix}.self_attn")
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+
+def self_attention(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for an attention's projections and its norms of queries and keys. name: of it."""
+    yield from projections(model, name)
+    if model.normalizes_heads or model.normalizes_all_heads:
+        for norm, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
+            yield Part.same(f"{name}.{norm}.weight", "headdim" if model.normalizes_heads else PROJECTIONS[projection])
+
+
+def norms(model: ModelSpec, *names: str) -> Iterator[Part]:
+    """The parts of the checkpoint for norms of the family's form."""
+    for name in names:
+        yield Part.same(f"{name}.weight", "embed")
+        if model.family.normalization == LAYER_NORM:
+            yield Part.same(f"{name}.bias", "embed")
 
 
 def projections(model: ModelSpec, name: str) -> Iterator[Part]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, core_attention, embedding, gated_mlp, head, linear, rms_norm, with_bias
+from autoshard.models.llama.graph import (
+    HEADS,
+    core_attention,
+    embedding,
+    gated_mlp,
+    head,
+    norm,
+    output_projection,
+    projections,
+    rope,
+)
 from autoshard.models.mixtral.graph import mixture
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.model import ModelSpec
@@ -15,12 +25,12 @@ __all__ = ["block", "embedding", "head"]
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
     b.module = "attention_norm"
-    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
     b.module = "attention"
     out = _attention(b, model, h, layer, kernel)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
     b.module = "mlp_norm"
-    h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
     name = f"{prefix}.feed_forward"
     if not model.has_experts(layer):
@@ -36,34 +46,17 @@ def _attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: st
     """Append attention over the normalised h [batch, seq, embed], and return the output projection's output."""
     name, form = f"model.layers.{layer}.self_attn", model.chunked_attention
     assert form is not None, model.name
-    heads = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
-    # the products first: behind one another, they share one gathered input
-    products = {
-        part: linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", model.attention_bias)
-        for part, dims in heads.items()
-    }
-    q, k, v = (
-        with_bias(b, f"{name}.{part}", products[part], dims, model.attention_bias) for part, dims in heads.items()
-    )
+    q, k, v = projections(b, model, name, h, HEADS)
     chunk = model.chunk_of(layer)
     if chunk is not None:
-        q, k = (_rotated(b, model, f"{name}.{part}_rope", x) for part, x in (("q", q), ("k", k)))
+        q, k = (rope(b, model, f"{name}.{part}_rope", x) for part, x in (("q", q), ("k", k)))
         if form.use_qk_norm:
             q, k = (_normalized(b, model, f"{name}.{part}_norm", x) for part, x in (("q", q), ("k", k)))
     elif form.floor_scale is not None:
         q = _tempered(b, form, f"{name}.q_temperature", q)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, chunk=chunk)
-    b.module = "attention"
-    expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
-    out = linear(b, f"{name}.o_proj", context, expression, model.attention_bias)
-    return with_bias(b, f"{name}.o_proj", out, "embed", model.attention_bias)
-
-
-def _rotated(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    dims = b.dims(x)
-    rotation = {"theta": model.rope_theta, "scaling": model.rope_scaling, "rotary_dim": model.rotary_dim}
-    return b.operator("rope", name, (x,), dims, dims[:-1], None, interleaved=True, **rotation)
+    return output_projection(b, model, name, context)
 
 
 def _normalized(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:

@@ -5,11 +5,12 @@ Tokens are routed, dispatched to slots, go through experts as batched matrix pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import attention, embedding, head, linear, rms_norm, with_bias
+from autoshard.models.llama.graph import attention, embedding, gated_mlp, head, linear, norm, normed_mlp, with_bias
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.router import GREEDY, Router
 
@@ -27,12 +28,31 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def mlp(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     """Append norm, experts and residual, and return the sum's name. x: [batch, seq, embed]."""
+    return normed_mlp(b, model, x, layer, "block_sparse_moe", mixture)
+
+
+def mixed_mlp(
+    b: GraphBuilder, model: ModelSpec, x: str, layer: int, shared_name: str, shared_expert: Callable[..., str]
+) -> str:
+    """Append norm, experts with the shared one, or an MLP where a block has no experts, and residual; returns the sum's
+    name.
+
+    x: [batch, seq, embed]. layer: place of the block. shared_expert: appends the expert that every token goes to; it is
+    called as `gated_mlp` is. shared_name: the family's name of that expert.
+    """
     prefix = f"model.layers.{layer}"
+    name = f"{prefix}.mlp"
     b.module = "mlp_norm"
-    h = rms_norm(b, model, f"{prefix}.post_attention_layernorm", x)
+    h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
-    out = mixture(b, model, h, f"{prefix}.block_sparse_moe")
-    return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.block_sparse_moe.dropout"))
+    if not model.has_experts(layer):
+        dense = gated_mlp(b, model, h, name, "dense_ffn")
+        return residual(b, model, f"{prefix}.mlp_residual", x, (dense, f"{name}.dropout"))
+    branches = [(mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj"), f"{name}.dropout")]
+    if model.shared_expert_intermediate_size:
+        shared = shared_expert(b, model, h, f"{name}.{shared_name}", "shared_ffn")
+        branches.append((shared, f"{name}.{shared_name}_dropout"))
+    return residual(b, model, f"{prefix}.mlp_residual", x, *branches)
 
 
 def mixture(

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama import weights as llama
+from autoshard.models.llama.weights import attention, ends
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "ends"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
-    yield from llama.attention(model, prefix)
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield Part.same(f"{prefix}.{norm}.bias", "embed")
+    yield from attention(model, prefix)
     for part, rows, columns in (("up_proj", "ffn", "embed"), ("down_proj", "embed", "ffn")):
         yield Part.same(f"{prefix}.mlp.{part}.weight", f"{rows} {columns}")
         if model.mlp_bias:
             yield Part.same(f"{prefix}.mlp.{part}.bias", rows)
-
-
-def ends(model: ModelSpec) -> Iterator[Part]:
-    yield from llama.ends(model)
-    yield Part.same("model.norm.bias", "embed")

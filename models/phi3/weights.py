@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import PROJECTIONS, ends
+from autoshard.models.llama.weights import PROJECTIONS, ends, norms
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -24,8 +24,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         own = f"{name}.{part}.weight"
         yield Part(f"{name}.qkv_proj.weight", layout, own, first=first, rows=queries + 2 * keys)
     yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
-    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     yield from fused_mlp(f"{prefix}.mlp")
 
 

@@ -12,6 +12,7 @@ from autoshard.models.llama.graph import (
     head,
     linear,
     mlp,
+    norm,
     output_projection,
     projections,
     rms_norm,
@@ -39,7 +40,7 @@ LINEAR_HEADS = {
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
     b.module = "attention_norm"
-    h = rms_norm(b, model, f"{prefix}.input_layernorm", x)
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
     if model.mixer_of(layer) == LINEAR_ATTENTION:
         name = f"{prefix}.linear_attn"
         out = _linear_attention(b, model, h, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.llama.weights import ends, gated_mlp
+from autoshard.models.llama.weights import ends, gated_mlp, norms
 from autoshard.models.qwen.weights import mlp
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -30,8 +30,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield from _linear_attention(model, f"{prefix}.linear_attn")
     else:
         yield from _gated_attention(f"{prefix}.self_attn")
-    yield Part.same(f"{prefix}.input_layernorm.weight", "embed")
-    yield Part.same(f"{prefix}.post_attention_layernorm.weight", "embed")
+    yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     if model.is_moe:
         yield from mlp(model, layer)
     else:

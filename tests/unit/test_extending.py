@@ -1,5 +1,6 @@
 """The worked examples of CONTRIBUTING.md, followed to the letter."""
 
+import ast
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from autoshard.explanation.describe import describe
 from autoshard.explanation.trace import predicted_events
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
-from autoshard.models.families import FAMILIES, Family
+from autoshard.models.families import FAMILIES, Family, graph_of, weights_of
 from autoshard.models.stage import parameter_count
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.whole import Priced
@@ -39,7 +40,6 @@ from autoshard.plans.validate import plan_from_dict
 from autoshard.schedules import SCHEDULES, actions, in_flight, simulate
 from autoshard.schedules.closed_form import alternating_at_least_s
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.model_types import MODEL_TYPES, TRACED
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.new_schedules import NEW_SCHEDULES
 
@@ -55,11 +55,7 @@ def test_a_model_of_a_known_family_is_a_config_file(tmp_path: Path) -> None:
     assert (model.name, parameter_count(model)) == ("llama3-1b", 8_030_261_248 - 28 * block)
 
 
-def test_every_model_type_has_a_family() -> None:
-    assert set(FAMILIES) == {*MODEL_TYPES, TRACED}
-
-
-def test_a_family_is_a_folder_and_three_lines(tmp_path: Path) -> None:
+def test_a_family_is_a_folder_and_two_lines(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "autoshard", tmp_path / "autoshard", ignore=shutil.ignore_patterns("__pycache__"))
     models = tmp_path / "autoshard/models"
     shutil.copytree(models / "mixtral", models / "newmix")
@@ -69,12 +65,11 @@ def test_a_family_is_a_folder_and_three_lines(tmp_path: Path) -> None:
     published = (models / "newmix/configs/mixtral-8x7b.json").rename(models / "newmix/configs/newmix-8x7b.json")
     published.write_text(published.read_text().replace('"mixtral"', '"newmix"'))
     for path, beside, line in (
-        (models / "families.py", "_BUILT_IN = {\n", '    "newmix": Family("newmix"),\n'),
         (models / "repositories.json", "{\n", '  "newmix-8x7b": ["new/NewMix-8x7B"],\n'),
         (
             tmp_path / "autoshard/spec/model_types.py",
             "_BUILT_IN = {\n",
-            '    "newmix": _Family(_SILU, (ROUTED,)),\n',
+            '    "newmix": Family("newmix", experts=(ROUTED,)),\n',
         ),
     ):
         path.write_text(path.read_text().replace(beside, beside + line, 1))
@@ -87,11 +82,32 @@ def test_a_family_is_a_folder_and_three_lines(tmp_path: Path) -> None:
     assert done.stdout.startswith("newmix-8x7b on 8 x trn1.32xlarge")
 
 
-@pytest.mark.parametrize("family", dict.fromkeys(FAMILIES.values()), ids=lambda family: family.folder)
+@pytest.mark.parametrize("family", {one.folder: one for one in FAMILIES.values()}.values(), ids=lambda one: one.folder)
 def test_a_family_is_its_folder(family: Family) -> None:
-    assert {"embedding", "block", "head"} <= set(vars(family.graph))
-    assert (family.weights is not None) == (REPOSITORY / "models" / family.folder / "weights.py").exists()
-    assert family.weights is None or {"block", "ends"} <= set(vars(family.weights))
+    assert {"embedding", "block", "head"} <= set(vars(graph_of(family)))
+    weights = weights_of(family)
+    assert (weights is not None) == (REPOSITORY / "models" / family.folder / "weights.py").exists()
+    assert weights is None or {"block", "ends"} <= set(vars(weights))
+
+
+def test_the_readme_of_models_names_their_folders() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w[\w, ]*) \|", (REPOSITORY / "models/README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 11
+    for folder, names in rows:
+        assert {*names.split(", ")} == {name for name, family in FAMILIES.items() if family.folder == folder}
+
+
+def test_code_asks_for_traits_and_compares_no_names() -> None:
+    """Names are compared in a family's own folder, and where they stand for another framework's models."""
+    may = {"models", "backends", "conversion", "interop"}
+    folders = (one for one in (REPOSITORY / "autoshard").iterdir() if one.is_dir() and one.name not in may)
+    files = [*(REPOSITORY / "models").glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+    for path in files:
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        compared = (node for node in nodes if isinstance(node, (ast.Compare, ast.MatchValue)))
+        constants = (part for node in compared for part in ast.walk(node) if isinstance(part, ast.Constant))
+        found = {part.value for part in constants if part.value in tuple(FAMILIES)}
+        assert not found, f"{path} compares {found}: a trait of model.family should say it"
 
 
 def test_a_device_is_a_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.export import UNWRITTEN, export
+from autoshard.interop.export import export, unwritten
 from autoshard.interop.written_layout import read_written_layout
 from autoshard.interop.written_model import models_with
 from autoshard.models.huggingface import to_config
@@ -36,7 +36,7 @@ def test_the_files_own_number_of_blocks_stands(given: dict[str, str]) -> None:
 
 NOT_IN_FLAGS = ("mistral-7b", "gpt-neox-20b", "phi3-mini-4k", "phi3-medium-4k")
 """Megatron has neither a sliding window in one flag nor GPT-NeoX's parallel residual."""
-WRITTEN = [name for name in builtin_models() if not any(getattr(load_model(name), field) for field in UNWRITTEN)]
+WRITTEN = [name for name in builtin_models() if unwritten(load_model(name)) is None]
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name not in NOT_IN_FLAGS])

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.llama.graph import attention
+from autoshard.models.stage import published_sizes
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import MODEL_TYPES, MOE_MODEL_TYPES, SHARED_EXPERT_MODEL_TYPES
+from autoshard.spec.model_types import MODEL_TYPES, ROUTED, SHARED, with_trait
 from autoshard.spec.rope import RopeScaling
 
 SMALL = ModelSpec(
@@ -61,7 +64,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"shared_expert_intermediate_size": 8},
             (
                 "shared_expert_intermediate_size=8 of small must be 0: "
-                f"model_type=llama has no shared expert; {', '.join(SHARED_EXPERT_MODEL_TYPES)} has"
+                f"model_type=llama has no shared expert; {with_trait(SHARED)} has"
             ),
         ),
         (
@@ -118,7 +121,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"num_local_experts": 8, "num_experts_per_tok": 2},
             (
                 "num_local_experts=8 and num_experts_per_tok=2 of small must be 0: "
-                f"model_type=llama has no experts; {', '.join(MOE_MODEL_TYPES)} has"
+                f"model_type=llama has no experts; {with_trait(ROUTED)} has"
             ),
         ),
         (
@@ -207,3 +210,11 @@ def test_from_dict_wants_every_field_and_no_other() -> None:
         from_json(ModelSpec, {**fields, "rope_scaling": {}}, "model")
     with pytest.raises(AutoshardError, match=r"^model must be an object with named fields, not "):
         from_json(ModelSpec, [], "model")
+
+
+def test_a_family_that_learns_positions_turns_no_heads() -> None:
+    learned = changed(model_type="gpt2", hidden_act="gelu_new", rope_theta=None)
+    for model, kinds in ((SMALL, 2), (learned, 0)):
+        b = GraphBuilder(published_sizes(model), 2)
+        attention(b, model, b.hidden_input("hidden", "batch seq embed"), 0, "flash")
+        assert [op.kind for op in b.build().operators].count("rope") == kinds

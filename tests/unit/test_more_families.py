@@ -56,7 +56,7 @@ def test_what_a_qwen3_5_config_leaves_out() -> None:
     dense = read("qwen3_5_text")
     assert (dense.num_key_value_heads, dense.head_dim, dense.rotary_dim) == (4, 256, 64)
     assert dense.layer_types == ("linear_attention",) * 3 + ("full_attention",)
-    assert (dense.normalizes_heads, dense.has_unit_offset, dense.is_moe) == (True, True, False)
+    assert (dense.normalizes_heads, dense.family.has_unit_offset, dense.is_moe) == (True, True, False)
     assert from_config(to_config(dense), "m") == dense
     mixture = read("qwen3_5_moe_text", moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8)
     assert (mixture.num_key_value_heads, mixture.intermediate_size, mixture.norm_topk_prob) == (2, 512, True)
@@ -93,14 +93,14 @@ def test_what_seed_oss_and_glm4_configs_leave_out(tmp_path: Path) -> None:
     assert published_dropout(str(tmp_path)) == Dropout(residual=0.2, attention=0.1)
     glm = read("glm4")
     assert (glm.attention_bias, glm.output_projection_bias, glm.num_key_value_heads) == (True, False, 2)
-    assert (glm.rotary_dim, glm.turns_neighbours, glm.norm_eps) == (64, True, 1.5625e-7)
+    assert (glm.rotary_dim, glm.family.turns_neighbours, glm.norm_eps) == (64, True, 1.5625e-7)
     assert from_config(to_config(glm), "m") == glm
 
 
 def test_what_ernie_configs_leave_out() -> None:
     dense = read("ernie4_5")
     assert (dense.num_key_value_heads, dense.head_dim, dense.rope_theta) == (2, 128, 5e5)
-    assert (dense.tie_word_embeddings, dense.turns_neighbours, dense.attention_bias) == (True, True, False)
+    assert (dense.tie_word_embeddings, dense.family.turns_neighbours, dense.attention_bias) == (True, True, False)
     assert from_config(to_config(dense), "m") == dense
     biased = read("ernie4_5", use_bias=True)
     assert (biased.attention_bias, biased.output_projection_bias, biased.mlp_bias) == (True, True, True)
@@ -181,7 +181,7 @@ def test_what_a_nemotron_config_leaves_out() -> None:
     model = read("nemotron")
     assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-5, 32)
     assert (model.rotary_dim, model.attention_bias, model.mlp_bias) == (64, False, False)
-    assert (model.has_unit_offset, model.normalizes_heads) == (True, False)
+    assert (model.family.has_unit_offset, model.normalizes_heads) == (True, False)
     assert from_config(to_config(model), "m") == model
     other = read("nemotron", norm_eps=1e-6, head_dim=64, mlp_bias=True, num_key_value_heads=8)
     assert (other.norm_eps, other.head_dim, other.mlp_bias) == (1e-6, 64, True)

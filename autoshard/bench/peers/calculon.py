@@ -50,7 +50,7 @@ def _run(row: Measured, recompute: str) -> Answer:
     described = Llm.Application(
         {
             "hidden": model.hidden_size,
-            "feedforward": model.intermediate_size * (3 if model.hidden_act == "silu" else 2) // 2,
+            "feedforward": model.intermediate_size * (3 if model.family.has_gate else 2) // 2,
             "seq_size": training.sequence_length,
             "attn_heads": model.num_attention_heads,
             "attn_size": model.head_dim,

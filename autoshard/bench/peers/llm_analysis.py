@@ -31,7 +31,7 @@ def said(row: Measured) -> Answer | None:
             activation_recomputation=_enum("ActivationRecomputation", _recompute_level(row)),
             ds_zero=_enum("DSZeRO", strategy.zero),
             flash_attn=strategy.attention_kernel == "flash",
-            mlp_gated_linear_units=row.model.hidden_act == "silu",
+            mlp_gated_linear_units=row.model.family.has_gate,
         )
     except Exception:  # other people's code: whatever it raises, it has no answer
         return None

@@ -89,7 +89,7 @@ def _model(row: Measured) -> dict[str, Any]:
         "intermediate_size": model.intermediate_size,
         "layer_num": model.num_hidden_layers,
         "vocab_size": model.vocab_size,
-        "use_swiglu": model.hidden_act == "silu",
+        "use_swiglu": model.family.has_gate,
     }
     if not model.is_moe:
         return {**values, "model_type": "dense"}

@@ -209,13 +209,13 @@ def gpu_model(row: Row) -> ModelSpec:
     """The model in the row. Norms, positions and biases follow from the activation's family."""
     act, hidden, heads = row.get("act", "").lower(), count(row, "hidden"), count(row, "heads")
     experts = integer(row, "moe_experts", 0)
-    gated = act in GATED
+    gpt = act not in GATED and experts <= 1
     more = extras(row) if experts > 1 else Extras()
     key_value_heads, head_dim = integer(row, "kv_heads", heads), integer(row, "head_dim", hidden // heads)
     if more.latent is not None:
         key_value_heads, head_dim = 1, more.latent.value
     shared = max(0, more.shared_width + latent_columns(row, more))
-    kind = "llama" if gated else "gpt2"
+    kind = "gpt2" if gpt else "llama"
     if experts > 1:
         kind = "qwen2_moe" if shared else "mixtral"
     return ModelSpec(
@@ -229,14 +229,14 @@ def gpu_model(row: Row) -> ModelSpec:
         head_dim=head_dim,
         vocab_size=integer(row, "vocab"),
         max_position_embeddings=integer(row, "seq_len"),
-        hidden_act="gelu_new" if kind == "gpt2" else "silu",
+        hidden_act="gelu_new" if gpt else "silu",
         norm_eps=1e-5,
-        rope_theta=None if kind == "gpt2" else 10000.0,
+        rope_theta=None if gpt else 10000.0,
         rope_scaling=None,
         tie_word_embeddings=row.get("tied_emb", "").lower() == "yes",
         sliding_window=None,
-        attention_bias=kind == "gpt2",
-        mlp_bias=kind == "gpt2",
+        attention_bias=gpt,
+        mlp_bias=gpt,
         num_local_experts=experts if experts > 1 else 0,
         num_experts_per_tok=integer(row, "moe_topk", 1) if experts > 1 else 0,
         shared_expert_intermediate_size=shared,

@@ -24,6 +24,7 @@ from autoshard.calibration.results.rows import Unscored
 from autoshard.cost.stacks import Software
 from autoshard.spec.cluster import Cluster, Link, load_cluster
 from autoshard.spec.hardware_file import FOLDER, Section, read_content
+from autoshard.spec.model_types import LAYER_NORM
 
 Constants = Mapping[str, Any]
 
@@ -232,7 +233,7 @@ def _overlap(case: Case, family: Constants) -> Any:
 
 def loose_norms(case: Case) -> bool:
     """Whether RMS norms run as several kernels: see LOOSE_NORMS. They are single ones where the row says so."""
-    fused = case.model.model_type == "gpt2" or case.fused_norm or is_compiled(case.stack)
+    fused = case.model.family.normalization == LAYER_NORM or case.fused_norm or is_compiled(case.stack)
     return stack_of(case.stack)[0] in LOOSE_NORMS and not fused
 
 

@@ -71,7 +71,7 @@ def _initial(model: ModelSpec, name: str) -> str:
     if name.endswith(".A_log"):
         return "rates"
     if _is_norm(name):
-        return "zeros" if model.has_unit_offset and not name.endswith("linear_attn.norm.weight") else "ones"
+        return "zeros" if model.family.has_unit_offset and not name.endswith("linear_attn.norm.weight") else "ones"
     return "residual" if name.endswith(_RESIDUAL_PROJECTIONS) else "normal"
 
 
