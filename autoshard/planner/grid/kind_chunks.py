@@ -414,10 +414,7 @@ class TwoChunkCuts:
         """Seconds that follow the pipeline, by cut."""
         contents = self._contents_of(choices)
         counts = self._ranges.counts[:, contents].reshape(len(self._ranges.counts), 2, self._pp, -1).sum(1)
-        of_ranks = [
-            self._state.after_rows_s([*counts[:, rank]], rank == 0, rank == self._pp - 1) for rank in range(self._pp)
-        ]
-        return np.max(of_ranks, axis=0)
+        return self._state.after_cuts_s(counts)
 
 
 def useful(may: Array, *_: Array) -> tuple[Array, Array, Array]:

@@ -51,6 +51,10 @@ class KindCuts(NamedTuple):
 
     def after_s(self, blocks: Blocks, pp: int, states: Sequence[RankState], places: Array) -> Array:
         """Seconds that follow the pipeline, by layout. states: of all meshes. places: by layout, that of its mesh."""
+        if len(self.different) > 1 and (places == places[0]).all():  # cuts of one layout: most are new
+            counts = kinds_of_stages(blocks, self.different.T)
+            of_cuts = states[places[0]].after_cuts_s(counts.reshape(len(counts), -1, pp, len(self.different)).sum(1))
+            return of_cuts[self.which]
         contents = [ranks_contents(blocks, tuple(cut), pp) for cut in self.different.tolist()]
         codes, inverse = np.unique(places * len(contents) + self.which, return_inverse=True)
         both = (divmod(code, len(contents)) for code in codes.tolist())

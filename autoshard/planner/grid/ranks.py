@@ -96,6 +96,15 @@ class RankState:
         rows = self._after.of_kinds(dict(zip(self._contents.blocks, counts, strict=True)), first, last)
         return np.broadcast_to(rows.total_s, counts[0].shape)
 
+    def after_cuts_s(self, counts: Array) -> Array:
+        """Seconds that follow the pipeline, by cut: of the rank for which they are most. counts: blocks of each kind on
+        each rank, (kind, rank, cut)."""
+        last = self._mesh.pp - 1
+        alike = [slice(rank, rank + 1) for rank in sorted({0, last})] + [slice(1, last)] * (last > 1)
+        of_ranks = (self.after_rows_s([*counts[:, some]], some.start == 0, some.stop == last + 1) for some in alike)
+        found: Array = np.max([rows.max(0) for rows in of_ranks], axis=0)
+        return found
+
     @kept_by_object
     def after_any_cut_s(self, blocks: tuple[int, ...]) -> float:
         """Seconds that follow the pipeline at least, however a model with so many blocks of each kind is cut.
