@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
@@ -107,7 +107,7 @@ def _held_against_s(schedule: Schedule, work: Work) -> Number:
 def _simulated_s(schedule: Schedule, work: Work) -> Number:
     """The step time on the clock.
 
-    A few microbatches of `alternate` are simulated first: mostly they tell the time of all.
+    A few microbatches are simulated first: mostly they tell the time of all.
     """
     m = work.num_microbatches
     if _is_in_rounds(schedule, work.pp, m, work.num_virtual_stages):
@@ -149,20 +149,65 @@ def in_order(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_sta
     )
 
 
+class _Turns(NamedTuple):
+    """Ranks that run the actions of a microbatch in turn, between their warm-up and their last backwards.
+
+    actions: in a turn: a forward and a backward, or its two parts. warms: forwards of each rank before its first
+    backward. waits: weight gradients that each rank lets wait behind its first backwards, and runs at the end.
+    """
+
+    actions: int
+    warms: tuple[int, ...]
+    waits: tuple[int, ...]
+
+    @property
+    def begin(self) -> int:
+        """The index in its order from which each rank runs in turn."""
+        return max(warm + 2 * wait for warm, wait in zip(self.warms, self.waits, strict=True))
+
+    @property
+    def tail(self) -> int:
+        """So many of its last actions a rank does not run in turn, at most."""
+        return max((self.actions - 1) * warm + wait for warm, wait in zip(self.warms, self.waits, strict=True))
+
+    def reach(self, num_virtual_stages: int) -> int:
+        """The most by which an action's index in its rank's order exceeds the index, in its own order, of one that it
+        waits for on another rank."""
+        pp, both = len(self.warms), [*zip(self.warms, self.waits, strict=True)]
+        forward = [-(self.actions - 1) * warm - wait for warm, wait in both]  # where those of one microbatch are
+        backward = [warm - wait for warm, wait in both]
+        ahead = [own - before for before, own in pairwise(forward)]
+        behind = [own - after for own, after in pairwise(backward)]
+        around = [2 * pp - self.warms[0] + self.warms[-1]] if num_virtual_stages > 1 else []
+        return max([1, *ahead, *behind, *around])
+
+
+@lru_cache(maxsize=256)
+def _turns(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> _Turns | None:
+    """The turns of all ranks; None where they are not known to run in turn."""
+    if schedule.warm_up is None:
+        return None
+    sizes = (pp, num_microbatches, num_virtual_stages)
+    warms, most_waiting = warm_ups(schedule, *sizes), schedule.most_waiting
+    if not schedule.weights_apart:
+        return _Turns(2, warms, (0,) * pp)
+    if most_waiting is None or not is_built_in(schedule):
+        return None
+    return _Turns(3, warms, tuple(most_waiting(rank, *sizes) for rank in range(pp)))
+
+
 @lru_cache(maxsize=256)
 def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Rising numbers of microbatches, fewer than all, whose simulation may tell the time of all.
-
-    It is empty if the orders are not those of `alternate`, or have `I` and `W`.
-    """
-    if schedule.warm_up is None or schedule.weights_apart:
+    """Rising numbers of microbatches, fewer than all, whose simulation may tell the time of all; empty if ranks do not
+    run in turn."""
+    turns = _turns(schedule, pp, num_microbatches, num_virtual_stages)
+    if turns is None:
         return ()
     vpp, size = num_virtual_stages, pp if num_virtual_stages > 1 else 1
-    warms = warm_ups(schedule, pp, num_microbatches, vpp)
-    count = size * (-(-max(warms) // (size * vpp)) + 2)  # two rounds between warm-ups and last backwards
+    count = size * (-(-(turns.begin + turns.tail) // (turns.actions * size * vpp)) + 2)  # two rounds of turns
     found = []
     while 2 * count <= num_microbatches:
-        if warm_ups(schedule, pp, count, vpp) == warms:
+        if _turns(schedule, pp, count, vpp) == turns:
             found.append(count)
         count *= 2
     return tuple(found)
@@ -171,22 +216,22 @@ def _few(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages:
 def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
     """The step time of all microbatches from a simulation of `count` of them; None if that does not tell it.
 
-    Behind its warm-up and in front of its last backwards each rank runs a backward and a forward in turn, in rounds.
-    Start times in one round follow from those in the round before, by additions and maxima alone. So if no action
-    starts more than D later than the same action in the round before, none ever does, and n more rounds take n D at
-    most.
-    If all start exactly D later, they take exactly n D. They also do if the closed form says that it is no less.
+    Behind its warm-up and in front of its last backwards each rank runs actions in turn, in rounds. Start times in one
+    round follow from those in the round before, by additions and maxima alone. So if no action starts more than D later
+    than the same action in the round before, none ever does, and n more rounds take n D at most. If all start exactly D
+    later, they take exactly n D. They also do if the closed form says that it is no less.
     """
     m, pp, vpp = work.num_microbatches, work.pp, work.num_virtual_stages
     ordered, *numbers = _on_clock(schedule, work, count)
     total_s, starts = run(ordered, *numbers)
-    warms, size = warm_ups(schedule, pp, count, vpp), pp if vpp > 1 else 1
-    longest, end = max(warms), 2 * count * vpp - max(warms)  # all ranks run in turn from `longest` to `end`
+    turns, size = _turns(schedule, pp, count, vpp), pp if vpp > 1 else 1
+    assert turns is not None, "`_few` gives no such count"
+    end = turns.actions * count * vpp - turns.tail
     at_least = 0.0 if schedule.closed_form is None else _closed_form_s(schedule, work)
     for rounds in range(1, pp + 1):
-        length = 2 * size * vpp * rounds
-        begin = end - max(length, _reach(warms, vpp))
-        if begin - length < longest:
+        length = turns.actions * size * vpp * rounds
+        begin = end - max(length, turns.reach(vpp))
+        if begin - length < turns.begin:
             return None
         after = [place for own in ordered.places for place in own[begin:end]]
         before = [place for own in ordered.places for place in own[begin - length : end - length]]
@@ -207,17 +252,6 @@ def _least_and_most(starts: Any, after: Sequence[int], before: Sequence[int]) ->
         return later_s.min(0), later_s.max(0)
     plain_s = [starts[late] - starts[early] for late, early in zip(after, before, strict=True)]
     return min(plain_s), max(plain_s)
-
-
-def _reach(warms: Sequence[int], vpp: int) -> int:
-    """The most by which an action's index in its rank's order exceeds the index, in its own order, of one that it waits
-    for.
-
-    warms: warm-up forwards of each rank.
-    """
-    pp = len(warms)
-    around = [2 * pp - warms[0] + warms[-1]] if vpp > 1 else []
-    return max(1, *(before - after for before, after in pairwise(warms)), *around)
 
 
 def _reaches(at_least_s: Number, at_most_s: Number) -> bool:

@@ -134,7 +134,7 @@ def test_no_deadlock_and_no_action_before_its_input(size: Size, data: st.DataObj
 @st.composite
 def long_sizes(draw: st.DrawFn) -> Size:
     """With more microbatches than a step time is simulated of."""
-    pp, name = draw(st.integers(2, 6)), draw(st.sampled_from(["1f1b", "interleaved", "gpipe"]))
+    pp, name = draw(st.integers(2, 6)), draw(st.sampled_from(["1f1b", "interleaved", "gpipe", "zero_bubble"]))
     if name == "interleaved":
         return name, pp, pp * draw(st.integers(1, 14)), draw(st.integers(2, 3))
     return name, pp, draw(st.integers(1, 100)), 1
@@ -146,8 +146,9 @@ def test_a_step_takes_what_its_simulation_does(size: Size, spread: float, data: 
     stages = size[1] * size[3]
     shares = st.lists(st.floats(0, 1), min_size=stages, max_size=stages)
     forward_s, backward_s = ([base + spread * share for share in data.draw(shares)] for base in (1.0, 2.0))
-    expected = simulated_s(size, forward_s, backward_s, p2p_s)
-    assert step_time_s(*size, forward_s, backward_s, p2p_s) == pytest.approx(expected, rel=1e-11)
+    weight_s = [share * whole for share, whole in zip(data.draw(shares), backward_s, strict=True)]
+    expected = simulate(actions(*size), forward_s, backward_s, p2p_s, weight_s).total_s
+    assert step_time_s(*size, forward_s, backward_s, p2p_s, weight_s) == pytest.approx(expected, rel=1e-11)
 
 
 @given(st.integers(1, 6), st.integers(1, 60), st.floats(0.01, 3), st.data())
