@@ -100,6 +100,7 @@ _BUILT_IN = {
     "qwen3_5_text": QWEN_NEXT,
     "qwen3_5_moe_text": QWEN_NEXT,
     "minimax_m2": Family("minimax_m2"),
+    "arcee": Family("arcee"),
     "traced": Family("traced", is_published=False),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

@@ -49,8 +49,8 @@ class ModelSpec:
         positions) | nemotron (LayerNorm, a squared ReLU) | gpt_neox (LayerNorm, rotary positions on part of each head)
         | gemma2 | gemma3_text | glm4 (RMSNorm around attention and MLP, Gemma's scaled embeddings) | gpt_oss (a mixture
         with sinks) | llama4_text (chunks, blocks without positions, a shared expert) | dbrx (a mixture with LayerNorm)
-        | qwen3_next | qwen3_5_text | qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | traced (a
-        user's own module).
+        | qwen3_next | qwen3_5_text | qwen3_5_moe_text (gated delta rule) | granitemoehybrid (Mamba-2) | arcee
+        (RMSNorm, a squared ReLU) | traced (a user's own module).
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.

@@ -57,6 +57,7 @@ _BUILT_IN = {
     "qwen3_5_text": _Family(_SILU),
     "qwen3_5_moe_text": _Family(_SILU, (ROUTED, SHARED)),
     "minimax_m2": _Family(_SILU, (ROUTED,)),
+    "arcee": _Family(("relu2",)),
     TRACED: _Family((TRACED,)),
 }
 """Per model_type. silu stands in a gated MLP (three matrices), gelu and relu2, the square of a ReLU, in a plain one

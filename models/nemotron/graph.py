@@ -17,7 +17,7 @@ from autoshard.models.llama.graph import (
 )
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "embedding", "head"]
+__all__ = ["block", "embedding", "head", "squared_mlp"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -29,7 +29,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     b.module = "mlp_norm"
     h = _layer_norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
-    out = _squared_mlp(b, model, h, f"{prefix}.mlp")
+    out = squared_mlp(b, model, h, f"{prefix}.mlp")
     return residual(b, model, f"{prefix}.mlp_residual", x, (out, f"{prefix}.mlp.dropout"))
 
 
@@ -38,7 +38,7 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     return cross_entropy(b, model, vocabulary(b, model, HEAD, _layer_norm(b, model, FINAL_NORM, x)))
 
 
-def _squared_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+def squared_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
     """Append down(relu(up(h))^2), and return its output. h: [batch, seq, embed]."""
     bias = model.mlp_bias
     up = linear(b, f"{name}.up_proj", h, f"{HIDDEN}, ffn embed -> batch seq ffn", bias)
