@@ -65,6 +65,8 @@ def _model(plan: Plan) -> Iterator[str]:
         yield f"--use-rope-scaling --rope-scaling-factor {model.rope_scaling.factor:g}"
     if model.hidden_act == "silu":
         yield "--swiglu --normalization RMSNorm"
+    if model.hidden_act == "relu2":
+        yield "--squared-relu --normalization RMSNorm"
     yield f"--norm-epsilon {model.norm_eps:g}"
     match property_of(model, "bias"):
         case "none":
