@@ -11,6 +11,7 @@ from autoshard.interop.megatron import TP_PP_DP, llama3_scaling
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
+from autoshard.spec.model_types import RMS_NORM
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 LOW_PRECISION = {
@@ -63,8 +64,10 @@ def _model(plan: Plan) -> Iterator[str]:
             yield f"--rotary-percent {model.partial_rotary_factor:g}"
     if model.rope_scaling is not None and model.rope_scaling == llama3_scaling(model.rope_scaling.factor):
         yield f"--use-rope-scaling --rope-scaling-factor {model.rope_scaling.factor:g}"
-    if model.hidden_act == "silu":
-        yield "--swiglu --normalization RMSNorm"
+    activation = {"silu": ["--swiglu"], "relu2": ["--squared-relu"]}.get(model.hidden_act, [])
+    norm = ["--normalization RMSNorm"] if model.family.normalization == RMS_NORM else []
+    if activation or norm:
+        yield " ".join([*activation, *norm])
     yield f"--norm-epsilon {model.norm_eps:g}"
     match property_of(model, "bias"):
         case "none":

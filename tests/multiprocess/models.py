@@ -165,6 +165,7 @@ MODELS["nemotron"] = replace(
     LLAMA, model_type="nemotron", hidden_act="relu2", num_key_value_heads=2, head_dim=16, partial_rotary_factor=0.5
 )
 MODELS["nemotron, biases"] = replace(MODELS["nemotron"], attention_bias=True, mlp_bias=True, num_attention_heads=6)
+MODELS["arcee"] = replace(LLAMA, model_type="arcee", hidden_act="relu2", num_key_value_heads=2, mlp_bias=True)
 MODELS["exaone4"] = replace(
     LLAMA,
     model_type="exaone4",

@@ -427,6 +427,8 @@ CASES[2] |= {
     "nemotron zigzag ring, ZeRO-3": ("nemotron", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "nemotron, no sequence parallel": ("nemotron, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
     "nemotron pp, uneven, zero bubble": ("nemotron", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "arcee tp": ("arcee", strategy(tp=2, recompute="attention+mlp"), 2),
+    "arcee zigzag ring, ZeRO-3": ("arcee", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "exaone4 tp": ("exaone4", strategy(tp=2, recompute="attention+mlp"), 2),
     "exaone4 zigzag ring, ZeRO-3": ("exaone4", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "exaone4 pp, uneven, zero bubble": ("exaone4", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
@@ -438,6 +440,7 @@ CASES[4] |= {
     "glm4 moe lite, ep x tp": ("glm4 moe lite", strategy(tp=2, dp=2, ep=2), 2),
     "olmoe tp x pp": ("olmoe", strategy(tp=2, pp=2, sp=False), 3),
     "nemotron, padded and replicated heads": ("nemotron, biases", strategy(tp=4), 2),
+    "arcee, kv replicated": ("arcee", strategy(tp=4, sp=False), 2),
     "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
 }
 CASES[2] |= {
@@ -571,7 +574,7 @@ LATER_FAMILIES = (
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
     *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
-    *("glm4_moe_lite", "olmoe", "nemotron"),
+    *("glm4_moe_lite", "olmoe", "nemotron", "arcee"),
 )
 
 

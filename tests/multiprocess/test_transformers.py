@@ -336,6 +336,17 @@ OLMOE = {
 }
 CONFIGS["olmoe"] = OLMOE
 CONFIGS["olmoe, biases"] = {**OLMOE, "attention_bias": True, "norm_topk_prob": True, "num_key_value_heads": 8}
+CONFIGS["arcee"] = {**SMALL, "model_type": "arcee", "head_dim": 8, **NO_TOKENS}
+CONFIGS["arcee, biases, yarn"] = {
+    **SMALL,
+    "model_type": "arcee",
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": YARN,
+    **NO_TOKENS,
+}
 CONFIGS["nemotron"] = {**SMALL, "model_type": "nemotron", "head_dim": 16, **NO_TOKENS}
 CONFIGS["nemotron, biases"] = {
     **SMALL,

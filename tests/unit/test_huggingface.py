@@ -76,6 +76,8 @@ def parameters(model: ModelSpec) -> int:
     attention = 2 * hidden * queries + 2 * hidden * keys
     if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
+    if model.model_type == "arcee":  # two matrices, RMS norms, no biases
+        return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
         block = (attention + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
         return vocabulary + layers * block + 2 * hidden
@@ -208,6 +210,7 @@ def recurrence(model: ModelSpec) -> int:
         ("olmoe-1b-7b", 6_919_161_856),
         ("minitron-4b", 4_190_509_056),
         ("nemotron4-340b", 341_029_195_776),
+        ("afm-4.5b", 4_619_184_640),
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),
@@ -432,13 +435,13 @@ def test_other_rope() -> None:
         ),
         (
             {
-                "model_type": "arcee",
+                "model_type": "helium",
                 "hidden_act": "relu2",
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
                 "chunk_size_feed_forward": 0,
                 "id2label": {"0": "LABEL_0"},
             },
-            f"model_type='arcee' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+            f"model_type='helium' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
         ),
         (
             {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},

@@ -34,8 +34,9 @@ def test_the_files_own_number_of_blocks_stands(given: dict[str, str]) -> None:
     assert "4 blocks, as the file says, where llama2-7b has 32" in plan.notes
 
 
-NOT_IN_FLAGS = ("mistral-7b", "gpt-neox-20b", "phi3-mini-4k", "phi3-medium-4k")
-"""Megatron has neither a sliding window in one flag nor GPT-NeoX's parallel residual."""
+NOT_IN_FLAGS = ("mistral-7b", "gpt-neox-20b", "phi3-mini-4k", "phi3-medium-4k", "afm-4.5b")
+"""Megatron has neither a sliding window in one flag nor GPT-NeoX's parallel residual, nor any scaling of positions but
+Llama 3.1's."""
 WRITTEN = [name for name in builtin_models() if unwritten(load_model(name)) is None]
 
 
@@ -46,6 +47,16 @@ def test_megatrons_arguments_say_which_model_it_is(name: str) -> None:
     Path("train.sh").write_text(export(plan, "megatron").text)
     (found,) = models_with(read_written_layout("train.sh").model)
     assert replace(found, name=name) == load_model(name)  # Qwen2.5 7B has the sizes of Qwen2 7B
+
+
+def test_megatrons_arguments_say_the_activation_of_arcee() -> None:
+    plan = replace(plan_70b(), model=load_model("afm-4.5b"), operators={})
+    plan = replace(plan, strategy=replace(plan.strategy, tp=1, sequence_parallel=False))
+    exported = export(plan, "megatron")
+    assert "--squared-relu --normalization RMSNorm" in exported.text
+    assert any(sentence.startswith("rope_scaling yarn: ") for sentence in exported.left_out)
+    Path("train.sh").write_text(exported.text)
+    assert read_written_layout("train.sh").model.wanted["activation"] == "squared_relu"
 
 
 @pytest.mark.parametrize(

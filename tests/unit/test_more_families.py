@@ -190,6 +190,18 @@ def test_what_a_nemotron_config_leaves_out() -> None:
     assert property_of(model, "normalization") == "layernorm"
 
 
+def test_what_an_arcee_config_leaves_out() -> None:
+    model = read("arcee")
+    assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-5, 32)
+    assert (model.attention_bias, model.mlp_bias, model.rope_scaling) == (False, False, None)
+    assert from_config(to_config(model), "m") == model
+    other = read("arcee", attention_bias=True, mlp_bias=True, num_key_value_heads=8, tie_word_embeddings=True)
+    assert (other.output_projection_bias, other.mlp_bias, other.num_key_value_heads) == (True, True, 8)
+    assert from_config(to_config(other), "m") == other
+    assert property_of(model, "activation") == "squared_relu"
+    assert property_of(model, "normalization") == "rmsnorm"
+
+
 def test_what_an_exaone4_config_leaves_out() -> None:
     model = read("exaone4")
     assert (model.num_key_value_heads, model.sliding_window, model.norm_eps) == (32, 4096, 1e-5)
@@ -261,6 +273,7 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
             {"head_dim": 64},
             "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
         ),
+        ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),

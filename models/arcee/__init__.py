@@ -1,0 +1,1 @@
+"""Arcee: Llama with Nemotron's MLP of two matrices and a squared ReLU."""

@@ -1,0 +1,99 @@
+"""Numbers of parameters that publishers give, in words of their own and rounded by them, against what built-in configs
+make. A config with a wrong width, depth or number of experts loads well and plans well; these numbers are from others.
+
+`test_huggingface.py` has the exact counts of all configs.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from autoshard.models import load_model
+from autoshard.models.stage import parameter_count, parameters_by_dims
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.prediction import MultiTokenPrediction
+
+
+def embedding(model: ModelSpec) -> int:
+    """The table that looks tokens up."""
+    return model.vocab_size * model.hidden_size
+
+
+def tables(model: ModelSpec) -> int:
+    """That table and the head's, where they are two."""
+    return embedding(model) * (1 if model.tie_word_embeddings else 2)
+
+
+def without_tables(model: ModelSpec) -> int:
+    return parameter_count(model) - tables(model)
+
+
+def with_prediction(model: ModelSpec) -> int:
+    """All but the tables, with the module for multi-token prediction."""
+    return without_tables(replace(model, multi_token_prediction=MultiTokenPrediction()))
+
+
+def active(model: ModelSpec) -> int:
+    """What one token is multiplied by: no experts that it does not go to, no table that only looks up."""
+    router = model.num_sparse_layers * model.num_local_experts * model.hidden_size
+    of_experts = sum(count for dims, count in parameters_by_dims(model).items() if "expert" in dims) - router
+    idle = of_experts * (model.num_local_experts - model.num_experts_per_tok) // model.num_local_experts
+    return parameter_count(model) - idle - (tables(model) - embedding(model))
+
+
+PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
+    ("deepseek-v2-lite", parameter_count, "16e9", "README of deepseek-ai/DeepSeek-V2"),
+    ("deepseek-v2-lite", active, "2.4e9", "README of deepseek-ai/DeepSeek-V2"),
+    ("deepseek-v2", parameter_count, "236e9", "README of deepseek-ai/DeepSeek-V2"),
+    ("deepseek-v2", active, "21e9", "README of deepseek-ai/DeepSeek-V2"),
+    ("deepseek-v3", parameter_count, "671e9", "README of deepseek-ai/DeepSeek-V3"),
+    ("deepseek-v3", active, "37e9", "README of deepseek-ai/DeepSeek-V3"),
+    ("kimi-k2", parameter_count, "1e12", "README of MoonshotAI/Kimi-K2"),
+    ("kimi-k2", active, "32e9", "README of MoonshotAI/Kimi-K2"),
+    ("dbrx", parameter_count, "132e9", "README of databricks/dbrx"),
+    ("dbrx", active, "36e9", "README of databricks/dbrx"),
+    ("gpt-oss-20b", parameter_count, "21e9", "README of openai/gpt-oss"),
+    ("gpt-oss-20b", active, "3.6e9", "README of openai/gpt-oss"),
+    ("gpt-oss-120b", parameter_count, "117e9", "README of openai/gpt-oss"),
+    ("gpt-oss-120b", active, "5.1e9", "README of openai/gpt-oss"),
+    ("glm-4.5", with_prediction, "355e9", "README of zai-org/GLM-4.5"),
+    ("glm-4.5", active, "32e9", "README of zai-org/GLM-4.5"),
+    ("glm-4.5-air", parameter_count, "106e9", "README of zai-org/GLM-4.5"),
+    ("glm-4.5-air", active, "12e9", "README of zai-org/GLM-4.5"),
+    ("glm-4.7-flash", parameter_count, "30e9", "README of zai-org/GLM-4.5"),
+    ("glm-4.7-flash", active, "3e9", "README of zai-org/GLM-4.5"),
+    ("glm-4-32b-0414", parameter_count, "32.57e9", "llama.cpp's count, in ikawrakow/ik_llama.cpp#344"),
+    ("seed-oss-36b", parameter_count, "36e9", "README of ByteDance-Seed/seed-oss"),
+    ("dots.llm1", parameter_count, "142e9", "README of rednote-hilab/dots.llm1"),
+    ("dots.llm1", active, "14e9", "README of rednote-hilab/dots.llm1"),
+    ("exaone-4.0-32b", parameter_count, "32.0e9", "README of LG-AI-EXAONE/EXAONE-4.0"),
+    ("exaone-4.0-32b", without_tables, "30.95e9", "model card"),
+    ("exaone-4.0-1.2b", without_tables, "1.07e9", "model card"),
+    ("ernie-4.5-21b-a3b", parameter_count, "21e9", "its name"),
+    ("ernie-4.5-21b-a3b", active, "3e9", "its name"),
+    ("olmoe-1b-7b", parameter_count, "6.9e9", "model card, its first version"),
+    ("olmoe-1b-7b", active, "1.2e9", "model card, its first version"),
+    ("nemotron4-340b", without_tables, "331.6e9", "report, arXiv 2406.11704"),
+    ("nemotron4-340b", tables, "9.4e9", "report, arXiv 2406.11704"),
+    ("minimax-m2", parameter_count, "23e10", "README of MiniMax-AI/MiniMax-M2"),
+    ("minimax-m2", active, "10e9", "README of MiniMax-AI/MiniMax-M2"),
+    ("qwen3-next-80b-a3b", without_tables, "79e9", "model card"),
+    ("qwen3-next-80b-a3b", active, "3e9", "model card"),
+    ("qwen3.5-35b-a3b", parameter_count, "35e9", "model card"),
+    ("qwen3.5-35b-a3b", active, "3e9", "model card"),
+    ("granite-4.0-h-small", parameter_count, "32e9", "model card"),
+    ("granite-4.0-h-small", active, "9e9", "model card"),
+)
+"""Model, what is counted, the number with the digits that were published, who says so."""
+
+
+@pytest.mark.parametrize(("name", "count", "published", "source"), PUBLISHED)
+def test_a_built_in_model_is_as_large_as_its_publisher_says(
+    name: str, count: Callable[[ModelSpec], int], published: str, source: str
+) -> None:
+    """Within one unit of the last digit, since some publishers round and others cut."""
+    number = Decimal(published)
+    unit = Decimal(1).scaleb(int(number.as_tuple().exponent))
+    assert abs(count(load_model(name)) - number) <= unit, source
