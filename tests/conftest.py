@@ -1,9 +1,14 @@
-"""Marks tests/multiprocess, so that `-m "not multiprocess"` leaves out what starts several torch processes."""
+"""Marks tests/multiprocess, so that `-m "not multiprocess"` leaves out what starts several torch processes. Two workers
+of pytest share two cores: threads of their own would only wait for each other."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Read when numpy and torch are imported, which is later; processes that tests start have it too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A slow moment of a shared machine is not a failure.
 settings.register_profile("autoshard", deadline=None)

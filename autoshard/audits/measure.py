@@ -109,8 +109,12 @@ def recorded(plan: Plan, role: Role, num_microbatches: int | None = None) -> Ite
 
 @contextmanager
 def fake_world(rank: int, world_size: int) -> Iterator[None]:
-    """A process group that sends nothing; gone at the end."""
+    """A process group that sends nothing; gone at the end. What is made meanwhile is collected alone: looking through
+    all that was there before takes as long as a small audit."""
     hook = sys.excepthook  # torch puts the rank in front of tracebacks
+    frozen = gc.get_freeze_count()  # unfreezing would set free what others froze
+    if not frozen:
+        gc.freeze()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
@@ -118,6 +122,8 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
         sys.excepthook = hook
         gc.collect()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _session(plan: Plan, rank: int, on_action: Any, counter: GraphCounter | None = None) -> Session:

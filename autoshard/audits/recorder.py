@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.audits.attention import AttentionWork, Reach
 from autoshard.audits.memory_log import MemoryLog
@@ -19,6 +18,7 @@ from autoshard.audits.values import Flops, Transfer
 from autoshard.graph.count import Collective
 from autoshard.graph.recompute import block_of
 from autoshard.graph.recurrent_kinds import RECURRENCES
+from autoshard.runtime.torch_backend.onlooker import Onlooker
 
 TAG = "autoshard"
 """Key under which an autograd node knows the operator whose forward made it."""
@@ -72,7 +72,7 @@ class ActionLog:
     flops: Counter[Flops] = field(default_factory=Counter)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Onlooker):
     """Enter inside FakeTensorMode.
 
     attention: the work of each reach. axes_of_group: mesh axes along which the ranks of a named group differ.
@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
-            return func(*args)
+            return args[0].device  # what the fake kernel finds, which is asked more often than any other
         if func is _aten._local_scalar_dense.default:
             return 1.0  # the gradient norm and the loss, which fake tensors do not know
         if func is torch.ops._c10d_functional.wait_tensor.default:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.graph.count import Collective
 from autoshard.plans.plan import Plan
@@ -19,6 +18,7 @@ from autoshard.plans.step_collectives import step_collectives
 from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.torch_backend import devices
 from autoshard.runtime.torch_backend.compiled import Compiler
+from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.parameters import assemble
 from autoshard.runtime.torch_backend.session import Session
@@ -42,8 +42,9 @@ def connect(reporter: Reporter, device: torch.device = CPU) -> None:
     devices.connect(device, timedelta(seconds=TIMEOUT_S), reporter)
 
 
-class CollectiveCounter(TorchDispatchMode):
-    """Every collective operator that this process issues, by phase; recompute happens inside backward."""
+class CollectiveCounter(Onlooker):
+    """Every collective operator that this process issues, by phase; recompute happens inside backward. There are none
+    in what torch compiles."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -53,11 +54,6 @@ class CollectiveCounter(TorchDispatchMode):
         """What the rank said that it was about to do."""
         groups = session._groups
         self._axes = {} if groups is None else {group.name: axes for axes, group in groups._groups.items()}
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """torch compiles what runs under it all the same: there are no collectives in that."""
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -15,13 +15,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.allocations.snapshot import Frame, Held, snapshot, to_bytes
 from autoshard.audits.memory_log import MemoryLog
 from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend import stage_module
 from autoshard.runtime.torch_backend.flat_buffers import Bucket, ShardedBucket
+from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker import Reporter
@@ -92,7 +92,7 @@ def _dumped(plan: Plan, rank: int, fault: str, seed: int) -> Frame:
     return values
 
 
-class Watching(TorchDispatchMode):
+class Watching(Onlooker):
     """Remembers every storage of real tensors, and the lines of Python that asked for it."""
 
     def __init__(self) -> None:

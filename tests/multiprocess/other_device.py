@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from autoshard.audits.measure import fake_world
+from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.spec.cluster import load_cluster
 from benchmarks import on_gpu_parts as parts
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import BF16, CASES, plan_of
 
 
-class _Scalars(TorchDispatchMode):
+class _Scalars(Onlooker):
     """Numbers that the program reads from tensors without data: 1."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

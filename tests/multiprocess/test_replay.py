@@ -13,13 +13,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from autoshard.audits.recorder import Recorder
+from autoshard.runtime.torch_backend.onlooker import Onlooker
+from autoshard.runtime.torch_backend.profile import _Collectives as StepCollectives
 from autoshard.runtime.torch_backend.replay import replayed
+from tests.multiprocess.compared import CollectiveCounter
 
 Outputs = tuple[torch.Tensor, ...]
 SIZE = 5
 
 
-class Ran(TorchDispatchMode):
+class Ran(Onlooker):
     """Names of the operators that run in here."""
 
     def __init__(self) -> None:
@@ -29,6 +33,16 @@ class Ran(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Recorder, StepCollectives, CollectiveCounter, Ran])
+def test_torchs_compiler_has_no_part_in_what_sees_every_operator(mode: type[TorchDispatchMode]) -> None:
+    class Plain(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return func(*args, **(kwargs or {}))
+
+    assert hasattr(Plain.__torch_dispatch__, "__wrapped__")  # so that the compiler leaves it alone
+    assert not hasattr(mode.__torch_dispatch__, "__wrapped__")
 
 
 def weight() -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from autoshard.runtime.torch_backend.attention import SHORT_KEYS, _fused_attention
+from autoshard.runtime.torch_backend.onlooker import Onlooker
 
 QUERY, KEY = (2, 6, 128, 16), (2, 2, 128, 16)
 
@@ -58,7 +59,7 @@ def test_what_is_kept_for_backward_is_as_wide_as_it_came() -> None:
 def test_only_few_keys_are_converted(keys: int) -> None:
     seen: list[torch.dtype] = []
 
-    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    class Seen(Onlooker):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
                 seen.append(args[0].dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -78,6 +79,7 @@ def test_an_audit_leaves_no_group_behind() -> None:
     measure(plan("tp x dp"), roles(plan("tp x dp"))[0])
     assert not dist.is_initialized()
     assert sys.excepthook is hook
+    assert not gc.get_freeze_count()
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved"])

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.runtime.torch_backend.devices import synchronize
 from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
+from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.torch_backend.shm_collectives import NAMESPACE
 from autoshard.schedules import Action
@@ -37,7 +37,7 @@ class StepProfiler:
         self._watching = False
         self._purpose: tuple[str, str] | None = None
         self._attach(session)
-        with _Collectives(self):  # the first operator under any such mode makes torch import for seconds
+        with _Collectives(self):  # an older torch imports for seconds at the first operator under it
             torch.empty(0)
 
     @contextmanager
@@ -109,17 +109,12 @@ def _wrap(owner: Any, method: str, context: Callable[[], AbstractContextManager[
     setattr(owner, method, watched)
 
 
-class _Collectives(TorchDispatchMode):
-    """Every collective operator, and the wait for it, as a span."""
+class _Collectives(Onlooker):
+    """Every collective operator, and the wait for it, as a span; there are none in what torch compiles."""
 
     def __init__(self, profiler: StepProfiler) -> None:
         super().__init__()
         self._profiler = profiler
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """torch compiles what runs under it all the same: there are no collectives in that."""
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
