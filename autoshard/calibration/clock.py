@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,14 +31,22 @@ class Clock:
     def device(self) -> torch.device:
         return self.under_test.device
 
-    def typical_s(self, work: Callable[[], Any]) -> float:
+    def typical_s(self, work: Callable[..., Any], make: Callable[[], Any] | None = None) -> float:
         """Seconds of one call of `work`, including what it launches on the device: the fastest round's or the median,
-        as the device says."""
-        one_round_s = self.under_test.one_round_s
+        as the device says.
+
+        make: gives what a call of `work` takes; made anew for each call, outside of the clock.
+        """
+        one_round_s = self.under_test.one_round_s if make is None else partial(self._fresh_round_s, make)
         one_round_s(work, 1)  # loads and chooses kernels: its time says nothing of the next ones
         first_s = one_round_s(work, 1)
         repeats = max(1, min(MOST_REPEATS, int(2 * self.under_test.least_round_s / max(first_s, 1e-7))))
         return self.under_test.typical_s([one_round_s(work, repeats) for _ in range(self.rounds)]) / repeats
+
+    def _fresh_round_s(self, make: Callable[[], Any], work: Callable[[Any], Any], repeats: int) -> float:
+        made = [make() for _ in range(repeats)]
+        given = iter(made)
+        return self.under_test.one_round_s(lambda: work(next(given)), repeats)
 
     def once_s(self, work: Callable[[], Any]) -> float:
         """Seconds of one call that every rank of a group makes: wall time, because ranks wait for each other."""
