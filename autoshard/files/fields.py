@@ -5,7 +5,7 @@ Each raises AutoshardError with the field, its value, whose it is, and what woul
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from autoshard.errors import AutoshardError
 
@@ -89,3 +89,9 @@ def near(text: str, names: Iterable[str]) -> list[str]:
     begin = [name for key, name in lower.items() if text and key.startswith(text.lower())]
     like = difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)
     return begin[:3] or [lower[key] for key in like]
+
+
+def option_instead(name: object, options: Collection[str]) -> str:
+    """What may be written for a name that is no option, as the end of a sentence: those that are near, else all."""
+    close = near(str(name), options)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(options)}"
