@@ -52,8 +52,9 @@ def doubt_text(found: Doubt) -> str:
 
 
 def slower_text(ratio: float) -> str:
-    """A ratio of step times in words: 1.05 -> '5.0 % slower'."""
-    return f"{abs(ratio - 1) * 100:.1f} % {'slower' if ratio >= 1 else 'faster'}"
+    """A ratio of step times in words: 1.05 -> '5.0 % slower'; 'as fast' where they show no difference."""
+    share = f"{abs(ratio - 1) * 100:.1f}"
+    return "as fast" if share == "0.0" else f"{share} % {'slower' if ratio >= 1 else 'faster'}"
 
 
 def _estimate_text(estimate: Estimate) -> str:
@@ -137,7 +138,10 @@ def verdict(found: Comparison) -> str:
     first, second = (format_seconds(one.step_time_s) for one in (found.one, found.other))
     text = f"the second takes ~{second} a step, the first ~{first}: "
     if found.doubt is None:
-        return text + f"{format_number(ratio)} times as long, but the inputs differ"
+        times = format_number(ratio)
+        return text + f"{'' if times == '1' else f'{times} times '}as long, but the inputs differ"
+    if found.doubt.low == found.doubt.high:
+        return text + slower_text(ratio)
     return text + f"{slower_text(ratio)} ({doubt_text(found.doubt)})"
 
 

@@ -5,7 +5,7 @@ Each raises AutoshardError with the field, its value, whose it is, and what woul
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from autoshard.errors import AutoshardError
 
@@ -53,7 +53,7 @@ def check_not_negative(of: str, field: str, value: object) -> None:
     of, field: whose it is and its name, in the AutoshardError raised.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value < 0:
-        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number of at least 0")
+        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number of at least 0{_unquoted(value)}")
 
 
 def _unquoted(value: object) -> str:
@@ -89,3 +89,9 @@ def near(text: str, names: Iterable[str]) -> list[str]:
     begin = [name for key, name in lower.items() if text and key.startswith(text.lower())]
     like = difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)
     return begin[:3] or [lower[key] for key in like]
+
+
+def option_instead(name: object, options: Collection[str]) -> str:
+    """What may be written for a name that is no option, as the end of a sentence: those that are near, else all."""
+    close = near(str(name), options)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(options)}"

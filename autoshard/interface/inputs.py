@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import near, show
+from autoshard.files.fields import option_instead, show
 from autoshard.files.option_values import whole
 from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.request import TOP, PlanRequest
@@ -80,10 +80,7 @@ def request_of(model: Model, instance: Instance, options: Mapping[str, Any], top
 
     top: runners-up to keep. Raises AutoshardError for an option that is none, and for a value that it cannot take.
     """
-    try:
-        top = whole(0)(top)
-    except ValueError as error:
-        raise AutoshardError(f"top: {error}") from None
+    top = rows("top", top)
     given = checked(options)
     if isinstance(instance, Cluster):
         for name in OF_A_CLUSTER:
@@ -97,6 +94,14 @@ def request_of(model: Model, instance: Instance, options: Mapping[str, Any], top
     return replace(asked, cluster=instance) if isinstance(instance, Cluster) else asked
 
 
+def rows(name: str, value: object) -> int:
+    """The value of an argument that counts rows. Raises AutoshardError, naming it, for what is no number of them."""
+    try:
+        return whole(0)(value)
+    except ValueError as error:
+        raise AutoshardError(f"{name}: {error}") from None
+
+
 def check_plan(of: str, plan: object) -> None:
     """Raise AutoshardError for what is no plan. of: the name of the function that takes it."""
     if not isinstance(plan, Plan):
@@ -107,11 +112,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are not None, with checked values. Raises AutoshardError, naming the option."""
     for name in options:
         if name not in OPTIONS:
-            close = near(name, list(OPTIONS))
-            raise AutoshardError(
-                f"{show(name)} is not an option"
-                + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(OPTIONS)}")
-            )
+            raise AutoshardError(f"{show(name)} is not an option{option_instead(name, OPTIONS)}")
     return {name: _value(name, value) for name, value in options.items() if value is not None}
 
 

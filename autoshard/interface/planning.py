@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.cost.fit_probability import levels
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, show
-from autoshard.interface.inputs import Instance, Model, Options, request_of
+from autoshard.interface.inputs import Instance, Model, Options, request_of, rows
 from autoshard.interface.planned import Plan
 from autoshard.interface.reading import read_plan_with_notes
 from autoshard.interface.shown import WIDTH, Shown
@@ -88,16 +88,17 @@ class SearchResult(Shown):
 
     def fastest(self, count: int = SHOWN_ROWS) -> Mapping[str, np.ndarray[Any, Any]]:
         """The first rows of `table()` that fit as surely as the search was asked for, or as any does, by step time (or
-        its bound)."""
+        its bound). Raises AutoshardError where count is no number of rows."""
         import numpy as np
 
+        count = rows("count", count)
         columns = self.table()
         needed_bytes = columns["memory_bytes"]
         assert self.plan.search is not None
         wanted = (one.memory_bytes for one in levels(self.plan.cluster, self.plan.search.fit_probability))
-        rows = np.flatnonzero(needed_bytes <= next((one for one in wanted if one >= needed_bytes.min()), 0.0))
-        rows = rows[np.argsort(columns["step_time_s"][rows], kind="stable")[:count]]
-        return {name: column[rows] for name, column in columns.items()}
+        fit = np.flatnonzero(needed_bytes <= next((one for one in wanted if one >= needed_bytes.min()), 0.0))
+        first = fit[np.argsort(columns["step_time_s"][fit], kind="stable")[:count]]
+        return {name: column[first] for name, column in columns.items()}
 
     def page(self, width: int = WIDTH, color: bool = False) -> str:
         return self.plan.page(width, color)

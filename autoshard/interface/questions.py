@@ -317,7 +317,11 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
 
 def _is_words(text: str) -> bool:
     """Whether a text is words of a layout, 'tp=8 pp=4', and not a file."""
-    return re.fullmatch(r"\w+=[^/]*", text) is not None and not Path(text).exists()
+    try:
+        is_file = Path(text).exists()
+    except OSError:  # longer than the name of any file
+        is_file = False
+    return re.fullmatch(r"\w+=[^/]*", text) is not None and not is_file
 
 
 def _says_all(what: str, said: list[str]) -> None:

@@ -85,12 +85,15 @@ def neighbours(plan: Plan) -> str:
     """A sentence about nodes that must be neighbours, if the plan counts on links that join only some nodes;
     "" if not.
     """
-    link, each = plan.cluster.intra_domain, plan.cluster.nodes_per_domain
-    if link is None or plan.cluster.nodes == 1:
+    link, each, nodes = plan.cluster.intra_domain, plan.cluster.nodes_per_domain, plan.cluster.nodes
+    if link is None or nodes == 1:
         return ""
+    who, others = f"Nodes 0 to {each - 1}", f", the next {each} those of another, and so on"
+    if nodes <= each:
+        who, others = f"All {nodes} nodes", ""
     return (
-        f"Nodes 0 to {each - 1} of the job must share one {link.name}, the next {each} another, and so on: the plan "
-        "counts on it, and nothing here can choose nodes."
+        f"{who} of the job must share the links of one group, the {link.name}{others}: the plan counts on it, and "
+        "nothing here can choose nodes."
     )
 
 

@@ -32,6 +32,9 @@ CHOICES = {
     "sp": SEQUENCE_PARALLEL,
 }
 EXAMPLE = "such as 'tp=8 pp=16'"
+ONE_SET = "give one set for all stages, such as recompute=full, or leave it out"
+_BETWEEN = re.compile(r"[\s,]+(?![\s,]|[\w+]+\*\d)")
+"""Blanks or commas between words; not those of 'recompute=mlp*3,none*5', the sets of runs of stages."""
 
 
 def read_partial(text: str, searches_sets: bool = False) -> Pins:
@@ -46,13 +49,14 @@ def read_fields(text: str, searches_sets: bool = False) -> dict[str, int | str |
     """'tp=8 sp=off' -> fields of a strategy. Words as `explain` prints them; blanks or commas between. searches_sets:
     whether recompute=by-stage leaves the sets to a search, which tries those by stage too; else it says too little.
 
-    Raises AutoshardError for a word that is none, one that comes twice, a degree that is no whole number, and nothing.
+    Raises AutoshardError for a word that is none, one that comes twice, a degree that is no whole number, sets that
+    differ from stage to stage, whose cut no word says, and nothing.
     """
     if not isinstance(text, str):
         raise AutoshardError(f"the layout {show(text)} must be name=value with blanks between, {EXAMPLE}")
     fields: dict[str, int | str | bool] = {}
     seen = set[str]()
-    for word in re.split(r"[\s,]+", text.strip()):
+    for word in _BETWEEN.split(text.strip()):
         name, equals, value = word.partition("=")
         if not equals or not value:
             raise AutoshardError(f"the layout {text[:60]!r} must be name=value with blanks between, {EXAMPLE}")
@@ -68,10 +72,9 @@ def read_fields(text: str, searches_sets: bool = False) -> dict[str, int | str |
         if word == f"recompute={BY_STAGE}":
             if searches_sets:
                 continue
-            raise AutoshardError(
-                f"the layout has {word}, which does not say what each stage recomputes; give one set for all stages, "
-                "such as recompute=full, or leave it out"
-            )
+            raise AutoshardError(f"the layout has {word}, which does not say what each stage recomputes; {ONE_SET}")
+        if name == "recompute" and "*" in value:
+            raise AutoshardError(f"the layout has {word[:60]}, sets of single stages; {ONE_SET}")
         field = {**DEGREES, **CHOICES}[name]
         if name == "sp":
             fields[field] = SWITCH[value]

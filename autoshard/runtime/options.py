@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import LARGEST_SEED, near, show
+from autoshard.files.fields import LARGEST_SEED, option_instead, show
 from autoshard.files.option_values import number
 from autoshard.files.reached import reached
 from autoshard.files.urls import check_path
@@ -168,11 +168,7 @@ def options_from(values: Mapping[str, Any]) -> RunOptions:
     known = [field.name for field in fields(RunOptions)]
     for name in values:
         if name not in known:
-            close = near(name, known)
-            raise AutoshardError(
-                f"{show(name)} is not an option of run"
-                + (f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(known)}")
-            )
+            raise AutoshardError(f"{show(name)} is not an option of run{option_instead(name, known)}")
     hints = get_type_hints(RunOptions)
     kinds = {name: get_args(hints[name]) or (hints[name],) for name in values}
     return RunOptions(**{name: _typed(name, value, kinds[name]) for name, value in values.items()})

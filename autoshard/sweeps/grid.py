@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import show
+from autoshard.files.fields import option_instead, show
 from autoshard.files.yaml_file import read_yaml
 from autoshard.planner.options import OPTIONS
 from autoshard.runtime.options import PATHS, options_from
@@ -131,7 +131,7 @@ def _values(what: str, name: object, values: object) -> tuple[Any, ...]:
 def _value(what: str, name: object, value: object) -> Any:
     option = OPTIONS.get(name) if isinstance(name, str) else None
     if option is None:
-        raise AutoshardError(f"{what} has {show(name)}, which is not an option; options: {', '.join(OPTIONS)}")
+        raise AutoshardError(f"{what} has {show(name)}, which is not an option{option_instead(name, OPTIONS)}")
     try:
         return option.parse(value)
     except ValueError as error:

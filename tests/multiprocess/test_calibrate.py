@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.calibration.clock import Clock
+from autoshard.calibration.devices import HostDevice
+from autoshard.calibration.operators import SMALL, times
+from autoshard.calibration.values import OperatorTime
 from autoshard.cli import main
 from autoshard.spec.cluster import load_cluster
 
@@ -24,6 +28,15 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     plan = ["plan", "--model", "llama3-8b", "--hardware", str(file), "--seq-len", "128", "--global-batch", "1"]
     assert main([*plan, "--precision", "fp32", "--out", str(tmp_path / "plan.json")]) == 2
     assert "no layout fits llama3-8b on 1 x cpu" in capsys.readouterr().err
+
+
+def test_plain_attention_is_timed() -> None:
+    """Its backward writes over what its forward kept, so that each one needs a forward of its own."""
+    shape = next(one for one in SMALL if one.kernel == "plain" and one.base == "gpt3-175b")
+    found = list(times(shape, "float32", Clock(HostDevice(), rounds=1)))
+    core = next(one for one in found if isinstance(one, OperatorTime) and "core_attention" in one.name)
+    assert core.backward_s is not None and core.forward_s > 0 and core.backward_s > 0
+    assert [one.name for one in found[-2:]] == [f"forward of {shape.name}", f"backward of {shape.name}"]
 
 
 @pytest.mark.parametrize("device", ["neuron", "cuda"])

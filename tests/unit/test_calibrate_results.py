@@ -150,6 +150,17 @@ def test_two_columns_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == f"autoshard: error: {file} has the column sp twice; keep one\n"
 
 
+@pytest.mark.parametrize(("between", "named"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_spreadsheet_without_commas(
+    between: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text("".join(f"{between.join(cells)}\n" for cells in (ROW, ROW.values())), encoding="utf-8")
+    assert main(["calibrate", "--results", str(file), "-o", str(tmp_path / "my.json")]) == 2
+    error = capsys.readouterr().err
+    assert error == f"autoshard: error: {file} has {named} between its columns; save it with commas\n"
+
+
 def test_an_instance_and_the_file_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, mine = write(tmp_path / "runs.csv", [ROW]), str(FOLDER / f"{TRN1}.json")
     asked = ["calibrate", "--results", runs, "--hardware", mine, "--instance", "trn2.48xlarge"]
@@ -362,9 +373,22 @@ WRONG: tuple[tuple[list[dict[str, str]], list[str], str], ...] = (
         "{csv} lacks the column instance, of results on an instance type, or gpu, of results on GPUs",
     ),
     (
-        [{**ROW, "step_time_s": "fast"}, ROW | {"step_time_s": ""}],
+        [{**ROW, "step_time_s": ""}, ROW | {"step_time_s": "fast"}],
         [],
         "{csv}: none of its 2 rows can be used; the first, line 2: neither step_time_s nor seq_per_s was measured",
+    ),
+    (
+        [{**ROW, "step_time_s": "10,725"}],
+        [],
+        "{csv}: none of its 1 rows can be used; the first, line 2: step_time_s='10,725' is no number above 0",
+    ),
+    (
+        [{**ROW, "step_time_s": "-1", "seq_per_s": "n/a"}],
+        [],
+        (
+            "{csv}: none of its 1 rows can be used; the first, line 2: step_time_s='-1' is no number above 0 and "
+            "seq_per_s='n/a' is no number above 0"
+        ),
     ),
     (
         [{**ROW, "recompute": "some"}],

@@ -327,6 +327,10 @@ def test_values_show_themselves_in_a_notebook() -> None:
             "which='x' of with_link must be one of: inter_node",
         ),
         (
+            lambda: autoshard.cluster("trn1.32xlarge").with_link(latency=-1.0),
+            "latency_s=-1.0 of link network adapter must be a finite number of at least 0",
+        ),
+        (
             lambda: autoshard.cluster("trn1.32xlarge").with_link("intra_domain", bandwidth=1.0),
             "with_link('intra_domain'): trn1.32xlarge has no links between nodes but the network",
         ),

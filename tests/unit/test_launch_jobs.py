@@ -87,9 +87,12 @@ def test_the_script_of_the_70b_plan() -> None:
 
 def test_nodes_of_an_ultraserver_are_neighbours() -> None:
     plan = changed(plan_70b(), "trn2u.48xlarge", 8, 2, tp=16, pp=8, dp=4)
-    text = "# Nodes 0 to 3 of the job must share one Z ring of the UltraServer, the next 4 another, and so on: the plan"
+    text = "Nodes 0 to 3 of the job must share the links of one group, the Z ring of the UltraServer, the next 4 those"
     for job in (sbatch_script(plan, OPTIONS), pytorch_job(plan, replace(OPTIONS, image="i"))):
-        assert text in job
+        assert text in " ".join(job.replace("\n#", "").split())
+    two = sbatch_script(changed(plan_70b(), "trn2u.48xlarge", 2, 2, tp=16, pp=8, dp=1), OPTIONS)
+    text = "All 2 nodes of the job must share the links of one group, the Z ring of the UltraServer: the plan counts"
+    assert text in " ".join(two.replace("\n#", "").split())
     assert "must share" not in sbatch_script(trn2_plan(), OPTIONS)
 
 

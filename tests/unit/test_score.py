@@ -199,7 +199,17 @@ def test_a_layout_is_faster_than_the_best_because_it_fits_less_surely() -> None:
         ),
         (
             "tp=8 recompute=full*1,none*7",
-            "the layout 'tp=8 recompute=full*1,none*7' must be name=value with blanks between, such as 'tp=8 pp=16'",
+            (
+                "the layout has recompute=full*1,none*7, sets of single stages; give one set for all stages, such as "
+                "recompute=full, or leave it out"
+            ),
+        ),
+        (
+            f"tp=8 recompute={','.join(['full*1,none*1'] * 40)} mbs=1",  # longer than the name of a file
+            (
+                "the layout has recompute=full*1,none*1,full*1,none*1,full*1,none*1,full*1,n, sets of single stages; "
+                "give one set for all stages, such as recompute=full, or leave it out"
+            ),
         ),
         ("no=such/file.yaml", "layout no=such/file.yaml does not exist"),
     ],

@@ -152,6 +152,10 @@ def test_the_fastest_fit_as_surely_as_the_plan() -> None:
     chances = [fits_probability(needed, sure[1], sure[0]) for needed in fastest["memory_bytes"].tolist()]
     assert min(chances) >= 0.9 > fits_probability(columns["memory_bytes"][columns["fits"]].max(), sure[1], sure[0])
     assert fastest["step_time_s"][0] == pytest.approx(result.plan.step_time_s, rel=1e-5)
+    assert len(result.fastest(3)["tp"]) == 3 and len(result.fastest(0)["tp"]) == 0
+    for count in (-1, 1.5, "three", None):
+        with pytest.raises(AutoshardError, match=r"^count: .* must be a whole number of at least 0$"):
+            result.fastest(count)  # type: ignore[arg-type]
 
 
 def test_what_does_not_go_with_another_search_is_refused() -> None:

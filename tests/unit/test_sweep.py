@@ -281,7 +281,10 @@ def test_wrong_files(content: str, message: str, tmp_path: Path) -> None:
 def test_an_unknown_option(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("model: x\ngrid: {nodse: [8]}")
-    with pytest.raises(AutoshardError, match=r"has 'nodse', which is not an option; options: model, instance, nodes,"):
+    with pytest.raises(AutoshardError, match=r"has 'nodse', which is not an option; did you mean nodes or "):
+        read_sweep(path)
+    path.write_text("xyzzy: x\ngrid: {nodes: [8]}")
+    with pytest.raises(AutoshardError, match=r"has 'xyzzy', which is not an option; options: model, instance, nodes,"):
         read_sweep(path)
 
 

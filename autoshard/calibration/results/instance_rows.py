@@ -122,7 +122,9 @@ def _time_s(row: Row) -> float:
         )
     time_s = found_s if said_s is None else said_s
     if time_s is None:
-        raise Unscored("neither step_time_s nor seq_per_s was measured")
+        cells = {name: row.get(name) for name in ("step_time_s", "seq_per_s")}
+        unread = [f"{name}={cell!r} is no number above 0" for name, cell in cells.items() if cell]
+        raise Unscored(" and ".join(unread) or "neither step_time_s nor seq_per_s was measured")
     return time_s
 
 

@@ -15,6 +15,8 @@ from autoshard.spec.model_types import MOST_REPEATED
 
 Row = Mapping[str, str]
 MAX_FILE_BYTES = 50_000_000
+OTHERWISE = {";": "semicolons", "\t": "tabs"}
+"""What spreadsheets may write between columns."""
 MOST = 1_000_000_000
 """Of anything that a row counts."""
 
@@ -31,12 +33,15 @@ def read_rows(path: Path) -> list[Row]:
 def read_lines(path: Path) -> dict[int, Row]:
     """All rows as column name -> text, by the line of the file that each ends on.
 
-    Raises AutoshardError for a file that is missing, unreadable, too large, not text, or has two columns of one name.
+    Raises AutoshardError for a file that is missing, unreadable, too large, not text, has two columns of one name, or
+    has other things than commas between its columns.
     """
     text = read_text(path, printable(path), MAX_FILE_BYTES, "CSV")
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
         names = Counter(name for name in reader.fieldnames or () if name)
+        if between := [word for sign, word in OTHERWISE.items() if len(names) == 1 and sign in min(names)]:
+            raise AutoshardError(f"{path} has {between[0]} between its columns; save it with commas")
         if twice := [name for name, columns in names.items() if columns > 1]:
             raise AutoshardError(f"{path} has the column {twice[0]} twice; keep one")
         return dict(_numbered(reader))
