@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.graph.ir import Graph, Operator
+from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.operator_kind import OperatorKind, Sizes, num_elements
 
 DELTA_CHUNK = 64
@@ -56,6 +56,17 @@ class GatedDeltaRule(OperatorKind):
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0, 1, 2, 3, 4)
+
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of the FP32 numbers that the torch runtime holds at once, as it computes forward again and goes back.
+
+        Fitted, within 3 %, to what its backward holds on fake tensors with 1, 2 and 4 value heads a key head, and heads
+        of 64 to 256.
+        """
+        keys, values = sizes["linear_keydim"], sizes["linear_valuedim"]
+        of_token = 11.5 * keys + 7.5 * values + 2.5 * DELTA_CHUNK + keys * values / (3 * DELTA_CHUNK)  # a value head's
+        numbers = of_token * num_elements(graph, op.inputs[3], sizes)
+        return FLOAT32_BYTES * (numbers + 6.5 * num_elements(graph, op.inputs[0], sizes))
 
 
 class StateSpaceScan(OperatorKind):

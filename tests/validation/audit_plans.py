@@ -86,6 +86,7 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"dp": 64, "cp": 4, "ep": 4, "zero": 3, "recompute": "full", "context_parallel": "zigzag_ring"},
     ),
     "linear attention": ("qwen3-next-80b-a3b", 4, {"tp": 2, "dp": 8, "ep": 8, "recompute": "mlp"}),
+    "linear attention, its own backward": ("qwen3-next-80b-a3b", 2, {"pp": 4, "dp": 8, "ep": 8, "recompute": "full"}),
     "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2}),
     "prediction module": ("predicting", 3, {"dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
     "prediction module, last stage": ("predicting", 3, {"pp": 2, "dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
