@@ -92,6 +92,6 @@ def near(text: str, names: Iterable[str]) -> list[str]:
 
 
 def option_instead(name: object, options: Collection[str]) -> str:
-    """What may be written for a name that is no option, as the end of a sentence: those that are near, else all."""
+    """The end of a sentence on a name that is no option: the options that are near, else all."""
     close = near(str(name), options)
     return f"; did you mean {' or '.join(close)}?" if close else f"; options: {', '.join(options)}"

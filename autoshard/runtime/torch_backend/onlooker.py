@@ -1,4 +1,4 @@
-"""What looks at every operator that torch runs, without torch's compiler."""
+"""Onlookers see every operator that torch runs, without torch's compiler."""
 
 from __future__ import annotations
 
