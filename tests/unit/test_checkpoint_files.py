@@ -193,7 +193,11 @@ def test_a_broken_manifest_is_one_error(tmp_path: Path, text: str, message: str)
             2**70,
             "seed=1180591620717411303424 of its content must be a whole number from 0 to 9,223,372,036,854,775,807",
         ),
-        ("learning_rate", "x", "learning_rate='x' of its content must be a finite number of at least 0, without quotes"),
+        (
+            "learning_rate",
+            "x",
+            "learning_rate='x' of its content must be a finite number of at least 0, without quotes",
+        ),
         ("learning_rate", -1e-3, "learning_rate=-0.001 of its content must be a finite number of at least 0"),
         ("versions", {"torch": 2}, "its content.versions.torch is 2; it must be a text"),
         (
