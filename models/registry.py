@@ -76,7 +76,7 @@ def _config_files() -> dict[str, Path]:
 
 
 def _plugin_config_files() -> dict[str, Path]:
-    """As `_config_files`, of the families of plug-ins. Raises AutoshardError where one does not load."""
+    """The config files of the families of plug-ins, by name. Raises AutoshardError where a plug-in does not load."""
     families = [FAMILIES[name] for name in installed("models") if name not in tuple(FAMILIES)]
     return {file.stem: file for family in families for file in config_files(family)}
 

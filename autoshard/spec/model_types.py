@@ -148,7 +148,7 @@ _BUILT_IN = {
     "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD),
     "qwen3_5_moe_text": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
     "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
-    "arcee": Family("arcee", activations=("relu2",), has_gate=False),
+    "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of Nemotron."""
+"""The names and the form of our parameters in Hugging Face checkpoints of Nemotron and Arcee."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Paths:
         fewest, most = max(fewest_1, layers - most_2), min(most_1, layers - fewest_2)
         middles = middles[(middles >= fewest) & (middles <= most)]
         codes, ahead = middles * width**2 + middles, Ahead(*np.zeros((2, len(middles))))
-        least, is_reached = np.full((2, width**3), inf), np.zeros(width**3, dtype=bool)  # of no rank in between
+        least, is_reached = np.full((2, width**3), inf), np.zeros(width**3, dtype=bool)  # emptied behind each rank
         for rank in range(two.pp):
             entries = self._entries(rank, codes, ahead, behind[rank + 1], left)
             found.append(entries)
