@@ -75,6 +75,13 @@ class InOrder:
     num_values: int
 
     @cached_property
+    def places_of_ranks(self) -> Any:
+        """`places` as an array (rank, action), of ranks with as many actions each."""
+        import numpy as np
+
+        return np.array(self.places)
+
+    @cached_property
     def waits_for(self) -> tuple[tuple[int, int], ...]:
         """By step, the indices of the one before it on its rank and of the one that makes what it waits for; -1 where
         there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
@@ -221,9 +221,12 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
     than the same action in the round before, none ever does, and n more rounds take n D at most. If all start exactly D
     later, they take exactly n D. They also do if the closed form says that it is no less.
     """
+    import numpy as np
+
     m, pp, vpp = work.num_microbatches, work.pp, work.num_virtual_stages
     ordered, *numbers = _on_clock(schedule, work, count)
     total_s, starts = run(ordered, *numbers)
+    starts, own = np.asarray(starts), ordered.places_of_ranks
     turns, size = _turns(schedule, pp, count, vpp), pp if vpp > 1 else 1
     assert turns is not None, "`_few` gives no such count"
     end = turns.actions * count * vpp - turns.tail
@@ -233,25 +236,15 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
         begin = end - max(length, turns.reach(vpp))
         if begin - length < turns.begin:
             return None
-        after = [place for own in ordered.places for place in own[begin:end]]
-        before = [place for own in ordered.places for place in own[begin - length : end - length]]
+        later_s = starts[own[:, begin:end]] - starts[own[:, begin - length : end - length]]
+        least_s, most_s = (one if one.shape else float(one) for one in (later_s.min((0, 1)), later_s.max((0, 1))))
         left, rest = divmod(m - count, size * rounds)
-        least_s, most_s = _least_and_most(starts, after, before)
         repeats = _reaches(least_s, most_s)
         if rest and repeats:
             return run(*_on_clock(schedule, work, count + rest))[0] + left * most_s
         if not rest and (repeats or _reaches(at_least, total_s + left * most_s)):
             return total_s + left * most_s
     return None
-
-
-def _least_and_most(starts: Any, after: Sequence[int], before: Sequence[int]) -> tuple[Number, Number]:
-    """The least and the most of the seconds from the starts of some actions to those of others, by row."""
-    if is_rows(starts):
-        later_s = starts[after] - starts[before]
-        return later_s.min(0), later_s.max(0)
-    plain_s = [starts[late] - starts[early] for late, early in zip(after, before, strict=True)]
-    return min(plain_s), max(plain_s)
 
 
 def _reaches(at_least_s: Number, at_most_s: Number) -> bool:
