@@ -4,7 +4,7 @@ The first microbatches, as many as there are ranks, go through all first chunks 
 after another, at the pace of the longest of these stages; the last ones come back in the same way. How long that takes
 is known in a part: where the longest stage is short, few cuts hold all blocks, and where it is long, the way takes
 long. Parts are halved while some cut of theirs may take less than the best one that is known, and less than what is
-left open anyway: of other parts some good cuts are tried.
+left open anyway: of other parts, but for the first few, some good cuts are tried.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ CLOSE = 0.005
 """Stages are as long as each other where that changes the way by less than this share of a step."""
 MOST_PARTS = 150
 """So many parts are looked at, each for some hundredths of a second."""
+FIRST_PARTS = 16
+"""So many parts are halved though they are idle: good cuts are found in their halves (1.6 % of a step in one of the 200
+problems of benchmarks.planner_problems), in no time to speak of."""
 
 
 class Part(NamedTuple):
@@ -81,8 +84,8 @@ class SplitCuts:
         """Seconds of the pipeline that no cut takes less than, as far as they are below a limit. tried: tries cuts, and
         returns the limit then.
 
-        A part is idle where another one is left that may take less: what is known of the whole becomes no more by what
-        is known of it."""
+        A part behind the first ones is idle where another one is left that may take less: what is known of the whole
+        becomes no more by what is known of it."""
         whole = Part(0, len(self._different_s), 0, self._two.layers + 1)
         queue, parts = [(0.0, whole)] if len(self._different_s) else [], 0
         while queue:  # short stages come first: good cuts are even
@@ -101,7 +104,7 @@ class SplitCuts:
                 bound_s = max(bound_s, paths.values(limit_s)[0])
                 if bound_s >= limit_s:
                     continue
-                is_idle = bound_s >= min((least_s for least_s, _ in self._left), default=inf)
+                is_idle = parts > FIRST_PARTS and bound_s >= min((least_s for least_s, _ in self._left), default=inf)
                 halves = part.by_longest() if self._is_wide(part, limit_s) and not is_idle else [part]
                 if len(halves) == 1:
                     limit_s = tried(paths.cuts())
