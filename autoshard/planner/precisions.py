@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
-from autoshard.planner.planning import Answer, answer, precision_names
+from autoshard.planner.answer import Answer, answer
+from autoshard.planner.inputs import precision_names
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.spec.training import load_precision

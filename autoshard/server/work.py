@@ -15,8 +15,9 @@ from autoshard.explanation.page import more
 from autoshard.explanation.why import why
 from autoshard.files.json_file import parse_json
 from autoshard.models.huggingface import from_config
+from autoshard.planner.answer import answer
 from autoshard.planner.options import request_from
-from autoshard.planner.planning import answer, plan_for, plan_of
+from autoshard.planner.planning import plan_for, plan_of
 from autoshard.planner.watching import BestSoFar, shown_to
 from autoshard.plans.layout_syntax import read_partial
 from autoshard.plans.names import short_name
