@@ -20,9 +20,6 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import OPERATORS, RING, SentColumns, UnitColumns
 from autoshard.spec.cluster import Device
 
-Law = LawOf
-"""(kind, axes) -> seconds over bytes of a collective."""
-
 
 class Asked(NamedTuple):
     """The programs of one local shape, for microbatches of several sizes. sequences: (size,)."""
