@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +109,7 @@ def circle(arrows: Mapping[str, set[str]], without: set[tuple[str, str]]) -> lis
     return []
 
 
+@lru_cache(maxsize=1)
 def arrows_of_files() -> dict[str, set[str]]:
     known = files()
     found = {name: imported_files(path.read_text(encoding="utf-8"), known) - {name} for name, path in known.items()}
