@@ -152,9 +152,9 @@ def test_a_rank_of_two_digits_stays_on_its_line(browser: Any, report: str, width
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_comparison_passes_axe_and_no_text_overlaps(browser: Any, tmp_path: Path, scheme: str) -> None:
-    plans = [autoshard.plan("llama3-8b", nodes=1, tp=tp) for tp in (8, 32)]
+    one, other = (autoshard.plan("llama3-8b", nodes=1, tp=tp) for tp in (8, 32))
     file = tmp_path / "compare.html"
-    file.write_text(comparison_report(*plans), encoding="utf-8")
+    file.write_text(comparison_report(one, other), encoding="utf-8")
     for width in WIDTHS:
         page = opened(browser, file.as_uri(), width, scheme)
         for name in ("timeline_0", "timeline_1"):
