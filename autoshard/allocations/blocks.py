@@ -37,7 +37,7 @@ class Block:
 
     @property
     def label(self) -> str:
-        """Its contents in words."""
+        """The contents of the block in words."""
         if self.kind == RECEIVED and not self.tensor:
             return "activation or gradient from another stage"
         return self.tensor or (f"scratch of {self.operator}" if self.operator else "buffers between operators")

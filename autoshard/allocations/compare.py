@@ -66,7 +66,10 @@ class Diagnosis:
 
 
 def diagnose(memory: RankMemory, dump: Dump, capacity_bytes: float) -> Diagnosis:
-    """memory: of the same rank as planned. capacity_bytes: of the device, where the dump does not tell it."""
+    """A dump of a real run at its fullest, held against the plan: what is there of it, and what was never planned.
+
+    memory: of the same rank as planned. capacity_bytes: of the device, where the dump does not tell it.
+    """
     start = _first_step(memory, dump)
     levels = held_levels(dump.blocks, dump.events)
     event = max(range(start, dump.events + 1), key=levels.__getitem__) if dump.failed is None else dump.failed

@@ -105,7 +105,10 @@ def _name(one: Block) -> str:
 
 
 def diagnosis_page(found: Diagnosis, fitting: Sequence[Change], smaller: int, width: int, color: bool) -> str:
-    """fitting: changes of the plan with which the run would have fitted; smaller: how many save memory, but less."""
+    """The page of a diagnosis, in colour where `color` says so. width: columns of the terminal.
+
+    fitting: changes of the plan with which the run would have fitted; smaller: how many save memory, but less.
+    """
     width = max(NARROWEST, min(width, WIDEST))
     short = f", {format_bytes(found.short_bytes)} too much" if found.short_bytes else ""
     lines = heading(

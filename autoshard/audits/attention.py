@@ -20,17 +20,23 @@ _BACKWARD = _FORWARD + "_backward"
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """mean_keys: that a query of this rank sees, where a mask says so. tile_share: of the scores that a ring computes
+    """How much of an attention call's products counts as work: its shapes alone do not say.
+
+    mean_keys: keys that a query of this rank sees, where a mask says so. tile_share: of the scores that a ring computes
     in whole tiles, those that the mask lets through; 1 without a ring. value_share: width of a value over that of a
-    query; values are padded to it while CPU's kernel runs."""
+    query; values are padded to it while CPU's kernel runs.
+    """
 
     mean_keys: float
     tile_share: float = 1.0
     value_share: float = 1.0
 
     def flops(self, func: Any, args: Any, kwargs: Any) -> float:
-        """0 for what is not attention. Backward: 5 matrix products against 2 forward (Dao et al. 2022), 3 of which are
-        over the width of keys, 2 over that of values."""
+        """FLOPs of a call of torch; 0 for what is not attention.
+
+        Backward has 5 matrix products against 2 forward (Dao et al. 2022), 3 of which are over the width of keys, 2
+        over that of values.
+        """
         name = func._schema.name
         if name not in (_FORWARD, _BACKWARD):
             return 0.0

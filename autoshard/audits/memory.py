@@ -44,8 +44,12 @@ def peak(recorder: Recorder, state: dict[str, set[int]], ready: int, more: int =
 
 
 def _kind(one: Allocation, ready: int, start: int) -> str:
-    """start: the last event before the action at the peak. What outlives the actions between is kept for a backward,
-    unless it is a gradient or an activation that came from another rank and waits to be read."""
+    """Which of MEMORY_KINDS an allocation of no flat buffer is.
+
+    ready: the event at which the session was built. start: the last event before the action at the peak. What outlives
+    the actions between is kept for a backward, unless it is a gradient or an activation that came from another rank and
+    waits to be read.
+    """
     if one.birth > ready and one.action < 0:
         return "working" if one.received else "token ids and labels"
     if one.birth <= ready or one.death is None:

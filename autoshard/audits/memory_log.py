@@ -11,9 +11,13 @@ import torch
 
 @dataclass
 class Allocation:
-    """birth, death: places in the log's order of events; death None while it lives. action: index of the action.
-    received: a buffer that another rank wrote; read_at: event at which an operator first read it. phase: of the work
-    that made it. place: its operator with the number of its block. tensor: the name of what it holds. '' is unknown."""
+    """A storage that the runtime took in a logged step, and what is known of it.
+
+    size: bytes. birth, death: places in the log's order of events; death None while it lives. action: index of the
+    action. received: a buffer that another rank wrote; read_at: event at which an operator first read it. phase: of the
+    work that made it. place: its operator with the number of its block. tensor: the name of what it holds. '' is
+    unknown.
+    """
 
     size: int
     birth: int
@@ -63,7 +67,7 @@ class MemoryLog:
         return None if known is None else known[0]
 
     def read(self, tensor: torch.Tensor) -> None:
-        """An operator reads it."""
+        """Note that an operator reads a tensor, where it is the first one that does."""
         known = self.known(tensor)
         if known is not None and known.read_at is None:
             known.read_at = self.events

@@ -17,7 +17,10 @@ that the action at the peak has. tables: rotary positions and masks, kept for th
 
 
 class Flops(NamedTuple):
-    """phase: 'forward', 'recompute' or 'backward'. kind: of the operator. operator: template of its name."""
+    """The work that a number of FLOPs is counted for.
+
+    phase: 'forward', 'recompute' or 'backward'. kind: of the operator. operator: template of its name.
+    """
 
     phase: str
     kind: str
@@ -25,7 +28,7 @@ class Flops(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Between neighbouring stages. direction: 'send' or 'receive'."""
+    """A tensor that goes from a stage to its neighbour. direction: 'send' or 'receive'."""
 
     direction: str
     bytes: int

@@ -20,7 +20,7 @@ NO_COMPILE = "compile: Neuron compiles by itself: leave --compile out, or use ba
 
 
 def no_warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
-    """Nothing."""
+    """No warnings: of a backend that runs every legal layout as it is."""
     return ()
 
 

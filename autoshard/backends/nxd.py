@@ -78,15 +78,15 @@ def dp_of_pipelines_has_run(problem: Problem, draft: Draft) -> str | None:
 
 
 def tied_embeddings_stay_together(problem: Problem, draft: Draft) -> str | None:
-    """[SDK archive/nxd-training/known_issues.rst]"""
+    """NxD ties no embedding to the head over pipeline ranks [SDK archive/nxd-training/known_issues.rst]."""
     if problem.model.tie_word_embeddings and draft.pp > 1:
         return f"pp={draft.pp} with tied embeddings is not supported by NxD; {problem.model.name} needs pp=1"
     return None
 
 
 def experts_on_every_rank(problem: Problem, draft: Draft) -> str | None:
-    """[NxD trainer/optimizer.py: a rank that has no gradients of experts does not sum its others over expert-parallel
-    ranks; optimizer/zero_redundancy_optimizer.py fails there]
+    """With expert parallelism every pipeline rank needs experts: one that has no gradients of any does not sum its
+    others over expert-parallel ranks [NxD trainer/optimizer.py; optimizer/zero_redundancy_optimizer.py fails there].
 
     Where no stage_layers are written, a search may still cut a stage that has none.
     """

@@ -88,7 +88,10 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """reason: what layouts that break it are counted under. check: what is wrong with this one, or None."""
+    """A rule that legal layouts keep.
+
+    reason: what layouts that break it are counted under. check: what is wrong with this one, or None.
+    """
 
     reason: str
     check: Callable[[Problem, Draft], str | None]
@@ -101,6 +104,6 @@ def fitting(degrees: Iterable[int], works: Callable[[int], bool]) -> str:
 
 @lru_cache(maxsize=4096)
 def divisors(count: int) -> tuple[int, ...]:
-    """Rising."""
+    """All divisors of a count, rising."""
     small = [degree for degree in range(1, isqrt(count) + 1) if count % degree == 0]
     return tuple(dict.fromkeys((*small, *(count // degree for degree in reversed(small)))))

@@ -141,7 +141,7 @@ def kernel_drops_probabilities(problem: Problem, draft: Draft) -> str | None:
 
 
 def schedule_accepts_microbatches(problem: Problem, draft: Draft) -> str | None:
-    """[NxD pipeline/scheduler.py]"""
+    """The backend runs the schedule, and the schedule takes so many microbatches [NxD pipeline/scheduler.py]."""
     count = problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
     backend = BACKENDS[problem.backend]
     if not backend.runs_schedule(draft.schedule):

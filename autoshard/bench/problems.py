@@ -10,8 +10,8 @@ from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.json_file import read_json
+from autoshard.planner.inputs import inputs_of, pins_of
 from autoshard.planner.options import OPTIONS, request_from
-from autoshard.planner.planning import inputs_of, pins_of
 from autoshard.plans.search_result import Pins
 
 FILE = "planbench_problems.json"

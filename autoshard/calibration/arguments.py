@@ -9,7 +9,10 @@ from autoshard.runtime.worker_arguments import check_types
 
 @dataclass(frozen=True)
 class CalibrationArguments:
-    """device: cpu, cuda or neuron. shapes: time only the first so many; None: all."""
+    """The choices of a calibration that each of its processes is told.
+
+    device: cpu, cuda or neuron. shapes: how many shapes to time, the first ones; None: all.
+    """
 
     device: str
     shapes: int | None = None

@@ -6,10 +6,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
-from autoshard.checkpoint.place import is_remote
 from autoshard.checkpoint.tensor_file import Bytes
 from autoshard.errors import AutoshardError
 
@@ -101,37 +99,6 @@ class Hashed:
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
-
-
-def open_store(location: str | Path) -> Store:
-    """The place at a path or s3://bucket/prefix; nothing is made, and nothing but its lock looked at yet.
-
-    Raises AutoshardError for a wrong name, where s3:// needs a library that is not installed or cannot be used.
-    """
-    from autoshard.checkpoint.directory import LocalStore
-
-    if not is_remote(location):
-        return LocalStore(Path(location))
-    from autoshard.checkpoint.s3 import open_s3_store
-
-    return open_s3_store(str(location))
-
-
-def open_folder(location: str | Path) -> Folder:
-    """The checkpoint at a path or s3://bucket/key; nothing is looked at yet."""
-    from autoshard.checkpoint.directory import LocalFolder
-
-    if not is_remote(location):
-        return LocalFolder(Path(location))
-    from autoshard.checkpoint.s3 import open_s3_folder
-
-    return open_s3_folder(str(location))
-
-
-def named_folders(location: str | Path, manifest: str) -> Sequence[Folder]:
-    """The checkpoints that a user may mean by a location: itself if it has the file `manifest`, else those in it."""
-    folder = open_folder(location)
-    return [folder] if folder.has(manifest) else open_store(location).folders()
 
 
 def folder_name(step: int) -> str:

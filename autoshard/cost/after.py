@@ -35,7 +35,7 @@ class After(NamedTuple):
 
     @property
     def total_s(self) -> Number:
-        """One after the other."""
+        """Seconds of all of these, one after the other."""
         return self.scatter_s + self.gather_s + self.other_s + self.update_s
 
 

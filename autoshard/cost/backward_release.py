@@ -10,8 +10,10 @@ from autoshard.graph.partition import Program
 
 
 class Moment(NamedTuple):
-    """given_back: bytes of activations that are not there, of all that was kept or is run again and the most that one
-    step works with besides. made: matrices whose gradients are there, elements by the axes over which they are summed.
+    """The activations that are gone and the gradients that have come at a moment of a block's backward.
+
+    given_back: bytes of activations that are not there, of all that was kept or is run again and the most that one step
+    works with besides. made: matrices whose gradients are there, elements by the axes over which they are summed.
     """
 
     given_back: float
@@ -22,9 +24,12 @@ NO_MOMENT = Moment(0.0, {})
 
 
 class Moments(NamedTuple):
-    """early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP.
+    """The moments of a block's backward at which most may be held.
+
+    early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP.
     after: most activations after that. end: the last gradient of all. before: most activations up to the late moment;
-    of this one and `after` one has given nothing back."""
+    of this one and `after` one has given nothing back.
+    """
 
     early: Moment = NO_MOMENT
     late: Moment = NO_MOMENT

@@ -67,7 +67,7 @@ def group_shapes(
 def _group_shape(
     mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...], node: int, domain: int, chip: int, layout_rules: str
 ) -> GroupShape:
-    """node, chip: devices of one. domain: its nodes."""
+    """`group_shape` by what it depends on alone. node, chip: devices of one. domain: its nodes."""
     placed = _placed(mesh, node, domain)
     assert set(axes) <= placed.names, f"{axes} are not all axes of {mesh}"
     inside = tuple([(size, step) for name, size, step in placed.axes if name in axes])

@@ -165,20 +165,23 @@ def operator_seconds(
 
 
 def seconds_of(
-    needs: OperatorNeeds, device: Device, peak: float, software: Software, products: QuantizedProducts | None = None
+    needs: OperatorNeeds,
+    device: Device,
+    peak_flops_per_s: float,
+    software: Software,
+    products: QuantizedProducts | None = None,
 ) -> OperatorSeconds:
-    """Forward and backward seconds of what an operator needs, over rows. peak: FLOP/s of the compute dtype. products:
-    of those that are quantised.
+    """Forward and backward seconds of what an operator needs, over rows.
 
-    A matrix product's backward is two products of the same size, contracted over n and over the rows of one group: the
-    fewer tokens an expert has, the shorter is the contraction of its weights' gradient; that one is left out where
-    weights are not trained. Where it is quantised its input
-    is cast before forward, the gradient of its output before backward. Attention: see below.
-    A recurrence counts as one product of its FLOPs, as wide as a head: a guess, no kernel of one was measured.
-    Everything else moves its bytes, `backward_ratio` times as many backward.
+    peak_flops_per_s: of the compute dtype. products: of those that are quantised. A matrix product's backward is two
+    products of the same size, contracted over n and over the rows of one group: the fewer tokens an expert has, the
+    shorter is the contraction of its weights' gradient; that one is left out where weights are not trained. Where it is
+    quantised its input is cast before forward, the gradient of its output before backward. Attention: see below. A
+    recurrence counts as one product of its FLOPs, as wide as a head: a guess, no kernel of one was measured. Everything
+    else moves its bytes, `backward_ratio` times as many backward.
     """
     if needs.kind in ("flash", "plain"):
-        return _attention_seconds(needs, device, peak, software)
+        return _attention_seconds(needs, device, peak_flops_per_s, software)
     slow, launch = software.compute_slowdown, device.operator_overhead_s
     moving = memory_s(needs.moving_bytes, device) * slow
     if needs.kind == "norm":
@@ -197,22 +200,24 @@ def seconds_of(
     if products is not None:
         share = products.efficiency if software.quantized_efficiency is None else software.quantized_efficiency
         quantized_peak = products.peak_flops_per_s * share
-        peak = where(needs.quantized > 0, quantized_peak, peak)
+        peak_flops_per_s = where(needs.quantized > 0, quantized_peak, peak_flops_per_s)
         cast_s = memory_s(products.cast_bytes, device) * slow
         casting, casting_back = needs.casts * m * k * cast_s, needs.quantized * m * n * cast_s
-    peak = peak / slow
+    peak_flops_per_s = peak_flops_per_s / slow
     wave = software.wave_elements
-    forward = matmul_s(m, n, k, device, peak, wave, groups)
-    to_input = matmul_s(m, k, n, device, peak, wave, groups)
+    forward = matmul_s(m, n, k, device, peak_flops_per_s, wave, groups)
+    to_input = matmul_s(m, k, n, device, peak_flops_per_s, wave, groups)
     backward = largest(to_input, moving) + casting_back + launch
     if not software.adapts:
-        to_weight = matmul_s(groups * k, n, m / groups, device, peak, wave, groups)
+        to_weight = matmul_s(groups * k, n, m / groups, device, peak_flops_per_s, wave, groups)
         backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
     again = (needs.backward_ratio - 2.0) * largest(forward, moving)  # a recurrence computes its states again
     return OperatorSeconds(largest(forward, moving) + casting + launch, backward + again)
 
 
-def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, software: Software) -> OperatorSeconds:
+def _attention_seconds(
+    needs: OperatorNeeds, device: Device, peak_flops_per_s: float, software: Software
+) -> OperatorSeconds:
     """scores = q k^T contracts over the head dim, values = p v over the keys.
 
     'flash' skips what the mask hides and stays on the core; backward is 2 products like scores and 3 like values, or
@@ -224,11 +229,11 @@ def _attention_seconds(needs: OperatorNeeds, device: Device, peak: float, softwa
     moving = memory_s(needs.moving_bytes, device) * slow
     share = device.attention_efficiency if software.attention_efficiency is None else software.attention_efficiency
     if needs.kind == "flash" and share is not None:
-        kernel = needs.flops / (peak * share) * slow
+        kernel = needs.flops / (peak_flops_per_s * share) * slow
         backward = largest(needs.backward_ratio * kernel, 2 * moving)
         return OperatorSeconds(largest(kernel, moving) + launch, backward + launch)
-    scores = matmul_s(rows, keys, head_dim, device, peak / slow)
-    values = matmul_s(rows, value_dim, keys, device, peak / slow)
+    scores = matmul_s(rows, keys, head_dim, device, peak_flops_per_s / slow)
+    values = matmul_s(rows, value_dim, keys, device, peak_flops_per_s / slow)
     if software is not COMPILED:
         slower = where(head_dim % ALIGNMENT > 0, software.misaligned_slowdown, 1.0)
         scores, values = scores * slower, values * slower

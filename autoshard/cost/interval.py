@@ -65,7 +65,9 @@ OTHER_CHOICES = ("num_virtual_stages", "schedule", "sequence_parallel", "zero")
 
 @dataclass(frozen=True)
 class Regime:
-    """low, high: of log(measured / predicted) of step times, the middle 90 %. memory_spread: standard deviation of the
+    """How far results that were left out of a fit missed its predictions, on one family of devices and software.
+
+    low, high: of log(measured / predicted) of step times, the middle 90 %. memory_spread: standard deviation of the
     logarithm of memory. results, groups: how many they come from. fitted: whether constants were fitted to them; else
     they were too few, and all but these are those of `unmeasured`. expected: log of the mean of measured / predicted.
     choices: by field of CHOICE_WORDS and `recompute`, the values that the results' layouts have.

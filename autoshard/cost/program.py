@@ -272,7 +272,7 @@ def price_program(
 ) -> PricedProgram:
     """The program with the seconds of every step on a device. dtype: of the matrix products. law_of: of collectives.
     products: those that are quantised."""
-    peak = device.peak_flops_per_s(dtype)
+    peak_flops_per_s = device.peak_flops_per_s(dtype)
 
     split = _split_dispatch(work.program) if software.splits_dispatch else None
 
@@ -294,7 +294,7 @@ def price_program(
         if software.gathers_quantized and (share := quantized_share(work.program, step)) is not None:
             issued, issued_back = (_gathered_as(share, one) for one in (issued, issued_back))
         asked = StepWork(operators, sent(issued), sent(issued_back), isinstance(step, GatherEinsumStep))
-        priced = step_seconds(asked, device, peak, software, products)
+        priced = step_seconds(asked, device, peak_flops_per_s, software, products)
         if sorts:
             priced = priced._replace(
                 forward=_with_sorting(priced.forward, issued, device, software),
@@ -343,15 +343,19 @@ def _with_sorting(seconds: Seconds, issued: Issued, device: Device, software: So
 
 
 def step_seconds(
-    asked: StepWork, device: Device, peak: float, software: Software, products: QuantizedProducts | None = None
+    asked: StepWork,
+    device: Device,
+    peak_flops_per_s: float,
+    software: Software,
+    products: QuantizedProducts | None = None,
 ) -> StepSeconds:
     """Seconds of one step as plain numbers or numbers with derivatives, or of many steps, a row each.
 
-    peak: FLOP/s of the matrix products' dtype. products: those that are quantised.
+    peak_flops_per_s: of the matrix products' dtype. products: those that are quantised.
     """
     forward, backward, put_off_s = [0.0] * 5, [0.0] * 5, 0.0
     for needs, put_off, step in asked.operators:
-        seconds = seconds_of(needs, device, peak, software, products)
+        seconds = seconds_of(needs, device, peak_flops_per_s, software, products)
         place = ATTENTION if needs.kind in ("flash", "plain") else COMPUTE
         forward[place] = forward[place] + added_up(seconds.forward, step, asked.num_steps)
         backward[place] = backward[place] + added_up(seconds.backward, step, asked.num_steps)

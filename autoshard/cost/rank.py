@@ -41,7 +41,9 @@ class LastBlock(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. block: of its first
+    """A kind of pipeline rank, by all that its memory follows from beside the sizes of programs.
+
+    blocks: on the rank. most_blocks: of one of its chunks. only: whether it is the only rank. block: of its first
     chunk, the mean where these are of several kinds. kinds: by kind, in the order of zero_sharding.State.turns, its
     last block on each chunk, one for chunks that are alike. With several chunks nothing is behind these: it is not
     known which chunk runs backward when most is held. kind_counts: by kind, the blocks of each chunk; None with one

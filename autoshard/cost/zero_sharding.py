@@ -166,7 +166,7 @@ class Unit(NamedTuple):
 
     @property
     def weights(self) -> Number:
-        """Held on the rank."""
+        """Elements of weights that are held on the rank."""
         return self.parameters if self.travelling is STAYS else self.travelling.weights
 
     @property

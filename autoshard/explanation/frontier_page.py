@@ -7,8 +7,8 @@ from typing import Any
 
 from autoshard.explanation.page import heading, paint, table, wrapped
 from autoshard.files.codec import to_json
+from autoshard.planner.answer import Answer
 from autoshard.planner.objectives import usd_per_billion_tokens
-from autoshard.planner.planning import Answer
 from autoshard.plans.names import short_name
 from autoshard.units import format_number, format_seconds
 

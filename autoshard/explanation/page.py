@@ -57,8 +57,9 @@ def heading(name: str, text: str, width: int) -> list[Line]:
     return [((label, "bold cyan"), first), *rest]
 
 
-def wrapped(text: str, width: int, indent: str) -> list[Line]:
-    return [((line, ""),) for line in wrap(text, width, indent, indent)]
+def wrapped(text: str, width: int, indent: str, style: str = "") -> list[Line]:
+    """A paragraph, all of it indented."""
+    return [((line, style),) for line in wrap(text, width, indent, indent)]
 
 
 def hanging(label: str, text: str, width: int, style: str = "", indent: int | None = None) -> list[Line]:

@@ -53,7 +53,10 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
 
 
 def _layout(name: str, strategy: Strategy, tell_cut: bool, width: int) -> list[Line]:
-    """tell_cut: whether to say how many layers each stage has: the two layouts have other cuts into as many stages."""
+    """The lines on one of two layouts: its name and what it recomputes.
+
+    tell_cut: whether to say how many layers each stage has: the two layouts have other cuts into as many stages.
+    """
     lines = heading(name, short_name(strategy), width)
     if tell_cut:
         lines += hanging("  stages ", stages_in_words(strategy), width, indent=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.explanation.describe import Description, Share
-from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, span
+from autoshard.explanation.page import NARROWEST, WIDEST, Line, hanging, paint, span, wrapped
 from autoshard.spec.stack import NATIVE_DEVICES
 from autoshard.units import format_bytes, format_number, format_seconds, percent
 
@@ -18,7 +18,8 @@ FACTS = ("mesh", "recompute")
 def summary(d: Description, width: int, color: bool) -> str:
     """The page, at most 20 lines on 80 columns. width: columns of the terminal."""
     width = max(NARROWEST, min(width, WIDEST))
-    lines: list[Line] = [((f"{d.model} on {d.cluster}: {d.num_devices:,} x {d.device}, backend {d.backend}", "bold"),)]
+    head = f"{d.model} on {d.cluster}: {d.num_devices:,} x {d.device}, backend {d.backend}"
+    lines: list[Line] = wrapped(head, width, "", "bold")
     lines += [(), *_part("Chosen", d.layout, width)]
     facts = dict(d.facts)
     for name in FACTS:

@@ -66,7 +66,7 @@ def _title(d: Description, width: int) -> list[Line]:
         f"{format_count(d.num_parameters)} parameters, {counted(d.num_devices, d.device)}; "
         f"{batch} = {format_count(d.tokens_per_step)} tokens a step; {d.precision}; backend {d.backend}"
     )
-    return [((f"{d.model} on {d.cluster}", "bold"),), *wrapped(facts, width, "  ")]
+    return [*wrapped(f"{d.model} on {d.cluster}", width, "", "bold"), *wrapped(facts, width, "  ")]
 
 
 def _layout(d: Description, width: int) -> list[Line]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from autoshard.files.fields import check_choice
 from autoshard.interface.inputs import Options, check_plan, checked
 from autoshard.interface.planned import Plan
-from autoshard.interop.export import FORMS, Exported
+from autoshard.interop.export import FORMS
+from autoshard.interop.exported import Exported
 from autoshard.planner.written import Written
 from autoshard.plans import plan as plans
 

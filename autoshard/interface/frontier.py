@@ -7,8 +7,8 @@ from typing import Any
 
 from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
 from autoshard.interface.shown import WIDTH, Shown
+from autoshard.planner.answer import Answer
 from autoshard.planner.objectives import frontier
-from autoshard.planner.planning import Answer
 from autoshard.planner.request import PlanRequest
 
 

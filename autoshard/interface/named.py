@@ -76,7 +76,7 @@ def model(given: Model, *, seq_len: int | None = None) -> ModelSpec:
     found = model_of(given, seq_len)
     if isinstance(found, ModelSpec):
         return found
-    from autoshard.planner.planning import inputs_of
+    from autoshard.planner.inputs import inputs_of
     from autoshard.planner.request import PlanRequest
 
     return inputs_of(PlanRequest(found, seq_len=seq_len))[0]

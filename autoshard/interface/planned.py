@@ -29,7 +29,7 @@ class Plan(Shown, plans.Plan):
 
     @classmethod
     def of(cls, plan: plans.Plan) -> Plan:
-        """The same plan."""
+        """A plan as Python's users have it, with the same fields."""
         if isinstance(plan, cls):
             return plan
         return cls(**{field.name: getattr(plan, field.name) for field in fields(plans.Plan)})

@@ -15,7 +15,8 @@ from autoshard.interface.planned import Plan
 from autoshard.interface.reading import read_plan_with_notes
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.interface.watch import watched
-from autoshard.planner.planning import Answer, answer, plan_for, plan_of
+from autoshard.planner.answer import Answer, answer
+from autoshard.planner.planning import plan_for, plan_of
 from autoshard.planner.request import TOP, PlanRequest
 from autoshard.planner.search import Searched
 from autoshard.plans.names import short_name

@@ -341,7 +341,7 @@ def _in_words(
     """A layout in words or fields, on the problem that the other arguments say."""
     from autoshard.backends.registry import usual_backend
     from autoshard.backends.rules import Problem
-    from autoshard.planner.planning import inputs_of
+    from autoshard.planner.inputs import inputs_of
     from autoshard.planner.score import completed
 
     if model is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import ceil, gcd
 
 from autoshard.graph.recompute import COMMON_SETS
-from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.interop.exported import Exported, common_left_out, title
 from autoshard.interop.megatron import TP_PP_DP, llama3_scaling
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER

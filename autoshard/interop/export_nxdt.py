@@ -10,7 +10,7 @@ from autoshard.backends.nxd import NXD
 from autoshard.backends.rules import Problem, all_broken
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, members
-from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.interop.exported import Exported, common_left_out, title
 from autoshard.interop.nxdt import MODEL_TYPES, RECOMPUTED
 from autoshard.plans.plan import Plan
 from autoshard.spec.model import ModelSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interop import torchtitan
-from autoshard.interop.export import Exported, common_left_out, title
+from autoshard.interop.exported import Exported, common_left_out, title
 from autoshard.layout.mesh import AXIS_ORDER, tensor_ranks_apart
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan

@@ -11,7 +11,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.text_file import printable, read_text
 from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.nxdt import Values
-from autoshard.interop.written_layout import MOST_BYTES
+from autoshard.interop.read_layout import MOST_BYTES
 
 SCHEDULES = {"LinearAnnealingWithWarmUp": "linear", "CosineAnnealing": "cosine"}
 """Names of NxD Training's schedules and of ours."""

@@ -1,4 +1,4 @@
-"""Read a layout that a person or another framework wrote down, in the words of `autoshard plan`."""
+"""A layout that a person or another framework wrote down, in the words of `autoshard plan`; checks of its numbers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from math import isfinite
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.text_file import printable, read_text
-from autoshard.files.toml_file import parse_toml
-from autoshard.files.yaml_file import parse_yaml
 from autoshard.interop.written_model import WrittenModel
-
-MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -51,58 +46,6 @@ class WrittenLayout:
     overlaps: str = ""
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
-
-
-def read_written_layout(path: str) -> WrittenLayout:
-    """The layout in a recipe or NxDT configuration (YAML), a torchtitan configuration (TOML, or a Python registry as
-    file.py:function) or Megatron's arguments (text).
-
-    Raises AutoshardError, naming the file, for anything else.
-    """
-    where = printable(path)
-    file, _, function = path.partition(".py:")
-    if function or path.endswith(".py"):
-        from autoshard.interop.torchtitan import torchtitan_layout
-        from autoshard.interop.torchtitan_registry import parse_registry
-
-        file = f"{file}.py" if function else path
-        found = parse_registry(
-            read_text(file, f"layout {printable(file)}", MOST_BYTES), printable(file), function or None
-        )
-        return _in_file(where, torchtitan_layout, found)
-    text = read_text(path, f"layout {where}", MOST_BYTES)
-    if path.endswith(".toml"):
-        from autoshard.interop.torchtitan import torchtitan_layout
-
-        return _in_file(where, torchtitan_layout, parse_toml(text, where))
-    if path.endswith((".yaml", ".yml")):
-        return _in_file(where, _yaml_layout, parse_yaml(text, where))
-    if "--" in text:
-        from autoshard.interop.megatron import megatron_layout
-
-        return _in_file(where, megatron_layout, text)
-    raise AutoshardError(
-        f"{where} is no layout: a plan (.json), a recipe or an NxDT configuration (.yaml), a torchtitan configuration "
-        "(.toml or .py:name) or Megatron's arguments (text with --tensor-model-parallel-size) would be"
-    )
-
-
-def _in_file(where: str, layout: Callable[[Any], WrittenLayout], content: object) -> WrittenLayout:
-    """The layout that `layout` reads from a content. Errors begin with the file, `where`."""
-    try:
-        return layout(content)
-    except AutoshardError as error:
-        raise AutoshardError(f"{where}: {error}") from None
-
-
-def _yaml_layout(data: object) -> WrittenLayout:
-    if not isinstance(data, dict):
-        raise AutoshardError("it must hold named fields")
-    if "distributed_strategy" in data:
-        from autoshard.interop.nxdt import nxdt_layout
-
-        return nxdt_layout(data)
-    return WrittenLayout("recipe", {str(name): value for name, value in data.items()}, complete=False)
 
 
 def whole_number(name: str, value: object, least: int = 1) -> int:

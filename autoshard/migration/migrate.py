@@ -19,9 +19,9 @@ from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.interop.nxdt_training import Learning, read_learning
 from autoshard.migration.target import Target
+from autoshard.planner.answer import Answer
 from autoshard.planner.best_practice import best_practice
 from autoshard.planner.imported import plan_of
-from autoshard.planner.planning import Answer
 from autoshard.planner.planning import plan_of as plan_of_answer
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError, NoLayoutFits
-from autoshard.planner.planning import Answer, inputs_of, precision_names
+from autoshard.planner.answer import Answer
+from autoshard.planner.inputs import inputs_of, precision_names
 from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
 from autoshard.spec.training import load_precision
@@ -219,7 +220,10 @@ def _sizes(least: int, most: int) -> Iterator[int]:
 
 
 def _too_slow(request: PlanRequest, wanted: float, fastest: Answer | None, refused: str) -> str:
-    """refused: what was said of the largest cluster that has no layout, or that all are too small."""
+    """The error where no cluster is fast enough. wanted: tokens a second.
+
+    refused: what was said of the largest cluster that has no layout, or that all are too small.
+    """
     tokens = format_count(request.tokens or 0)
     start = f"no cluster of up to {counted(request.nodes, 'node')} sees {tokens} tokens in {request.days:g} days"
     if fastest is None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
-from autoshard.planner.planning import Answer, answer, precision_names
+from autoshard.planner.answer import Answer, answer
+from autoshard.planner.inputs import precision_names
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.spec.training import load_precision
@@ -16,6 +17,12 @@ WIDE = "mixed_precision"
 """What products in fewer bits are held against: everything else is alike."""
 
 
+def is_compared(request: PlanRequest) -> bool:
+    """Whether the answer compares precisions, for which several searches are made."""
+    names = precision_names(request)
+    return len(names) > 1 or load_precision(names[0]).products is not None
+
+
 def best_precision(request: PlanRequest) -> Answer:
     """The answer in the precision with the fastest step, with a note of what each would give; of those that cannot be
     told apart, the one that was named first.
@@ -23,10 +30,9 @@ def best_precision(request: PlanRequest) -> Answer:
     A precision with quantised products that is asked for alone is the answer; the note says what mixed_precision would
     give. Raises AutoshardError, what the search of the first precision raised where none has an answer.
     """
+    if not is_compared(request):
+        return answer(request)
     names = precision_names(request)
-    quantised = [name for name in names if load_precision(name).products is not None]
-    if not quantised:
-        return answer(request) if len(names) == 1 else _fastest({name: _tried(request, name) for name in names})
     if len(names) > 1:
         return _fastest({name: _tried(request, name) for name in names})
     (name,) = names

@@ -66,7 +66,10 @@ def recompute_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _useful_sets(problem: Problem, pins: Pins) -> tuple[str, ...]:
-    """problem: one for all memories of a device."""
+    """The sets that are useful for some way to shard a block, with the common ones.
+
+    problem: one for all memories of a device.
+    """
     examples = _examples(problem._replace(cluster=at_any_speed(problem.cluster)), pins)
     useful = _useful(problem, examples) if examples else frozenset[str]()
     return tuple(name for name in every_set(problem.model) if name in useful or name in COMMON_SETS)

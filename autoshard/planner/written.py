@@ -82,7 +82,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
     given: checked options of `autoshard plan` that overrule the file's. recipes: whether a recipe will do.
     Raises AutoshardError where the file cannot be read, does not say enough, or says another model than is given.
     """
-    from autoshard.interop.written_layout import read_written_layout
+    from autoshard.interop.read_layout import read_written_layout
     from autoshard.planner.score import completed
     from autoshard.plans.validate import in_file
 
@@ -229,7 +229,7 @@ def _problem(
     """The file's own number of blocks stands; any other size that is not the model's means another model."""
     from autoshard.backends.rules import Problem
     from autoshard.interop.written_model import check_same_model, plain_llama
-    from autoshard.planner.planning import inputs_of
+    from autoshard.planner.inputs import inputs_of
 
     model, training, cluster, notes = inputs_of(request, model)
     notes += check_same_model(file, written.model, model)
@@ -247,7 +247,7 @@ def _problem(
 
 def _completed_by_search(problem: Problem, request: PlanRequest) -> Strategy | None:
     """The fastest layout with the file's pins; None where all are pinned, or no such layout is legal and fits."""
-    from autoshard.planner.planning import pins_of
+    from autoshard.planner.inputs import pins_of
     from autoshard.planner.search import search
 
     if all(option.name in request.pins for option in PINS if option.name not in UNSAID):

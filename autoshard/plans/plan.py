@@ -92,8 +92,9 @@ class SearchSummary:
 
 @dataclass(frozen=True)
 class Plan:
-    """operators: choice of every operator, by the template of its name. search: None where a person chose the layout.
+    """A plan: what was asked for, what was chosen, what is expected of it, and why.
 
+    operators: choice of every operator, by the template of its name. search: None where a person chose the layout.
     pins: what the user fixed. notes: what the planner decided by itself, in sentences.
     """
 

@@ -121,12 +121,13 @@ def sets_not_tried(backend: str, pins: Pins) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """best: the fastest layout that fits. runners_up: the best of other layouts, fastest first.
+    """The answer of a search.
 
-    considered: whole layouts looked at; fitting: those that broke no rule and fit in memory. The others are counted,
-    by reason, in rejections. notes: how the best one was chosen, where it is not simply the fastest that fits.
-    beaten_path: None where nothing is published. searcher, cost_model: what chose it, with the package of a plug-in.
-    gap: how much faster another layout may be, as a share of the step of the best one.
+    best: the fastest layout that fits. runners_up: the best of other layouts, fastest first. considered: whole layouts
+    looked at; fitting: those that broke no rule and fit in memory. The others are counted, by reason, in rejections.
+    notes: how the best one was chosen, where it is not simply the fastest that fits. beaten_path: None where nothing is
+    published. searcher, cost_model: what chose it, with the package of a plug-in. gap: how much faster another layout
+    may be, as a share of the step of the best one.
     """
 
     best: Candidate

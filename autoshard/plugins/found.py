@@ -97,7 +97,7 @@ def _plugin(group: str, entry: EntryPoint) -> Plugin:
 
 @lru_cache(maxsize=32)
 def _entries(places: tuple[str, ...], group: str) -> tuple[EntryPoint, ...]:
-    """places: sys.path, so that a folder that joins it is looked at."""
+    """The entry points of a group. places: sys.path, so that a folder that joins it is looked at."""
     from importlib.metadata import entry_points  # not at the top: it takes as long as all else of this folder
 
     return tuple(entry_points(group=f"autoshard.{group}"))

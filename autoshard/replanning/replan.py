@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.backends.rules import Problem, warnings
-from autoshard.cost.interval import FIT_PROBABILITY
+from autoshard.cost.interval import CHOICE_WORDS, FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
@@ -36,7 +36,6 @@ NEAR = f"within {LITTLE:.0%} of the layout that plan takes, and of those looked 
 _KEPT_TOGETHER = (("tp", "pp", "cp", "ep", "num_virtual_stages"), ("tp", "pp"), ("tp",), ("pp",))
 """Sets of degrees of the old layout that are tried as pins: state that both layouts place in the same way does not
 move."""
-_NAMES = {"num_virtual_stages": "vpp", "microbatch_size": "microbatch"}
 _COMPARED = ("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size", "schedule")
 
 
@@ -189,8 +188,9 @@ def _notes(
     old, new = before.strategy, chosen.strategy
     same = [name for name in _COMPARED if getattr(old, name) == getattr(new, name)]
     other = [name for name in _COMPARED if name not in same]
-    kept = ", ".join(f"{_NAMES.get(name, name)} {getattr(new, name)}" for name in same)
-    changed = ", ".join(f"{_NAMES.get(name, name)} {getattr(old, name)} -> {getattr(new, name)}" for name in other)
+    words = {name: CHOICE_WORDS.get(name, name) for name in _COMPARED}
+    kept = ", ".join(f"{words[name]} {getattr(new, name)}" for name in same)
+    changed = ", ".join(f"{words[name]} {getattr(old, name)} -> {getattr(new, name)}" for name in other)
     nodes = f"from {before.cluster.nodes:,} to {cluster.nodes:,} nodes"
     yield f"replanned {nodes}; stays: {kept or 'nothing'}; changes: {changed or 'nothing'}"
     yield (

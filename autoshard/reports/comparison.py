@@ -70,8 +70,14 @@ def _rows(views: Sequence[View]) -> list[list[str]]:
 
 
 def _numbered(html: str, place: int) -> str:
-    """Ids and names of pictures with a number behind, so that a page may have them twice; texts have no bare quote."""
-    return re.sub(r'\b(id|aria-labelledby|data-picture)="([^"]*)"', rf'\1="\2_{place}"', html)
+    """A part of a plan's page with a number behind its ids and names of pictures, so that a page may have it twice, and
+    with the plan in front of what a screen reader calls each section, table and picture. place: 0 or 1, of the plan.
+
+    Texts have no bare quote.
+    """
+    html = re.sub(r'\b(id|data-picture)="([^"]*)"', rf'\1="\2_{place}"', html)
+    html = re.sub(r'\baria-labelledby="([^"]*)"', rf'aria-labelledby="plan-{place + 1} \1_{place}"', html)
+    return re.sub(r'\baria-label="', f'aria-label="{("First", "Second")[place]} plan: ', html)
 
 
 def _pictures(views: tuple[View, View]) -> dict[str, Any]:

@@ -63,7 +63,10 @@ class ProgressDisplay:
             self._bar.start()
 
     def update(self, steps_done: int, loss: float) -> None:
-        """steps_done: 1 after the first step. loss: of the last step."""
+        """Show how far training is, on a terminal at once, else when a line is due.
+
+        steps_done: 1 after the first step. loss: of the last step.
+        """
         numbers = "  ".join([f"loss {loss:.4f}", *self._rate(steps_done)])
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=steps_done, numbers=numbers)

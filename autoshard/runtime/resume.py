@@ -6,16 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
-from autoshard.checkpoint.store import (
-    MANIFEST,
-    Folder,
-    PlaceError,
-    Store,
-    named_folders,
-    open_store,
-    size_problem,
-    step_of,
-)
+from autoshard.checkpoint.open_place import named_folders, open_store
+from autoshard.checkpoint.store import MANIFEST, Folder, PlaceError, Store, size_problem, step_of
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json
 from autoshard.runtime.worker_arguments import CheckpointOptions

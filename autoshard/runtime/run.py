@@ -278,7 +278,7 @@ def _checkpoint_lock(plan: Plan, options: RunOptions) -> AbstractContextManager[
     """A lock on the place of checkpoints, so that no other run saves there; without saving it locks nothing."""
     if options.checkpoint_every is None:
         return nullcontext()
-    from autoshard.checkpoint.store import open_store
+    from autoshard.checkpoint.open_place import open_store
 
     place = options.checkpoint_dir or _checkpoint_place(plan, options)
     return open_store(place).lock()

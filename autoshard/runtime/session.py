@@ -30,8 +30,11 @@ Span = tuple[str, str, float, float]
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: mean over all learned tokens of the step, and what routers' losses add; gradient_norm: of the whole model,
-    before clipping."""
+    """The losses and the gradient of one step.
+
+    loss: mean over all learned tokens of the step, and what routers' losses add. gradient_norm: of the whole model,
+    before clipping.
+    """
 
     loss: float
     gradient_norm: float

@@ -12,10 +12,11 @@ from autoshard.files.fields import show
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """location: a folder or s3://bucket/prefix. every: save after so many steps, None: never.
+    """How a run saves its state: where, when, and from which state it starts.
 
-    keep: the newest so many stay, and those of every keep_every-th step. resume: "auto", "never" or a location.
-    synchronous: training waits for the disk.
+    location: a folder or s3://bucket/prefix. every: save after so many steps, None: never. keep: the newest so many
+    stay, and those of every keep_every-th step. resume: "auto", "never" or a location. synchronous: training waits for
+    the disk.
     """
 
     location: str

@@ -37,7 +37,7 @@
       const group = one.closest("details");
       if (value && group) group.open = true;
     }
-    for (const name of ["plan", "why", "b.plan", "b.why"]) if (parameters.get(name)) extra.set(name, parameters.get(name));
+    for (const [name, value] of parameters) if (value && !field(name)) extra.set(name, value);  // the server refuses what it does not know
     slide();
   }
 
@@ -95,7 +95,8 @@
     if (event.target === upload) return;
     if (event.target.dataset.for) field(event.target.dataset.for).value = 2 ** Number(event.target.value);
     else slide();
-    for (const name of event.target.name && event.target.name.startsWith("b.") ? ["b.plan", "b.why"] : ["plan", "why"]) extra.delete(name);
+    const stays = event.target.name && event.target.name.startsWith("b.") ? ["plan", "why"] : ["b.plan", "b.why"];
+    for (const name of [...extra.keys()]) if (!stays.includes(name)) extra.delete(name);
     soon(200);
   });
   two.addEventListener("click", () => {

@@ -16,7 +16,8 @@ from autoshard.explanation.why import why
 from autoshard.files.json_file import parse_json
 from autoshard.models.huggingface import from_config
 from autoshard.planner.options import request_from
-from autoshard.planner.planning import answer, plan_for, plan_of
+from autoshard.planner.planning import plan_for, plan_of
+from autoshard.planner.precisions import best_precision, is_compared
 from autoshard.planner.watching import BestSoFar, shown_to
 from autoshard.plans.layout_syntax import read_partial
 from autoshard.plans.names import short_name
@@ -80,10 +81,12 @@ def _find(
     request = replace(request_from(values), time_limit=SEARCH_LIMIT_S)
     if values["model"] in uploads:
         request = replace(request, model=_model(uploads[values["model"]]))
-    if request.precision == "auto" or "," in request.precision or not request.objective_is_plain:
+    if not request.objective_is_plain:
         return Found(plan_for(request))
-    with nullcontext() if show is None else shown_to(show):
-        found = answer(request)
+    with (
+        nullcontext() if show is None or is_compared(request) else shown_to(show)
+    ):  # of several searches none is the best
+        found = best_precision(request)
     plan = plan_of(request, found)
     return Found(plan, candidates_of(plan, found.result))
 

@@ -79,7 +79,7 @@ def part(sweep: Sweep, shard: str) -> Sweep:
 
 
 def _sweep(data: object, name: str, what: str) -> Sweep:
-    """what: the sweep in errors."""
+    """The sweep that a file's content asks for. what: the sweep in errors."""
     if not isinstance(data, dict) or not isinstance(data.get("grid"), dict) or not data["grid"]:
         raise AutoshardError(f"{what} must have a grid: option names with lists of values, such as nodes: [8, 16]")
     fixed = {option: value for option, value in data.items() if option not in ("grid", "run")}

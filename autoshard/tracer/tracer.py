@@ -13,14 +13,20 @@ from torch import fx
 from autoshard.tracer.dims import Dim, Dims, resolve, size_of
 from autoshard.tracer.source import Place, place_of
 from autoshard.tracer.values import (
+    Centered,
     Constant,
     Cut,
+    ExpertRows,
     Formula,
     Gates,
     Input,
+    Mean,
     Operation,
     Parameter,
     Pending,
+    PositionRows,
+    Scores,
+    Squares,
     Tensor,
     Unsupported,
     Value,
@@ -51,6 +57,32 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         for name in names:
             assert name not in RULES, name
             RULES[name] = function
+        return function
+
+    return register
+
+
+FINISHES: dict[type[Pending], Callable[..., View]] = {}
+"""Kind of pattern -> the tensor that it is where nothing completes it. A function takes the tracer and the pattern; it
+raises Unsupported where it is none."""
+INCOMPLETE = {
+    Mean: "a mean that is no part of a norm",
+    Centered: "a tensor less its mean that is no part of a norm",
+    Squares: "squares that are no part of a norm",
+    PositionRows: "learned positions that are not added to the tokens' embeddings",
+    Scores: "attention scores that meet something else than a number, a causal mask, softmax and values",
+    Gates: "a router whose result does not go to experts in a way that has a rule",
+    ExpertRows: "parameters of experts that are used in a way that has no rule",
+}
+"""Kind of pattern -> what it is where nothing completes it and it is no tensor."""
+
+
+def finishes(kind: type[Pending]) -> Callable[[Callable[..., View]], Callable[..., View]]:
+    """A decorator that registers a function as what patterns of a kind are by themselves."""
+
+    def register(function: Callable[..., View]) -> Callable[..., View]:
+        assert kind not in FINISHES, kind
+        FINISHES[kind] = function
         return function
 
     return register
@@ -100,13 +132,23 @@ class Tracer:
 
     def view(self, value: Value) -> View:
         """The value as a tensor of our graph; a pattern that is not complete becomes what it means by itself."""
-        from autoshard.tracer.rules.finish import finish  # rules import the tracer
-
         if isinstance(value, View):
             return value
         if isinstance(value, Constant):
             raise Unsupported("it computes with a constant tensor that is neither positions nor a mask")
-        return finish(self, value)
+        if not isinstance(value, Pending):
+            raise Unsupported(f"it takes {type(value).__name__} where a tensor is expected")
+        if value.done is None:  # it is computed once for all readers
+            here, self.place = self.place, value.place or self.place
+            value.done = self._finished(value)
+            self.place = here
+        return value.done
+
+    def _finished(self, pattern: Pending) -> View:
+        kind = type(pattern)
+        if kind not in FINISHES:
+            raise Unsupported(INCOMPLETE[kind])
+        return FINISHES[kind](self, pattern)
 
     def number(self, value: Value) -> float | None:
         """The number that a value is, or that all elements of a constant tensor are; None for any other value."""

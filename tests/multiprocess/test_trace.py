@@ -25,7 +25,7 @@ from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import read_config
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
-from autoshard.planner.planning import inputs_of
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.validate import read_plan
 from autoshard.runtime.rehearse import local_cluster

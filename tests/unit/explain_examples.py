@@ -14,8 +14,8 @@ import yaml
 from autoshard.backends.rules import Problem
 from autoshard.explanation.answers import DegreeRow, FlipRow, PriceRow, Sensitivity, SizeRow
 from autoshard.layout.strategy import Strategy
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.options import request_from
-from autoshard.planner.planning import inputs_of
 from autoshard.planner.request import PIN_FIELDS
 from autoshard.planner.score import completed
 from autoshard.plans.plan import Plan, SearchSummary, make_plan

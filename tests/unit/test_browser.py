@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 import autoshard
+from autoshard.reports.comparison import comparison_report
 from autoshard.reports.pipeline import predicted_rows
 from docs import draw
 from tests.unit.browsers import CHROMIUM
@@ -147,6 +148,19 @@ def test_a_rank_of_two_digits_stays_on_its_line(browser: Any, report: str, width
         before = cell.bounding_box()["height"]
         cell.evaluate("cell => { cell.textContent = 'pipeline rank 15' }")
         assert cell.bounding_box()["height"] == before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_comparison_passes_axe_and_no_text_overlaps(browser: Any, tmp_path: Path, scheme: str) -> None:
+    one, other = (autoshard.plan("llama3-8b", nodes=1, tp=tp) for tp in (8, 32))
+    file = tmp_path / "compare.html"
+    file.write_text(comparison_report(one, other), encoding="utf-8")
+    for width in WIDTHS:
+        page = opened(browser, file.as_uri(), width, scheme)
+        for name in ("timeline_0", "timeline_1"):
+            drawn(page, name)
+        assert violations(page) == []
+        assert page.evaluate(OVERLAPS) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -352,6 +366,17 @@ def test_the_served_page_plans_and_its_address_is_its_state(browser: Any, server
     page.locator("input[name=tp]").fill("2")
     expect(status).to_contain_text(": tp=2 ", timeout=60_000)
     assert page.locator("[aria-invalid]").count() == 0
+
+
+def test_what_cannot_be_asked_for_is_refused_until_a_field_is_changed(browser: Any, server: str) -> None:
+    from playwright.sync_api import expect
+
+    page = opened(browser, f"{server}?model=llama3-8b&nodes=1&tpp=8")
+    status = page.locator("#status")
+    expect(status).to_contain_text("'tpp' cannot be asked for here; did you mean tp", timeout=60_000)
+    page.locator("input[name=nodes]").fill("2")
+    expect(status).to_contain_text("answered in", timeout=60_000)
+    assert parse_qs(urlparse(page.url).query) == {"model": ["llama3-8b"], "nodes": ["2"]}
 
 
 def test_the_served_page_shows_the_best_so_far_until_the_answer_comes(browser: Any, slow_server: str) -> None:

@@ -26,8 +26,9 @@ from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import Piece
 from autoshard.checkpoint.lock import STALE_AFTER_S, directory_lock
 from autoshard.checkpoint.manifest import QUANTITIES, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.open_place import open_store
 from autoshard.checkpoint.read import CheckpointReader, tensor_key
-from autoshard.checkpoint.store import MANIFEST, file_problem, open_store, prune
+from autoshard.checkpoint.store import MANIFEST, file_problem, prune
 from autoshard.checkpoint.tensor_file import TensorBytes, checksum, read_header, tensor_stream
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json

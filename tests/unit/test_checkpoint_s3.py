@@ -11,9 +11,10 @@ import pytest
 
 from autoshard.checkpoint import s3_bucket, s3_lock
 from autoshard.checkpoint.manifest import read_manifest
+from autoshard.checkpoint.open_place import named_folders, open_folder, open_store
 from autoshard.checkpoint.s3 import S3Store, open_s3_store
 from autoshard.checkpoint.s3_bucket import Bucket, S3Error, s3_client
-from autoshard.checkpoint.store import PlaceError, file_problem, named_folders, open_folder, open_store, prune
+from autoshard.checkpoint.store import PlaceError, file_problem, prune
 from autoshard.errors import AutoshardError
 from tests.s3_server import (
     BREAK_OFF,

@@ -1,8 +1,10 @@
-"""Docstrings stand alone: none begins with a word that only the function's name or a neighbour explains."""
+"""Docstrings stand alone: none begins with a word that only the function's name or a neighbour explains, or with one of
+its arguments."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,27 @@ def test_no_public_docstring_is_a_fragment() -> None:
     others = [place for folder, place in places if counts[folder] > FRAGMENTS_LEFT.get(folder, 0)]
     assert not others, "\n".join(others)
     assert dict(counts) == FRAGMENTS_LEFT, "fewer are left: lower the number, or delete the line of a clean folder"
+
+
+def headless(source: str) -> Iterator[str]:
+    """'line: docstring' of a module's classes and functions that explain an argument before they say what they
+    are. Of __init__ the class says that."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name != "__init__":
+            docstring = ast.get_docstring(node) or ""
+            if re.match(r"[a-z_]+(, [a-z_]+)*: ", docstring):
+                yield f"{node.lineno}: {docstring.splitlines()[0]}"
+
+
+def test_a_docstring_says_first_what_it_is_of() -> None:
+    found = [f"{path}:{text}" for _, path in sources() for text in headless(path.read_text("utf-8"))]
+    assert not found, "\n".join(found)
+
+
+def test_a_docstring_without_a_head_is_seen() -> None:
+    text = 'class Moment:\n    """start, end: seconds."""\n    def __init__(self):\n        """unit: of both."""\n'
+    assert list(headless(text)) == ["1: start, end: seconds."]
+    assert list(headless('class Moment:\n    """A moment. start, end: seconds."""\n')) == []
 
 
 def test_all_folders_are_looked_at() -> None:

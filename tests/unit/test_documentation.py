@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,20 @@ def test_every_command_of_a_page_is_parsed(page: Path, monkeypatch: pytest.Monke
     for line in found:
         parse(shlex.split(line)[1:])
     assert found or page.name not in ("README.md", "tutorial.md")
+
+
+ONE_FILE_A_COMMAND = "commands"
+"""A folder whose README explains its files by what they are named after."""
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "autoshard").rglob("README.md")), ids=lambda page: page.parent.name)
+def test_a_folder_tells_of_each_of_its_files(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = [file.name for file in sorted(page.parent.glob("*.py")) if file.name != "__init__.py"]
+    patterns = re.findall(r"`([\w*.]+\.py)`", text)
+    untold = [name for name in files if not any(fnmatch(name, pattern) for pattern in patterns)]
+    if page.parent.name not in ("autoshard", ONE_FILE_A_COMMAND):
+        assert untold == []
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "autoshard").rglob("README.md")), ids=lambda page: page.parent.name)

@@ -6,8 +6,8 @@ import pytest
 
 from autoshard.backends.rules import Problem
 from autoshard.planner.first_guess import AT_ONCE, TURNS, show_first_guess
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.layouts import legal_layouts
-from autoshard.planner.planning import inputs_of
 from autoshard.planner.rejections import Tally
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search

@@ -11,9 +11,10 @@ import pytest
 from autoshard.cli import main
 from autoshard.cost.memory import MEMORY_TERMS
 from autoshard.cost.step import TIME_TERMS
-from autoshard.explanation.describe import describe
+from autoshard.explanation.describe import Description, describe
 from autoshard.explanation.glossary import SECTIONS, glossary
 from autoshard.explanation.summary import FACTS, summary
+from autoshard.explanation.text import render
 from autoshard.plans.layout_syntax import CHOICES, DEGREES
 from autoshard.plans.plan import Plan
 from autoshard.schedules import SCHEDULES
@@ -32,6 +33,16 @@ def test_it_answers_within_20_lines(make: Callable[[], Plan]) -> None:
     assert [line[2:9].strip() for line in page.splitlines() if line[2:3].strip()][1:] == [
         "Chosen", "Fast?", "Fits?", "Sure?"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [summary, render])
+def test_a_long_name_on_many_devices_is_wrapped(page: Callable[[Description, int, bool], str]) -> None:
+    """The 405B on 1,024 nodes of trn2 with backend torch has 81 characters in its first line."""
+    told = replace(describe(plan_70b()), device="logical NeuronCore", num_devices=65_536, backend="torch")
+    for model, width in (("llama3.1-405b", 80), ("a-model-of-my-own-" * 5, 80), ("llama3.1-405b", 60)):
+        lines = page(replace(told, model=model, cluster="1024 x trn2.48xlarge"), width, False).splitlines()
+        assert max(map(len, lines)) <= width
+        assert "".join(lines[:2]).replace(" ", "").startswith(f"{model}on1024xtrn2.48xlarge")
 
 
 @pytest.mark.parametrize(

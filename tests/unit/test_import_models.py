@@ -11,7 +11,7 @@ import pytest
 
 from autoshard.errors import AutoshardError
 from autoshard.interop.export import export, unwritten
-from autoshard.interop.written_layout import read_written_layout
+from autoshard.interop.read_layout import read_written_layout
 from autoshard.interop.written_model import models_with
 from autoshard.models.huggingface import to_config
 from autoshard.models.registry import builtin_models, load_model

@@ -22,7 +22,7 @@ from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.planner.planning import inputs_of
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.sets import every_set, recompute_sets
 from autoshard.plans.search_result import Pins

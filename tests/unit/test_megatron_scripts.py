@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from autoshard.errors import AutoshardError
-from autoshard.interop.written_layout import WrittenLayout, read_written_layout
+from autoshard.interop.read_layout import read_written_layout
+from autoshard.interop.written_layout import WrittenLayout
 from autoshard.planner.written import Written, read_written
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")

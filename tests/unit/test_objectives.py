@@ -13,10 +13,11 @@ from autoshard.backends.rules import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
+from autoshard.planner.answer import answer
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
 from autoshard.planner.operators.combine import Combined
 from autoshard.planner.options import request_from
-from autoshard.planner.planning import answer, plan_for
+from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.search_result import Candidate, Pins
@@ -180,7 +181,7 @@ def test_objectives_compare_what_the_solver_gives(monkeypatch: pytest.MonkeyPatc
 def test_what_the_solver_cannot_do_is_refused_before_any_cluster_is_searched(
     objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoshard.planner.planning.search_backends", None)
+    monkeypatch.setattr("autoshard.planner.answer.search_backends", None)
     asked = request(operators="solver", objective=objective, tokens=1e9, pins={"etp": 1})
     with pytest.raises(AutoshardError) as error:
         plan_for(replace(asked, days=30.0 if objective == "nodes" else None))

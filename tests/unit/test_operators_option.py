@@ -14,8 +14,9 @@ import autoshard
 from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError
 from autoshard.explanation.answers import problem_of
+from autoshard.planner.answer import Answer, _proven, _solved, _with_solver
 from autoshard.planner.operators.combine import Combined
-from autoshard.planner.planning import Answer, _proven, _solved, _with_solver, plan_for, plan_of
+from autoshard.planner.planning import plan_for, plan_of
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
 from autoshard.planner.search_words import PROVEN

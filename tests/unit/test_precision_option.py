@@ -16,8 +16,10 @@ from autoshard.errors import AutoshardError, NoneFound
 from autoshard.explanation.describe import describe
 from autoshard.files.option_values import WrongValueError
 from autoshard.interop.export_megatron import megatron_arguments
+from autoshard.planner.answer import Answer, answer
+from autoshard.planner.inputs import inputs_of, precision_names
 from autoshard.planner.options import OPTIONS
-from autoshard.planner.planning import Answer, answer, inputs_of, plan_for, precision_names
+from autoshard.planner.planning import plan_for
 from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.plan_json import plan_to_dict, write_plan

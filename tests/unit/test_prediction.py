@@ -18,7 +18,7 @@ from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
-from autoshard.planner.planning import inputs_of
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
 from autoshard.plans.search_result import Pins

@@ -12,8 +12,8 @@ from autoshard.calibration.results.instance_rows import instance_case
 from autoshard.cli import build_parser
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models import load_model
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.options import OPTIONS, PINS, request_from
-from autoshard.planner.planning import inputs_of
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.training import PRECISIONS

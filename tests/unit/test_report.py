@@ -473,6 +473,15 @@ def test_a_comparison_links_to_each_section_once() -> None:
     assert all(f'id="{anchor}"' in page for anchor, _ in links)
 
 
+def test_a_screen_reader_tells_the_parts_of_two_plans_apart() -> None:
+    page = comparison_report(plan_70b(), plan_interleaved(), ("a.json", "b.json"))
+    named = re.findall(r' (?:aria-label|aria-labelledby)="([^"]*)"', page)
+    assert len(named) == len(set(named)) > 20
+    assert {"First plan: Table: Work and bubbles by rank", "plan-2 memory-of-each-stage_1"} <= set(named)
+    ids = set(re.findall(r' id="([^"]*)"', page))
+    assert ids >= {one for names in re.findall(r' aria-labelledby="([^"]*)"', page) for one in names.split()}
+
+
 def test_measured_and_predicted_are_on_one_page() -> None:
     plan = plan_interleaved()
     page = autoshard.report(plan, measured=run_json(plan), quick=True)

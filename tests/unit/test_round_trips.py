@@ -15,7 +15,7 @@ from autoshard.interop.export import FORMS, export
 from autoshard.interop.export_torchtitan import BASES
 from autoshard.interop.megatron_stages import layout_layers
 from autoshard.interop.nxdt import auto_partition
-from autoshard.interop.written_layout import read_written_layout
+from autoshard.interop.read_layout import read_written_layout
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.prices import priced
 from autoshard.plans.validate import read_plan

@@ -21,8 +21,9 @@ from autoshard.files.option_values import WrongValueError
 from autoshard.interop.export_megatron import megatron_arguments
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.planner.inputs import inputs_of
 from autoshard.planner.options import OPTIONS
-from autoshard.planner.planning import inputs_of, plan_for
+from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.written import read_written
 from autoshard.plans.plan_json import plan_to_dict, plan_to_json

@@ -17,7 +17,8 @@ from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.interface.questions import Score
-from autoshard.interop.written_layout import WrittenLayout, read_written_layout
+from autoshard.interop.read_layout import read_written_layout
+from autoshard.interop.written_layout import WrittenLayout
 from autoshard.layout.strategy import Strategy
 from autoshard.models.registry import load_model
 from autoshard.planner.search import search

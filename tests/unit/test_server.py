@@ -79,6 +79,16 @@ def test_the_answer_is_the_plan_of_the_interface(client: httpx.Client) -> None:
     assert served.json()["estimate"] == json.loads(plan_text(plan))["estimate"]
 
 
+@pytest.mark.parametrize("precision", ["fp8", "auto"])
+def test_precisions_are_compared_as_the_command_does(client: httpx.Client, precision: str) -> None:
+    plan = autoshard.plan("llama3-8b", "h100-80gb", nodes=1, tp=4, precision=precision)
+    asked = {"model": "llama3-8b", "instance": "h100-80gb", "nodes": "1", "tp": "4", "precision": precision}
+    served = client.get("/plan.json", params=asked).json()
+    assert served["notes"] == list(plan.notes)
+    assert any(note.startswith("precision fp8") for note in plan.notes)
+    assert "candidates" in client.get("/answer", params=asked).json()["data"]
+
+
 def plan_text(plan: Any) -> str:
     from autoshard.plans.plan_json import plan_to_json
 

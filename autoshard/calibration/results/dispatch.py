@@ -16,7 +16,7 @@ class Dispatch:
     sends_once: a token goes once to each rank that has experts of it, and once over the network to each node (DeepEP,
     HybridEP), not once for each of its experts. overlaps: one microbatch's exchanges run beside another's work.
     dropless: an expert takes as many tokens as come, in place of a capacity that all are padded to. reads_back: the
-    host then reads how many came before it launches their experts. graphs: what CUDA graphs launch at once, of GRAPHS.
+    host then reads how many came before it launches their experts. graphs: as in cost.stacks.Software.
     clamped: experts clamp both halves of their activation and have biases (GPT-OSS), which takes kernels of their own.
     neighbours: a token's experts are neighbours. permutes: the kernel that sends tokens also sorts them by expert
     (HybridEP, which takes DeepEP's place in NVL72 racks).
@@ -33,8 +33,6 @@ class Dispatch:
 
 
 USUAL = Dispatch()
-GRAPHS = ("none", "router", "attention", "all")
-"""None; the router with what prepares the exchange; attention too; the whole step."""
 
 
 class Shipped(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autoshard.calibration.results.dispatch import USUAL, Dispatch, dispatch_of
 from autoshard.calibration.results.gradients import SAID, SINGLE, assumed_gradients, known_gradients
 from autoshard.calibration.results.mixtures import Extras, Spread, extras, spread
-from autoshard.calibration.results.rows import Row, Unscored, blocks, count, integer, number, pipeline
+from autoshard.calibration.results.rows import Row, Unscored, blocks, count, fields_left_open, integer, number, pipeline
 from autoshard.cost.stage import DenseBlocks
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, SELECTED, SELECTIVE, canonical
@@ -229,14 +229,8 @@ def gpu_model(row: Row) -> ModelSpec:
         head_dim=head_dim,
         vocab_size=integer(row, "vocab"),
         max_position_embeddings=integer(row, "seq_len"),
-        hidden_act="gelu_new" if gpt else "silu",
-        norm_eps=1e-5,
-        rope_theta=None if gpt else 10000.0,
-        rope_scaling=None,
         tie_word_embeddings=row.get("tied_emb", "").lower() == "yes",
-        sliding_window=None,
-        attention_bias=gpt,
-        mlp_bias=gpt,
+        **fields_left_open(gpt),
         num_local_experts=experts if experts > 1 else 0,
         num_experts_per_tok=integer(row, "moe_topk", 1) if experts > 1 else 0,
         shared_expert_intermediate_size=shared,

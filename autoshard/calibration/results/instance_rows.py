@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoshard.calibration.results.rows import Row, Unscored, blocks, count, integer, number, pipeline
+from autoshard.calibration.results.rows import Row, Unscored, blocks, count, fields_left_open, integer, number, pipeline
 from autoshard.cost.stacks import COMPILED, EAGER, TRACED, TRACED_LORA, XLA_FSDP, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, canonical
@@ -188,14 +188,8 @@ def row_model(row: Row) -> ModelSpec:
         head_dim=hidden // heads,
         vocab_size=integer(row, "vocab"),
         max_position_embeddings=integer(row, "seq_len"),
-        hidden_act="gelu_new" if gpt else "silu",
-        norm_eps=1e-5,
-        rope_theta=None if gpt else 10000.0,
-        rope_scaling=None,
         tie_word_embeddings=False,
-        sliding_window=None,
-        attention_bias=gpt,
-        mlp_bias=gpt,
+        **fields_left_open(gpt),
     )
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.text_file import printable, read_text
@@ -65,6 +66,19 @@ def check_columns(path: Path, row: Row, columns: Sequence[str]) -> None:
     if missing := [name for name in columns if name not in row]:
         of = "column" if len(missing) == 1 else "columns"
         raise AutoshardError(f"{path} lacks the {of} {', '.join(missing)}")
+
+
+def fields_left_open(is_gpt: bool) -> dict[str, Any]:
+    """The fields of a ModelSpec that follow from the family, since no row has them: GPT-2's, or else Llama's."""
+    return {
+        "hidden_act": "gelu_new" if is_gpt else "silu",
+        "norm_eps": 1e-5,
+        "rope_theta": None if is_gpt else 10_000.0,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "attention_bias": is_gpt,
+        "mlp_bias": is_gpt,
+    }
 
 
 def number(row: Row, name: str) -> float | None:

@@ -27,7 +27,7 @@ class Cuts(NamedTuple):
     extra: Array
 
     def layers(self, pp: int) -> Array:
-        """Blocks by (stage, layout)."""
+        """How many blocks each stage has, (stage, layout). pp: stages."""
         stage = np.arange(pp)[:, None]
         layers = self.base + ((self.begin <= stage) & (stage < self.begin + self.extra))
         layers[-1] = self.last

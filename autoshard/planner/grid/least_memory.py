@@ -47,8 +47,11 @@ class Pipeline(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """needed: bytes on the fullest rank, at least, by row. pipeline: of several stages. sets_fit: whether one stage has
-    room with a set, (row, set)."""
+    """Bounds of the memory of layouts, one a row.
+
+    needed: bytes on the fullest rank, at least, by row. pipeline: of several stages. sets_fit: whether one stage has
+    room with a set, (row, set).
+    """
 
     needed: Array
     pipeline: Pipeline | None = None

@@ -54,7 +54,7 @@ class RankState:
         return _contents(unit_programs(problem, shape), problem.blocks.kinds, mesh.pp == 1)
 
     def _state(self, hidden_bytes: float) -> State:
-        """hidden_bytes: of a microbatch of one sequence."""
+        """The training state that the rank holds. hidden_bytes: of a microbatch of one sequence."""
         return mesh_state(self._contents, hidden_bytes, self._zero, self._precision, self._mesh, self._cluster)
 
     @cached_property

@@ -83,13 +83,12 @@ class Refined(NamedTuple):
     """The outcome of a refinement.
 
     found: layouts, each faster than what was known before, or than what is taken of it. at_least_s: no layout takes
-    less than this or than the best one. unfinished: layouts that were not looked at in time. passed: promises of which
-    it was not asked how fast they are, only whether they beat the best one.
+    less than this or than the best one. passed: promises of which it was not asked how fast they are, only whether they
+    beat the best one.
     """
 
     found: list[Timed]
     at_least_s: float
-    unfinished: int
     passed: list[Promise]
 
 
@@ -146,7 +145,7 @@ def refine(
             continue
         if not in_time():
             left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
-            return Refined(better, min(at_least_s, *left), len(left), [])
+            return Refined(better, min(at_least_s, *left), [])
         by_paths, is_chunked = _is_solved_by_paths(whole), whole.has_kinds and whole.family.num_virtual_stages > 1
         is_left = is_chunked and solved[by_paths] >= (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED)
         if promise.tighter_s is not None and not (is_left and at_least_s <= bound_s):
@@ -168,7 +167,7 @@ def refine(
             taken_s = taken_s if is_refused else fastest.step_time_s
         else:
             passed.append(promise._replace(at_least_s=max(bound_s, fastest.at_least_s)))
-    return Refined(better, min(at_least_s, best_s), 0, passed)
+    return Refined(better, min(at_least_s, best_s), passed)
 
 
 def fastest_of(promise: Promise, limit_bytes: float, below_s: float) -> Timed | None:

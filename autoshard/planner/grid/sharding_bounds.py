@@ -145,7 +145,7 @@ class LeastTable(Table):
         return numbers[[unshared[_unshared(shape)] for shape in shapes]]
 
     def _add_solved(self, shape: LocalShape, numbers: Array) -> None:
-        """numbers: (set, PARTS, number), which are raised to what is known of block and ends."""
+        """Raise numbers, (set, PARTS, number), to what is known of block and ends."""
         units = unit_programs(self._problem, _unshared(shape))
         per_parameter = accumulation_s_per_parameter(self._problem.training.precision, self._problem.cluster.device)
         for part, (seconds, unit) in enumerate(

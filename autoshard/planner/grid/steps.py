@@ -20,9 +20,6 @@ from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import OPERATORS, RING, SentColumns, UnitColumns
 from autoshard.spec.cluster import Device
 
-Law = LawOf
-"""(kind, axes) -> seconds over bytes of a collective."""
-
 
 class Asked(NamedTuple):
     """The programs of one local shape, for microbatches of several sizes. sequences: (size,)."""
@@ -44,11 +41,11 @@ class Asked(NamedTuple):
 
 
 def priced_steps(
-    asked: Sequence[Asked], device: Device, peak: float, products: QuantizedProducts | None = None
+    asked: Sequence[Asked], device: Device, peak_flops_per_s: float, products: QuantizedProducts | None = None
 ) -> tuple[StepSeconds, list[int]]:
     """(seconds of all steps, an array each; the place of the first step of each of `asked`, and how many all are).
 
-    peak: FLOP/s of the matrix products' dtype. products: those that are quantised.
+    peak_flops_per_s: of the matrix products' dtype. products: those that are quantised.
     """
     starts = [0, *accumulate(shape.num_steps for shape in asked)]
     forward, backward = (
@@ -56,7 +53,7 @@ def priced_steps(
         for direction in ("forward", "backward")
     )
     work = StepWork([*_operators(asked, starts)], forward, backward, num_steps=starts[-1])
-    return step_seconds(work, device, peak, COMPILED, products), starts
+    return step_seconds(work, device, peak_flops_per_s, COMPILED, products), starts
 
 
 def _operators(asked: Sequence[Asked], starts: Sequence[int]) -> Iterator[Operators]:

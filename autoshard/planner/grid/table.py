@@ -105,7 +105,7 @@ class Table:
         return self._staying[place]
 
     def add(self, draft: Draft) -> None:
-        """draft: legal but for its stage_layers."""
+        """Append a layout, which is priced with every set. draft: legal but for its stage_layers."""
         count = self._problem.training.global_batch_size // (draft.dp * draft.microbatch_size)
         family = Family.of(draft.schedule, draft.pp, draft.num_virtual_stages, count)
         drafts = self._families.get(family)

@@ -210,12 +210,12 @@ def part_numbers(
         for programs, (shape, places) in zip(units, several, strict=True)
     ]
     device = device or problem.cluster.device
-    peak = device.peak_flops_per_s(problem.training.precision.compute_dtype)
+    peak_flops_per_s = device.peak_flops_per_s(problem.training.precision.compute_dtype)
     quantized_by = quantized_products(device, problem.training.precision)
     of_shapes: list[_Sums] = []
     for begin in range(0, len(units), AT_ONCE):
         some = slice(begin, begin + AT_ONCE)
-        seconds, starts = priced_steps(asked[some], device, peak, quantized_by)
+        seconds, starts = priced_steps(asked[some], device, peak_flops_per_s, quantized_by)
         forward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in seconds.forward.values])
         back = (*seconds.backward.values, seconds.put_off_s)
         backward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in back])

@@ -48,7 +48,7 @@ class Evaluation:
         return outputs if self._rank == self._stages[-1].pipeline_rank else []
 
     def _run_stage(self, stage: Stage, previous: Pieces, inputs: Mapping[str, Pieces]) -> Pieces:
-        """previous: outputs of the stage before, where that one is here too."""
+        """The outputs of a stage, by microbatch. previous: those of the stage before, where that one is here too."""
         module, outputs = self._modules[stage.index], []
         for microbatch in range(self._num_microbatches):
             self._on_action(f"evaluation, F{microbatch}.{stage.chunk}")

@@ -4,58 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autoshard.graph.partition import Step
 from autoshard.models.stage import published_sizes
-from autoshard.runtime.torch_backend.optimizer import piece_shapes
+from autoshard.plans.plan import Plan
+from autoshard.runtime.torch_backend.groups import MeshGroups
+from autoshard.runtime.torch_backend.optimizer import ShardedAdamW, piece_shapes
+from autoshard.runtime.torch_backend.pipeline import Pipeline
+from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.schedules import Action
-
-if TYPE_CHECKING:
-    from autoshard.runtime.torch_backend.session import Session
-
 
 STATE_PARTS = ("parameters", "gradients", "master weights", "first moments", "second moments")
 
 
 class SessionProbe:
-    """Looks at one session as it is when asked: the optimizer has its moments from the first step on."""
+    """Looks at the parts of a session as they are when asked: the optimizer has its moments from the first step on."""
 
-    def __init__(self, session: Session):
-        self._session = session
+    def __init__(
+        self,
+        plan: Plan,
+        modules: Sequence[StageModule],
+        optimizer: ShardedAdamW,
+        groups: MeshGroups | None,
+        pipeline: Pipeline,
+    ):
+        self._plan, self._modules, self._optimizer = plan, modules, optimizer
+        self._groups, self._pipeline = groups, pipeline
 
     @property
     def parameter_elements(self) -> int:
         """Elements of all flat buffers of parameters, padding included."""
-        return sum(bucket.elements for bucket in self._session.optimizer.buckets)
+        return sum(bucket.elements for bucket in self._optimizer.buckets)
 
     @property
     def parameters(self) -> Sequence[torch.Tensor]:
         """The flat buffers of weights."""
-        return [bucket.parameters for bucket in self._session.optimizer.buckets]
+        return [bucket.parameters for bucket in self._optimizer.buckets]
 
     @property
     def gradients(self) -> Sequence[torch.Tensor]:
         """The flat buffers of gradients."""
-        return [bucket.gradients for bucket in self._session.optimizer.buckets]
+        return [bucket.gradients for bucket in self._optimizer.buckets]
 
     @property
     def optimizer_tensors(self) -> Sequence[torch.Tensor]:
         """Everything that the optimizer holds: its buffers, masters and moments."""
-        return tuple(_tensors(self._session.optimizer))
+        return tuple(_tensors(self._optimizer))
 
     @property
     def functions(self) -> int:
         """Functions of the gradient's norm and of the update that would be compiled: norms by size, updates by size
         and weight decay, or of weights that are rounded at random by kind of parameter."""
-        plan, modules = self._session.plan, tuple(self._session.modules.values())
-        buckets = [bucket for bucket in self._session.optimizer.buckets if bucket.key.learned]
+        plan = self._plan
+        buckets = [bucket for bucket in self._optimizer.buckets if bucket.key.learned]
         norms = {bucket.master.numel() for bucket in buckets}
         if not plan.training.precision.rounds_at_random:
             return len(norms) + len({(bucket.master.numel(), bucket.key.decay) for bucket in buckets})
-        shapes = piece_shapes(modules, plan.mesh, self._session._groups, published_sizes(plan.model))
+        shapes = piece_shapes(self._modules, plan.mesh, self._groups, published_sizes(plan.model))
         return len(norms) + len({piece.kind for bucket in buckets for piece in bucket.pieces(shapes)})
 
     @property
@@ -64,7 +72,7 @@ class SessionProbe:
 
         Masters may share their storage with parameters.
         """
-        optimizer, named = self._session.optimizer, dict[str, torch.Tensor]()
+        optimizer, named = self._optimizer, dict[str, torch.Tensor]()
         for bucket, (master, first, second) in zip(optimizer.buckets, optimizer.state(), strict=True):
             name = _bucket_name(bucket.key.unit, bucket.names)
             parts = (bucket.parameters, bucket.gradients, master, first, second)
@@ -74,7 +82,7 @@ class SessionProbe:
     @property
     def weight_shards(self) -> Mapping[str, torch.Tensor]:
         """This rank's shards of the parameters under ZeRO-3, by the names of what is gathered from them."""
-        buckets = self._session.optimizer.buckets
+        buckets = self._optimizer.buckets
         return {
             _bucket_name(one.key.unit, one.names): one.parameters for one in buckets if getattr(one, "gathers", False)
         }
@@ -82,12 +90,12 @@ class SessionProbe:
     @property
     def orders(self) -> Sequence[Sequence[str]]:
         """Actions that the runtime holds for a step, by pipeline rank, such as F3.1."""
-        turns = self._session._pipeline.turns
+        turns = self._pipeline.turns
         return [[str(turn) for turn in own if isinstance(turn, Action)] for own in turns]
 
     def watch(self, watched: Callable[[Step, Callable[..., Any]], Callable[..., Any]]) -> None:
         """Run each step of the session's programs as watched(step, run) instead of as run; for good."""
-        for module in self._session.modules.values():
+        for module in self._modules:
             steps = iter(module.program.steps)
             module._sections = tuple(
                 replace(

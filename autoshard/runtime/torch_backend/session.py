@@ -149,7 +149,7 @@ class Session:
 
     def probe(self) -> SessionProbe:
         """The session's view for an audit."""
-        return SessionProbe(self)
+        return SessionProbe(self.plan, tuple(self.modules.values()), self.optimizer, self._groups, self._pipeline)
 
     def shards(self) -> tuple[Shard, ...]:
         """The shards whose values `optimizer.state` gives, in its order, as boxes of the whole parameters."""

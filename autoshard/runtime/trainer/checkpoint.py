@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 import autoshard
 from autoshard.checkpoint.manifest import QUANTITIES, Manifest, read_manifest
-from autoshard.checkpoint.store import PLAN, Folder, PlaceError, file_problem, open_folder, open_store
+from autoshard.checkpoint.open_place import open_folder, open_store
+from autoshard.checkpoint.store import PLAN, Folder, PlaceError, file_problem
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.plans.mixture_changes import mixture_changes

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from autoshard.tracer.dims import Dim, resolve, size_of, unify
-from autoshard.tracer.tracer import Tracer, rule
+from autoshard.tracer.tracer import Tracer, finishes, rule
 from autoshard.tracer.values import (
     Constant,
     ExpertRows,
@@ -258,7 +258,10 @@ def expert_product(t: Tracer, x: Value, y: Value) -> Value:
 
 
 def _by_expert(t: Tracer, x: Routed, weight: View, gates: Gates) -> Value:
-    """gates: of the order that the weight's experts are in."""
+    """The product of tokens, ordered by expert, and the weight of each one's own expert.
+
+    gates: of the order that the weight's experts are in.
+    """
     if x.weighed or x.by_token:
         raise Unsupported("answers of experts go to further experts")
     if x.gates.shared is not gates.shared:
@@ -296,6 +299,7 @@ def _combine(t: Tracer, x: Routed) -> View:
     return View(t.emit("combine", (x.view.tensor, operator), dims), ((t.batch, t.seq), x.view.axes[-1]))
 
 
+@finishes(Routed)
 def finish_routed(t: Tracer, x: Routed) -> View:
     """The tokens of experts as a tensor of slots, which the experts' activation reads."""
     if x.weighed or x.by_token:

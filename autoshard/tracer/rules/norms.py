@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.tracer.dims import resolve, unify
-from autoshard.tracer.tracer import Tracer, rule
+from autoshard.tracer.tracer import Tracer, finishes, rule
 from autoshard.tracer.values import (
     Centered,
     Formula,
@@ -152,6 +152,7 @@ def _is_vector(x: Value) -> bool:
     return isinstance(x, View) and isinstance(x.tensor, Parameter) and len(x.axes) == 1
 
 
+@finishes(Normed)
 def finish_norm(t: Tracer, x: Normed) -> View:
     tensors = [x.view.tensor, *(one.tensor for one in (x.weight, x.bias) if one is not None)]
     if x.bias is not None and x.weight is None:

@@ -14,13 +14,14 @@ from autoshard.tracer.rules.attention import add_to_scores, scale_scores
 from autoshard.tracer.rules.experts import divide_gates, weigh
 from autoshard.tracer.rules.norms import norm_minus, norm_plus, norm_power, norm_root, norm_times
 from autoshard.tracer.rules.positions import add_positions, negative, plus, position_rows, times_table
-from autoshard.tracer.tracer import Tracer, rule
+from autoshard.tracer.tracer import INCOMPLETE, Tracer, finishes, rule
 from autoshard.tracer.values import (
     Constant,
     Formula,
     PositionRows,
     Scores,
     Selection,
+    Squares,
     Turned,
     Unsupported,
     Value,
@@ -238,6 +239,15 @@ def extreme(t: Tracer, x: Value, y: Value) -> Value:
     raise Unsupported("the larger or smaller of two tensors is no smooth function; of a tensor and a number, use clamp")
 
 
+@finishes(Squares)
+def finish_squares(t: Tracer, x: Squares) -> View:
+    """The squares of a tensor, where they are all that it is."""
+    if x.averaged or x.centered:
+        raise Unsupported(INCOMPLETE[Squares])
+    return finish_formula(t, Formula(("square", "x0"), {"x0": x.view}, x.view.axes))
+
+
+@finishes(Formula)
 def finish_formula(t: Tracer, x: Formula) -> View:
     """The formula as one elementwise operator. Its first input is the leaf with all dims."""
     expression = _simplified(x.expression)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from autoshard.tracer.dims import resolve, size_of, unify
-from autoshard.tracer.tracer import Tracer, rule
+from autoshard.tracer.rules.experts import chosen
+from autoshard.tracer.tracer import Tracer, finishes, rule
 from autoshard.tracer.values import (
     Constant,
     Input,
@@ -39,8 +40,6 @@ def embedding(
 @rule("index", "index_select")
 def index(t: Tracer, x: Value, *args: Value) -> Value:
     """The value of table[positions]; index_select has the axis before the places."""
-    from autoshard.tracer.rules.experts import chosen
-
     places = args[-1]
     if isinstance(places, (list, tuple)):
         found = chosen(t, x, places)
@@ -211,6 +210,7 @@ def view_as_real(t: Tracer, x: Value) -> Value:
     return Turned(found.view, found.tail, torch.stack((found.matrix.real, found.matrix.imag), -2))
 
 
+@finishes(Turned)
 def finish_turned(t: Tracer, x: Turned) -> View:
     """The turned view as an operator rope over all of the view's tail or a part of it, or the view itself if nothing
     turns.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autoshard.tracer.dims import Dim, Dims, resolve, unify
 from autoshard.tracer.rules.attention import product_of_activations
 from autoshard.tracer.rules.experts import expert_product
-from autoshard.tracer.tracer import Tracer, rule
+from autoshard.tracer.tracer import Tracer, finishes, rule
 from autoshard.tracer.values import (
     Cut,
     ExpertRows,
@@ -106,6 +106,7 @@ def add_bias(t: Tracer, x: View, bias: Value) -> View:
     return View(t.emit("elementwise", (x.tensor, bias.tensor), x.tensor.dims, function="add"), x.axes)
 
 
+@finishes(Selection)
 def finish_selection(t: Tracer, x: Selection) -> View:
     """A part of a projection's result, as the projection by a part of its weight; one operator serves all readers."""
     key = (x.view.tensor, x.view.shape, x.axis, x.start, x.stop, x.drops)
