@@ -24,7 +24,7 @@ from autoshard.explanation.text import render
 from autoshard.explanation.why import Why as Answered
 from autoshard.explanation.why import why as answered
 from autoshard.files.fields import check_integer, show
-from autoshard.interface.inputs import Instance, Model, Options, check_plan, checked, request_of
+from autoshard.interface.inputs import Instance, Model, Options, check_look, check_plan, checked, request_of
 from autoshard.interface.limits import TIME_LIMIT_S
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.interface.watch import watched
@@ -159,6 +159,7 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
     128
     """
     check_plan("explain", plan)
+    check_look("explain", quick, time_limit)
     answers = [] if quick else [*answers_of(plan, time_limit)]
     return Explanation(describe(plan, answers[-1] if answers else None))
 
@@ -428,5 +429,5 @@ def trace(plan: plans.Plan, out: str | Path | None = None, *, measured: str | Pa
         events += measured_events(plan, str(measured))
     found = document(events)
     if out is not None:
-        write_text(Path(out), json.dumps(found, separators=(",", ":")) + "\n", "trace")
+        write_text(out, json.dumps(found, separators=(",", ":")) + "\n", "trace")
     return found

@@ -68,7 +68,7 @@ def with_run(sweep: Sweep, options: Mapping[str, Any]) -> Sweep:
 
 def part(sweep: Sweep, shard: str) -> Sweep:
     """The points of one shard, given as "2/8". Raises AutoshardError for one that has no point."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(shard))
     number, count = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= count <= len(sweep.points):
         raise AutoshardError(
