@@ -54,7 +54,10 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def sweep_of(options: Mapping[str, Any], name: str) -> Sweep:
-    """The sweep of options some of which are lists or arrays of values. Raises AutoshardError as `read_sweep` does."""
+    """The sweep of options some of which are lists or arrays of values; or of what a sweep file holds, where these
+    stand under `grid`. Raises AutoshardError as `read_sweep` does."""
+    if "grid" in options:
+        return _sweep(dict(options), name, f"sweep {name}")
     plain = {option: value.tolist() if hasattr(value, "tolist") else value for option, value in options.items()}
     grid = {option: list(values) for option, values in plain.items() if isinstance(values, (list, tuple, range))}
     rest = {option: value for option, value in plain.items() if option not in grid}

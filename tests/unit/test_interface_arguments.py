@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import autoshard
 from autoshard import AutoshardError
+from autoshard.sweeps.grid import sweep_of
 
 PUBLIC: Any = autoshard
 """Without its types, to be called wrongly."""
@@ -68,3 +70,12 @@ def test_the_memory_of_a_rank_wants_paths(name: str, message: str) -> None:
     with pytest.raises(AutoshardError) as raised:
         getattr(found, name)(3)
     assert str(raised.value) == message
+
+
+def test_a_sweep_takes_what_a_sweep_file_holds(tmp_path: Path) -> None:
+    """A file that was read by a YAML reader has its lists under `grid`."""
+    held = {"model": "llama3-8b", "seq_len": 2048, "grid": {"nodes": [1, 2]}}
+    assert sweep_of(held, "sweep") == sweep_of({"model": "llama3-8b", "seq_len": 2048, "nodes": [1, 2]}, "sweep")
+    with pytest.raises(AutoshardError) as raised:
+        autoshard.sweep({**held, "tp": [1, 2]}, tmp_path)
+    assert str(raised.value) == "tp of sweep sweep: [1, 2] must be a whole number of at least 1"
