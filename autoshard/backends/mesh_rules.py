@@ -264,12 +264,13 @@ TP_RULES = (
     Rule("tp does not divide the groups of a state space", tp_divides_groups),
 )
 """Read tp alone."""
+EXPERTS_SPLIT = Rule("the experts do not split over ep", experts_split)
 COMMON_MESH_RULES = (
     Rule("the degrees do not fill the cluster", world_is_filled),
     *TP_RULES,
     Rule("the sequence does not split over cp and tp", sequence_splits),
     Rule("etp is no part of tp", experts_are_cut_apart),
-    Rule("the experts do not split over ep", experts_split),
+    EXPERTS_SPLIT,
     Rule("experts with context parallelism", experts_share_sequences),
     Rule("replicas do not hold all shards", replicas_hold_all_shards),
     *ORDER_RULES,

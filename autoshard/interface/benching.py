@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_choice, check_integer
+from autoshard.files.fields import check_choice, check_integer, show
+from autoshard.interface.inputs import path_of
 
 TRACKS = ("predictors", "searchers")
 DATA, OUT = "benchmarks/data", "benchmarks/results"
@@ -36,6 +37,8 @@ def planbench(
     from autoshard.bench import searchers
     from autoshard.bench.run import run
 
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(name, str) for name in entries):
+        raise AutoshardError(f"entries={show(entries)} of planbench must be names, such as ['random']")
     if track is not None:
         check_choice("bench", "track", track, TRACKS)
     elif entries:
@@ -46,8 +49,8 @@ def planbench(
     if problems is not None:
         check_integer("planbench", "problems", problems)
     return run(
-        Path(data),
-        Path(out),
+        path_of("planbench", "data", data),
+        path_of("planbench", "out", out),
         TRACKS if track is None else (track,),
         tuple(dict.fromkeys(entries)),
         searchers.EVALUATIONS if evaluations is None else evaluations,

@@ -12,7 +12,8 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
-from autoshard.files.fields import show
+from autoshard.files.fields import check_integer, show
+from autoshard.interface.inputs import path_of
 from autoshard.interface.limits import SHAPES
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.units import format_seconds
@@ -53,11 +54,16 @@ def calibrate(
 
     Raises AutoshardError for arguments that do not go together, a device that is not there, a file that is wrong.
     """
+    files = {"collectives": collectives, "out": out, "hardware": hardware, "plot": plot}
+    paths = {name: path_of("calibrate", name, file) for name, file in files.items() if file is not None}
+    for name, count in (("processes", processes), ("shapes", shapes)):
+        if count is not None:
+            check_integer("calibrate", name, count)
     measuring = {"device": device, "processes": processes, "plot": plot}
     if results is None and collectives is None:
         if hardware is not None:
             raise AutoshardError("hardware needs results or collectives")
-        return _measure(device or "cpu", processes, min(SHAPES, shapes), out, instance, plot)
+        return _measure(device or "cpu", processes, min(SHAPES, shapes), paths.get("out"), instance, paths.get("plot"))
     for name, value in measuring.items():
         if value is not None:
             raise AutoshardError(f"{name} is of measuring this machine, which results and collectives do not")
@@ -67,30 +73,30 @@ def calibrate(
     from autoshard.calibration.measure import overwrites
     from autoshard.calibration.results.own import fit_own
 
-    if out is not None:
-        overwrites(Path(out))
+    if "out" in paths:
+        overwrites(paths["out"])
     content, page = fit_own(
         [Path(one) for one in results or ()],
-        None if collectives is None else Path(collectives),
+        paths.get("collectives"),
         instance,
-        None if hardware is None else Path(hardware),
+        paths.get("hardware"),
     )
-    return _written(content, page, out)
+    return _written(content, page, paths.get("out"))
 
 
 def _measure(
     device: str,
     processes: int | None,
     shapes: int,
-    out: str | Path | None,
+    out: Path | None,
     instance: str | None,
-    picture: str | Path | None,
+    picture: Path | None,
 ) -> Calibration:
     from autoshard.calibration.measure import default_instance, measure, overwrites
 
     for file in (out, picture):
         if file is not None:
-            overwrites(Path(file))
+            overwrites(file)
     machine, more = measure(device, processes, shapes, progress_line, instance)
 
     from autoshard.calibration.hardware_file import hardware_file
@@ -101,17 +107,16 @@ def _measure(
         from autoshard.calibration.plot import plot
 
         points = (*one.points, *(together.points if together is not None else ()))
-        plot(points, f"{machine.name}: measured and fitted", Path(picture))
+        plot(points, f"{machine.name}: measured and fitted", picture)
     return _written(content, _page(content, one, together), out)
 
 
-def _written(content: Mapping[str, Any], lines: Sequence[str], out: str | Path | None) -> Calibration:
+def _written(content: Mapping[str, Any], lines: Sequence[str], out: Path | None) -> Calibration:
     if out is None:
         return Calibration(content, tuple(lines), None)
-    path = Path(out)
-    write_constants(path, content)
-    more = ("", f"{path} ({content['instance']}): autoshard plan --hardware {path}")
-    return Calibration(content, (*lines, *more), path)
+    write_constants(out, content)
+    more = ("", f"{out} ({content['instance']}): autoshard plan --hardware {out}")
+    return Calibration(content, (*lines, *more), out)
 
 
 def fit_packaged(

@@ -19,7 +19,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.reached import reached
 from autoshard.files.urls import check_path, is_url
-from autoshard.interface.inputs import check_plan
+from autoshard.interface.inputs import check_plan, path_of
 from autoshard.interface.planned import Plan
 from autoshard.migration.target import INSTANCE, Target
 from autoshard.plans import plan as plans
@@ -135,9 +135,9 @@ def migrate(
     from autoshard.migration.migrate import migrate as migrated
     from autoshard.migration.write import write_migration
 
+    folder = path_of("migrate", "out", out)
     check_path("out", out)
-    folder = Path(out)
-    saved = None if checkpoint is None else Path(checkpoint)
+    saved = None if checkpoint is None else path_of("migrate", "checkpoint", checkpoint)
     with reached(f"checkpoint={saved}"):
         if saved is not None and not saved.is_dir():
             raise AutoshardError(f"checkpoint={saved} is not a folder; NxD's has model/ and optim/ in it")

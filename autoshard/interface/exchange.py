@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from autoshard.files.fields import check_choice
 from autoshard.interface.inputs import Options, check_plan, checked
 from autoshard.interface.planned import Plan
+from autoshard.interface.watch import watched
 from autoshard.interop.export import FORMS
 from autoshard.interop.exported import Exported
 from autoshard.planner.written import Written
@@ -74,4 +75,5 @@ def replan(plan: plans.Plan, nodes: int) -> Plan:
     from autoshard.replanning import replan as replanned
 
     check_plan("replan", plan)
-    return Plan.of(replanned(plan, nodes).plan)
+    with watched(f"replanning {plan.model.name}"):
+        return Plan.of(replanned(plan, nodes).plan)

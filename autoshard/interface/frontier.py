@@ -7,6 +7,7 @@ from typing import Any
 
 from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
 from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.watch import watched
 from autoshard.planner.answer import Answer
 from autoshard.planner.objectives import frontier
 from autoshard.planner.request import PlanRequest
@@ -28,5 +29,6 @@ class Frontier(Shown):
 
 
 def frontier_of(request: PlanRequest) -> Frontier:
-    """The frontier up to the request's nodes."""
-    return Frontier(frontier(request))
+    """The frontier up to the request's nodes, or to those that are done at Ctrl-C."""
+    with watched("searching the frontier"):
+        return Frontier(frontier(request))

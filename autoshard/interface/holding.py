@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
-from autoshard.interface.inputs import check_plan
+from autoshard.interface.inputs import check_plan, path_of
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
 
@@ -64,7 +64,9 @@ class Memory(Shown):
         from autoshard.allocations.compare import diagnose
         from autoshard.allocations.dump import read_dump
 
-        found = diagnose(self.blocks, read_dump(Path(snapshot)), self.plan.cluster.device.memory_bytes)
+        found = diagnose(
+            self.blocks, read_dump(path_of("diagnose", "snapshot", snapshot)), self.plan.cluster.device.memory_bytes
+        )
         smaller = changes(self.plan, self.blocks.pipeline_rank) if found.short_bytes else ()
         fitting = tuple(one for one in smaller if one.saved_bytes >= found.short_bytes)
         return MemoryDiagnosis(found, fitting, len(smaller) - len(fitting))
@@ -75,7 +77,7 @@ class Memory(Shown):
         Raises AutoshardError for another ending, and where it cannot be written."""
         from autoshard.files.atomic_file import write_bytes
 
-        write_bytes(path, _writer(Path(path))(self), "memory")
+        write_bytes(path, _writer(path_of("save", "path", path))(self), "memory")
         return Path(path)
 
     def to_dict(self) -> dict[str, Any]:

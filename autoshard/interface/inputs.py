@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import option_instead, show
+from autoshard.files.fields import check_flag, check_positive, option_instead, show
 from autoshard.files.option_values import whole
 from autoshard.planner.options import OPTIONS, request_from
 from autoshard.planner.request import TOP, PlanRequest
@@ -106,6 +106,19 @@ def check_plan(of: str, plan: object) -> None:
     """Raise AutoshardError for what is no plan. of: the name of the function that takes it."""
     if not isinstance(plan, Plan):
         raise AutoshardError(f"plan={show(plan)} of {of} must be a plan; autoshard.read_plan reads one from its file")
+
+
+def path_of(of: str, name: str, value: object) -> Path:
+    """The value as a path. of, name: the function and its argument, in the AutoshardError for what is none."""
+    if not isinstance(value, (str, Path)):
+        raise AutoshardError(f"{name}={show(value)} of {of} must be a path")
+    return Path(value)
+
+
+def check_look(of: str, quick: object, time_limit: object) -> None:
+    """Raise AutoshardError for values that say how far a function looks, of which one cannot be taken."""
+    check_flag(of, "quick", quick)
+    check_positive(of, "time_limit", time_limit)
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:

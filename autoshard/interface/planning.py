@@ -195,7 +195,7 @@ def frontier(
     model: Model, instance: Instance = None, *, beaten_path: bool = False, **options: Unpack[Options]
 ) -> Frontier:
     """The fastest step of 1, 2, 4, ... up to `nodes` nodes, as `autoshard plan --pareto`: by rising nodes, those that
-    are faster than every smaller one.
+    are faster than every smaller one. At a Python prompt and in a notebook Ctrl-C gives those that are done.
 
     >>> import autoshard
     >>> [point["nodes"] for point in autoshard.frontier("llama3-8b", nodes=4).to_list()]

@@ -24,10 +24,10 @@ from autoshard.explanation.text import render
 from autoshard.explanation.why import Why as Answered
 from autoshard.explanation.why import why as answered
 from autoshard.files.fields import check_integer, show
-from autoshard.interface.inputs import Instance, Model, Options, check_plan, checked, request_of
+from autoshard.interface.inputs import Instance, Model, Options, check_look, check_plan, checked, request_of
 from autoshard.interface.limits import TIME_LIMIT_S
 from autoshard.interface.shown import WIDTH, Shown
-from autoshard.interface.watch import watched
+from autoshard.interface.watch import is_interactive, watched
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.kept import Kept
 from autoshard.planner.written import Written
@@ -150,8 +150,9 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
     """Explains what a plan does, why it was chosen, and what would change the choice.
 
     quick: leave out what would change the choice, which searches again at other bandwidths, memories, batches, nodes
-    and prices. time_limit: seconds that this may take; what is not answered by then is said to be open. A process that
-    has explained a plan in full answers at once when it is asked again.
+    and prices. time_limit: seconds that this may take; what is not answered by then, or by a Ctrl-C at a Python prompt
+    or in a notebook, is said to be open. A process that has explained a plan in full answers at once when it is asked
+    again.
 
     >>> import autoshard
     >>> plan = autoshard.plan("llama3-8b", nodes=4)
@@ -159,18 +160,20 @@ def explain(plan: plans.Plan, *, quick: bool = False, time_limit: float = TIME_L
     128
     """
     check_plan("explain", plan)
-    answers = [] if quick else [*answers_of(plan, time_limit)]
+    check_look("explain", quick, time_limit)
+    with watched(f"explaining {plan.model.name}"):
+        answers = [] if quick else [*answers_of(plan, time_limit)]
     return Explanation(describe(plan, answers[-1] if answers else None))
 
 
 def answers_of(plan: plans.Plan, time_limit: float = TIME_LIMIT_S, processes: int = 1) -> Iterator[Sensitivity]:
     """Yields what would change the choice, each time with more answers, for at most time_limit seconds. On a terminal a
-    line shows the progress in between. processes: with 2, a process beside this one answers some of the
-    questions."""
+    line shows the progress in between; where a person types at this Python, `watched` has one. processes: with 2, a
+    process beside this one answers some of the questions."""
     from autoshard.explanation.sensitivity import answers_so_far
     from autoshard.planner.priced import Clock
 
-    clock, shown = Clock(time_limit), sys.stderr.isatty()
+    clock, shown = Clock(time_limit), sys.stderr.isatty() and not is_interactive()
 
     def on_answer(done: int, total: int) -> None:
         if shown:
@@ -428,5 +431,5 @@ def trace(plan: plans.Plan, out: str | Path | None = None, *, measured: str | Pa
         events += measured_events(plan, str(measured))
     found = document(events)
     if out is not None:
-        write_text(Path(out), json.dumps(found, separators=(",", ":")) + "\n", "trace")
+        write_text(out, json.dumps(found, separators=(",", ":")) + "\n", "trace")
     return found

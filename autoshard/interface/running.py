@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import show
-from autoshard.interface.inputs import check_plan
+from autoshard.files.fields import check_flag, show
+from autoshard.interface.inputs import check_plan, path_of
 from autoshard.interface.shown import WIDTH, Shown
 from autoshard.plans import plan as plans
 from autoshard.runtime.options import options_from
@@ -137,7 +137,7 @@ def sweep(
     planned again, also after this process was killed.
 
     grid: options of `plan`, lists of values among them: {"model": "llama3-8b", "nodes": [4, 8, 16]}; or a sweep file
-    (YAML). out: folder of the results; None: sweeps/NAME. run: execute each plan too, or rehearse it where this machine
+    (YAML), or what it holds. out: folder of the results; None: sweeps/NAME. run: execute each plan too, or rehearse it where this machine
     is smaller; the options of `run` as a dict, or under `run` of the grid. workers: processes of this machine; None:
     one a core where many points are planned alone. scheduler: address of a Dask cluster that does the points instead
     (extra `cluster`). shard: "2/8" does the second of eight parts, into a folder of its own in out; without it their
@@ -161,7 +161,10 @@ def sweep(
     asked = sweep_of(grid, "sweep") if isinstance(grid, Mapping) else read_sweep(Path(grid))
     if isinstance(run, Mapping):
         asked = with_run(asked, run)
-    folder = Path(out) if out is not None else Path("sweeps") / asked.name
+    else:
+        check_flag("sweep", "run", run)
+    check_flag("sweep", "wandb", wandb)
+    folder = path_of("sweep", "out", out) if out is not None else Path("sweeps") / asked.name
     if shard is not None:
         asked, folder = part(asked, shard), folder / SHARDS / shard.replace("/", "-of-")
     options = asked.run if run or isinstance(run, Mapping) else None

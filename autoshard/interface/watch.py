@@ -24,8 +24,9 @@ def is_interactive() -> bool:
 
 @contextmanager
 def watched(what: str) -> Iterator[None]:
-    """A context in which searches show that they run and end at Ctrl-C with the best layout so far, where a person
-    types; elsewhere nothing is changed. A second Ctrl-C is a KeyboardInterrupt. what: is said to be done."""
+    """A context in which searches show that they run and end at Ctrl-C with the best layout so far, and answers that
+    follow from searches with those that are known, where a person types; elsewhere nothing is changed. A second Ctrl-C
+    is a KeyboardInterrupt. what: is said to be done."""
     if not is_interactive() or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -55,7 +56,7 @@ class _Watch:
     def __call__(self) -> bool:
         now_s = perf_counter()
         if now_s - self._begin_s > QUIET_S and now_s - self._shown_s > EVERY_S:
-            self._out.write(f"\r{self._what}: {now_s - self._begin_s:.0f} s; Ctrl-C takes the best so far")
+            self._out.write(f"\r{self._what}: {now_s - self._begin_s:.0f} s; Ctrl-C takes what is known")
             self._out.flush()
             self._shows, self._shown_s = True, now_s
         return not self._interrupted

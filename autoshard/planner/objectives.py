@@ -10,6 +10,7 @@ from autoshard.planner.answer import Answer
 from autoshard.planner.inputs import inputs_of, precision_names
 from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
+from autoshard.planner.watching import goes_on
 from autoshard.spec.training import load_precision
 from autoshard.units import counted, format_count, format_number, format_seconds
 
@@ -35,14 +36,18 @@ def best_answer(request: PlanRequest) -> Answer:
 
 def frontier(request: PlanRequest) -> tuple[Answer, ...]:
     """Answers for the clusters of 1, 2, 4, ... up to --nodes nodes of which none with fewer nodes is as fast; by rising
-    number of nodes. Raises AutoshardError for what only a single plan has, and where no cluster has an answer."""
+    number of nodes. Where who watches wants it to end, that is before the cluster whose search was cut short, unless it
+    is the first. Raises AutoshardError for what only a single plan has, and where no cluster has an answer."""
     for name, usual in (("tokens", None), ("days", None), ("objective", "time")):
         if getattr(request, name) != usual:
             raise AutoshardError(f"--pareto lists single steps and takes no --{name}; a plan without --pareto does")
     answers: list[Answer] = []
     for larger in _answers(request, _powers_of_two(request.nodes)):
-        if not answers or larger.result.best.estimate.step_time_s < answers[-1].result.best.estimate.step_time_s:
+        in_full, step_s = goes_on(), larger.result.best.estimate.step_time_s
+        if not answers or (in_full and step_s < answers[-1].result.best.estimate.step_time_s):
             answers.append(larger)
+        if not in_full:
+            break
     return tuple(answers)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from autoshard.backends.mesh_rules import EXPERTS_SPLIT, mesh_rules
 from autoshard.backends.problem import Draft, Problem, Rule
-from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, kernel_rules, mesh_rules, state_rules
+from autoshard.backends.rules import LAYOUT_RULES, SENDING_RULES, kernel_rules, state_rules
 from autoshard.planner.candidates import kernel_choices, meshes, microbatch_sizes, virtual_stages, zero_stages
 from autoshard.planner.layouts import state_at_least_bytes
 from autoshard.plans.search_result import Pins
@@ -55,7 +56,8 @@ class Obstacles(NamedTuple):
 
 def obstacles(problem: Problem, pins: Pins, rules: tuple[Rule, ...] = ()) -> Obstacles:
     """The rules that the layouts break which break the fewest. Of different obstacles the MOST are told that stand
-    against most meshes, each with the example of fewest replicas.
+    against most meshes, each with the example of fewest replicas; where experts do not split over ep, of most, since
+    more degrees divide these.
 
     rules: others that hold beside those on layouts; they read degrees and zero. pins: those that `check_pins` lets
     through.
@@ -69,8 +71,15 @@ def obstacles(problem: Problem, pins: Pins, rules: tuple[Rule, ...] = ()) -> Obs
             by_reasons.setdefault(tuple(broken), []).append((mesh, broken))
     most = sorted(by_reasons, key=lambda reasons: (ROOM.reason not in reasons, -len(by_reasons[reasons])))
     shown = most[: MOST if fewest == 1 else 1]
-    examples = [min(by_reasons[reasons], key=lambda one: one[0].dp * one[0].cp)[1] for reasons in shown]
+    examples = [_example(by_reasons[reasons]) for reasons in shown]
     return Obstacles(fewest, "; other degrees: ".join(map(_words, examples)))
+
+
+def _example(several: Sequence[tuple[Draft, Broken]]) -> Broken:
+    """What is said of several meshes that break the same rules."""
+    if EXPERTS_SPLIT.reason in several[0][1]:
+        return max(several, key=lambda one: (one[0].dp, -one[0].cp))[1]
+    return min(several, key=lambda one: one[0].dp * one[0].cp)[1]
 
 
 class _Groups:

@@ -252,13 +252,13 @@ class Cluster:
         if not self.can_have(self.nodes):
             alone = "one cannot work with others" if self.most_nodes == 1 else "no more can work together"
             raise AutoshardError(f"nodes={self.nodes} of {of} must be at most {self.most_nodes}: {alone}")
+        check_choice(of, "layout_rules", self.layout_rules, tuple(PLATFORMS))
         if self.sdk is not None:
             check_choice(of, "sdk", self.sdk, RELEASES)
         if self.stack is not None:
             check_choice(of, "stack", self.stack, self.platform.stacks or ("null",))
         if self.price_per_node_hour_usd is not None:
             check_not_negative(of, "price_per_node_hour_usd", self.price_per_node_hour_usd)
-        check_choice(of, "layout_rules", self.layout_rules, tuple(PLATFORMS))
         lncs = self.platform.tp_degrees
         if lncs and self.lnc not in lncs:
             known = " or ".join(map(str, lncs))

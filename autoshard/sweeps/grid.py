@@ -54,7 +54,10 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def sweep_of(options: Mapping[str, Any], name: str) -> Sweep:
-    """The sweep of options some of which are lists or arrays of values. Raises AutoshardError as `read_sweep` does."""
+    """The sweep of options some of which are lists or arrays of values; or of what a sweep file holds, where these
+    stand under `grid`. Raises AutoshardError as `read_sweep` does."""
+    if "grid" in options:
+        return _sweep(dict(options), name, f"sweep {name}")
     plain = {option: value.tolist() if hasattr(value, "tolist") else value for option, value in options.items()}
     grid = {option: list(values) for option, values in plain.items() if isinstance(values, (list, tuple, range))}
     rest = {option: value for option, value in plain.items() if option not in grid}
@@ -68,7 +71,7 @@ def with_run(sweep: Sweep, options: Mapping[str, Any]) -> Sweep:
 
 def part(sweep: Sweep, shard: str) -> Sweep:
     """The points of one shard, given as "2/8". Raises AutoshardError for one that has no point."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(shard))
     number, count = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= count <= len(sweep.points):
         raise AutoshardError(

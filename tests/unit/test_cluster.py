@@ -375,6 +375,14 @@ def test_from_dict_refuses_a_wrong_value_and_names_the_field(path: str, value: A
     assert path.rsplit(".", maxsplit=1)[-1] in message
 
 
+def test_rules_that_nobody_knows_are_refused_beside_a_software_stack() -> None:
+    """Which stacks there are follows from the rules."""
+    native = replace(load_cluster("trn2.48xlarge", 1), stack="neuron-compiled")
+    with pytest.raises(AutoshardError) as error:
+        from_json(Cluster, {**to_json(native), "layout_rules": "trn9"}, "cluster")
+    assert str(error.value).startswith("layout_rules='trn9' of cluster trn2.48xlarge must be one of: trn1, trn2, ")
+
+
 @pytest.mark.parametrize("data", [None, 3, [], "x", {}])
 def test_from_dict_refuses_other_things(data: object) -> None:
     with pytest.raises(AutoshardError, match="cluster"):

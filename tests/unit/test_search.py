@@ -447,6 +447,25 @@ def test_no_legal_layout_names_the_rule_that_stands_against_the_nearest(
     assert str(error.value).endswith(message)
 
 
+@pytest.mark.parametrize(
+    ("instance", "backend", "pins", "known"),
+    [
+        ("h100-80gb", "torch", Pins(ep=3), "1, 2, 4, 8"),
+        ("trn1.32xlarge", "nxd", Pins(ep=16), "1, 2, 4, 8"),
+        ("h100-80gb", "torch", Pins(ep=16, dp=4), "1, 2, 4"),  # without cp
+    ],
+)
+def test_experts_that_do_not_split_name_the_degrees_that_do(
+    instance: str, backend: str, pins: Pins, known: str
+) -> None:
+    mixtral, cluster = load_model("mixtral-8x7b"), load_cluster(instance, 4)
+    with pytest.raises(AutoshardError) as error:
+        search(mixtral, TRAINING, cluster, pins, backend)
+    assert str(error.value).endswith(
+        f" is legal: ep={pins.ep} must divide num_local_experts=8 of mixtral-8x7b; degrees that fit here: {known}"
+    )
+
+
 def test_ulysses_says_which_tp_it_takes_and_that_tp_works() -> None:
     llama, cluster = load_model("llama3-8b"), load_cluster("trn1.32xlarge", 4)
     for pins in (Pins(tp=8, context_parallel="ulysses"), Pins(tp=8, cp=2, context_parallel="ulysses")):

@@ -1,0 +1,81 @@
+"""Arguments of the interface that are of another type, or out of range, are told in a line, as on the command line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autoshard
+from autoshard import AutoshardError
+from autoshard.sweeps.grid import sweep_of
+
+PUBLIC: Any = autoshard
+"""Without its types, to be called wrongly."""
+GRID = {"model": "llama3-8b", "nodes": [1, 2]}
+ABOUT_A_PLAN = ("explain", "report", "trace")
+COUNT = "of calibrate must be a whole number from 1 to 1,000,000,000"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        *((name, {"quick": "no"}, f"quick='no' of {name} must be true or false") for name in ("explain", "report")),
+        *(
+            (name, {"time_limit": value}, f"time_limit={value!r} of {name} must be a finite number above 0{more}")
+            for name in ("explain", "report")
+            for value, more in ((-1, ""), (math.nan, ""), ("9", ", without quotes"))
+        ),
+        ("trace", {"out": 3}, "trace 3 cannot be written: it is no path"),
+        ("sweep", {"grid": GRID, "out": 3}, "out=3 of sweep must be a path"),
+        ("sweep", {"grid": GRID, "run": "no"}, "run='no' of sweep must be true or false"),
+        ("sweep", {"grid": GRID, "wandb": "no"}, "wandb='no' of sweep must be true or false"),
+        (
+            "sweep",
+            {"grid": GRID, "shard": 2},
+            "shard=2 must be N/M, the N-th of M parts; sweep sweep has 2 points, so M is at most that",
+        ),
+        ("calibrate", {"shapes": 0}, f"shapes=0 {COUNT}"),
+        ("calibrate", {"processes": -1}, f"processes=-1 {COUNT}"),
+        *(
+            ("calibrate", {name: 3}, f"{name}=3 of calibrate must be a path")
+            for name in ("collectives", "out", "hardware", "plot")
+        ),
+        *(("planbench", {name: 3}, f"{name}=3 of planbench must be a path") for name in ("data", "out")),
+        (
+            "planbench",
+            {"track": "searchers", "entries": "random"},
+            "entries='random' of planbench must be names, such as ['random']",
+        ),
+        ("migrate", {"conf": "none.yaml", "out": 3}, "out=3 of migrate must be a path"),
+        ("migrate", {"conf": "none.yaml", "checkpoint": 3}, "checkpoint=3 of migrate must be a path"),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_a_line(name: str, given: dict[str, Any], message: str) -> None:
+    if name in ABOUT_A_PLAN:
+        given = {"plan": autoshard.plan("llama3-8b", nodes=1), **given}
+    with pytest.raises(AutoshardError) as raised:
+        getattr(autoshard, name)(**given)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("save", "path=3 of save must be a path"), ("diagnose", "snapshot=3 of diagnose must be a path")],
+)
+def test_the_memory_of_a_rank_wants_paths(name: str, message: str) -> None:
+    found = PUBLIC.Memory(autoshard.plan("llama3-8b", nodes=1), None)
+    with pytest.raises(AutoshardError) as raised:
+        getattr(found, name)(3)
+    assert str(raised.value) == message
+
+
+def test_a_sweep_takes_what_a_sweep_file_holds(tmp_path: Path) -> None:
+    """A file that was read by a YAML reader has its lists under `grid`."""
+    held = {"model": "llama3-8b", "seq_len": 2048, "grid": {"nodes": [1, 2]}}
+    assert sweep_of(held, "sweep") == sweep_of({"model": "llama3-8b", "seq_len": 2048, "nodes": [1, 2]}, "sweep")
+    with pytest.raises(AutoshardError) as raised:
+        autoshard.sweep({**held, "tp": [1, 2]}, tmp_path)
+    assert str(raised.value) == "tp of sweep sweep: [1, 2] must be a whole number of at least 1"
