@@ -18,7 +18,9 @@ from autoshard.runtime.launch import Message, run_processes
 
 DEVICES = ("cpu", "cuda", "neuron")
 Progress = Callable[[str], None]
-INTERRUPTED = 128 + signal.SIGINT
+SIGNALLED = 128
+"""A shell's exit code of a command that a signal ended is this and the signal's number."""
+INTERRUPTED = SIGNALLED + signal.SIGINT
 
 
 def measure(
@@ -68,9 +70,9 @@ def _run(
     worker = f"autoshard.calibration.worker:{what}"
     outcome = run_processes(worker, to_json(arguments), processes, on_message=show, log_directory=logs)
     reason = outcome.message.splitlines()[0] if outcome.message else "stopped"
-    if outcome.exit_code == INTERRUPTED:
+    if outcome.exit_code > SIGNALLED:
         progress(reason)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if outcome.exit_code == INTERRUPTED else SystemExit(outcome.exit_code)
     if outcome.exit_code:
         raise AutoshardError(f"the measurement ended: {reason}")
     return [result for result in outcome.results if result is not None]

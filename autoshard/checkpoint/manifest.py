@@ -15,6 +15,7 @@ from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Checked, from_json, to_json
 from autoshard.files.fields import LARGEST_SEED, check_choice, check_integer, check_not_negative, show
+from autoshard.files.first_difference import first_difference
 from autoshard.files.json_file import read_json
 from autoshard.models.weights import parameter_dtypes
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
@@ -86,13 +87,8 @@ class Manifest:
 
         where: names the checkpoint in the error.
         """
-        mine = to_json(model)
-        for field in sorted(mine.keys() | self.model.keys()):
-            if field not in _NOT_OF_STATE and mine.get(field) != self.model.get(field):
-                raise AutoshardError(
-                    f"checkpoint {where} is of another model: {field}={show(self.model.get(field))}, "
-                    f"the plan's has {show(mine.get(field))}"
-                )
+        if (apart := first_difference(self.model, to_json(model), _NOT_OF_STATE)) is not None:
+            raise AutoshardError(f"checkpoint {where} is of another model: {apart}")
 
     @property
     def dropout(self) -> Dropout:

@@ -32,6 +32,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.files.codec import to_json
 from autoshard.files.fields import show
+from autoshard.files.first_difference import first_difference
 from autoshard.files.reached import reached
 from autoshard.models.registry import load_model
 from autoshard.models.weights import not_learned, parameter_dtypes
@@ -186,13 +187,8 @@ def source_for(source: Source, plan: Plan) -> Source:
 
     Raises AutoshardError naming a field in which their model is not the plan's; its name and losses may differ.
     """
-    mine, theirs = to_json(plan.model), to_json(source.model)
-    for name in mine | theirs:  # either leaves out what is its default
-        if name not in _NOT_OF_WEIGHTS and theirs.get(name) != mine.get(name):
-            raise AutoshardError(
-                f"{source.form} is of another model than the plan: {name}={show(theirs.get(name))}, the plan's has "
-                f"{show(mine.get(name))}"
-            )
+    if (apart := first_difference(to_json(source.model), to_json(plan.model), _NOT_OF_WEIGHTS)) is not None:
+        raise AutoshardError(f"{source.form} is of another model than the plan: {apart}")
     here, there = source.model.multi_token_prediction, plan.model.multi_token_prediction
     if there is not None and here is None:
         raise AutoshardError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from autoshard.explanation.page import Line, heading, wrapped
 from autoshard.schedules import Order, Timeline
@@ -61,8 +62,8 @@ def _row(order: Order, spans: Sequence[tuple[float, float]], scale: float, total
 
 
 def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what: str) -> list[Line]:
-    """Lines of the grid under a heading, with a note where the middle is cut out. width: columns. what: the schedule in
-    words."""
+    """Lines of the grid under a heading, with a note where the middle is cut out. Of deep pipelines, ranks that only
+    wait in what is left share a line. width: columns. what: the schedule in words."""
     label = len(f"  rank {len(orders) - 1}  ")
     columns = width - label
     drawn = grid(orders, timeline, columns)
@@ -76,10 +77,23 @@ def schedule_lines(orders: Sequence[Order], timeline: Timeline, width: int, what
     begin = int((columns - len(CUT)) * BEGIN_SHARE) if cut else drawn.columns
     end = drawn.columns - (columns - len(CUT) - begin) if cut else drawn.columns
     lines = heading("Time", numbers, width)
-    for rank, (text, style) in enumerate(drawn.rows):
-        name = f"  rank {rank}".ljust(label)
-        middle: tuple[tuple[str, str], ...] = ((CUT, "dim"),) if cut else ()
-        lines.append(((name, "dim"), *_spans(text[:begin], style[:begin]), *middle, *_spans(text[end:], style[end:])))
+    middle: tuple[tuple[str, str], ...] = ((CUT, "dim"),) if cut else ()
+
+    def only_waits(rank: int) -> bool:
+        text, _ = drawn.rows[rank]
+        return not (text[:begin] + text[end:]).strip(".")
+
+    for waits, group in groupby(range(len(orders)), only_waits):
+        ranks = [*group]
+        if waits and len(ranks) > 1:
+            lines += wrapped(
+                f"rank {ranks[0]} to rank {ranks[-1]} wait in both parts and run in the middle", width, "  "
+            )
+            continue
+        for rank in ranks:
+            name, (text, style) = f"  rank {rank}".ljust(label), drawn.rows[rank]
+            parts = (*_spans(text[:begin], style[:begin]), *middle, *_spans(text[end:], style[end:]))
+            lines.append(((name, "dim"), *parts))
     note = "F forward, B backward, with the microbatch"
     if any(action.chunk for order in orders for action in order):
         note += ", then a point and the chunk where there is room"

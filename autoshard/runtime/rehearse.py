@@ -172,10 +172,15 @@ def _strategy(original: Plan, kept: dict[str, int]) -> Strategy:
 
 def _stage_layers(original: tuple[int, ...], stages: int, kinds: int) -> tuple[int, ...]:
     """Blocks of each stage: two (one where stages are many), or as many as show each kind of the model's blocks; where
-    the plan cuts unevenly, its lighter end gets fewer."""
-    each = max(2 if stages <= 2 else 1, -(-kinds // stages))
-    layers = [each] * stages
-    if len(set(original)) > 1 and stages > 1:
+    the plan cuts unevenly, its lighter end gets fewer, and none where it has the embedding or the head alone. There are
+    no fewer blocks than stages."""
+    empty = {place for place in (stages - 1, 0) if original[-1 if place else 0] == 0} if stages > 1 else set[int]()
+    if len(empty) == stages:
+        empty = {stages - 1}
+    filled = stages - len(empty)
+    each = max(2 if filled <= 2 else 1, -(-kinds // filled), -(-stages // filled))
+    layers = [0 if stage in empty else each for stage in range(stages)]
+    if len(set(original)) > 1 and stages > 1 and not empty:
         light = 0 if original[0] <= original[-1] else stages - 1
         layers = [each + (stage != light) for stage in range(stages)]
     return tuple(layers)

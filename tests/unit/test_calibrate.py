@@ -286,9 +286,16 @@ def test_mistakes_before_anything_is_measured(
 def test_ctrl_c_while_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Says what was stopped, ends as Ctrl-C does, and leaves no file; any other end is an error in one line."""
+    """Says what was stopped, ends as Ctrl-C does, and leaves no file; any other end is an error in one line. A job
+    manager's SIGTERM is not told as a mistake of the user's."""
     monkeypatch.setattr("autoshard.calibration.measure.find_spec", lambda name: True)
     out = tmp_path / "my.json"
+    terminated = RunOutcome(143, "interrupted by SIGTERM; all 2 ranks were stopped", (None,), ())
+    monkeypatch.setattr("autoshard.calibration.measure.run_processes", lambda *args, **more: terminated)
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", "-o", str(out)])
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "interrupted by SIGTERM; all 2 ranks were stopped\n"
     for code, expected, text in (
         (130, 130, "interrupted by Ctrl-C\n"),
         (1, 2, "autoshard: error: the measurement ended: interrupted by Ctrl-C\n"),

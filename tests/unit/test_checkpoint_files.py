@@ -32,8 +32,11 @@ from autoshard.checkpoint.store import MANIFEST, file_problem, prune
 from autoshard.checkpoint.tensor_file import TensorBytes, checksum, read_header, tensor_stream
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
+from autoshard.files.first_difference import first_difference
 from autoshard.models.registry import load_model
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.rope import RopeScaling
 
 LLAMA = load_model("llama3-8b")
 PATHS = getattr(pathlib, "_normal_accessor", None)
@@ -249,6 +252,40 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_field(tmp_path: Path) -
     manifest().check_model(replace(LLAMA, dropout=Dropout(0.1)), tmp_path)  # a choice of each run
     with pytest.raises(AutoshardError, match="is of another model: hidden_size=4096, the plan's has 8192"):
         manifest().check_model(replace(LLAMA, hidden_size=8192), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "plans", "expected"),
+    [
+        (
+            {"rope": {"type": "yarn", "factor": 8.0}},
+            {"rope": {"type": "yarn", "factor": 16.0}},
+            "rope.factor=8.0, 16.0",
+        ),
+        ({"kinds": ["full", "full"]}, {"kinds": ["full", "sliding"]}, "kinds[1]='full', 'sliding'"),
+        ({"kinds": ["full"]}, {"kinds": ["full", "full"]}, "kinds=a list of 1, a list of 2"),
+        ({}, {"mtp": {"num_layers": 1, "weight": 0.1}}, "mtp.num_layers=None, 1"),
+        ({"mtp": {"num_layers": 1}}, {"mtp": None}, "mtp.num_layers=1, None"),
+        ({"mtp": {}}, {"mtp": None}, "mtp=an object of 0, None"),
+        ({"a": [{"b": 1, "c": 2}]}, {"a": [{"b": 1, "c": 3}]}, "a[0].c=2, 3"),
+        ({"name": "one", "size": 1}, {"name": "other", "size": 1}, None),
+    ],
+)
+def test_the_value_that_differs_is_named_also_inside_an_object(
+    found: dict[str, Any], plans: dict[str, Any], expected: str | None
+) -> None:
+    words = None if expected is None else expected.replace(", ", ", the plan's has ")
+    assert first_difference(found, plans, ("name",)) == words
+
+
+def test_a_checkpoint_whose_positions_are_scaled_otherwise_is_refused_by_the_factor(tmp_path: Path) -> None:
+    def scaled(factor: float) -> ModelSpec:
+        return replace(LLAMA, rope_scaling=RopeScaling("llama3", factor, 1.0, 4.0, 8192))
+
+    one = replace(manifest(), model=to_json(scaled(8.0)))
+    one.check_model(scaled(8.0), tmp_path)
+    with pytest.raises(AutoshardError, match=r"another model: rope_scaling\.factor=8\.0, the plan's has 32\.0$"):
+        one.check_model(scaled(32.0), tmp_path)
 
 
 def stored(folder: Path, key: str, shape: tuple[int, ...]) -> Manifest:

@@ -488,6 +488,19 @@ def test_a_grid_keeps_its_width(make: Any, width: int) -> None:
         assert "F0" in ranks[0]
 
 
+def test_ranks_of_which_a_grid_shows_no_action_share_a_line() -> None:
+    """Of 63 ranks the forwards of 20 begin in what 120 columns show: 43 rows of dots said nothing."""
+    orders = actions("1f1b", 63, 512)
+    page = paint(schedule_lines(orders, simulate(orders, [1.0] * 63, [2.0] * 63), 120, "1f1b"), 120, False)
+    lines = page.splitlines()
+    (together,) = [line for line in lines if "wait in both parts" in line]
+    first = int(together.split()[1])
+    assert together == f"  rank {first} to rank 62 wait in both parts and run in the middle"
+    drawn = [line for line in lines if line.startswith("  rank ") and line != together]
+    assert len(drawn) == first
+    assert all("F0" in line for line in drawn)
+
+
 # --operators
 
 

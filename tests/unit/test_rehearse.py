@@ -76,6 +76,18 @@ def test_virtual_stages_and_uneven_cuts_are_rehearsed() -> None:
     assert uneven.stage_layers == (3, 2)
 
 
+def test_a_stage_that_has_the_embedding_or_the_head_alone_is_rehearsed() -> None:
+    """The planner gives a head of many words a stage of its own: ERNIE's 8 blocks on 2 x 2 stages are 2, 3, 3 and 0."""
+    alone = rehearse(plan(layers=(*(11,) * 4, *(12,) * 3, 0)), 8, 256).plan
+    assert alone.strategy.stage_layers == (2, 0)
+    assert (alone.stages[-1].layers, alone.stages[-1].has_head) == (range(2, 2), True)
+    assert _stage_layers((0, 4, 4), 2, kinds=3) == (0, 3)  # all kinds are on what is left
+    assert _stage_layers((0, 4, 0), 2, kinds=1) == (2, 0)  # two stages cannot both be empty
+    assert _stage_layers((2, 3, 3, 0), 4, kinds=1) == (2, 2, 2, 0)  # no fewer blocks than stages
+    assert _stage_layers((0, 4, 4, 0), 4, kinds=1) == (0, 2, 2, 0)
+    assert _stage_layers((0, 8), 1, kinds=1) == (2,)
+
+
 def test_as_many_microbatches_as_stages_stay_as_many() -> None:
     assert rehearse(plan(batch=16), 8, 256).plan.num_microbatches == 2
     assert rehearse(plan(batch=2), 8, 256).plan.num_microbatches == 1
