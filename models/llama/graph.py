@@ -68,9 +68,10 @@ def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str)
     return self_attention(b, model, h, layer, kernel)
 
 
-def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str) -> str:
-    """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output."""
-    name = f"model.layers.{layer}.self_attn"
+def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str, named: str = "") -> str:
+    """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output. named: the
+    family's name of the attention."""
+    name = named or f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, h, HEADS)
     if model.normalizes_heads:

@@ -18,6 +18,7 @@ from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import published_dropout
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES
 from autoshard.spec.router import Router
@@ -190,6 +191,66 @@ def test_what_a_nemotron_config_leaves_out() -> None:
     assert property_of(model, "normalization") == "layernorm"
 
 
+HYBRID_EXPERTS = {
+    "moe_intermediate_size": 256,
+    "moe_shared_expert_intermediate_size": 512,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def test_what_a_nemotron_h_config_leaves_out() -> None:
+    model = read("nemotron_h", hybrid_override_pattern="M-*-")
+    assert (model.layer_types, model.mlp_layer_types) == (
+        ("mamba", "none", "full_attention", "none"),
+        ("none", "dense", "none", "dense"),
+    )
+    assert (model.intermediate_size, model.dense_intermediate_size, model.is_moe) == (1536, 0, False)
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.hidden_act) == (8, 128, 1e-5, "relu2")
+    assert model.mamba == Mamba(128, 64, 128, 4, 128, True, 8)
+    assert not any(map(model.has_rope, range(4)))
+    assert from_config(to_config(model), "m") == model
+    narrow = read("nemotron_h", hybrid_override_pattern="-*-*", attention_head_dim=64, num_key_value_heads=None)
+    assert (narrow.head_dim, narrow.num_key_value_heads, narrow.mamba) == (64, 32, None)
+    assert from_config(to_config(narrow), "m") == narrow
+
+
+def test_experts_of_a_nemotron_h_config() -> None:
+    words = ["mamba", "moe", "attention", "mlp"]
+    model = read("nemotron_h", layers_block_type=words, moe_latent_size=1024, **HYBRID_EXPERTS)
+    assert (model.intermediate_size, model.dense_intermediate_size) == (256, 1536)
+    assert (model.shared_expert_intermediate_size, model.moe_latent_size) == (512, 1024)
+    assert model.router == Router("sigmoid", "noaux_tc")
+    assert [*map(model.has_experts, range(4))] == [False, True, False, False]
+    assert from_config(to_config(model), "m") == model
+    newer = {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "num_hidden_layers": None}
+    assert read("nemotron_h", **newer, moe_latent_size=1024, **HYBRID_EXPERTS) == model
+
+
+def test_a_block_of_nemotron_h_has_one_branch() -> None:
+    model = MODELS["nemotron h"]
+    with pytest.raises(AutoshardError) as error:
+        replace(model, mlp_layer_types=("none", "sparse", "dense", "dense"))
+    assert str(error.value) == (
+        "layer_types and mlp_layer_types of tiny-llama have full_attention and dense for block 2: "
+        "model_type=nemotron_h of tiny-llama has one branch in each block, so that one of both must be none"
+    )
+    with pytest.raises(AutoshardError, match="have nothing and none for block 0"):
+        replace(model, layer_types=(), mamba=None)
+    with pytest.raises(AutoshardError, match="mlp_layer_types='none' of tiny-llama must be one of: dense, sparse"):
+        replace(MODELS["a dense block"], mlp_layer_types=("none", "sparse", "sparse", "sparse"))
+
+
+def test_only_experts_of_nemotron_h_see_a_narrower_vector() -> None:
+    for one in (MODELS["a dense block"], MODELS["nemotron h, no experts"]):
+        with pytest.raises(AutoshardError) as error:
+            replace(one, moe_latent_size=24)
+        assert str(error.value) == (
+            "moe_latent_size=24 of tiny-llama must be absent: its experts, if any, take the hidden state; nemotron_h "
+            "may have others"
+        )
+
+
 def test_what_an_arcee_config_leaves_out() -> None:
     model = read("arcee")
     assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-5, 32)
@@ -275,6 +336,36 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-X-"},
+            (
+                "hybrid_override_pattern='M-X-' of m must have a letter for each block: M (mamba), * (attention), "
+                "- (mlp), E (moe)"
+            ),
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*"},
+            "num_hidden_layers=4 of m must be the number of blocks in its list of them, 3",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*-", "sliding_window": 9},
+            "sliding_window=9 of m is not supported; null is",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*-", "time_step_limit": [0.001, 1e308]},
+            "time_step_limit=a list of 2 of m is not supported; 0 to infinity is",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "ME*E", "n_shared_experts": 2, **HYBRID_EXPERTS},
+            "n_shared_experts=2 of m is not supported; 1 is",
+        ),
+        ("nemotron_h", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("nemotron_h", {}, "hybrid_override_pattern is missing from the config of m"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free=False of m is not supported; True is"),
