@@ -362,6 +362,7 @@ CASES[4] |= {
 CASES[2] |= {
     "llama4 tp": ("llama4", strategy(tp=2), 2),
     "llama4 tp, plain, recompute": ("llama4", strategy(tp=2, sp=False, kernel="plain", recompute="full"), 2),
+    "llama4 tp, attention again": ("llama4", strategy(tp=2, recompute="attention"), 2),
     "llama4 pp, uneven": ("llama4", strategy(pp=2, layers=(1, 3), recompute=("mlp", "none")), 3),
     "llama4 ep, ZeRO-3": ("llama4", strategy(dp=2, ep=2, zero=3, recompute="core_attention+mlp"), 2),
     "llama4 zigzag ring, ep": ("llama4", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),

@@ -32,6 +32,7 @@ from autoshard.runtime.torch_backend.recomputing_ops import (
     RmsNorm,
     Rotate,
     SiluMul,
+    TimesTable,
     WholeCrossEntropy,
 )
 from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
@@ -322,7 +323,8 @@ def _position_scale(context: Context, step: OperatorStep) -> Kernel:
         key = ("position_scale", context.piece(step, "seq"), floor_scale, attn_scale, x.dtype, x.device)
         if key not in context.tables:
             context.tables[key] = factors.to(x)
-        return x * context.tables[key].view(shape)
+        out: torch.Tensor = TimesTable.apply(x, context.tables[key].view(shape))
+        return out
 
     return run
 
