@@ -267,6 +267,11 @@ class ModelSpec:
         return self.rope_theta, self.rope_scaling
 
     @property
+    def original_positions(self) -> int | None:
+        """Positions, tokens, before they were stretched; None where rope_scaling does not say."""
+        return None if self.rope_scaling is None else self.rope_scaling.original_max_position_embeddings
+
+    @property
     def rotary_dim(self) -> int:
         """Numbers of each head that rotary positions turn."""
         if self.latent_attention is not None:

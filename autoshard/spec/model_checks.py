@@ -91,6 +91,10 @@ def _check_fields(model: ModelSpec) -> None:
 
 def _check_attention(model: ModelSpec) -> None:
     """Heads in whole groups, and the positions that the model_type has."""
+    if (beta := model.attention_scores.llama_4_scaling_beta) is not None and model.original_positions is None:
+        raise AutoshardError(
+            f"llama_4_scaling_beta={beta} of {model.name} needs a rope_scaling with original_max_position_embeddings"
+        )
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads % kv_heads:
         raise AutoshardError(

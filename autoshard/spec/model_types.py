@@ -151,6 +151,7 @@ _BUILT_IN = {
     "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD),
     "qwen3_5_moe_text": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
     "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
+    "ministral3": Family("ministral3"),
     "nemotron_h": Family(
         "nemotron_h",
         activations=("relu2",),

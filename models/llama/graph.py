@@ -82,6 +82,8 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     if model.has_rope(layer):
         q = rope(b, model, f"{name}.q_rope", q, layer)
         k = rope(b, model, f"{name}.k_rope", k, layer)
+    if (beta := model.attention_scores.llama_4_scaling_beta) is not None:
+        q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     b.module = "core_attention"
     sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
@@ -264,6 +266,14 @@ def core_attention(
         **drops,
         **empty,
     )
+
+
+def tempered(b: GraphBuilder, name: str, x: str, floor_scale: int | None, attn_scale: float | None, **more: int) -> str:
+    """Append the product of queries with a number that grows with their place, and return it. floor_scale, attn_scale,
+    more: attributes of the kind position_scale."""
+    dims = b.dims(x)
+    scales = {"floor_scale": floor_scale, "attn_scale": attn_scale, **more}
+    return b.operator("position_scale", name, (x,), dims, dims[:-1], None, **scales)
 
 
 def cross_entropy(

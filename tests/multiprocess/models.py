@@ -235,6 +235,15 @@ MODELS["granite hybrid, experts"] = replace(
     mamba=Mamba(3, 64, 12, 4, 256, False),
 )
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
+MODELS["ministral3"] = replace(
+    LLAMA,
+    model_type="ministral3",
+    num_key_value_heads=2,
+    head_dim=16,
+    tie_word_embeddings=True,
+    rope_scaling=RopeScaling("yarn", 4.0, None, None, 3, beta_fast=4.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
+    attention_scores=AttentionScores(llama_4_scaling_beta=0.7),
+)
 MODELS["nemotron h"] = replace(
     MODELS["nemotron"],
     model_type="nemotron_h",

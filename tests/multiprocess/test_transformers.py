@@ -358,6 +358,20 @@ CONFIGS["nemotron, biases"] = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
+MINISTRAL3 = {
+    **SMALL,
+    "model_type": "ministral3",
+    "head_dim": 16,
+    "rope_parameters": {**YARN, "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.7},
+    **NO_TOKENS,
+}
+CONFIGS["ministral3"] = MINISTRAL3
+CONFIGS["ministral3, tied, a window"] = {
+    **MINISTRAL3,
+    "tie_word_embeddings": True,
+    "sliding_window": 9,
+    "num_key_value_heads": 8,
+}
 NEMOTRON_H = {
     **SMALL,
     "model_type": "nemotron_h",

@@ -16,11 +16,13 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import published_dropout
+from autoshard.models.stage import published_sizes, stage_graph
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES
+from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
@@ -191,6 +193,30 @@ def test_what_a_nemotron_config_leaves_out() -> None:
     assert property_of(model, "normalization") == "layernorm"
 
 
+def test_what_a_ministral3_config_leaves_out() -> None:
+    model = read("ministral3")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps) == (8, 128, 1e-5)
+    assert (model.rope_theta, model.sliding_window, model.tie_word_embeddings) == (1e6, None, False)
+    assert model.rope_scaling == RopeScaling(
+        "yarn", 16.0, None, None, 16384, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0
+    )
+    assert model.rope_scaling.rotation_factor == 1
+    assert model.attention_scores.llama_4_scaling_beta == 0.1
+    assert from_config(to_config(model), "m") == model
+    with pytest.raises(AutoshardError) as error:
+        replace(model, rope_scaling=None)
+    assert str(error.value) == (
+        "llama_4_scaling_beta=0.1 of m needs a rope_scaling with original_max_position_embeddings"
+    )
+
+
+def test_queries_of_ministral3_grow_behind_the_positions_of_the_pre_training() -> None:
+    graph = stage_graph(MODELS["ministral3"], published_sizes(MODELS["ministral3"]), (0,), False, False)
+    (scale,) = (op for op in graph.operators if op.kind == "position_scale")
+    assert dict(scale.attributes) == {"floor_scale": 3, "attn_scale": 0.7, "first": 0}
+    assert graph.tensors[scale.inputs[0]].dims == ("batch", "seq", "kvhead", "group", "headdim")
+
+
 HYBRID_EXPERTS = {
     "moe_intermediate_size": 256,
     "moe_shared_expert_intermediate_size": 512,
@@ -301,6 +327,18 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
     assert bytes_of(tmp_path / "again") == bytes_of(plain)
 
 
+def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
+    """As Mistral publishes Ministral 3: one more module around the whole model, and others beside it."""
+    model = replace(MODELS["ministral3"], tie_word_embeddings=False)
+    plain, seeing = (huggingface_folder(tmp_path / form, model) for form in ("plain", "seeing"))
+    around = {f"language_model.{key}": value for key, value in weights(model, "F32").items()}
+    more = {key: np.zeros(4, np.float32) for key in ("vision_tower.ln_pre.weight", "multi_modal_projector.norm.weight")}
+    write_safetensors(seeing / "model.safetensors", {**around, **more}, "F32")
+    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
+    assert done is not None
+    assert bytes_of(tmp_path / "again") == bytes_of(plain)
+
+
 @pytest.mark.parametrize(
     ("model_type", "fields", "text"),
     [
@@ -336,6 +374,11 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        (
+            "ministral3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "llama_4_scaling_beta is missing from rope_parameters of the config of m",
+        ),
         (
             "nemotron_h",
             {"hybrid_override_pattern": "M-X-"},
