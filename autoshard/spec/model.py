@@ -85,6 +85,7 @@ class ModelSpec:
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
     attention_scores: What attention does otherwise than softmax(q k^T / sqrt(head_dim)); absent where that is nothing.
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
+    logit_scale: By which logits are multiplied; absent where they are not.
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
     chunked_attention: Chunks of the sequence, as in Llama 4; absent in families without.
@@ -138,6 +139,7 @@ class ModelSpec:
     router: Annotated[Router | None, Absence.WRITTEN] = None
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
     final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
+    logit_scale: Annotated[Positive | None, Absence.WRITTEN] = None
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
     chunked_attention: Annotated[ChunkedAttention | None, Absence.WRITTEN] = None
     moe_latent_size: Annotated[Count | None, Absence.WRITTEN] = None

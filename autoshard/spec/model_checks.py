@@ -76,7 +76,7 @@ def _check_fields(model: ModelSpec) -> None:
         check_positive(of, "rope_theta", model.rope_theta)
     if model.sliding_window is not None:
         check_integer(of, "sliding_window", model.sliding_window)
-    for field in ("final_logit_softcapping", "rope_local_base_freq"):
+    for field in ("final_logit_softcapping", "logit_scale", "rope_local_base_freq"):
         if getattr(model, field) is not None:
             check_positive(of, field, getattr(model, field))
     if not isinstance(model.clamped_gate, (ClampedGate, type(None))):

@@ -35,6 +35,7 @@ class Family:
         none of it.
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
     normalization: "rmsnorm" | "layernorm".
+    has_norm_bias: whether a LayerNorm adds a bias.
     has_unit_offset: whether norms multiply by 1 plus their weight.
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
@@ -59,6 +60,7 @@ class Family:
     has_one_branch: bool = False
     counts_shared_experts: bool = False
     normalization: str = RMS_NORM
+    has_norm_bias: bool = True
     has_unit_offset: bool = False
     qk_norm: str | None = None
     has_output_bias: bool = True
@@ -129,7 +131,7 @@ _BUILT_IN = {
     ),
     "gpt_oss": Family("gpt_oss", experts=_MIXTURE),
     "llama4_text": Family("llama4", experts=_SHARED, turns_neighbours=True, needs=("chunked_attention",)),
-    "dbrx": Family("dbrx", experts=_MIXTURE, normalization=LAYER_NORM),
+    "dbrx": Family("dbrx", experts=_MIXTURE, normalization=LAYER_NORM, has_norm_bias=False),
     "smollm3": Family("llama"),
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", qk_norm=ALL_HEADS),
@@ -151,6 +153,7 @@ _BUILT_IN = {
     "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD),
     "qwen3_5_moe_text": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
     "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
+    "cohere2": Family("cohere2", normalization=LAYER_NORM, has_norm_bias=False, turns_neighbours=True),
     "ministral3": Family("ministral3"),
     "nemotron_h": Family(
         "nemotron_h",

@@ -157,6 +157,8 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     h = norm(b, model, FINAL_NORM, x)
     if model.multipliers is not None:  # here and not behind the product, where there are more numbers
         h = b.scaled("model.logits_scaling", h, 1 / model.multipliers.logits_scaling)
+    if model.logit_scale is not None:
+        h = b.scaled("model.logit_scale", h, model.logit_scale)
     logits = vocabulary(b, model, HEAD, h)
     if (cap := model.final_logit_softcapping) is not None:
         logits = b.pointwise("lm_head.softcap", f"(mul {cap!r} (tanh (div x0 {cap!r})))", logits)
@@ -175,14 +177,14 @@ def vocabulary(
 
 
 def norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append the norm that the family has, an RMS norm or a LayerNorm with a bias, and return its output. x: [batch,
-    seq, embed]."""
+    """Append the norm that the family has, an RMS norm or a LayerNorm, and return its output. x: [batch, seq,
+    embed]."""
     return (layer_norm if model.family.normalization == LAYER_NORM else rms_norm)(b, model, name, x)
 
 
-def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, bias: bool = True) -> str:
+def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     """Append a LayerNorm of x [batch, seq, embed], and return its output."""
-    parts = ("weight", "bias") if bias else ("weight",)
+    parts = ("weight", "bias") if model.family.has_norm_bias else ("weight",)
     inputs = (x, *(b.parameter(f"{name}.{part}", "embed") for part in parts))
     dims = b.dims(x)
     return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps, **_offset(model))

@@ -235,6 +235,16 @@ MODELS["granite hybrid, experts"] = replace(
     mamba=Mamba(3, 64, 12, 4, 256, False),
 )
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
+MODELS["cohere2"] = replace(
+    LLAMA,
+    model_type="cohere2",
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    position_types=(*("rope",) * 3, "nope"),
+    logit_scale=0.25,
+)
 MODELS["ministral3"] = replace(
     LLAMA,
     model_type="ministral3",

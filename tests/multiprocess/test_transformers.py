@@ -358,6 +358,18 @@ CONFIGS["nemotron, biases"] = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
+CONFIGS["cohere2"] = {**SMALL, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
+CONFIGS["cohere2, biases, positions in all blocks"] = {
+    **SMALL,
+    "model_type": "cohere2",
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": 9,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "logit_scale": 0.7,
+    **NO_TOKENS,
+}
+CONFIGS["cohere2, no windows"] = {**SMALL, "model_type": "cohere2", "layer_types": ["full_attention"] * 2, **NO_TOKENS}
 MINISTRAL3 = {
     **SMALL,
     "model_type": "ministral3",

@@ -78,6 +78,8 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.family.has_one_branch:
         return vocabulary + hidden + sum(hidden + one_branch(model, layer) for layer in range(layers))
+    if model.model_type == "cohere2":  # three matrices, one norm without a bias
+        return vocabulary + layers * (attention + 3 * hidden * ffn + hidden) + hidden
     if model.model_type == "arcee":  # two matrices, RMS norms, no biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
@@ -227,6 +229,8 @@ def recurrence(model: ModelSpec) -> int:
         ("olmoe-1b-7b", 6_919_161_856),
         ("minitron-4b", 4_190_509_056),
         ("nemotron4-340b", 341_029_195_776),
+        ("command-r7b", 8_028_033_024),
+        ("command-a", 111_057_580_032),
         ("ministral-3-3b", 3_429_006_336),
         ("ministral-3-8b", 8_489_553_920),
         ("ministral-3-14b", 13_506_073_600),

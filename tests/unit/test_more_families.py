@@ -13,6 +13,7 @@ import pytest
 
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
+from autoshard.interop.export import unwritten
 from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import published_dropout
@@ -191,6 +192,21 @@ def test_what_a_nemotron_config_leaves_out() -> None:
     assert from_config(to_config(other), "m") == other
     assert property_of(model, "activation") == "squared_relu"
     assert property_of(model, "normalization") == "layernorm"
+
+
+def test_what_a_cohere2_config_leaves_out() -> None:
+    model = read("cohere2")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
+    assert (model.sliding_window, model.logit_scale, model.tie_word_embeddings) == (4096, 0.0625, True)
+    assert model.layer_types == (*("sliding_attention",) * 3, "full_attention")
+    assert model.position_types == (*("rope",) * 3, "nope")
+    full = read("cohere2", layer_types=["full_attention"] * 4, num_key_value_heads=8, attention_bias=True)
+    assert (full.sliding_window, full.layer_types, full.position_types) == (None, (), ("nope",) * 4)
+    every = read("cohere2", sliding_window_pattern=5, sliding_window=9)
+    assert (every.sliding_window, every.layer_types, every.position_types) == (9, (), ())
+    for one in (model, full, every):
+        assert from_config(to_config(one), "m") == one
+    assert unwritten(replace(full, position_types=())) == "logit_scale"
 
 
 def test_what_a_ministral3_config_leaves_out() -> None:
@@ -374,6 +390,17 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),
+        (
+            "cohere2",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
+        (
+            "cohere2",
+            {"sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
         (
             "ministral3",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
