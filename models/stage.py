@@ -50,6 +50,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     if model.num_local_experts:
         sizes["expert"] = model.num_local_experts
         sizes["capacity"] = ceil(routed_tokens(model, seq) * capacity_factor)
+    if model.moe_latent_size is not None:
+        sizes["latent"] = model.moe_latent_size
     if model.shared_expert_intermediate_size:
         sizes["shared_ffn"] = padded_width(model, model.shared_expert_intermediate_size, tp)
     if model.dense_intermediate_size:

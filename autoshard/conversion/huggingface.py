@@ -43,8 +43,8 @@ CARRIED = (
 """Files that describe a tokenizer, and nothing that runs: copied as bytes, never interpreted."""
 FUSED = ".experts.gate_up_proj"
 """The end of the name of a tensor with matrices of all experts of a block."""
-OUTER = "model.language_model."
-"""The start of names of the text model in checkpoints of models that see images."""
+OUTER, AROUND = "model.language_model.", "language_model."
+"""Starts of names of the text model in checkpoints of models that see images: in place of model., or before it."""
 SHARD_BYTES = 5_000_000_000
 _MAX_INDEX_BYTES = 100_000_000
 _CONSTANTS = re.compile(r".*(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
@@ -207,8 +207,8 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
 
 def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:
     """The name of a tensor as the files have it: OpenAI's GPT-2 files leave out the outermost module's name, those of
-    models that see images have one more."""
-    for name in (tensor, tensor.removeprefix("transformer."), OUTER + tensor.removeprefix("model.")):
+    models that see images have one more, or have it around the whole model."""
+    for name in (tensor, tensor.removeprefix("transformer."), OUTER + tensor.removeprefix("model."), AROUND + tensor):
         if name in found:
             return name
     raise AutoshardError(f"{folder} has no tensor {tensor}, which the model of its config.json needs")

@@ -112,8 +112,8 @@ class Rope(OperatorKind):
 
 
 class PositionScale(OperatorKind):
-    """x times a number of each place: 1 + attn_scale log(1 + floor((place + 1) / floor_scale)), of attributes of these
-    names. Linear with a constant table, so nothing is kept."""
+    """x times a number of each place: 1 + attn_scale log(1 + floor((place + first) / floor_scale)), of attributes of
+    these names; without it, first is 1. Linear with a constant table, so nothing is kept."""
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return num_elements(graph, op.inputs[0], sizes)

@@ -267,6 +267,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         num_local_experts=held,
         num_experts_per_tok=experts,
         latent_attention=None if model.latent_attention is None else model.latent_attention.shrunk(HEAD_DIM),
+        moe_latent_size=None if model.moe_latent_size is None else hidden // 2,
         router=None if model.router is None else model.router.shrunk(held, experts),
         linear_attention=None if model.linear_attention is None else model.linear_attention.shrunk(strategy.tp),
         mamba=None if model.mamba is None else model.mamba.shrunk(strategy.tp),

@@ -17,6 +17,8 @@ class AttentionScores:
     attn_logit_softcapping: A score s becomes c * tanh(s / c), where c is this; absent: it stays.
     sinks: Whether each query head has a learned score that joins each softmax and weighs no value.
     clip_qkv: Queries, keys and values are cut off at plus and minus this; absent: at nothing.
+    llama_4_scaling_beta: The query at place p, from 0, is multiplied by 1 + this * log(1 + floor(p / positions)), where
+        positions are rope_scaling's original_max_position_embeddings; absent: by nothing.
 
     Raises AutoshardError for a number that is not above 0.
     """
@@ -25,9 +27,10 @@ class AttentionScores:
     attn_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
     sinks: Annotated[bool, Absence.WRITTEN] = False
     clip_qkv: Annotated[Positive | None, Absence.WRITTEN] = None
+    llama_4_scaling_beta: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
-        for field in ("query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv"):
+        for field in ("query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv", "llama_4_scaling_beta"):
             if (value := getattr(self, field)) is not None:
                 check_positive("attention_scores", field, value)
         check_flag("attention_scores", "sinks", self.sinks)

@@ -70,9 +70,10 @@ class ModelSpec:
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
     layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
-        linear_attention | mamba; absent where all blocks have the same attention.
-    mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); absent
-        where all blocks are alike.
+        linear_attention | mamba | none (nemotron_h: it has an MLP instead); absent where all blocks have the same
+        attention.
+    mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); of each
+        block of nemotron_h also none (its tokens are mixed instead); absent where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
@@ -84,9 +85,12 @@ class ModelSpec:
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
     attention_scores: What attention does otherwise than softmax(q k^T / sqrt(head_dim)); absent where that is nothing.
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
+    logit_scale: By which logits are multiplied; absent where they are not.
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
     chunked_attention: Chunks of the sequence, as in Llama 4; absent in families without.
+    moe_latent_size: Width of the vector that a token is brought down to for the experts, and their answer up from;
+        absent where they take the hidden state.
     clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
     multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
         training leaves it out, which it does unless it was asked to have it.
@@ -135,8 +139,10 @@ class ModelSpec:
     router: Annotated[Router | None, Absence.WRITTEN] = None
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
     final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
+    logit_scale: Annotated[Positive | None, Absence.WRITTEN] = None
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
     chunked_attention: Annotated[ChunkedAttention | None, Absence.WRITTEN] = None
+    moe_latent_size: Annotated[Count | None, Absence.WRITTEN] = None
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
     dropout: Annotated[Dropout, Absence.WRITTEN] = NO_DROPOUT
@@ -192,7 +198,7 @@ class ModelSpec:
         return {field: getattr(self, field) for field in KIND_FIELDS}
 
     def mixer_of(self, layer: int) -> str:
-        """The word of LAYER_TYPES for what mixes the tokens of a block."""
+        """The word of LAYER_TYPES for what mixes the tokens of a block; NONE where nothing does."""
         if self.layer_types:
             return self.layer_types[layer]
         return FULL_ATTENTION if self.sliding_window is None else SLIDING_ATTENTION
@@ -261,6 +267,11 @@ class ModelSpec:
         if self.rope_local_base_freq is not None and self.window_of(layer) is not None:
             return self.rope_local_base_freq, None
         return self.rope_theta, self.rope_scaling
+
+    @property
+    def original_positions(self) -> int | None:
+        """Positions, tokens, before they were stretched; None where rope_scaling does not say."""
+        return None if self.rope_scaling is None else self.rope_scaling.original_max_position_embeddings
 
     @property
     def rotary_dim(self) -> int:

@@ -20,6 +20,7 @@ from autoshard.spec.model_types import (
     LONGEST_NAME,
     MLP_LAYER_TYPES,
     MOST_REPEATED,
+    NONE,
     POSITION_TYPES,
     ROUTED,
     SHARED,
@@ -75,7 +76,7 @@ def _check_fields(model: ModelSpec) -> None:
         check_positive(of, "rope_theta", model.rope_theta)
     if model.sliding_window is not None:
         check_integer(of, "sliding_window", model.sliding_window)
-    for field in ("final_logit_softcapping", "rope_local_base_freq"):
+    for field in ("final_logit_softcapping", "logit_scale", "rope_local_base_freq"):
         if getattr(model, field) is not None:
             check_positive(of, field, getattr(model, field))
     if not isinstance(model.clamped_gate, (ClampedGate, type(None))):
@@ -90,6 +91,10 @@ def _check_fields(model: ModelSpec) -> None:
 
 def _check_attention(model: ModelSpec) -> None:
     """Heads in whole groups, and the positions that the model_type has."""
+    if (beta := model.attention_scores.llama_4_scaling_beta) is not None and model.original_positions is None:
+        raise AutoshardError(
+            f"llama_4_scaling_beta={beta} of {model.name} needs a rope_scaling with original_max_position_embeddings"
+        )
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads % kv_heads:
         raise AutoshardError(
@@ -167,6 +172,13 @@ def _check_experts(model: ModelSpec) -> None:
             f"use_qk_norm=True of {model.name} must be False: model_type={model.model_type} says itself whether heads "
             f"have norms; {with_trait('use_qk_norm')} does not"
         )
+    if model.moe_latent_size is not None:
+        check_integer(model.name, "moe_latent_size", model.moe_latent_size)
+        if "moe_latent_size" not in family.may_have or not experts:
+            raise AutoshardError(
+                f"moe_latent_size={model.moe_latent_size} of {model.name} must be absent: its experts, if any, take "
+                f"the hidden state; {with_trait('moe_latent_size')} may have others"
+            )
     if model.use_parallel_residual and "use_parallel_residual" not in family.may_have:
         raise AutoshardError(
             f"use_parallel_residual=True of {model.name} must be False: model_type={model.model_type} runs attention "
@@ -193,7 +205,12 @@ def _check_kinds(model: ModelSpec) -> None:
     if (objection := _needed_objection(model, "chunked_attention")) is not None:
         raise AutoshardError(objection)
     layer_types = LAYER_TYPES if model.chunked_attention is None else (FULL_ATTENTION, CHUNKED_ATTENTION)
-    words = {"layer_types": layer_types, "mlp_layer_types": MLP_LAYER_TYPES, "position_types": POSITION_TYPES}
+    none = (NONE,) if model.family.has_one_branch else ()
+    words = {
+        "layer_types": (*layer_types, *none),
+        "mlp_layer_types": (*MLP_LAYER_TYPES, *none),
+        "position_types": POSITION_TYPES,
+    }
     for field, known in words.items():
         types = getattr(model, field)
         if not isinstance(types, tuple):
@@ -207,6 +224,8 @@ def _check_kinds(model: ModelSpec) -> None:
                 f"{field} of {model.name} has {len(types)} entries; num_hidden_layers={model.num_hidden_layers} "
                 "needs one for each block"
             )
+    if none:
+        _check_branches(model)
     if SLIDING_ATTENTION in model.layer_types and model.sliding_window is None:
         raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
     if SPARSE in model.mlp_layer_types and not model.is_moe:
@@ -223,11 +242,24 @@ def _check_kinds(model: ModelSpec) -> None:
     if not isinstance(model.multipliers, (Multipliers, type(None))):
         raise AutoshardError(f"multipliers={show(model.multipliers)} of {model.name} must be an object with constants")
     check_integer(model.name, "dense_intermediate_size", model.dense_intermediate_size, at_least=0)
-    if (DENSE in model.mlp_layer_types) != (model.dense_intermediate_size > 0):
+    has_widths = DENSE in model.mlp_layer_types and (model.is_moe or not none)
+    if has_widths != (model.dense_intermediate_size > 0):
         raise AutoshardError(
             f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
             f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
         )
+
+
+def _check_branches(model: ModelSpec) -> None:
+    """Of a family whose blocks have one branch, each has exactly one."""
+    mixers, mlps, of = model.layer_types, model.mlp_layer_types, f"model_type={model.model_type} of {model.name}"
+    for layer in range(model.num_hidden_layers):
+        words = tuple(types[layer] if types else "nothing" for types in (mixers, mlps))
+        if words.count(NONE) != 1 or "nothing" in words:
+            raise AutoshardError(
+                f"layer_types and mlp_layer_types of {model.name} have {words[0]} and {words[1]} for block {layer}: "
+                f"{of} has one branch in each block, so that one of both must be {NONE}"
+            )
 
 
 def _check_prediction(model: ModelSpec) -> None:

@@ -14,7 +14,7 @@ ROUTED, SHARED = "routed", "shared"
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
 EACH_HEAD, ALL_HEADS = "each_head", "all_heads"
 NEEDED_FIELDS = ("latent_attention", "chunked_attention")
-OPTIONAL_FIELDS = ("multi_token_prediction", "use_parallel_residual", "use_qk_norm")
+OPTIONAL_FIELDS = ("multi_token_prediction", "use_parallel_residual", "use_qk_norm", "moe_latent_size")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,11 @@ class Family:
     has_gate: whether the MLP multiplies an activated product by another one (three matrices, else two).
     experts: of a family whose MLP is a mixture, "routed", and "shared" where it may have a shared expert too.
     has_optional_experts: whether some of its models have no experts at all.
+    has_one_branch: whether each block has a mixer of tokens or an MLP, not both: layer_types or mlp_layer_types says
+        none of it.
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
     normalization: "rmsnorm" | "layernorm".
+    has_norm_bias: whether a LayerNorm adds a bias.
     has_unit_offset: whether norms multiply by 1 plus their weight.
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
@@ -54,8 +57,10 @@ class Family:
     has_gate: bool = True
     experts: tuple[str, ...] = ()
     has_optional_experts: bool = False
+    has_one_branch: bool = False
     counts_shared_experts: bool = False
     normalization: str = RMS_NORM
+    has_norm_bias: bool = True
     has_unit_offset: bool = False
     qk_norm: str | None = None
     has_output_bias: bool = True
@@ -126,7 +131,7 @@ _BUILT_IN = {
     ),
     "gpt_oss": Family("gpt_oss", experts=_MIXTURE),
     "llama4_text": Family("llama4", experts=_SHARED, turns_neighbours=True, needs=("chunked_attention",)),
-    "dbrx": Family("dbrx", experts=_MIXTURE, normalization=LAYER_NORM),
+    "dbrx": Family("dbrx", experts=_MIXTURE, normalization=LAYER_NORM, has_norm_bias=False),
     "smollm3": Family("llama"),
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", qk_norm=ALL_HEADS),
@@ -148,6 +153,17 @@ _BUILT_IN = {
     "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD),
     "qwen3_5_moe_text": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
     "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
+    "cohere2": Family("cohere2", normalization=LAYER_NORM, has_norm_bias=False, turns_neighbours=True),
+    "ministral3": Family("ministral3"),
+    "nemotron_h": Family(
+        "nemotron_h",
+        activations=("relu2",),
+        has_gate=False,
+        experts=_SHARED,
+        has_optional_experts=True,
+        has_one_branch=True,
+        may_have=("moe_latent_size",),
+    ),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
@@ -174,5 +190,7 @@ LAYER_TYPES = (*ATTENTION_TYPES, *RECURRENT)
 CHUNKED_ATTENTION = "chunked_attention"
 DENSE, SPARSE = "dense", "sparse"
 MLP_LAYER_TYPES = (DENSE, SPARSE)
+NONE = "none"
+"""Word of layer_types and mlp_layer_types of families with has_one_branch, for blocks that have the other branch."""
 ROPE, NOPE = "rope", "nope"
 POSITION_TYPES = (ROPE, NOPE)

@@ -9,7 +9,7 @@ from autoshard.models.llama.graph import (
     HEADS,
     core_attention,
     cross_entropy,
-    layer_norm,
+    norm,
     output_projection,
     projections,
     rope,
@@ -32,12 +32,12 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     prefix = f"transformer.blocks.{layer}"
     name = f"{prefix}.norm_attn_norm"
     b.module = "attention_norm"
-    h = layer_norm(b, model, f"{name}.norm_1", x, bias=False)
+    h = norm(b, model, f"{name}.norm_1", x)
     b.module = "attention"
     out = _attention(b, model, h, f"{name}.attn", kernel)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.resid_dropout"))
     b.module = "mlp_norm"
-    h = layer_norm(b, model, f"{name}.norm_2", x, bias=False)
+    h = norm(b, model, f"{name}.norm_2", x)
     b.module = "mlp"
     out = mixture(b, model, h, f"{prefix}.ffn", "mlp.w1", "mlp.v1", "mlp.w2", "router.layer")
     return residual(b, model, f"{prefix}.ffn_residual", x, (out, f"{prefix}.ffn.resid_dropout"))
@@ -45,7 +45,7 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     b.module = "head"
-    h = layer_norm(b, model, "transformer.norm_f", x, bias=False)
+    h = norm(b, model, "transformer.norm_f", x)
     return cross_entropy(b, model, vocabulary(b, model, HEAD, h, shared=TABLE))
 
 

@@ -60,14 +60,20 @@ def _attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: s
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.resid_dropout"))
 
 
-def plain_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, up_name: str, down_name: str) -> str:
-    """Append down(gelu(up(h))), or with the square of a ReLU, and return its output. h: [batch, seq, embed]."""
+def plain_mlp(
+    b: GraphBuilder, model: ModelSpec, h: str, name: str, up_name: str, down_name: str, ffn: str = "ffn"
+) -> str:
+    """Append down(gelu(up(h))), or with the square of a ReLU, and return its output. h: [batch, seq, embed]. ffn: the
+    dim of up."""
     bias = model.mlp_bias
-    up = linear(b, f"{name}.{up_name}", h, f"{HIDDEN}, ffn embed -> batch seq ffn", bias)
-    up = with_bias(b, f"{name}.{up_name}", up, "ffn", bias)
-    if model.hidden_act == "relu2":
-        act = b.pointwise(f"{name}.act_fn", "(square (relu x0))", up)
-    else:
-        act = b.elementwise("gelu_erf" if model.hidden_act == "gelu" else "gelu", f"{name}.act", up)
-    down = linear(b, f"{name}.{down_name}", act, "batch seq ffn, embed ffn -> batch seq embed", bias)
+    up = linear(b, f"{name}.{up_name}", h, f"{HIDDEN}, {ffn} embed -> batch seq {ffn}", bias)
+    act = activated(b, model, name, with_bias(b, f"{name}.{up_name}", up, ffn, bias))
+    down = linear(b, f"{name}.{down_name}", act, f"batch seq {ffn}, embed {ffn} -> batch seq embed", bias)
     return with_bias(b, f"{name}.{down_name}", down, "embed", bias)
+
+
+def activated(b: GraphBuilder, model: ModelSpec, name: str, up: str) -> str:
+    """Append the activation of an MLP without a gate, and return its output. name: of the MLP."""
+    if model.hidden_act == "relu2":
+        return b.pointwise(f"{name}.act_fn", "(square (relu x0))", up)
+    return b.elementwise("gelu_erf" if model.hidden_act == "gelu" else "gelu", f"{name}.act", up)

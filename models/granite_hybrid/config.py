@@ -19,7 +19,8 @@ DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0)
 UNSUPPORTED: tuple[tuple[str, object], ...] = (("mamba_proj_bias", True),)
 WORDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": FULL_ATTENTION, "full_attention": FULL_ATTENTION}
 """Word of layer_types -> ours; transformers 5 writes other words than the published configs have."""
-UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}], [0.0, 1e308])
+"""Forms of the limits of a state space's time steps that limit nothing; the last is Nemotron 3 Ultra's."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
@@ -59,11 +60,10 @@ def _mamba(config: Config) -> Mamba:
         raise AutoshardError(
             f"mamba_n_heads={heads} x mamba_d_head={width} of {config.name} must be mamba_expand x hidden_size={inner}"
         )
-    groups, limit = config.integer("mamba_n_groups", 1), config.value("time_step_limit", UNLIMITED[0])
+    groups = config.integer("mamba_n_groups", 1)
     if heads % groups:
         raise AutoshardError(f"mamba_n_groups={groups} of {config.name} must divide mamba_n_heads={heads}")
-    if limit not in UNLIMITED:
-        raise AutoshardError(f"time_step_limit={show(limit)} of {config.name} is not supported; 0 to infinity is")
+    check_time_steps(config)
     return Mamba(
         mamba_n_heads=heads,
         mamba_d_head=width,
@@ -73,6 +73,12 @@ def _mamba(config: Config) -> Mamba:
         mamba_conv_bias=config.value("mamba_conv_bias", True),
         mamba_n_groups=groups,
     )
+
+
+def check_time_steps(config: Config, key: str = "time_step_limit") -> None:
+    """Raises AutoshardError for limits of the time steps, which the scan has not."""
+    if (limit := config.value(key, UNLIMITED[0])) not in UNLIMITED:
+        raise AutoshardError(f"{key}={show(limit)} of {config.name} is not supported; 0 to infinity is")
 
 
 def write(model: ModelSpec) -> dict[str, Any]:

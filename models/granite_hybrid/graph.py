@@ -42,13 +42,19 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
 
 
 def _mamba(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
-    """Append norm, projections, causal convolutions, Mamba-2's state space, a norm over all heads (or over those of
-    each group), output projection and residual; returns the sum's name. x: [batch, seq, embed]."""
-    mamba, prefix = model.mamba, f"model.layers.{layer}"
-    assert mamba is not None, model.name
-    name = f"{prefix}.mamba"
+    """Append norm, state space and residual; returns the sum's name. x: [batch, seq, embed]."""
+    prefix = f"model.layers.{layer}"
     b.module = "attention_norm"
     h = norm(b, model, f"{prefix}.input_layernorm", x)
+    out = state_space(b, model, h, f"{prefix}.mamba")
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.mamba.dropout"))
+
+
+def state_space(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+    """Append projections, causal convolutions, Mamba-2's state space, a norm over all heads (or over those of each
+    group) and output projection; returns its output. h: [batch, seq, embed]."""
+    mamba = model.mamba
+    assert mamba is not None, model.name
     b.module = "attention"
     dims = mamba_dims(mamba)
     made = {
@@ -72,5 +78,4 @@ def _mamba(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
     gated = b.elementwise("silu_mul", f"{name}.gated", made["z"], scanned)
     groups = mamba.mamba_n_groups
     normal = norm_over_heads(b, model, f"{name}.norm", gated, mamba.mamba_n_heads // groups, groups > 1)
-    out = linear(b, f"{name}.out_proj", normal, f"batch seq {dims['x']}, embed {dims['x']} -> batch seq embed", False)
-    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+    return linear(b, f"{name}.out_proj", normal, f"batch seq {dims['x']}, embed {dims['x']} -> batch seq embed", False)

@@ -20,7 +20,7 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     if model.mixer_of(layer) == MAMBA:
-        yield from _mamba(model, f"{prefix}.mamba")
+        yield from state_space(model, f"{prefix}.mamba")
         yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     else:
         yield from attention(model, prefix)
@@ -40,7 +40,8 @@ def _experts(name: str) -> Iterator[Part]:
     yield Part(f"{name}.output_linear.weight", "expert embed ffn", f"{name}.experts.w2.weight")
 
 
-def _mamba(model: ModelSpec, name: str) -> Iterator[Part]:
+def state_space(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a state space with its projections and its norm. name: of it."""
     mamba = model.mamba
     assert mamba is not None, model.name
     inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_n_groups * mamba.mamba_d_state

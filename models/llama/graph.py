@@ -68,9 +68,10 @@ def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str)
     return self_attention(b, model, h, layer, kernel)
 
 
-def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str) -> str:
-    """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output."""
-    name = f"model.layers.{layer}.self_attn"
+def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str, named: str = "") -> str:
+    """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output. named: the
+    family's name of the attention."""
+    name = named or f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, h, HEADS)
     if model.normalizes_heads:
@@ -81,6 +82,8 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     if model.has_rope(layer):
         q = rope(b, model, f"{name}.q_rope", q, layer)
         k = rope(b, model, f"{name}.k_rope", k, layer)
+    if (beta := model.attention_scores.llama_4_scaling_beta) is not None:
+        q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     b.module = "core_attention"
     sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
@@ -154,6 +157,8 @@ def head(b: GraphBuilder, model: ModelSpec, x: str) -> str:
     h = norm(b, model, FINAL_NORM, x)
     if model.multipliers is not None:  # here and not behind the product, where there are more numbers
         h = b.scaled("model.logits_scaling", h, 1 / model.multipliers.logits_scaling)
+    if model.logit_scale is not None:
+        h = b.scaled("model.logit_scale", h, model.logit_scale)
     logits = vocabulary(b, model, HEAD, h)
     if (cap := model.final_logit_softcapping) is not None:
         logits = b.pointwise("lm_head.softcap", f"(mul {cap!r} (tanh (div x0 {cap!r})))", logits)
@@ -172,14 +177,14 @@ def vocabulary(
 
 
 def norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append the norm that the family has, an RMS norm or a LayerNorm with a bias, and return its output. x: [batch,
-    seq, embed]."""
+    """Append the norm that the family has, an RMS norm or a LayerNorm, and return its output. x: [batch, seq,
+    embed]."""
     return (layer_norm if model.family.normalization == LAYER_NORM else rms_norm)(b, model, name, x)
 
 
-def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, bias: bool = True) -> str:
+def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     """Append a LayerNorm of x [batch, seq, embed], and return its output."""
-    parts = ("weight", "bias") if bias else ("weight",)
+    parts = ("weight", "bias") if model.family.has_norm_bias else ("weight",)
     inputs = (x, *(b.parameter(f"{name}.{part}", "embed") for part in parts))
     dims = b.dims(x)
     return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps, **_offset(model))
@@ -263,6 +268,14 @@ def core_attention(
         **drops,
         **empty,
     )
+
+
+def tempered(b: GraphBuilder, name: str, x: str, floor_scale: int | None, attn_scale: float | None, **more: int) -> str:
+    """Append the product of queries with a number that grows with their place, and return it. floor_scale, attn_scale,
+    more: attributes of the kind position_scale."""
+    dims = b.dims(x)
+    scales = {"floor_scale": floor_scale, "attn_scale": attn_scale, **more}
+    return b.operator("position_scale", name, (x,), dims, dims[:-1], None, **scales)
 
 
 def cross_entropy(

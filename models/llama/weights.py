@@ -45,7 +45,7 @@ def norms(model: ModelSpec, *names: str) -> Iterator[Part]:
     """The parts of the checkpoint for norms of the family's form."""
     for name in names:
         yield Part.same(f"{name}.weight", "embed")
-        if model.family.normalization == LAYER_NORM:
+        if model.family.normalization == LAYER_NORM and model.family.has_norm_bias:
             yield Part.same(f"{name}.bias", "embed")
 
 

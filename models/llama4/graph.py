@@ -14,9 +14,9 @@ from autoshard.models.llama.graph import (
     output_projection,
     projections,
     rope,
+    tempered,
 )
 from autoshard.models.mixtral.graph import mixture
-from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
@@ -53,7 +53,7 @@ def _attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: st
         if form.use_qk_norm:
             q, k = (_normalized(b, model, f"{name}.{part}_norm", x) for part, x in (("q", q), ("k", k)))
     elif form.floor_scale is not None:
-        q = _tempered(b, form, f"{name}.q_temperature", q)
+        q = tempered(b, f"{name}.q_temperature", q, form.floor_scale, form.attn_scale)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, chunk=chunk)
     return output_projection(b, model, name, context)
@@ -62,9 +62,3 @@ def _attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: st
 def _normalized(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     dims = b.dims(x)
     return b.operator("norm", name, (x,), dims, dims[:-1], function="rms", eps=model.norm_eps)
-
-
-def _tempered(b: GraphBuilder, form: ChunkedAttention, name: str, x: str) -> str:
-    dims = b.dims(x)
-    scales = {"floor_scale": form.floor_scale, "attn_scale": form.attn_scale}
-    return b.operator("position_scale", name, (x,), dims, dims[:-1], None, **scales)

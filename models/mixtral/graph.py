@@ -10,6 +10,7 @@ from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
+from autoshard.models.gpt2.graph import activated
 from autoshard.models.llama.graph import attention, embedding, gated_mlp, head, linear, norm, normed_mlp, with_bias
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.router import GREEDY, Router
@@ -68,7 +69,9 @@ def mixture(
 ) -> str:
     """Append the sum over the top k experts of weight * down(silu(gate(h)) * up(h)), and return its output.
 
-    h: [batch, seq, embed]. Each expert has `capacity` slots for each sequence.
+    h: [batch, seq, embed]. Each expert has `capacity` slots for each sequence. Experts of a family without a gate are
+    down(act(up(h))). With a moe_latent_size, all experts share a product that brings h down before they see it, and one
+    that brings the sum of their answers up.
     gate, up, down, router_name: the family's names of an expert's matrices and of the router. weighs_tokens: what goes
     to an expert is multiplied by the sigmoid of its logit, and answers are only added up (Llama 4). The load-balancing
     loss is the mean of the layers'. A bias behind `down` counts once for each expert that has a slot for the token.
@@ -94,21 +97,30 @@ def mixture(
         aux_loss_coef=model.router_aux_loss_coef / model.num_sparse_layers,
         **chooses,
     )
-    slots = b.operator("dispatch", f"{name}.dispatch", (h, gates), (*SLOTS.split(), "embed"), ROUTES, None, **weighs)
+    sent, embed, routes = h, "embed", ROUTES
+    if model.moe_latent_size is not None:
+        sent = linear(b, f"{name}.fc1_latent_proj", h, "batch seq embed, latent embed -> batch seq latent", False)
+        embed, routes = "latent", ("expert", "batch", "latent")
+    slots = b.operator("dispatch", f"{name}.dispatch", (sent, gates), (*SLOTS.split(), embed), routes, None, **weighs)
     experts = f"{name}.experts"
     products = {
-        part: linear(b, f"{experts}.{part}", slots, f"{SLOTS} embed, expert ffn embed -> {SLOTS} ffn", bias)
-        for part in (gate, up)
+        part: linear(b, f"{experts}.{part}", slots, f"{SLOTS} {embed}, expert ffn {embed} -> {SLOTS} ffn", bias)
+        for part in ((gate, up) if model.family.has_gate else (up,))
     }
-    gated, raised = (
-        with_bias(b, f"{experts}.{part}", product, "expert ffn", bias) for part, product in products.items()
-    )
-    if model.clamped_gate is None:
-        act = b.elementwise("silu_mul", f"{experts}.act_fn", gated, raised)
+    raised = {
+        part: with_bias(b, f"{experts}.{part}", product, "expert ffn", bias) for part, product in products.items()
+    }
+    if not model.family.has_gate:
+        act = activated(b, model, experts, raised[up])
+    elif model.clamped_gate is None:
+        act = b.elementwise("silu_mul", f"{experts}.act_fn", raised[gate], raised[up])
     else:
-        act = b.pointwise(f"{experts}.act_fn", model.clamped_gate.expression, gated, raised)
-    answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert embed ffn -> {SLOTS} embed", False)
+        act = b.pointwise(f"{experts}.act_fn", model.clamped_gate.expression, raised[gate], raised[up])
+    answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert {embed} ffn -> {SLOTS} {embed}", False)
     added = (b.parameter(f"{experts}.{down}.bias", "expert embed"),) if bias else ()
-    return b.operator(
-        "combine", f"{name}.combine", (answers, gates, *added), ("batch", "seq", "embed"), ROUTES, None, **sums
+    out = b.operator(
+        "combine", f"{name}.combine", (answers, gates, *added), ("batch", "seq", embed), routes, None, **sums
     )
+    if model.moe_latent_size is not None:
+        out = linear(b, f"{name}.fc2_latent_proj", out, "batch seq latent, embed latent -> batch seq embed", False)
+    return out

@@ -235,6 +235,50 @@ MODELS["granite hybrid, experts"] = replace(
     mamba=Mamba(3, 64, 12, 4, 256, False),
 )
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
+MODELS["cohere2"] = replace(
+    LLAMA,
+    model_type="cohere2",
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    position_types=(*("rope",) * 3, "nope"),
+    logit_scale=0.25,
+)
+MODELS["ministral3"] = replace(
+    LLAMA,
+    model_type="ministral3",
+    num_key_value_heads=2,
+    head_dim=16,
+    tie_word_embeddings=True,
+    rope_scaling=RopeScaling("yarn", 4.0, None, None, 3, beta_fast=4.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
+    attention_scores=AttentionScores(llama_4_scaling_beta=0.7),
+)
+MODELS["nemotron h"] = replace(
+    MODELS["nemotron"],
+    model_type="nemotron_h",
+    partial_rotary_factor=1.0,
+    layer_types=("mamba", "none", "full_attention", "none"),
+    mlp_layer_types=("none", "sparse", "none", "dense"),
+    position_types=("nope",) * 4,
+    mamba=Mamba(12, 8, 12, 4, 8, True, 2),
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=48,
+    dense_intermediate_size=80,
+    router=Router("sigmoid", "noaux_tc", routed_scaling_factor=2.5),
+)
+MODELS["nemotron h, latent"] = replace(MODELS["nemotron h"], moe_latent_size=24, num_attention_heads=6)
+MODELS["nemotron h, no experts"] = replace(
+    MODELS["nemotron h"],
+    mlp_layer_types=("none", "dense", "none", "dense"),
+    mamba=Mamba(12, 8, 12, 4, 8, False, 1),
+    num_local_experts=0,
+    num_experts_per_tok=0,
+    shared_expert_intermediate_size=0,
+    dense_intermediate_size=0,
+    router=None,
+)
 MODELS["gpt2, dropping"] = replace(MODELS["gpt2"], dropout=Dropout(0.1, 0.2, 0.3))
 MODELS["mistral, dropping"] = replace(MODELS["mistral"], dropout=Dropout(embedding=0.1, residual=0.2))
 MODELS["mixtral, dropping"] = replace(MODELS["mixtral"], num_key_value_heads=2, dropout=Dropout(0.1, 0.2, 0.3))

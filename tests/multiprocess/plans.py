@@ -362,6 +362,7 @@ CASES[4] |= {
 CASES[2] |= {
     "llama4 tp": ("llama4", strategy(tp=2), 2),
     "llama4 tp, plain, recompute": ("llama4", strategy(tp=2, sp=False, kernel="plain", recompute="full"), 2),
+    "llama4 tp, attention again": ("llama4", strategy(tp=2, recompute="attention"), 2),
     "llama4 pp, uneven": ("llama4", strategy(pp=2, layers=(1, 3), recompute=("mlp", "none")), 3),
     "llama4 ep, ZeRO-3": ("llama4", strategy(dp=2, ep=2, zero=3, recompute="core_attention+mlp"), 2),
     "llama4 zigzag ring, ep": ("llama4", strategy(cp=2, ep=2, attention="zigzag_ring"), 2),
@@ -427,6 +428,33 @@ CASES[2] |= {
     "nemotron zigzag ring, ZeRO-3": ("nemotron", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "nemotron, no sequence parallel": ("nemotron, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
     "nemotron pp, uneven, zero bubble": ("nemotron", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "cohere2 tp": ("cohere2", strategy(tp=2, recompute="attention+mlp"), 2),
+    "cohere2 zigzag ring, ZeRO-3": ("cohere2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "cohere2 pp, uneven, zero bubble": ("cohere2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "ministral3 tp": ("ministral3", strategy(tp=2, recompute="attention+mlp"), 2),
+    "ministral3 zigzag ring, ZeRO-3": (
+        "ministral3",
+        strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "ministral3 pp, uneven, zero bubble": ("ministral3", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "nemotron h ep over cp, zigzag ring, ZeRO-3": (
+        "nemotron h",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "nemotron h tp": ("nemotron h, latent", strategy(tp=2, recompute="attention+mlp"), 2),
+    "nemotron h, latent, dp, ep, ZeRO-2": ("nemotron h, latent", strategy(dp=2, ep=2, zero=2), 2),
+    "nemotron h, no experts, tp, no sequence parallel": (
+        "nemotron h, no experts",
+        strategy(tp=2, sp=False, kernel="plain"),
+        2,
+    ),
+    "nemotron h pp, uneven, zero bubble": (
+        "nemotron h, latent",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("full", "mlp")),
+        3,
+    ),
     "arcee tp": ("arcee", strategy(tp=2, recompute="attention+mlp"), 2),
     "arcee zigzag ring, ZeRO-3": ("arcee", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "exaone4 tp": ("exaone4", strategy(tp=2, recompute="attention+mlp"), 2),
@@ -440,6 +468,12 @@ CASES[4] |= {
     "glm4 moe lite, ep x tp": ("glm4 moe lite", strategy(tp=2, dp=2, ep=2), 2),
     "olmoe tp x pp": ("olmoe", strategy(tp=2, pp=2, sp=False), 3),
     "nemotron, padded and replicated heads": ("nemotron, biases", strategy(tp=4), 2),
+    "cohere2, kv replicated": ("cohere2", strategy(tp=4, sp=False), 2),
+    "ministral3, kv replicated": ("ministral3", strategy(tp=4, sp=False), 2),
+    "nemotron h tp x pp": ("nemotron h", strategy(tp=2, pp=2), 3),
+    "nemotron h, latent, ep x tp": ("nemotron h, latent", strategy(tp=2, dp=2, ep=2), 2),
+    "nemotron h, latent, whole experts": ("nemotron h, latent", strategy(tp=2, dp=2, ep=4, etp=1, sp=False), 2),
+    "nemotron h, padded heads": ("nemotron h, no experts", strategy(tp=4, recompute="full"), 2),
     "arcee, kv replicated": ("arcee", strategy(tp=4, sp=False), 2),
     "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
 }
@@ -574,7 +608,7 @@ LATER_FAMILIES = (
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
     *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
-    *("glm4_moe_lite", "olmoe", "nemotron", "arcee"),
+    *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "arcee"),
 )
 
 

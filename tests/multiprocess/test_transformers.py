@@ -358,6 +358,65 @@ CONFIGS["nemotron, biases"] = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
+CONFIGS["cohere2"] = {**SMALL, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
+CONFIGS["cohere2, biases, positions in all blocks"] = {
+    **SMALL,
+    "model_type": "cohere2",
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": 9,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "logit_scale": 0.7,
+    **NO_TOKENS,
+}
+CONFIGS["cohere2, no windows"] = {**SMALL, "model_type": "cohere2", "layer_types": ["full_attention"] * 2, **NO_TOKENS}
+MINISTRAL3 = {
+    **SMALL,
+    "model_type": "ministral3",
+    "head_dim": 16,
+    "rope_parameters": {**YARN, "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.7},
+    **NO_TOKENS,
+}
+CONFIGS["ministral3"] = MINISTRAL3
+CONFIGS["ministral3, tied, a window"] = {
+    **MINISTRAL3,
+    "tie_word_embeddings": True,
+    "sliding_window": 9,
+    "num_key_value_heads": 8,
+}
+NEMOTRON_H = {
+    **SMALL,
+    "model_type": "nemotron_h",
+    "head_dim": 16,
+    "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp"],
+    "mamba_num_heads": 12,  # not hidden_size * expand
+    "mamba_head_dim": 8,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 10,
+    "time_step_min": 1e-30,  # transformers raises time steps to it, which their publisher's own code does not
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+}
+CONFIGS["nemotron h, all kinds of blocks"] = NEMOTRON_H
+CONFIGS["nemotron h, no experts, one group"] = {
+    **NEMOTRON_H,
+    "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+    "num_key_value_heads": 8,
+    "n_groups": 1,
+    "use_conv_bias": False,
+}
+CONFIGS["nemotron h, experts of a narrower vector"] = {
+    **NEMOTRON_H,
+    "layers_block_type": ["mamba", "moe", "mamba", "attention", "moe"],
+    "moe_latent_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+}
 CONFIGS["exaone4"] = {
     **SMALL,
     "model_type": "exaone4",

@@ -272,7 +272,7 @@ def _rope_of_neighbours(place: Place, x: Array) -> Result:
 def _position_scale(place: Place, x: Array) -> Result:
     dims = place.output_dims
     places = place.positions(x.shape[len(place.axes) + dims.index("seq")])
-    steps = np.floor((places + 1) / place.attributes["floor_scale"])
+    steps = np.floor((places + place.attributes.get("first", 1)) / place.attributes["floor_scale"])
     factors = _spread(1 + place.attributes["attn_scale"] * np.log1p(steps), place, ("seq",), dims)
     return x * factors, lambda grad: (grad * factors,)
 

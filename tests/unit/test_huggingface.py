@@ -76,6 +76,10 @@ def parameters(model: ModelSpec) -> int:
     attention = 2 * hidden * queries + 2 * hidden * keys
     if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
+    if model.family.has_one_branch:
+        return vocabulary + hidden + sum(hidden + one_branch(model, layer) for layer in range(layers))
+    if model.model_type == "cohere2":  # three matrices, one norm without a bias
+        return vocabulary + layers * (attention + 3 * hidden * ffn + hidden) + hidden
     if model.model_type == "arcee":  # two matrices, RMS norms, no biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
@@ -119,6 +123,21 @@ def parameters(model: ModelSpec) -> int:
     return vocabulary + mixers + layers * (mixture + 2 * hidden) + hidden
 
 
+def one_branch(model: ModelSpec, layer: int) -> int:
+    """Parameters of the only branch of a block of Nemotron-H, without its norm; by the closed formula, too."""
+    hidden, mixer = model.hidden_size, model.layer_types[layer]
+    if mixer == "mamba":
+        return recurrence(model)
+    if mixer == "full_attention":
+        return 2 * hidden * model.head_dim * (model.num_attention_heads + model.num_key_value_heads)
+    if model.mlp_layer_types[layer] == "dense":  # two matrices
+        return 2 * hidden * (model.dense_intermediate_size or model.intermediate_size)
+    seen = model.moe_latent_size or hidden
+    latent = 2 * hidden * seen if model.moe_latent_size else 0
+    experts = model.num_local_experts * (2 * seen * model.intermediate_size + hidden)  # with the router's row
+    return latent + experts + 2 * hidden * model.shared_expert_intermediate_size
+
+
 def recurrence(model: ModelSpec) -> int:
     """Parameters that a block has in place of attention; by the closed formula, too."""
     if (linear := model.linear_attention) is not None:
@@ -129,7 +148,7 @@ def recurrence(model: ModelSpec) -> int:
         taps = linear.linear_conv_kernel_dim * (2 * keys + values)
         return products + taps + 2 * linear.linear_num_value_heads + linear.linear_value_head_dim
     if (mamba := model.mamba) is not None:
-        inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_d_state
+        inner, state = mamba.mamba_n_heads * mamba.mamba_d_head, mamba.mamba_n_groups * mamba.mamba_d_state
         # gate, x, B, C, a step of each head; output; taps and their bias; A_log, D and dt_bias; a norm
         products = model.hidden_size * (2 * inner + 2 * state + mamba.mamba_n_heads + inner)
         return products + (mamba.mamba_d_conv + 1) * (inner + 2 * state) + 3 * mamba.mamba_n_heads + inner
@@ -210,6 +229,17 @@ def recurrence(model: ModelSpec) -> int:
         ("olmoe-1b-7b", 6_919_161_856),
         ("minitron-4b", 4_190_509_056),
         ("nemotron4-340b", 341_029_195_776),
+        ("command-r7b", 8_028_033_024),
+        ("command-a", 111_057_580_032),
+        ("ministral-3-3b", 3_429_006_336),
+        ("ministral-3-8b", 8_489_553_920),
+        ("ministral-3-14b", 13_506_073_600),
+        ("nemotron-h-8b", 8_100_852_736),
+        ("nemotron-h-56b", 56_324_350_464),
+        ("nemotron-nano-9b-v2", 8_888_227_328),
+        ("nemotron-3-nano-30b-a3b", 31_577_937_344),
+        ("nemotron-3-super-120b-a12b", 120_668_687_360),
+        ("nemotron-3-ultra-550b-a55b", 549_308_968_960),
         ("afm-4.5b", 4_619_184_640),
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
@@ -634,8 +664,8 @@ def test_infinity_is_a_number_in_a_config_alone(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError) as raised:
         read_config(file)
     assert str(raised.value).endswith("line 2, column 7: -Infinity is not a finite number of a usable size")
-    file.write_text(json.dumps({**LLAMA, "model_type": "nemotron_h", "time_step_limit": [0.0, float("inf")]}))
-    with pytest.raises(AutoshardError, match=r": model_type='nemotron_h' of hybrid is not supported; the nearest "):
+    file.write_text(json.dumps({**LLAMA, "model_type": "bamba", "time_step_limit": [0.0, float("inf")]}))
+    with pytest.raises(AutoshardError, match=r": model_type='bamba' of hybrid is not supported; the nearest "):
         read_config(file)
 
 

@@ -13,13 +13,17 @@ import pytest
 
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.errors import AutoshardError
+from autoshard.interop.export import unwritten
 from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import published_dropout
+from autoshard.models.stage import published_sizes, stage_graph
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
+from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES
+from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
@@ -190,6 +194,105 @@ def test_what_a_nemotron_config_leaves_out() -> None:
     assert property_of(model, "normalization") == "layernorm"
 
 
+def test_what_a_cohere2_config_leaves_out() -> None:
+    model = read("cohere2")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
+    assert (model.sliding_window, model.logit_scale, model.tie_word_embeddings) == (4096, 0.0625, True)
+    assert model.layer_types == (*("sliding_attention",) * 3, "full_attention")
+    assert model.position_types == (*("rope",) * 3, "nope")
+    full = read("cohere2", layer_types=["full_attention"] * 4, num_key_value_heads=8, attention_bias=True)
+    assert (full.sliding_window, full.layer_types, full.position_types) == (None, (), ("nope",) * 4)
+    every = read("cohere2", sliding_window_pattern=5, sliding_window=9)
+    assert (every.sliding_window, every.layer_types, every.position_types) == (9, (), ())
+    for one in (model, full, every):
+        assert from_config(to_config(one), "m") == one
+    assert unwritten(replace(full, position_types=())) == "logit_scale"
+
+
+def test_what_a_ministral3_config_leaves_out() -> None:
+    model = read("ministral3")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps) == (8, 128, 1e-5)
+    assert (model.rope_theta, model.sliding_window, model.tie_word_embeddings) == (1e6, None, False)
+    assert model.rope_scaling == RopeScaling(
+        "yarn", 16.0, None, None, 16384, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0
+    )
+    assert model.rope_scaling.rotation_factor == 1
+    assert model.attention_scores.llama_4_scaling_beta == 0.1
+    assert from_config(to_config(model), "m") == model
+    with pytest.raises(AutoshardError) as error:
+        replace(model, rope_scaling=None)
+    assert str(error.value) == (
+        "llama_4_scaling_beta=0.1 of m needs a rope_scaling with original_max_position_embeddings"
+    )
+
+
+def test_queries_of_ministral3_grow_behind_the_positions_of_the_pre_training() -> None:
+    graph = stage_graph(MODELS["ministral3"], published_sizes(MODELS["ministral3"]), (0,), False, False)
+    (scale,) = (op for op in graph.operators if op.kind == "position_scale")
+    assert dict(scale.attributes) == {"floor_scale": 3, "attn_scale": 0.7, "first": 0}
+    assert graph.tensors[scale.inputs[0]].dims == ("batch", "seq", "kvhead", "group", "headdim")
+
+
+HYBRID_EXPERTS = {
+    "moe_intermediate_size": 256,
+    "moe_shared_expert_intermediate_size": 512,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def test_what_a_nemotron_h_config_leaves_out() -> None:
+    model = read("nemotron_h", hybrid_override_pattern="M-*-")
+    assert (model.layer_types, model.mlp_layer_types) == (
+        ("mamba", "none", "full_attention", "none"),
+        ("none", "dense", "none", "dense"),
+    )
+    assert (model.intermediate_size, model.dense_intermediate_size, model.is_moe) == (1536, 0, False)
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.hidden_act) == (8, 128, 1e-5, "relu2")
+    assert model.mamba == Mamba(128, 64, 128, 4, 128, True, 8)
+    assert not any(map(model.has_rope, range(4)))
+    assert from_config(to_config(model), "m") == model
+    narrow = read("nemotron_h", hybrid_override_pattern="-*-*", attention_head_dim=64, num_key_value_heads=None)
+    assert (narrow.head_dim, narrow.num_key_value_heads, narrow.mamba) == (64, 32, None)
+    assert from_config(to_config(narrow), "m") == narrow
+
+
+def test_experts_of_a_nemotron_h_config() -> None:
+    words = ["mamba", "moe", "attention", "mlp"]
+    model = read("nemotron_h", layers_block_type=words, moe_latent_size=1024, **HYBRID_EXPERTS)
+    assert (model.intermediate_size, model.dense_intermediate_size) == (256, 1536)
+    assert (model.shared_expert_intermediate_size, model.moe_latent_size) == (512, 1024)
+    assert model.router == Router("sigmoid", "noaux_tc")
+    assert [*map(model.has_experts, range(4))] == [False, True, False, False]
+    assert from_config(to_config(model), "m") == model
+    newer = {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "num_hidden_layers": None}
+    assert read("nemotron_h", **newer, moe_latent_size=1024, **HYBRID_EXPERTS) == model
+
+
+def test_a_block_of_nemotron_h_has_one_branch() -> None:
+    model = MODELS["nemotron h"]
+    with pytest.raises(AutoshardError) as error:
+        replace(model, mlp_layer_types=("none", "sparse", "dense", "dense"))
+    assert str(error.value) == (
+        "layer_types and mlp_layer_types of tiny-llama have full_attention and dense for block 2: "
+        "model_type=nemotron_h of tiny-llama has one branch in each block, so that one of both must be none"
+    )
+    with pytest.raises(AutoshardError, match="have nothing and none for block 0"):
+        replace(model, layer_types=(), mamba=None)
+    with pytest.raises(AutoshardError, match="mlp_layer_types='none' of tiny-llama must be one of: dense, sparse"):
+        replace(MODELS["a dense block"], mlp_layer_types=("none", "sparse", "sparse", "sparse"))
+
+
+def test_only_experts_of_nemotron_h_see_a_narrower_vector() -> None:
+    for one in (MODELS["a dense block"], MODELS["nemotron h, no experts"]):
+        with pytest.raises(AutoshardError) as error:
+            replace(one, moe_latent_size=24)
+        assert str(error.value) == (
+            "moe_latent_size=24 of tiny-llama must be absent: its experts, if any, take the hidden state; nemotron_h "
+            "may have others"
+        )
+
+
 def test_what_an_arcee_config_leaves_out() -> None:
     model = read("arcee")
     assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-5, 32)
@@ -240,6 +343,18 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
     assert bytes_of(tmp_path / "again") == bytes_of(plain)
 
 
+def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
+    """As Mistral publishes Ministral 3: one more module around the whole model, and others beside it."""
+    model = replace(MODELS["ministral3"], tie_word_embeddings=False)
+    plain, seeing = (huggingface_folder(tmp_path / form, model) for form in ("plain", "seeing"))
+    around = {f"language_model.{key}": value for key, value in weights(model, "F32").items()}
+    more = {key: np.zeros(4, np.float32) for key in ("vision_tower.ln_pre.weight", "multi_modal_projector.norm.weight")}
+    write_safetensors(seeing / "model.safetensors", {**around, **more}, "F32")
+    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
+    assert done is not None
+    assert bytes_of(tmp_path / "again") == bytes_of(plain)
+
+
 @pytest.mark.parametrize(
     ("model_type", "fields", "text"),
     [
@@ -275,6 +390,52 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),
+        (
+            "cohere2",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
+        (
+            "cohere2",
+            {"sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "ministral3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "llama_4_scaling_beta is missing from rope_parameters of the config of m",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-X-"},
+            (
+                "hybrid_override_pattern='M-X-' of m must have a letter for each block: M (mamba), * (attention), "
+                "- (mlp), E (moe)"
+            ),
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*"},
+            "num_hidden_layers=4 of m must be the number of blocks in its list of them, 3",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*-", "sliding_window": 9},
+            "sliding_window=9 of m is not supported; null is",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*-", "time_step_limit": [0.001, 1e308]},
+            "time_step_limit=a list of 2 of m is not supported; 0 to infinity is",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "ME*E", "n_shared_experts": 2, **HYBRID_EXPERTS},
+            "n_shared_experts=2 of m is not supported; 1 is",
+        ),
+        ("nemotron_h", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("nemotron_h", {}, "hybrid_override_pattern is missing from the config of m"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
         ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free=False of m is not supported; True is"),

@@ -32,6 +32,7 @@ from autoshard.runtime.torch_backend.recomputing_ops import (
     RmsNorm,
     Rotate,
     SiluMul,
+    TimesTable,
     WholeCrossEntropy,
 )
 from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
@@ -314,15 +315,17 @@ def _position_scale(context: Context, step: OperatorStep) -> Kernel:
     op, dims = step.operator, context.dims(step.operator.output)
     floor_scale: Any = op.attributes["floor_scale"]
     attn_scale: Any = op.attributes["attn_scale"]
+    first: Any = op.attributes.get("first", 1)
     places = context.positions(step).double()
-    factors = 1 + attn_scale * torch.log1p(torch.floor((places + 1) / floor_scale))
+    factors = 1 + attn_scale * torch.log1p(torch.floor((places + first) / floor_scale))
     shape = [len(factors) if dim == "seq" else 1 for dim in dims]
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        key = ("position_scale", context.piece(step, "seq"), floor_scale, attn_scale, x.dtype, x.device)
+        key = ("position_scale", context.piece(step, "seq"), floor_scale, attn_scale, first, x.dtype, x.device)
         if key not in context.tables:
             context.tables[key] = factors.to(x)
-        return x * context.tables[key].view(shape)
+        out: torch.Tensor = TimesTable.apply(x, context.tables[key].view(shape))
+        return out
 
     return run
 

@@ -131,6 +131,20 @@ class Rotate(torch.autograd.Function):
         return (grad * ctx.cos).addcmul_(swapped, ctx.sin, value=-1), None, None
 
 
+class TimesTable(torch.autograd.Function):
+    """x times a table, which may lack dims or have some of size 1. Keeps nothing but the table, which is no activation:
+    torch's own saves it as one, and what is run again in backward then runs up to here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        ctx.table = table
+        return x * table
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0] * ctx.table, None
+
+
 class WeighedSums(torch.autograd.Function):
     """[rows, embed]: in each row the sum of the answers [expert, batch, capacity, embed] that go there, times weight.
 

@@ -1,0 +1,22 @@
+"""The graph of Cohere 2 as operators over named dims: attention and MLP read one norm of the block's input."""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.dropping import residual
+from autoshard.models.llama.graph import embedding, gated_mlp, head, norm, self_attention
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "embedding", "head"]
+
+
+def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append x + attention(norm(x)) + mlp(norm(x)), and return its output. x: [batch, seq, embed]."""
+    prefix = f"model.layers.{layer}"
+    b.module = "attention_norm"
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
+    attention = self_attention(b, model, h, layer, kernel)
+    b.module = "mlp"
+    mlp = gated_mlp(b, model, h, f"{prefix}.mlp")
+    branches = (attention, f"{prefix}.self_attn.dropout"), (mlp, f"{prefix}.mlp.dropout")
+    return residual(b, model, f"{prefix}.residual", x, *branches)

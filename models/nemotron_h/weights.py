@@ -1,0 +1,45 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of Nemotron-H and Nemotron 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.models.granite_hybrid.weights import state_space
+from autoshard.models.llama.weights import norms, projections
+from autoshard.models.mixtral.weights import mixture
+from autoshard.models.nemotron_h.graph import DOWN, TABLE, UP, dense_dim
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import MAMBA, NONE
+
+LEFT_OUT = ("mtp.",)
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"backbone.layers.{layer}"
+    name, mixer = f"{prefix}.mixer", model.mixer_of(layer)
+    yield from norms(model, f"{prefix}.norm")
+    if mixer == MAMBA:
+        yield from state_space(model, name)
+    elif mixer != NONE:
+        yield from projections(model, name)
+    elif not model.has_experts(layer):
+        yield from _mlp(name, dense_dim(model))
+    else:
+        width = "embed" if model.moe_latent_size is None else "latent"
+        yield from mixture(model, name, {UP: f"ffn {width}", DOWN: f"{width} ffn"})
+        if model.moe_latent_size is not None:
+            yield Part.same(f"{name}.fc1_latent_proj.weight", "latent embed")
+            yield Part.same(f"{name}.fc2_latent_proj.weight", "embed latent")
+        yield from _mlp(f"{name}.shared_experts", "shared_ffn")
+
+
+def _mlp(name: str, ffn: str) -> Iterator[Part]:
+    yield Part.same(f"{name}.{UP}.weight", f"{ffn} embed")
+    yield Part.same(f"{name}.{DOWN}.weight", f"embed {ffn}")
+
+
+def ends(model: ModelSpec) -> Iterator[Part]:
+    yield Part.same(TABLE, "vocab embed")
+    yield from norms(model, "backbone.norm_f")
+    yield Part.same("lm_head.weight", "vocab embed")
