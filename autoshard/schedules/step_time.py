@@ -225,8 +225,8 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
 
     m, pp, vpp = work.num_microbatches, work.pp, work.num_virtual_stages
     ordered, *numbers = _on_clock(schedule, work, count)
-    total_s, starts = run(ordered, *numbers)
-    starts, own = np.asarray(starts), ordered.places_of_ranks
+    total_s, begins = run(ordered, *numbers)
+    starts, own = np.asarray(begins), ordered.places_of_ranks
     turns, size = _turns(schedule, pp, count, vpp), pp if vpp > 1 else 1
     assert turns is not None, "`_few` gives no such count"
     end = turns.actions * count * vpp - turns.tail
