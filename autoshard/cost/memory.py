@@ -109,29 +109,45 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     gradients of an end's weights; under ZeRO-2 and -3 what travels (cost/travelling_bytes.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
+    Where chunks differ, the rank with the head may need most while it holds nothing of the head.
     """
+    memory = _memory_of(rank, rank, state, precision, software)
+    if rank.kept_headless_bytes is None:
+        return memory
+    headless = headless_memory(rank, state, precision, software)
+    more = headless.total > memory.total
+    return Memory(*(where(more, one, other) for one, other in zip(headless, memory, strict=True)))
+
+
+def headless_memory(rank: Rank, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
+    """Memory of the rank with the head while it holds nothing of it but its state."""
+    return _memory_of(rank.headless(), rank, state, precision, software)
+
+
+def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, software: Software) -> Memory:
+    """`rank_memory`, with what is at work from a rank that may be headless. rank: the same with all its ends."""
     parameter, reduced = DTYPE_BYTES[precision.parameter_dtype], DTYPE_BYTES[precision.gradient_reduce_dtype]
     travels = anywhere(state.travels)
 
-    activations = _activations_bytes(rank, software)
-    kept = activations + _waiting_bytes(rank, software) if rank.weights_apart else activations
-    backwards = _backwards(rank, software)
-    replay, working, over, given_back = _in_work(rank, software, backwards)
-    ends = 0.0 if not rank.ends else _ends_bytes(rank, software) - over
+    activations = _activations_bytes(at_work, software)
+    kept = activations + _waiting_bytes(at_work, software) if at_work.weights_apart else activations
+    backwards = _backwards(at_work, software)
+    replay, working, over, given_back = _in_work(at_work, software, backwards)
+    ends = 0.0 if not at_work.ends else _ends_bytes(at_work, software) - over
     if software is not COMPILED:
         working = software.working_scale * working
         if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
             working = working + state.block.parameters * parameter
     if travels:
-        travelling = _travelling_bytes(rank, state, (parameter, reduced), kept, backwards)
+        travelling = _travelling_bytes(at_work, state, (parameter, reduced), kept, backwards)
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
     if software is COMPILED and not precision.sums_apart:
-        for gradient in _end_gradients_bytes(rank, activations, parameter):
+        for gradient in _end_gradients_bytes(at_work, activations, parameter):
             at_end = added(gradient, -replay, over, given_back)
             working = where(state.travels, working, largest(working, at_end))
-    leaving = rank.in_flight - rank.heads_in_flight
-    boundary = 0.0 if rank.only else (BOUNDARY_BUFFERS + leaving) * rank.hidden_bytes
+    leaving = at_work.in_flight - at_work.heads_in_flight
+    boundary = 0.0 if at_work.only else (BOUNDARY_BUFFERS + leaving) * at_work.hidden_bytes
 
     units = [end.unit for end in rank.ends]
     handed_over = _handed_over(rank, state)

@@ -49,7 +49,8 @@ class Rank(NamedTuple):
     known which chunk runs backward when most is held. kind_counts: by kind, the blocks of each chunk; None with one
     chunk and where blocks are alike. ends: those that it has. last_block: of its last chunk.
     num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block keeps; None
-    where all chunks recompute alike. The others: as in cost.rank_load.RankLoad.
+    where all chunks are alike. With the head, while a microbatch is held in it; kept_headless_bytes: while none is;
+    None where more is never held then. The others: as in cost.rank_load.RankLoad.
     """
 
     blocks: Number
@@ -68,12 +69,21 @@ class Rank(NamedTuple):
     last_block: Any = None
     num_logits: Number = 0.0
     kept_bytes: Callable[[Callable[[Any], Number]], Number] | None = None
+    kept_headless_bytes: Callable[[Callable[[Any], Number]], Number] | None = None
     kind_counts: Mapping[int, Any] | None = None
 
     @property
     def has_loss(self) -> bool:
         """Whether the loss is computed on it."""
         return bool(self.ends) and self.ends[-1].has_loss
+
+    def headless(self) -> Rank:
+        """The rank at the moments at which it holds nothing of the head: what is at work then has no such end."""
+        return self._replace(
+            kept_bytes=self.kept_headless_bytes,
+            kept_headless_bytes=None,
+            ends=tuple(end for end in self.ends if not end.has_loss),
+        )
 
     def made_of(self, block: Any) -> Rank:
         """The rank with this block in place of each of its own."""
@@ -119,6 +129,7 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.chunks[-1].block,
         load.stages[0].num_logits,
         load.kept_bytes if load.held else None,
+        load.kept_headless_bytes if load.is_headless else None,
         load.kind_counts if state.kinds and len(load.chunks) > 1 else None,
     )
 

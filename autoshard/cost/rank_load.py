@@ -11,7 +11,7 @@ from autoshard.cost.part import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
 from autoshard.rows import Number
-from autoshard.schedules import SCHEDULES, held_together, rank_holds
+from autoshard.schedules import SCHEDULES, head_apart, held_together, rank_holds
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,26 @@ class RankLoad:
         return self.embeddings_in_flight > 0, self.heads_in_flight > 0
 
     def kept_bytes(self, of: Callable[[Part], Number]) -> Number:
-        """Bytes of all blocks when most is held, where chunks recompute differently. of: what one block keeps."""
+        """Bytes of all blocks when most is held, where chunks differ; on the rank with the head, while it holds that of
+        a microbatch. of: what one block keeps."""
+        return self._most_bytes(of, self._moments[0])
+
+    def kept_headless_bytes(self, of: Callable[[Part], Number]) -> Number:
+        """Bytes of all blocks when most is held and nothing of the head."""
+        return self._most_bytes(of, self._moments[1])
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether the rank has the head and holds more of other chunks at a moment at which it holds nothing of it."""
+        return bool(self._moments[1])
+
+    @cached_property
+    def _moments(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        return head_apart(self.held) if self.heads_in_flight else (self.held, ())
+
+    def _most_bytes(self, of: Callable[[Part], Number], moments: tuple[tuple[int, ...], ...]) -> Number:
         sizes = [chunk.count * of(chunk.block) for chunk in self.chunks]
-        return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in self.held)
+        return max(sum(count * size for count, size in zip(held, sizes, strict=True)) for held in moments)
 
     @cached_property
     def work_s(self) -> Number:

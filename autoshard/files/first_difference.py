@@ -1,4 +1,4 @@
-"""Where what was read of a model differs from the plan's, for the errors that refuse it."""
+"""The first value in which a model that was read is not the plan's, for the errors that refuse it."""
 
 from __future__ import annotations
 

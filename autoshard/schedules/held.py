@@ -162,6 +162,14 @@ def held_together(schedule: str, pp: int, num_microbatches: int, num_virtual_sta
     return _held_together(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
 
 
+def head_apart(
+    moments: tuple[tuple[int, ...], ...],
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Moments of the last rank, as of `held_together`: (with a microbatch in its last chunk, which has the head;
+    without)."""
+    return tuple(one for one in moments if one[-1]), tuple(one for one in moments if not one[-1])
+
+
 @lru_cache(maxsize=256)
 def _held_together(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> Held:
     count = num_microbatches

@@ -52,3 +52,18 @@ def test_a_window_is_a_constant_mask() -> None:
     program, step, inputs = block("mistral")
     chip, cpu = (nxd_attention(Context(program, None), step, mode, 1)(*inputs) for mode in (False, True))
     assert torch.equal(chip, cpu)
+
+
+def test_a_layer_is_given_no_tensor_with_gaps() -> None:
+    """Its backward views [seq, batch, heads x headdim] as a matrix; what attention gives may lie in another order."""
+    from autoshard.runtime.nxd_backend.model import Section
+
+    class Rows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(-1, x.shape[2])
+
+    section = Section.__new__(Section)
+    torch.nn.Module.__init__(section)
+    section.add_module("o_proj", Rows())
+    heads = torch.arange(24.0).view(3, 2, 2, 2).transpose(0, 1)
+    assert torch.equal(section._through("o_proj", heads), heads.reshape(6, 4))

@@ -74,6 +74,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "unequal blocks": ("dense first", 8, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "mlp_norm+mlp"}),
     "unequal blocks, ZeRO-3": ("dense first", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
     "unequal windows": ("windows", 8, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "core_attention"}),
+    "the head alone on a chunk": (
+        "gemma2-2b",
+        8,
+        {"tp": 2, "pp": 2, "num_virtual_stages": 2, "stage_layers": (1, 1, 2, 0)},
+    ),
     "unequal windows, ring": ("windows", 2, {"tp": 2, "cp": 2, "context_parallel": "zigzag_ring"}),
     "capped scores": ("gemma2-2b", 4, {"tp": 2, "pp": 2, "recompute": "core_attention"}),
     "sinks, heads over cp": ("gpt-oss-20b", 2, {"cp": 2, "dp": 2, "ep": 2, "context_parallel": "ulysses"}),
@@ -175,7 +180,8 @@ def plan(name: str) -> Plan:
     if fields["num_virtual_stages"] > 1:
         fields["schedule"] = "interleaved"
     stages = fields["pp"] * fields["num_virtual_stages"]
-    strategy = Strategy(stage_layers=even_stage_layers(NUM_LAYERS, stages), **fields)
+    fields.setdefault("stage_layers", even_stage_layers(NUM_LAYERS, stages))
+    strategy = Strategy(**fields)
     length = min(length, model.max_position_embeddings)
     training = TrainingSpec(length, microbatches * strategy.dp, precision)
     cluster = local_cluster(strategy.world_size)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.memory import rank_memory
+from autoshard.cost.memory import headless_memory, rank_memory
 from autoshard.cost.passes import stage_passes
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.layout.strategy import Strategy
@@ -27,7 +27,7 @@ from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.grid.whole import Whole
-from autoshard.schedules import Work, at_least_s, held_together, step_time_s
+from autoshard.schedules import Work, at_least_s, head_apart, held_together, step_time_s
 from autoshard.schedules.longest_path import longest_path
 
 MOST_MIXES = 20_000
@@ -106,11 +106,10 @@ class InterleavedSets:
     def _mixes_of(self, rank: int, sets: Array) -> Mixes:
         """Some mixes of a rank as far as they may fit. sets: (mix, chunk)."""
         kept = self._layers * self._block.kept_bytes
-        held = np.array(held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank])
         sizes = kept[sets]
         may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), True) <= self._limit_bytes
         sets, sizes = sets[may], sizes[may]
-        fits = self._needed_bytes(rank, sets, (sizes @ held.T).max(1, initial=0.0), False) <= self._limit_bytes
+        fits = self._fits(rank, sets, sizes)
         if self._in_any_order:
             sets, fits = sets[fits], fits[fits]
         costs = self._back_s[sets]
@@ -127,9 +126,20 @@ class InterleavedSets:
             back_s[:, -1] += self._last_back_s
         return Mixes(sets, back_s, fits)
 
-    def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool) -> Array:
+    def _fits(self, rank: int, sets: Array, sizes: Array) -> Array:
+        """Whether mixes fit, at the moments with and without a microbatch in the head. sets, sizes: (mix, chunk)."""
+        moments = held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank]
+        apart = head_apart(moments) if rank == self._pp - 1 else (moments, ())
+        fits = np.ones(len(sets), dtype=bool)
+        for held, headless in zip(apart, (False, True), strict=True):
+            if held:
+                kept_bytes = (sizes @ np.array(held).T).max(1, initial=0.0)
+                fits &= self._needed_bytes(rank, sets, kept_bytes, False, headless) <= self._limit_bytes
+        return fits
+
+    def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool, headless: bool = False) -> Array:
         """Bytes that a rank needs, by mix. sets: (mix, chunk). kept_bytes: by mix, of all blocks together. at_least:
-        whatever the set of the first chunk is."""
+        whatever the set of the first chunk is. headless: while nothing of the head is held."""
         problem, family, blocks = self._whole.problem, self._whole.family, np.array([self._layers])
         holds = family.holds(self._m)[rank]
         if at_least:
@@ -139,7 +149,8 @@ class InterleavedSets:
         last, none = self._last, np.zeros(1)
         ends = layouts_ends(family, first, last, self._state)
         of_rank = rank_rows(family, holds, blocks, rank, self._block, ends, self._hidden_bytes)
-        replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if of_rank.has_loss else none)
+        replays_head = of_rank.has_loss and not headless
+        replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if replays_head else none)
         in_work = np.maximum(self._block.replay_bytes[sets], replay[:, None]) + self._block.working_bytes[sets]
         block = PartColumns(
             none,
@@ -150,7 +161,9 @@ class InterleavedSets:
             none,
             none,
         )
-        needed: Array = rank_memory(of_rank.made_of(block), self._state, problem.training.precision).total
+        of_rank = of_rank.made_of(block)
+        memory = headless_memory if headless else rank_memory
+        needed: Array = memory(of_rank, self._state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes
 
     @cached_property

@@ -20,9 +20,19 @@ from autoshard.planner.grid.cuts import Cuts
 from autoshard.planner.grid.kind_cuts import KindCuts
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.rows import by_count, different, shares
-from autoshard.schedules import SCHEDULES, Schedule, Work, at_least_s, held_together, rank_holds, step_time_s
+from autoshard.schedules import (
+    SCHEDULES,
+    Schedule,
+    Work,
+    at_least_s,
+    head_apart,
+    held_together,
+    rank_holds,
+    step_time_s,
+)
 from autoshard.schedules.held import RankHolds, warm_ups
 
+KeptBytes = Callable[[Callable[[PartColumns], Array]], Array]
 AT_ONCE = 1 << 13
 """Numbers of an array that stays in a core's cache."""
 
@@ -252,18 +262,29 @@ def with_unlike_chunks(
     for number in different(m):
         of_ranks = held_together(family.schedule, family.pp, number, family.num_virtual_stages)
         for place in different(np.asarray(rank)):
-            held = _corners(of_ranks[place])
+            held = of_ranks[place]
             of_held[held] = of_held.get(held, False) | ((m == number) & (rank == place))
-    of_counts = [(np.flatnonzero(alike), np.array(held, dtype=float)) for held, alike in of_held.items()]
+    apart = [(*(head_apart(held) if rows.has_loss else (held, ())), alike) for held, alike in of_held.items()]
 
-    def kept_bytes(of: Callable[[PartColumns], Array]) -> Array:
-        sizes = np.stack([(count * of(block)).ravel() for count, block in zip(layers, blocks, strict=True)])
-        kept = np.empty(sizes.shape[1])
-        for alike, held in of_counts:
-            kept[alike] = reduce(np.maximum, (counts @ sizes[:, alike] for counts in held))
-        return kept.reshape(layers.shape[1:])
+    def most(moments: Sequence[tuple[tuple[tuple[int, ...], ...], Array]]) -> KeptBytes:
+        of_counts = [(np.flatnonzero(alike), np.array(_corners(held), float)) for held, alike in moments if held]
 
-    return rows._replace(blocks=layers.sum(0), most_blocks=layers.max(0), kept_bytes=kept_bytes)
+        def kept_bytes(of: Callable[[PartColumns], Array]) -> Array:
+            sizes = np.stack([(count * of(block)).ravel() for count, block in zip(layers, blocks, strict=True)])
+            kept = np.zeros(sizes.shape[1])  # of rows without such a moment it stays that
+            for alike, held in of_counts:
+                kept[alike] = reduce(np.maximum, (counts @ sizes[:, alike] for counts in held))
+            return kept.reshape(layers.shape[1:])
+
+        return kept_bytes
+
+    headless = any(held for _, held, _ in apart)
+    return rows._replace(
+        blocks=layers.sum(0),
+        most_blocks=layers.max(0),
+        kept_bytes=most([(held, alike) for held, _, alike in apart]),
+        kept_headless_bytes=most([(held, alike) for _, held, alike in apart]) if headless else None,
+    )
 
 
 @lru_cache(maxsize=1024)

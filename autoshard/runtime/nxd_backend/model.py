@@ -46,8 +46,8 @@ class Section(nn.Module):
         return tuple(env[view] for view in self.outputs)
 
     def _through(self, layer: str, x: torch.Tensor) -> Any:
-        """The output of a layer for x, which is given three dims and a gradient without gaps, as NxD's layers want."""
-        found = self._modules[layer](x if x.dim() <= 3 else x.flatten(2))  # type: ignore[misc]
+        """The output of a layer for x, which is given three dims; they and the gradient have no gaps for NxD."""
+        found = self._modules[layer]((x if x.dim() <= 3 else x.flatten(2)).contiguous())  # type: ignore[misc]
         return tuple(map(_Dense.apply, found)) if isinstance(found, tuple) else _Dense.apply(found)
 
 
