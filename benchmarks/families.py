@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "glm4_moe_lite": ("glm-4.7-flash", "trn2.48xlarge", 4),
     "olmoe": ("olmoe-1b-7b", "trn2.48xlarge", 1),
     "nemotron": ("nemotron4-340b", "trn2.48xlarge", 64),
+    "solar_open": ("solar-open-100b", "trn2.48xlarge", 16),
     "cohere2": ("command-a", "trn2.48xlarge", 16),
     "ministral3": ("ministral-3-14b", "trn2.48xlarge", 2),
     "nemotron_h": ("nemotron-3-nano-30b-a3b", "trn2.48xlarge", 4),

@@ -1,4 +1,4 @@
-"""The config.json of GLM-4.5 and GLM-4.5-Air, and of dots.llm1."""
+"""The config.json of GLM-4.5 and GLM-4.5-Air, of dots.llm1, and of Solar Open."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
 from autoshard.spec.router import CORRECTED, Router
 
-ARCHITECTURES = {"glm4_moe": "Glm4MoeForCausalLM", "dots1": "Dots1ForCausalLM"}
+ARCHITECTURES = {"glm4_moe": "Glm4MoeForCausalLM", "dots1": "Dots1ForCausalLM", "solar_open": "SolarOpenForCausalLM"}
 DEFAULTS = {
     "glm4_moe": Defaults(norm_eps=1e-5, rope_theta=10_000.0, num_key_value_heads=8),
     "dots1": Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=32),
+    "solar_open": Defaults(norm_eps=1e-5, rope_theta=1_000_000.0, num_key_value_heads=8, head_dim=128),
 }
 PARTIAL_ROTARY_FACTOR = 0.5
 WINDOW, WINDOW_LAYERS = 4096, 62
@@ -30,7 +31,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         DEFAULTS[model_type],
         width="moe_intermediate_size",
         attention_bias=config.value("attention_bias", False),
-        **(_glm(config) if model_type == "glm4_moe" else _dots(config)),
+        **READERS[model_type](config),
     )
 
 
@@ -64,9 +65,24 @@ def _dots(config: Config) -> dict[str, Any]:
     return {"router": router, "norm_topk_prob": normalized, **found, **windows(config, WINDOW, types)}
 
 
+def _solar(config: Config) -> dict[str, Any]:
+    """The fields that Solar Open has besides: experts in every block."""
+    config.only("first_k_dense_replace", 0)
+    config.only("use_qk_norm", False)
+    return {
+        **partial_rope(config, DEFAULTS["solar_open"].rope_theta, 1.0),
+        **corrected_router(config, n_group=1, topk_group=1, scaling=1.0),
+        **experts(config, first_dense=0, shared=1),
+    }
+
+
+READERS = {"glm4_moe": _glm, "dots1": _dots, "solar_open": _solar}
+
+
 def write(model: ModelSpec) -> dict[str, Any]:
     config = written_as_llama(model) | expert_keys(model) | {"attention_bias": model.attention_bias}
     if model.model_type == "dots1":
         types = list(model.layer_types or one_kind(model))
         return config | {"sliding_window": model.sliding_window, "layer_types": types}
-    return config | {"partial_rotary_factor": model.partial_rotary_factor, "use_qk_norm": model.use_qk_norm}
+    config["partial_rotary_factor"] = model.partial_rotary_factor
+    return config if model.model_type == "solar_open" else config | {"use_qk_norm": model.use_qk_norm}

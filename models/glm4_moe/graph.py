@@ -1,4 +1,4 @@
-"""The graph of GLM-4.5 and dots.llm1 as operators over named dims."""
+"""The graph of GLM-4.5, dots.llm1 and Solar Open as operators over named dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of GLM-4.5 and dots.llm1."""
+"""The names and the form of our parameters in Hugging Face checkpoints of GLM-4.5, dots.llm1 and Solar Open."""
 
 from __future__ import annotations
 

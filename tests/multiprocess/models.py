@@ -158,6 +158,9 @@ MODELS["ernie 4.5 moe"] = replace(
 MODELS["dots.llm1"] = replace(
     MODELS["glm4 moe"], model_type="dots1", partial_rotary_factor=1.0, attention_bias=False, use_qk_norm=False
 )
+MODELS["solar open"] = replace(
+    MODELS["dots.llm1"], model_type="solar_open", attention_bias=True, mlp_layer_types=(), dense_intermediate_size=0
+)
 MODELS["glm4 moe lite"] = replace(
     MODELS["deepseek v3"], model_type="glm4_moe_lite", rope_scaling=None, router=Router("sigmoid", "noaux_tc")
 )

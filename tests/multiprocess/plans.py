@@ -428,6 +428,12 @@ CASES[2] |= {
     "nemotron zigzag ring, ZeRO-3": ("nemotron", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "nemotron, no sequence parallel": ("nemotron, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
     "nemotron pp, uneven, zero bubble": ("nemotron", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "solar open ep over cp, zigzag ring, ZeRO-3": (
+        "solar open",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "solar open tp": ("solar open", strategy(tp=2, recompute="attention+mlp"), 2),
     "cohere2 tp": ("cohere2", strategy(tp=2, recompute="attention+mlp"), 2),
     "cohere2 zigzag ring, ZeRO-3": ("cohere2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "cohere2 pp, uneven, zero bubble": ("cohere2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
@@ -468,6 +474,7 @@ CASES[4] |= {
     "glm4 moe lite, ep x tp": ("glm4 moe lite", strategy(tp=2, dp=2, ep=2), 2),
     "olmoe tp x pp": ("olmoe", strategy(tp=2, pp=2, sp=False), 3),
     "nemotron, padded and replicated heads": ("nemotron, biases", strategy(tp=4), 2),
+    "solar open ep x tp": ("solar open", strategy(tp=2, dp=2, ep=2), 2),
     "cohere2, kv replicated": ("cohere2", strategy(tp=4, sp=False), 2),
     "ministral3, kv replicated": ("ministral3", strategy(tp=4, sp=False), 2),
     "nemotron h tp x pp": ("nemotron h", strategy(tp=2, pp=2), 3),
@@ -608,7 +615,7 @@ LATER_FAMILIES = (
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
     *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
-    *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "arcee"),
+    *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
 )
 
 

@@ -358,6 +358,17 @@ CONFIGS["nemotron, biases"] = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
+SOLAR = {key: value for key, value in ROUTED.items() if key != "first_k_dense_replace"}
+CONFIGS["solar open"] = {**SOLAR, "model_type": "solar_open", "num_key_value_heads": 4, "rope_parameters": YARN}
+CONFIGS["solar open, biases, groups"] = {
+    **SOLAR,
+    "model_type": "solar_open",
+    "head_dim": 16,
+    "attention_bias": True,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+}
 CONFIGS["cohere2"] = {**SMALL, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
 CONFIGS["cohere2, biases, positions in all blocks"] = {
     **SMALL,

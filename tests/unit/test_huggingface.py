@@ -93,7 +93,7 @@ def parameters(model: ModelSpec) -> int:
         attention += 2 * hidden
     if model.model_type in ("dots1", "exaone4"):  # as Qwen 3
         attention += 2 * model.head_dim
-    if model.model_type in ("ernie4_5_moe", "dots1"):
+    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open"):
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
@@ -229,6 +229,7 @@ def recurrence(model: ModelSpec) -> int:
         ("olmoe-1b-7b", 6_919_161_856),
         ("minitron-4b", 4_190_509_056),
         ("nemotron4-340b", 341_029_195_776),
+        ("solar-open-100b", 102_651_793_408),
         ("command-r7b", 8_028_033_024),
         ("command-a", 111_057_580_032),
         ("ministral-3-3b", 3_429_006_336),

@@ -194,6 +194,18 @@ def test_what_a_nemotron_config_leaves_out() -> None:
     assert property_of(model, "normalization") == "layernorm"
 
 
+def test_what_a_solar_open_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    model = read("solar_open", **experts)
+    assert (model.num_key_value_heads, model.head_dim, model.rope_theta, model.norm_eps) == (8, 128, 1e6, 1e-5)
+    assert (model.shared_expert_intermediate_size, model.mlp_layer_types) == (512, ())
+    assert (model.router, model.normalizes_heads) == (Router("sigmoid", "noaux_tc"), False)
+    biased = read("solar_open", **experts, attention_bias=True, n_shared_experts=2)
+    assert (biased.attention_bias, biased.output_projection_bias) == (True, False)
+    for one in (model, biased):
+        assert from_config(to_config(one), "m") == one
+
+
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
@@ -390,6 +402,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 of m is not supported; 0 is"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),
         (
             "cohere2",

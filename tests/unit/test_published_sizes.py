@@ -77,6 +77,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("olmoe-1b-7b", active, "1.2e9", "model card, its first version"),
     ("nemotron4-340b", without_tables, "331.6e9", "report, arXiv 2406.11704"),
     ("nemotron4-340b", tables, "9.4e9", "report, arXiv 2406.11704"),
+    ("solar-open-100b", parameter_count, "102e9", "report"),
+    ("solar-open-100b", active, "12e9", "model card"),
     ("command-r7b", parameter_count, "8e9", "model card's count of the checkpoint"),
     ("command-a", parameter_count, "111e9", "model card"),
     ("ministral-3-3b", parameter_count, "3.4e9", "model card"),
