@@ -137,11 +137,12 @@ def sweep(
     planned again, also after this process was killed.
 
     grid: options of `plan`, lists of values among them: {"model": "llama3-8b", "nodes": [4, 8, 16]}; or a sweep file
-    (YAML), or what it holds. out: folder of the results; None: sweeps/NAME. run: execute each plan too, or rehearse it where this machine
-    is smaller; the options of `run` as a dict, or under `run` of the grid. workers: processes of this machine; None:
-    one a core where many points are planned alone. scheduler: address of a Dask cluster that does the points instead
-    (extra `cluster`). shard: "2/8" does the second of eight parts, into a folder of its own in out; without it their
-    tables are gathered. wandb: one group of runs in wandb_project on Weights & Biases, offline without an account.
+    (YAML), or what it holds. out: folder of the results; None: sweeps/NAME. run: execute each plan too, or rehearse it
+    where this machine is smaller; the options of `run` as a dict, or under `run` of the grid. workers: processes of
+    this machine; None: one a core where many points are planned alone. scheduler: address of a Dask cluster that does
+    the points instead (extra `cluster`). shard: "2/8" does the second of eight parts, into a folder of its own in out;
+    without it their tables are gathered. wandb: one group of runs in wandb_project on Weights & Biases, offline without
+    an account.
     Raises AutoshardError for an option that is none, where no point can be planned, and where another sweep writes to
     the folder.
 
