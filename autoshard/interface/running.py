@@ -13,6 +13,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_flag, show
 from autoshard.interface.inputs import check_plan, path_of
 from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.watch import counted, is_interactive
 from autoshard.plans import plan as plans
 from autoshard.runtime.options import options_from
 
@@ -174,7 +175,9 @@ def sweep(
         workers = num_cores() if many else 1
     spread = _spread(workers, scheduler)
     project = wandb_project if wandb else None
-    with progress(len(asked.points), sys.stderr.isatty()) as advance:
+    total, on_terminal = len(asked.points), sys.stderr.isatty()
+    in_notebook = is_interactive() and not on_terminal
+    with counted("points", total, sys.stderr) if in_notebook else progress(total, on_terminal) as advance:
         outcomes, planned = run_sweep(asked, folder, plan_for, advance, spread, options, project)
     places = write_logs(asked, outcomes, folder, project)
     return SweepResult(asked, tuple(outcomes), folder, planned, places)

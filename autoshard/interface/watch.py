@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
@@ -38,6 +39,22 @@ def watched(what: str) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         watch.clear()
+
+
+@contextmanager
+def counted(what: str, total: int, out: TextIO) -> Iterator[Callable[[str], None]]:
+    """A line that counts what is done, for a notebook, which is no terminal: a function to call with a word on each."""
+    done = itertools.count(1)
+
+    def advance(word: str) -> None:
+        out.write(f"\r{what}: {next(done):,} of {total:,} {word:<40.40}")
+        out.flush()
+
+    try:
+        yield advance
+    finally:
+        out.write("\r" + " " * 79 + "\r")
+        out.flush()
 
 
 class _Watch:

@@ -132,6 +132,8 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         fields["stage_layers"] = auto_partition(layers, stages)
     capacity = _capacity(values)
     model, warnings = _model(values), tuple(_warnings(values))
+    copies = values.whole("distributed_strategy.kv_replicator")
+    kv_copies = copies if values.flag("model.qkv_linear") else None  # without it NxD Training reads no kv_replicator
     left_out = values.left_out()
     return WrittenLayout(
         "NxDT configuration",
@@ -143,6 +145,7 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         warnings=warnings,
         drops=", ".join(f"{key}={rate:g}" for key in DROPOUT if (rate := number(key, values.peek(key)))),
         devices_per_node=values.whole("trainer.devices"),
+        kv_copies=kv_copies,
         left_out=left_out,
         not_priced=tuple(key for key in left_out if not NO_EFFECT.fullmatch(key)),
     )

@@ -25,7 +25,8 @@ class WrittenLayout:
     says of products of matrices in fewer bits -> the precision here. wide_blocks: what it says of blocks that multiply
     in bf16 all the same -> these, as --keep-bf16 has them. drops: what it says of dropout, empty for nothing.
     overlaps: the framework on GPUs, where it hides transfers behind work; else empty. devices_per_node: those that the
-    file starts processes for, None where it does not say.
+    file starts processes for, None where it does not say. kv_copies: how often it has each key-value head over tp, None
+    where it does not say.
     left_out: what the file says and a layout does not, by the file's names. not_priced: those of left_out that may
     matter to the price.
     """
@@ -42,6 +43,7 @@ class WrittenLayout:
     products: Mapping[str, str] = field(default_factory=dict)
     wide_blocks: Mapping[str, str] = field(default_factory=dict)
     devices_per_node: int | None = None
+    kv_copies: int | None = None
     drops: str = ""
     overlaps: str = ""
     left_out: tuple[str, ...] = ()

@@ -46,6 +46,7 @@ AS_OURS = (
     "priced as autoshard's own runtime would run it, which hides no transfer behind work; {framework} does, so it may "
     "take less"
 )
+COPIES = "kv_replicator: {said}: priced with {copies}, the fewest copies of a key-value head that fill tp"
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
@@ -108,10 +109,11 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
 
     def found(problem: Problem, strategy: Strategy) -> Written:
-        said = (*model_notes, *notes, *written.notes)
+        said, copies = (*model_notes, *notes, *written.notes), max(1, strategy.tp // problem.model.num_key_value_heads)
         if written.overlaps and not problem.cluster.platform.is_trainium and problem.cluster.world_size > 1:
             said += (AS_OURS.format(framework=written.overlaps),)
-        rest = (said, warnings, written.left_out, written.not_priced)
+        more = () if written.kv_copies in (None, copies) else (COPIES.format(said=written.kv_copies, copies=copies),)
+        rest = (said, (*warnings, *more), written.left_out, written.not_priced)
         return Written(problem, strategy, written.form, request.backend, *rest)
 
     fields = dict(written.fields)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import autoshard
-from autoshard.interface import questions, watch
+from autoshard.interface import questions, running, watch
 from autoshard.interface.questions import Explanation
 from autoshard.planner.kept import Kept
 
@@ -49,6 +50,17 @@ def test_an_interrupted_report_is_a_page(plan: autoshard.Plan, monkeypatch: pyte
 def test_an_interrupted_replan_is_a_plan(plan: autoshard.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted_at(monkeypatch, 1)
     assert autoshard.replan(plan, 1).cluster.nodes == 1
+
+
+def test_a_sweep_in_a_notebook_counts_its_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "is_interactive", lambda: True)
+    grid = {"model": "llama3.2-1b", "seq_len": 2048, "nodes": [1, 2]}
+    assert autoshard.sweep(grid, tmp_path).planned == 2
+    lines = capsys.readouterr().err.split("\r")
+    assert [line.rstrip() for line in lines if "of 2" in line] == ["points: 1 of 2 ok", "points: 2 of 2 ok"]
+    assert lines[-1] == ""
 
 
 @pytest.mark.parametrize("look", [1, None])

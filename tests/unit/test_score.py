@@ -416,6 +416,22 @@ def test_what_matters_and_has_no_price_is_warned_of(change: dict[str, Any], warn
 
 
 @pytest.mark.parametrize(
+    ("copies", "fused", "warnings"),
+    [
+        (4, True, ()),  # 8 key-value heads fill tp=32
+        (8, True, ("kv_replicator: 8: priced with 4, the fewest copies of a key-value head that fill tp",)),
+        (8, False, ()),  # NxD Training then does not read it
+    ],
+)
+def test_copies_of_key_value_heads_are_compared(copies: int, fused: bool, warnings: tuple[str, ...]) -> None:
+    data = json.loads(json.dumps(PUBLIC["hf_llama3_70B"]))
+    assert data["distributed_strategy"]["tensor_model_parallel_size"] == 32
+    data["distributed_strategy"]["kv_replicator"] = copies
+    data["model"]["qkv_linear"] = fused
+    assert read_written(written("c.yaml", yaml.safe_dump(data)), {}).warnings == warnings
+
+
+@pytest.mark.parametrize(
     ("name", "text", "warnings"),
     [
         (
