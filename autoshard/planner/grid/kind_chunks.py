@@ -284,10 +284,10 @@ class TwoChunkCuts:
         if proven:
             at_least_s = max(at_least_s, self._below_s)
         if self._best_s >= self._limit_s:
-            return Found(inf, min(at_least_s, self._limit_s), None)
+            return Found(inf, min(at_least_s, self._limit_s), None, split.effort)
         names = [self._whole.sets[self._sets[place]] for place in self._best_sets]
         strategy = self._whole.strategy(self._draft, names, self._best_cut.tolist())
-        return Found(self._best_s, min(self._best_s, at_least_s), strategy)
+        return Found(self._best_s, min(self._best_s, at_least_s), strategy, split.effort)
 
     @property
     def _below_s(self) -> float:

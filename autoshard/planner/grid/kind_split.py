@@ -23,6 +23,9 @@ CLOSE = 0.005
 """Stages are as long as each other where that changes the way by less than this share of a step."""
 MOST_PARTS = 150
 """So many parts are looked at, each for some hundredths of a second."""
+MOST_EFFORT = 25_000_000
+"""With more entries of paths in all parts, times ranks, no further part is looked at: up to a second for 16 ranks, and
+three for 32."""
 FIRST_PARTS = 16
 """So many parts are halved though they are idle: good cuts are found in their halves (1.6 % of a step in one of the 200
 problems of benchmarks.planner_problems), in no time to speak of."""
@@ -64,6 +67,8 @@ class SplitCuts:
         ]
         self._different_s = np.unique(np.concatenate([backward_s.ravel() for _, backward_s in self._stages_s]))
         self._left = list[tuple[float, Part]]()
+        self.effort = 0
+        """Entries of the paths that were looked at, times ranks."""
 
     def _paths(self, part: Part, limit_s: float) -> Paths:
         """The paths of a part below a limit. Raises TooMany."""
@@ -93,7 +98,7 @@ class SplitCuts:
             if bound_s >= limit_s:
                 continue
             parts += 1
-            if parts > MOST_PARTS:
+            if parts > MOST_PARTS or self.effort > MOST_EFFORT:
                 self._left.append((bound_s, part))
                 continue
             try:
@@ -101,6 +106,7 @@ class SplitCuts:
             except TooMany:
                 halves = part.by_blocks()
             else:
+                self.effort += self._two.pp * sum(len(entries.after) for entries in paths.ranks)
                 bound_s = max(bound_s, paths.values(limit_s)[0])
                 if bound_s >= limit_s:
                     continue

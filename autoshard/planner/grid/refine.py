@@ -50,6 +50,8 @@ LONG_S = 1e12
 MOST_CHUNKED = 100
 """Layouts with two chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take a
 tenth of a second."""
+USUAL_EFFORT = 1_000_000
+"""A layout that took so many times as much effort counts so many times more."""
 MOST_MANY_CHUNKED = 3
 """So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
 
@@ -107,7 +109,7 @@ def refine(
     least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
     taken and beat that one are found too. solved: how many layouts with several chunks were solved before, by whether
-    that was by paths; those of this call are added."""
+    that was by paths, those of much effort several times; those of this call are added."""
     taken_s, solved = max(known_s, taken_s), Counter() if solved is None else solved
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
@@ -157,8 +159,8 @@ def refine(
         if is_left:  # a part of the gap
             at_least_s = min(at_least_s, bound_s)
             continue
-        solved[by_paths] += is_chunked
         fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING))
+        solved[by_paths] += is_chunked + fastest.effort // USUAL_EFFORT
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is not None:
