@@ -18,7 +18,7 @@ from autoshard.bench.peers import calculon, galvatron, llm_analysis, peer, simum
 from autoshard.bench.rows import Fold, Measured
 from autoshard.cost.estimate import model_flops_per_step
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
-from autoshard.models.stage import parameter_count
+from autoshard.models.stage import parameter_count, parameters_by_dims
 from autoshard.plugins.table import Table
 from autoshard.spec.model import ModelSpec
 
@@ -169,9 +169,12 @@ def _peak(row: Measured) -> float:
 
 @lru_cache(maxsize=256)
 def active_parameters(model: ModelSpec) -> float:
-    """Parameters that a token meets: all but those of the experts that it is not routed to."""
-    idle = max(0, model.num_local_experts - model.num_experts_per_tok)
-    return parameter_count(model) - 3.0 * idle * model.num_sparse_layers * model.hidden_size * model.intermediate_size
+    """Parameters that a token meets: all but the matrices of the experts that it is not routed to."""
+    if not model.is_moe:
+        return parameter_count(model)
+    counts = parameters_by_dims(model).items()
+    of_experts = sum(count for dims, count in counts if {"expert", "ffn"} <= {*dims})
+    return parameter_count(model) - of_experts * (1 - model.num_experts_per_tok / model.num_local_experts)
 
 
 PREDICTORS = Table[Predictor](

@@ -237,7 +237,8 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
         if begin - length < turns.begin:
             return None
         later_s = starts[own[:, begin:end]] - starts[own[:, begin - length : end - length]]
-        least_s, most_s = (one if one.shape else float(one) for one in (later_s.min((0, 1)), later_s.max((0, 1))))
+        both_s = later_s.min((0, 1)), later_s.max((0, 1))
+        least_s, most_s = (float(one) if isinstance(one, np.floating) else one for one in both_s)
         left, rest = divmod(m - count, size * rounds)
         repeats = _reaches(least_s, most_s)
         if rest and repeats:
