@@ -156,8 +156,8 @@ def test_ids_are_unique_and_every_picture_is_named_and_reached_by_keys(quick: bo
                 assert attributes["tabindex"] == "0"
                 assert attributes["role"] == "application"
                 assert attributes["aria-label"]
-            if "aria-labelledby" in attributes:
-                assert set(attributes["aria-labelledby"].split()) <= set(ids)
+            if labels := attributes.get("aria-labelledby"):
+                assert {*labels.split()} <= set(ids)
 
 
 @pytest.mark.parametrize(
