@@ -23,9 +23,8 @@ CLOSE = 0.005
 """Stages are as long as each other where that changes the way by less than this share of a step."""
 MOST_PARTS = 150
 """So many parts are looked at, each for some hundredths of a second."""
-MOST_EFFORT = 25_000_000
-"""With more entries of paths in all parts, times ranks, no further part is looked at: up to a second for 16 ranks, and
-three for 32."""
+MOST_EFFORT = 50_000_000
+"""With more entries of paths in all parts, times ranks, no further part is looked at: some seconds."""
 FIRST_PARTS = 16
 """So many parts are halved though they are idle: good cuts are found in their halves (1.6 % of a step in one of the 200
 problems of benchmarks.planner_problems), in no time to speak of."""
