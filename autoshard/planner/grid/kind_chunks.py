@@ -37,6 +37,8 @@ MOST_PAIRS = 3_000_000
 """With more pairs of stages and sets, a layout is not solved: it has few ranks of many blocks."""
 MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""
+USUAL_PARTS, USUAL_EFFORT = 4, 2_000_000
+"""Parts of the cuts, and entries of their paths times ranks, that count as one layout more that was solved."""
 CLOSE = 1e-9
 """Share of a step by which a bound meets it."""
 AT_ONCE = 1 << 14
@@ -280,14 +282,15 @@ class TwoChunkCuts:
             return Found(inf, at_least_s, None)
         split, after_s = SplitCuts(self._two, self._pairs, self._rows), float(self._two.after_s[0])
         at_least_s = max(at_least_s, split.solve(self._limit_s - after_s, self._descend) + after_s)
+        effort = split.parts // USUAL_PARTS + split.effort // USUAL_EFFORT
         proven = at_least_s >= self._below_s * (1 - CLOSE) or self._try_all(split)
         if proven:
             at_least_s = max(at_least_s, self._below_s)
         if self._best_s >= self._limit_s:
-            return Found(inf, min(at_least_s, self._limit_s), None, split.effort)
+            return Found(inf, min(at_least_s, self._limit_s), None, effort)
         names = [self._whole.sets[self._sets[place]] for place in self._best_sets]
         strategy = self._whole.strategy(self._draft, names, self._best_cut.tolist())
-        return Found(self._best_s, min(self._best_s, at_least_s), strategy, split.effort)
+        return Found(self._best_s, min(self._best_s, at_least_s), strategy, effort)
 
     @property
     def _below_s(self) -> float:

@@ -17,13 +17,13 @@ import numpy as np
 
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.kind_pairs import ChunkRoom, Pairs
-from autoshard.planner.grid.kind_paths import Longest, Paths, Rows, TooMany, passed_by_all
+from autoshard.planner.grid.kind_paths import MOST_ENTRIES, Longest, Paths, Rows, TooMany, passed_by_all
 
 CLOSE = 0.005
 """Stages are as long as each other where that changes the way by less than this share of a step."""
 MOST_PARTS = 150
 """So many parts are looked at, each for some hundredths of a second."""
-MOST_EFFORT = 50_000_000
+MOST_EFFORT = 80_000_000
 """With more entries of paths in all parts, times ranks, no further part is looked at: some seconds."""
 FIRST_PARTS = 16
 """So many parts are halved though they are idle: good cuts are found in their halves (1.6 % of a step in one of the 200
@@ -66,8 +66,8 @@ class SplitCuts:
         ]
         self._different_s = np.unique(np.concatenate([backward_s.ravel() for _, backward_s in self._stages_s]))
         self._left = list[tuple[float, Part]]()
-        self.effort = 0
-        """Entries of the paths that were looked at, times ranks."""
+        self.parts = self.effort = 0
+        """Parts that were looked at, and entries of their paths, times ranks."""
 
     def _paths(self, part: Part, limit_s: float) -> Paths:
         """The paths of a part below a limit. Raises TooMany."""
@@ -91,25 +91,27 @@ class SplitCuts:
         A part behind the first ones is idle where another one is left that may take less: what is known of the whole
         becomes no more by what is known of it."""
         whole = Part(0, len(self._different_s), 0, self._two.layers + 1)
-        queue, parts = [(0.0, whole)] if len(self._different_s) else [], 0
+        queue = [(0.0, whole)] if len(self._different_s) else []
         while queue:  # short stages come first: good cuts are even
             bound_s, part = queue.pop()
             if bound_s >= limit_s:
                 continue
-            parts += 1
-            if parts > MOST_PARTS or self.effort > MOST_EFFORT:
+            self.parts += 1
+            if self.parts > MOST_PARTS or self.effort > MOST_EFFORT:
                 self._left.append((bound_s, part))
                 continue
             try:
                 paths = self._paths(part, limit_s)
             except TooMany:
+                self.effort += self._two.pp * MOST_ENTRIES
                 halves = part.by_blocks()
             else:
                 self.effort += self._two.pp * sum(len(entries.after) for entries in paths.ranks)
                 bound_s = max(bound_s, paths.values(limit_s)[0])
                 if bound_s >= limit_s:
                     continue
-                is_idle = parts > FIRST_PARTS and bound_s >= min((least_s for least_s, _ in self._left), default=inf)
+                least_left_s = min((least_s for least_s, _ in self._left), default=inf)
+                is_idle = self.parts > FIRST_PARTS and bound_s >= least_left_s
                 halves = part.by_longest() if self._is_wide(part, limit_s) and not is_idle else [part]
                 if len(halves) == 1:
                     limit_s = tried(paths.cuts())

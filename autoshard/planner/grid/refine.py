@@ -49,9 +49,7 @@ LONG_S = 1e12
 """Longer than any step takes."""
 MOST_CHUNKED = 100
 """Layouts with two chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take a
-tenth of a second."""
-USUAL_EFFORT = 1_000_000
-"""A layout that took so many times as much effort counts so many times more."""
+tenth of a second, and counts several times where it takes more."""
 MOST_MANY_CHUNKED = 3
 """So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
 
@@ -160,7 +158,7 @@ def refine(
             at_least_s = min(at_least_s, bound_s)
             continue
         fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING))
-        solved[by_paths] += is_chunked + fastest.effort // USUAL_EFFORT
+        solved[by_paths] += is_chunked + fastest.effort
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is not None:
