@@ -19,7 +19,7 @@ from autoshard.cost.memory import rank_memory
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_choice import Found, TimedChoice, fastest
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
-from autoshard.planner.grid.kind_pairs import ChunkRoom, Costs
+from autoshard.planner.grid.kind_pairs import ROUNDING, ChunkRoom, Costs
 from autoshard.planner.grid.kind_paths import Rows
 from autoshard.planner.grid.kind_split import SplitCuts
 from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows, with_unlike_chunks
@@ -87,13 +87,18 @@ class TwoChunkCuts:
         self._more_s = float(self._two.rounds(costs)[0])
         seconds = [of_rank.with_more_s(self._more_s)[:, 0] for of_rank in costs]
         may = [of_rank < self._two.limit_s[0] for of_rank in seconds]
-        most = [int(of_rank.size[there].max(initial=-self._layers)) for of_rank, there in zip(costs, may, strict=True)]
-        fewest = self._layers - sum(most)
         at_least_s = float(self._two.steps_s(costs)[0])
-        left = [
-            np.flatnonzero(there & (of_rank.size >= fewest + rank_most))
-            for of_rank, there, rank_most in zip(costs, may, most, strict=True)
-        ]
+        left = [np.flatnonzero(there) for there in may]
+        for of_all, of_pairs in (
+            (self._layers, [of_rank.size for of_rank in costs]),
+            (float(self._two.work_s[0]) * (1 - ROUNDING), [of_rank.least_s[:, 0] for of_rank in costs]),
+        ):  # the other ranks have no more than the rest of all blocks, and of all work
+            most = [amount[there].max(initial=-of_all) for amount, there in zip(of_pairs, may, strict=True)]
+            fewest = of_all - sum(most)
+            left = [
+                rows[amount[rows] >= fewest + rank_most]
+                for rows, amount, rank_most in zip(left, of_pairs, most, strict=True)
+            ]
         return at_least_s, left
 
     def _solve_pairs(self) -> float:

@@ -29,6 +29,8 @@ DEAREST = 1e4
 """The interval's upper end over its lower one."""
 ROUNDS = 3
 """Passes that find what all ranks recompute, at least, from what steps may take and the other way round."""
+ROUNDING = 1e-9
+"""Share of all work by which sums of its parts may be off."""
 SMALLEST = 1e-30
 """Less than a block keeps."""
 
@@ -103,9 +105,10 @@ class Beside(NamedTuple):
 class Costs(NamedTuple):
     """Seconds of a step at least by pairs of one rank. around_s: of the ways that count what all ranks do for one
     microbatch. more_s: by how much more that is than the least, for this rank. The first axis is of pairs, in
-    which `size` blocks are."""
+    which `size` blocks are, and work of least_s."""
 
     size: Array
+    least_s: Array
     own_s: Array
     around_s: Array
     more_s: Array
@@ -149,6 +152,8 @@ class ChunkRoom:
             upto[-1] + self.vpp * self.pp * self.launch_s + sum(ends)
             for upto, ends in zip(self.upto_s, (self.ends_forward_s, self.ends_least_s), strict=True)
         ]
+        self.work_s: Array = self.all_s[0] + self.all_s[1]
+        """Work of all ranks for one microbatch at least, by draft."""
         self.most = self._longest()
         self.ranges = ranges(whole.problem.blocks, self.most, in_order=False)
         self.contents = self._contents(drafts)
@@ -348,7 +353,7 @@ class ChunkRoom:
         own_s = self.ways(pairs, both_s, later_s)
         *ways, around_s = (beside_s + way_s for beside_s, way_s in zip(beside.ways(), own_s, strict=True))
         more_s = np.maximum(pairs.ahead_s + both_s - pairs.least_s, 0.0)
-        return Costs(pairs.size, np.maximum.reduce(ways), around_s, more_s)
+        return Costs(pairs.size, pairs.least_s, np.maximum.reduce(ways), around_s, more_s)
 
     def relaxed(self) -> list[Costs]:
         """By rank, seconds of steps with each of its pairs, at least, whatever they recompute."""
@@ -390,10 +395,31 @@ class ChunkRoom:
     def steps_s(self, costs: Sequence[Costs]) -> Array:
         """Seconds of a step, at least, by draft, as far as they are below the limit."""
         more_s = self.rounds(costs)
+        seconds = [of_rank.with_more_s(more_s) for of_rank in costs]
+        least_s = np.maximum(self._all_blocks_s(costs, seconds), self._all_work_s(costs, seconds))
+        return np.minimum(np.where(np.isfinite(more_s), least_s, inf), self.limit_s) + self.after_s
+
+    def _all_blocks_s(self, costs: Sequence[Costs], seconds: Sequence[Array]) -> Array:
+        """Seconds in which the ranks have room for all blocks, each by the most that it may have, by draft. seconds: of
+        steps with each pair, by rank."""
         found = []
-        for of_rank in costs:
-            least = self._by_size(of_rank.size, of_rank.with_more_s(more_s))
+        for of_rank, steps_s in zip(costs, seconds, strict=True):
+            least = self._by_size(of_rank.size, steps_s)
             found.append(np.minimum.accumulate(least[::-1])[::-1][1:])
         of_all = np.sort(np.concatenate(found), axis=0)
-        least_s = of_all[self.layers - 1] if len(of_all) >= self.layers else np.full_like(more_s, inf)
-        return np.minimum(np.where(np.isfinite(more_s), least_s, inf), self.limit_s) + self.after_s
+        return of_all[self.layers - 1] if len(of_all) >= self.layers else np.full_like(self.limit_s, inf)
+
+    def _all_work_s(self, costs: Sequence[Costs], seconds: Sequence[Array]) -> Array:
+        """Seconds in which the ranks have time for the work of all blocks, each by the most that it may have, by draft:
+        blocks that take long are not on fewer ranks than they need. seconds: of steps with each pair, by rank."""
+        times, more = [], []
+        for of_rank, steps_s in zip(costs, seconds, strict=True):
+            order = steps_s.argsort(axis=0)
+            most_s = np.maximum.accumulate(np.take_along_axis(of_rank.least_s, order, 0), axis=0)
+            times.append(np.take_along_axis(steps_s, order, 0))
+            more.append(np.diff(most_s, axis=0, prepend=0.0))
+        time_s = np.concatenate(times)
+        order = time_s.argsort(axis=0)
+        is_all = np.take_along_axis(np.concatenate(more), order, 0).cumsum(0) >= self.work_s * (1 - ROUNDING)
+        first = np.take_along_axis(order, is_all.argmax(0)[None], 0)
+        return np.where(is_all.any(0), np.take_along_axis(time_s, first, 0)[0], inf)
