@@ -19,7 +19,8 @@ from autoshard.planner.grid import kind_chunks, kind_paths
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts, useful
-from autoshard.planner.grid.kind_pairs import ChunkRoom
+from autoshard.planner.grid.kind_pairs import ChunkRoom, Costs
+from autoshard.planner.grid.kind_room import held_at_least_s
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.whole import Priced, Whole
@@ -65,6 +66,35 @@ def test_what_ranks_have_room_for_is_a_bound_with_three_chunks_a_rank(seed: int)
     if best_s < inf:
         room = chunk_room(priced.whole, limit, best_s * (1 + ROUNDING))
         assert room.steps_s(room.relaxed())[0] <= best_s * (1 + ROUNDING)
+        (held_s,) = held_at_least_s(priced.whole, np.zeros(1, dtype=int), limit, best_s * 1.5)
+        assert held_s <= best_s * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("schedules", [("1f1b",), ("zero_bubble",), ("interleaved",)])
+def test_what_blocks_cost_of_time_and_memory_is_a_bound(schedules: tuple[str, ...]) -> None:
+    known, raised = 0, 0
+    for seed in range(INSTANCES):
+        problem, draft = random_layout(seed, schedules)
+        (priced,) = table_of(problem, draft, by_stage=True).price()
+        limit = limit_of(priced, seed)
+        best_s = best_of_all(problem, draft, priced, limit, seed)
+        if best_s < inf:
+            (held_s,) = held_at_least_s(priced.whole, np.zeros(1, dtype=int), limit, best_s * 1.5)
+            assert held_s <= best_s * (1 + ROUNDING)
+            known, raised = known + 1, raised + (held_s > 0.5 * best_s)
+    assert raised > known / 2 > 0
+
+
+def test_ranks_have_time_for_the_work_of_all_blocks_not_only_for_as_many() -> None:
+    """By hand: two blocks of 1 s and two of 4 s on two ranks. By number each rank may have two light ones, which take
+    2 s; all work is 10 s, so one rank takes 5 s."""
+    two = object.__new__(ChunkRoom)
+    two.layers, two.most, two.work_s, two.limit_s = 4, 4, np.array([10.0]), np.array([inf])
+    size, work_s = np.array([1, 1, 2, 2, 3, 4]), np.array([1.0, 4.0, 2.0, 5.0, 6.0, 10.0])[:, None]
+    costs = [Costs(size, work_s, work_s, work_s, 0 * work_s)] * 2
+    seconds = [work_s, work_s]
+    assert two._all_blocks_s(costs, seconds).tolist() == [2.0]
+    assert two._all_work_s(costs, seconds).tolist() == [5.0]
 
 
 def test_it_says_more_than_work_and_replays() -> None:

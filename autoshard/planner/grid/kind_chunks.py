@@ -278,15 +278,16 @@ class TwoChunkCuts:
         needed: Array = rank_memory(of_rank, state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes
 
-    def best(self) -> Found:
-        """The fastest cut that is found to take less than the limit."""
+    def best(self, open_s: float = inf) -> Found:
+        """The fastest cut that is found to take less than the limit. open_s: another layout is left open that may take
+        as little: it is not asked how much more than that cuts of this one take at least."""
         at_least_s = float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
         if at_least_s < self._limit_s:
             at_least_s = max(at_least_s, self._solve_pairs())
         if at_least_s >= self._limit_s or not np.isfinite(self._both_s).any():
             return Found(inf, at_least_s, None)
         split, after_s = SplitCuts(self._two, self._pairs, self._rows), float(self._two.after_s[0])
-        at_least_s = max(at_least_s, split.solve(self._limit_s - after_s, self._descend) + after_s)
+        at_least_s = max(at_least_s, split.solve(self._limit_s - after_s, self._descend, open_s - after_s) + after_s)
         effort = split.parts // USUAL_PARTS + split.effort // USUAL_EFFORT
         proven = at_least_s >= self._below_s * (1 - CLOSE) or self._try_all(split)
         if proven:

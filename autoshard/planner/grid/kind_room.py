@@ -170,33 +170,61 @@ def may_hold_all(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float
 
     Why: with any prices of its time and of its memory, the blocks of a rank cost no more than it has, and each block no
     less than on the chunk, with the kind and the set, where it costs least. So no rank has more blocks than it can pay;
-    all ranks together must have all blocks, and all of each kind. A rank's time is that of all its microbatches; what
-    one microbatch takes through all stages and back, and the rank's work on all but those of its warm-up, come one
-    after the other. Where weight gradients are put off, that microbatch counts on its way up, and all of backward.
+    all ranks together must have all blocks, and all of each kind. Nor has a rank more of any weight of blocks, such as
+    their work, than of the kind with most for its cost; all ranks together must have that of all blocks. A rank's time
+    is that of all its microbatches; what one microbatch takes through all stages and back, and the rank's work on all
+    but those of its warm-up, come one after the other. Where weight gradients are put off, that microbatch counts on
+    its way up, and all of backward.
     """
-    may, of_all = np.ones(len(drafts), dtype=bool), np.zeros(len(drafts))
     if whole.family.rules.warm_up is None:
-        return may
+        return np.ones(len(drafts), dtype=bool)
+    return _may_hold_all(Blocks(whole, drafts, limit_bytes), limit_s)
+
+
+def held_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:
+    """Seconds in which some cut and some sets may fit, by `may_hold_all`, at least, by draft, as far as they are below
+    limit_s."""
+    low, high = np.zeros(len(drafts)), np.full(len(drafts), limit_s)
+    if whole.family.rules.warm_up is None:
+        return low
     blocks = Blocks(whole, drafts, limit_bytes)
-    of_kinds = np.zeros((len(blocks.counts), len(drafts)))
-    times_s = _times_s(blocks, limit_s)
-    for rank in blocks.ranks():
-        there = _resources(blocks, rank, *times_s)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        may = _may_hold_all(blocks, middle)
+        low, high = np.where(may, low, middle), np.where(may, middle, high)
+    return low
+
+
+def _may_hold_all(blocks: Blocks, limit_s: float | Array) -> Array:
+    """`may_hold_all` of some blocks. limit_s: of each draft, or of all."""
+    may, of_all = np.ones(len(blocks.drafts), dtype=bool), np.zeros(len(blocks.drafts))
+    of_kinds = np.zeros((len(blocks.counts), len(blocks.drafts)))
+    times_s, ranks = _times_s(blocks, limit_s), [*blocks.ranks()]
+    theres = [_resources(blocks, rank, *times_s) for rank in ranks]
+    # what blocks cost on a rank is a good weight too: on one that is like the others they all have as much for it
+    of_middle = _costs(blocks, ranks[blocks.pp // 2], theres[blocks.pp // 2]).min(0)
+    work_s = blocks.forward_s.min(2) + blocks.backward_s.min(2)
+    weights = np.concatenate([work_s[None], of_middle])[:, None]  # (weight, 1, kind, draft)
+    of_weights = np.zeros((len(weights), len(blocks.drafts)))
+    for rank, there in zip(ranks, theres, strict=True):
         costs = _costs(blocks, rank, there)
         of_kinds += np.floor((1 / costs.min(0)).min(0) + ROUNDING)
+        of_weights += (weights / costs.min(0)).max(2).min(1)
         of_any = costs.min(2)  # (chunk, price, draft)
         pinned = np.ones(blocks.vpp)
-        if whole.bare_ends:
+        if blocks.whole.bare_ends:
             pinned[0] -= rank.rank == 0
             pinned[-1] -= rank.rank == blocks.pp - 1
         spare = 1 - np.tensordot(pinned, of_any, 1)
         may &= (there > 0).all(0) & (spare >= -ROUNDING).all(0)
         of_all += np.floor(pinned.sum() + (np.maximum(spare, 0.0) / of_any.min(0)).min(0) + ROUNDING)
-    enough: Array = may & (of_all >= blocks.counts.sum()) & (of_kinds >= blocks.counts[:, None]).all(0)
+    all_weights = np.einsum("wokd,k->wd", weights, blocks.counts)
+    may &= (of_all >= blocks.counts.sum()) & (of_kinds >= blocks.counts[:, None]).all(0)
+    enough: Array = may & (of_weights >= all_weights * (1 - ROUNDING)).all(0)
     return enough
 
 
-def _times_s(blocks: Blocks, limit_s: float) -> tuple[Array, Array]:
+def _times_s(blocks: Blocks, limit_s: float | Array) -> tuple[Array, Array]:
     """(seconds of the pipeline, those that one microbatch takes through all stages and back at least), by draft."""
     whole, drafts, launch_s = blocks.whole, blocks.drafts, blocks.whole.problem.cluster.device.pass_launch_s
     stages = blocks.pp * blocks.vpp

@@ -84,12 +84,12 @@ class SplitCuts:
         spread_s = self._different_s[part.end - 1] - self._different_s[part.first]
         return bool((self._two.pp - 1) * spread_s > CLOSE * limit_s)
 
-    def solve(self, limit_s: float, tried: Callable[[Sequence[Array]], float]) -> float:
+    def solve(self, limit_s: float, tried: Callable[[Sequence[Array]], float], open_s: float = inf) -> float:
         """Seconds of the pipeline that no cut takes less than, as far as they are below a limit. tried: tries cuts, and
-        returns the limit then.
+        returns the limit then. open_s: another layout, which is left open, may take as little.
 
-        A part behind the first ones is idle where another one is left that may take less: what is known of the whole
-        becomes no more by what is known of it."""
+        A part behind the first ones is idle where another one is left, or another layout, that may take less: what is
+        known of the whole becomes no more by what is known of it."""
         whole = Part(0, len(self._different_s), 0, self._two.layers + 1)
         queue = [(0.0, whole)] if len(self._different_s) else []
         while queue:  # short stages come first: good cuts are even
@@ -110,7 +110,7 @@ class SplitCuts:
                 bound_s = max(bound_s, paths.values(limit_s)[0])
                 if bound_s >= limit_s:
                     continue
-                least_left_s = min((least_s for least_s, _ in self._left), default=inf)
+                least_left_s = min([open_s, *(least_s for least_s, _ in self._left)])
                 is_idle = self.parts > FIRST_PARTS and bound_s >= least_left_s
                 halves = part.by_longest() if self._is_wide(part, limit_s) and not is_idle else [part]
                 if len(halves) == 1:

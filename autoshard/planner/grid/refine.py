@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from heapq import heapify, heappop, heapreplace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from autoshard.planner.grid.interleaved_recompute import InterleavedSets
 from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_chunks import TwoChunkCuts
 from autoshard.planner.grid.kind_pairs import ChunkRoom
-from autoshard.planner.grid.kind_room import may_hold_all, replayed_at_least_s
+from autoshard.planner.grid.kind_room import held_at_least_s, may_hold_all, replayed_at_least_s
 from autoshard.planner.grid.kind_stage_cuts import KindStageCuts, WeightsApartCuts
 from autoshard.planner.grid.kind_stage_rooms import stages_at_least
 from autoshard.planner.grid.kind_stage_times import AlternatingTimes, WeightsApartTimes
@@ -157,7 +158,7 @@ def refine(
         if is_left:  # a part of the gap
             at_least_s = min(at_least_s, bound_s)
             continue
-        fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING))
+        fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING), at_least_s)
         solved[by_paths] += is_chunked + fastest.effort
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
@@ -199,13 +200,16 @@ def promising(wholes: Iterable[Whole], known_s: float, least_s: Callable[[Draft]
             yield whole if len(may) == len(whole.drafts.drafts) else whole.only(np.array(may))
 
 
-def _fastest(whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float) -> Found:
-    """The fastest cut and sets of one draft that take less than limit_s."""
+def _fastest(
+    whole: Whole, draft: int, sets: tuple[int, ...], limit_bytes: float, limit_s: float, open_s: float = inf
+) -> Found:
+    """The fastest cut and sets of one draft that take less than limit_s. open_s: another draft is left open that may
+    take as little."""
     if _is_solved_by_stages(whole):
         cuts = WeightsApartCuts if whole.family.rules.weights_apart else KindStageCuts
         return cuts(whole, draft, limit_bytes, limit_s).best()
     if _is_solved_by_paths(whole):
-        return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s).best()
+        return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s).best(open_s)
     choices: Choices
     if whole.has_kinds:
         choices = KindChoices(whole, draft, sets, limit_bytes, limit_s)
@@ -250,7 +254,9 @@ def _tighter_bound(whole: Whole) -> Callable[[Whole, Array, float, float], dict[
     where there is none."""
     if _is_bounded_by_rooms(whole):
         return _rooms_at_least_s
-    return _stages_at_least_s if _is_solved_by_stages(whole) else None
+    if _is_solved_by_stages(whole):
+        return _stages_at_least_s
+    return _held_at_least_s if whole.moves_blocks else None
 
 
 def _stages_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: float) -> dict[int, float]:
@@ -265,6 +271,12 @@ def _rooms_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: 
     """Seconds of a step at least, by draft, by what its ranks have room for, as far as they are below known_s."""
     room = ChunkRoom(whole, drafts, np.arange(len(whole.sets)), limit_bytes, known_s)
     return dict(zip(drafts.tolist(), room.steps_s(room.relaxed()).tolist(), strict=True))
+
+
+def _held_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: float) -> dict[int, float]:
+    """Seconds of a step at least, by draft, by what blocks cost of its ranks' time and memory, as far as they are below
+    known_s."""
+    return dict(zip(drafts.tolist(), held_at_least_s(whole, drafts, limit_bytes, known_s).tolist(), strict=True))
 
 
 def _of(seconds: Callable[[], dict[int, float]], draft: int) -> float:
