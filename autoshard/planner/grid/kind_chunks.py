@@ -33,7 +33,7 @@ MOST_ROUNDS = 12
 """Rounds in which a block is moved from one stage to another."""
 MOST_CUTS = 5_000
 """With more cuts that may be the best, these are not listed."""
-MOST_PAIRS = 3_000_000
+MOST_PAIRS = 10_000_000
 """With more pairs of stages and sets, a layout is not solved: it has few ranks of many blocks."""
 MOST_TRIED = 200_000
 """So many choices of sets of the listed cuts are tried."""

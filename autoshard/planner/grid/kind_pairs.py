@@ -412,14 +412,18 @@ class ChunkRoom:
     def _all_work_s(self, costs: Sequence[Costs], seconds: Sequence[Array]) -> Array:
         """Seconds in which the ranks have time for the work of all blocks, each by the most that it may have, by draft:
         blocks that take long are not on fewer ranks than they need. seconds: of steps with each pair, by rank."""
+        return np.array([self._all_work_of(draft, costs, seconds) for draft in range(len(self.limit_s))])
+
+    def _all_work_of(self, draft: int, costs: Sequence[Costs], seconds: Sequence[Array]) -> float:
+        """`_all_work_s` of one draft; infinite where the ranks have no time for it below the limit."""
         times, more = [], []
         for of_rank, steps_s in zip(costs, seconds, strict=True):
-            order = steps_s.argsort(axis=0)
-            most_s = np.maximum.accumulate(np.take_along_axis(of_rank.least_s, order, 0), axis=0)
-            times.append(np.take_along_axis(steps_s, order, 0))
-            more.append(np.diff(most_s, axis=0, prepend=0.0))
-        time_s = np.concatenate(times)
-        order = time_s.argsort(axis=0)
-        is_all = np.take_along_axis(np.concatenate(more), order, 0).cumsum(0) >= self.work_s * (1 - ROUNDING)
-        first = np.take_along_axis(order, is_all.argmax(0)[None], 0)
-        return np.where(is_all.any(0), np.take_along_axis(time_s, first, 0)[0], inf)
+            time_s = steps_s[:, draft]
+            rows = np.flatnonzero(time_s < self.limit_s[draft])
+            rows = rows[time_s[rows].argsort()]
+            times.append(time_s[rows])
+            more.append(np.diff(np.maximum.accumulate(of_rank.least_s[rows, draft]), prepend=0.0))
+        time_s, work_s = np.concatenate(times), np.concatenate(more)
+        order = time_s.argsort()
+        place = np.searchsorted(work_s[order].cumsum(), self.work_s[draft] * (1 - ROUNDING))
+        return float(time_s[order[place]]) if place < len(order) else inf
