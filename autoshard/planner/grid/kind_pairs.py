@@ -2,7 +2,7 @@
 
 A rank runs two ranges of blocks: a pair of contents. What a pair recomputes at least follows from the rank's memory,
 with a price of bytes (Lagrange's relaxation), and from that what a step takes at least. So no rank holds more blocks
-than a faster step allows, and all ranks together must hold all blocks.
+than a faster step allows, nor more of their work, and all ranks together must hold all blocks and do all work.
 """
 
 from __future__ import annotations
