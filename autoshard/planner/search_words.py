@@ -57,13 +57,16 @@ def _chunks_not_tried(problem: Problem) -> tuple[str, ...]:
     return (f"pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks",)
 
 
-def room_notes(cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed) -> Iterator[str]:
-    """Sentences on what the room that is left free costs. wanted: the probability with which the layout was to fit."""
+def room_notes(
+    cluster: Cluster, priced: PricedLayouts, wanted: float, found: Level, fastest: Timed, clock: Clock
+) -> Iterator[str]:
+    """Sentences on what the room that is left free costs. wanted: the probability with which the layout was to fit.
+    clock: of the search; where it has run out, a layout that fits as surely may not have been looked at."""
     if found.probability != wanted:
-        yield (
-            f"room: no layout fits with {_percent(wanted)} probability; chosen among those that fit with at least "
-            f"{_percent(found.probability)} probability"
-        )
+        none = f"no layout fits with {_percent(wanted)} probability"
+        if not clock.in_time():
+            none = f"no layout that fits with {_percent(wanted)} probability was known {clock.why_ended}"
+        yield f"room: {none}; chosen among those that fit with at least {_percent(found.probability)} probability"
     capacity = cluster.device.memory_bytes
     fuller = next(priced.fastest_first(capacity, found.memory_bytes, fastest.step_time_s), None)
     if fuller is None or fuller.step_time_s >= fastest.step_time_s:

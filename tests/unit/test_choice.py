@@ -70,6 +70,14 @@ def test_where_none_fits_so_surely_the_next_level_is_taken_and_said() -> None:
     )
 
 
+def test_where_time_runs_out_it_is_not_said_that_none_fits_so_surely() -> None:
+    result = search(MODEL, TRAINING, load_cluster("trn1.32xlarge", 16), PINS, time_limit_s=1e-9)
+    assert result.notes[0] == (
+        "room: no layout that fits with 90 % probability was known after 1e-09 s; chosen among those that fit with at "
+        "least 50 % probability"
+    )
+
+
 def test_the_simpler_one_of_two_that_are_as_fast() -> None:
     plain = plan_70b().strategy
     chunks = replace(plain, schedule="interleaved", num_virtual_stages=2, stage_layers=(5,) * 16, recompute=("full",))
