@@ -72,8 +72,8 @@ class Choices(Priced, Protocol):
 
 class Found(NamedTuple):
     """The fastest choice that was found. at_least_s: no choice takes less. strategy: None if none takes less than the
-    limit; step_time_s is then infinite. effort: of cuts by paths, in that of
-    usual layouts beyond the first."""
+    limit; step_time_s is then infinite. effort: of cuts by paths, in
+    that of usual layouts, beyond the first."""
 
     step_time_s: float
     at_least_s: float

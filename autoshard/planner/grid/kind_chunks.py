@@ -84,10 +84,11 @@ class TwoChunkCuts:
 
     def _without(self, costs: Sequence[Costs]) -> tuple[float, list[Array]]:
         """(seconds that no step takes less than, the places of the pairs that a faster one may have, by rank)."""
-        self._more_s = float(self._two.rounds(costs)[0])
+        more_s = self._two.rounds(costs)
+        self._more_s = float(more_s[0])
         seconds = [of_rank.with_more_s(self._more_s)[:, 0] for of_rank in costs]
         may = [of_rank < self._two.limit_s[0] for of_rank in seconds]
-        at_least_s = float(self._two.steps_s(costs)[0])
+        at_least_s = float(self._two.steps_s(costs, more_s)[0])
         left = [np.flatnonzero(there) for there in may]
         for of_all, of_pairs in (
             (self._layers, [of_rank.size for of_rank in costs]),

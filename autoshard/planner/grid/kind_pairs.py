@@ -104,8 +104,8 @@ class Beside(NamedTuple):
 
 class Costs(NamedTuple):
     """Seconds of a step at least by pairs of one rank. around_s: of the ways that count what all ranks do for one
-    microbatch. more_s: by how much more that is than the least, for this rank. The first axis is of pairs, in
-    which `size` blocks are, and work of least_s."""
+    microbatch. more_s: by how much more that is than the least, for this rank. The first axis is of pairs. size: their
+    blocks. least_s: the work of these, as of `Pairs`."""
 
     size: Array
     least_s: Array
@@ -392,9 +392,10 @@ class ChunkRoom:
             least[size[begin]] = np.minimum.reduceat(seconds, begin, axis=0)
         return least
 
-    def steps_s(self, costs: Sequence[Costs]) -> Array:
-        """Seconds of a step, at least, by draft, as far as they are below the limit."""
-        more_s = self.rounds(costs)
+    def steps_s(self, costs: Sequence[Costs], more_s: Array | None = None) -> Array:
+        """Seconds of a step, at least, by draft, as far as they are below the limit. more_s: what `rounds` gives, where
+        it is known."""
+        more_s = self.rounds(costs) if more_s is None else more_s
         seconds = [of_rank.with_more_s(more_s) for of_rank in costs]
         least_s = np.maximum(self._all_blocks_s(costs, seconds), self._all_work_s(costs, seconds))
         return np.minimum(np.where(np.isfinite(more_s), least_s, inf), self.limit_s) + self.after_s

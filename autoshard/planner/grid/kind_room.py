@@ -201,13 +201,13 @@ def _may_hold_all(blocks: Blocks, limit_s: float | Array) -> Array:
     of_kinds = np.zeros((len(blocks.counts), len(blocks.drafts)))
     times_s, ranks = _times_s(blocks, limit_s), [*blocks.ranks()]
     theres = [_resources(blocks, rank, *times_s) for rank in ranks]
-    # what blocks cost on a rank is a good weight too: on one that is like the others they all have as much for it
-    of_middle = _costs(blocks, ranks[blocks.pp // 2], theres[blocks.pp // 2]).min(0)
+    of_ranks = [_costs(blocks, rank, there) for rank, there in zip(ranks, theres, strict=True)]
+    # what blocks cost on a rank is a good weight too: most ranks are like the middle one
+    of_middle = of_ranks[blocks.pp // 2].min(0)
     work_s = blocks.forward_s.min(2) + blocks.backward_s.min(2)
     weights = np.concatenate([work_s[None], of_middle])[:, None]  # (weight, 1, kind, draft)
     of_weights = np.zeros((len(weights), len(blocks.drafts)))
-    for rank, there in zip(ranks, theres, strict=True):
-        costs = _costs(blocks, rank, there)
+    for rank, there, costs in zip(ranks, theres, of_ranks, strict=True):
         of_kinds += np.floor((1 / costs.min(0)).min(0) + ROUNDING)
         of_weights += (weights / costs.min(0)).max(2).min(1)
         of_any = costs.min(2)  # (chunk, price, draft)
