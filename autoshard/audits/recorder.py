@@ -13,6 +13,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from autoshard.audits.attention import AttentionWork, Reach
+from autoshard.audits.known_results import KnownResults
 from autoshard.audits.memory_log import MemoryLog
 from autoshard.audits.values import Flops, Transfer
 from autoshard.graph.count import Collective
@@ -83,6 +84,7 @@ class Recorder(Onlooker):
     ) -> None:
         super().__init__()
         self.memory = MemoryLog()
+        self._results = KnownResults()
         self._axes = cache(axes_of_group)
         self.actions: list[ActionLog] = []
         self.transfers: Counter[Transfer] = Counter()
@@ -125,7 +127,7 @@ class Recorder(Onlooker):
             return 1.0  # the gradient norm and the loss, which fake tensors do not know
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as it is when run; the fake kernel allocates
-        out = func(*args, **(kwargs or {}))
+        out = self._results.of(func, args, kwargs or {})
         if kwargs and "out" in kwargs:  # here too
             out = kwargs["out"]
         running = self._current()
