@@ -32,8 +32,8 @@ class _Made(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What an operator returned: its first tensor argument where `made` is empty, else tensors, in a `sequence` or
-    alone."""
+    """Tensors that an operator returned. made: their forms; empty where it wrote into its first argument and returned
+    that. sequence: list or tuple, where it returned them in one; None where it returned one tensor alone."""
 
     made: tuple[_Made, ...]
     sequence: type | None = None
@@ -98,7 +98,8 @@ def _result(func: Any, out: Any, tensors: list[FakeTensor]) -> _Result | None:
 
 
 def _form_made(out: Any, tensors: list[FakeTensor]) -> _Made | None:
-    """The form of one result; None where it is not a tensor like others, or may lie in any of several arguments."""
+    """The form of one result; None where it is not a tensor like others, may lie in any of several arguments, or has
+    more memory than it fills."""
     if type(out) is not FakeTensor or out.constant is not None or out.layout is not torch.strided:
         return None
     storages = [one.untyped_storage()._cdata for one in tensors]
@@ -107,8 +108,9 @@ def _form_made(out: Any, tensors: list[FakeTensor]) -> _Made | None:
         return None
     source = sources[0] if sources else None
     form = _Made(out.shape, out.stride(), int(out.storage_offset()), out.dtype, out.fake_device, source)
-    whole = sources or _make(form, tensors).untyped_storage().nbytes() == out.untyped_storage().nbytes()
-    return form if whole else None
+    if source is None and _make(form, tensors).untyped_storage().nbytes() != out.untyped_storage().nbytes():
+        return None
+    return form
 
 
 def _make(form: _Made, tensors: list[FakeTensor]) -> FakeTensor:
