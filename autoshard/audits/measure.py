@@ -87,9 +87,10 @@ def recorded(plan: Plan, role: Role, num_microbatches: int | None = None) -> Ite
     number = num_microbatches or telling_microbatches(plan, role.pipeline_rank)
     short = shortened(plan, number)
     _, index = plan.mesh.coordinates(role.rank)
-    recorder = Recorder(attention_work(plan, index.get("cp", 0)), lambda name: _axes_of_group(plan.mesh, name))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = Recorder(mode, attention_work(plan, index.get("cp", 0)), lambda name: _axes_of_group(plan.mesh, name))
     counter = GraphCounter(plan) if plan.cluster.compiles else None
-    with fake_world(role.rank, plan.mesh.world_size), FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_world(role.rank, plan.mesh.world_size), mode:
         with recorder:
             session = _session(short, role.rank, recorder.begin, counter)
             probe = session.probe()

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ProcessGroup
 
 from autoshard.audits.attention import AttentionWork, Reach
@@ -74,17 +75,20 @@ class ActionLog:
 
 
 class Recorder(Onlooker):
-    """Enter inside FakeTensorMode.
+    """Enter inside `mode`.
 
     attention: the work of each reach. axes_of_group: mesh axes along which the ranks of a named group differ.
     """
 
     def __init__(
-        self, attention: Mapping[Reach, AttentionWork], axes_of_group: Callable[[str], tuple[str, ...]]
+        self,
+        mode: FakeTensorMode,
+        attention: Mapping[Reach, AttentionWork],
+        axes_of_group: Callable[[str], tuple[str, ...]],
     ) -> None:
         super().__init__()
         self.memory = MemoryLog()
-        self._results = KnownResults()
+        self._results = KnownResults(mode)
         self._axes = cache(axes_of_group)
         self.actions: list[ActionLog] = []
         self.transfers: Counter[Transfer] = Counter()
@@ -128,8 +132,6 @@ class Recorder(Onlooker):
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # as it is when run; the fake kernel allocates
         out = self._results.of(func, args, kwargs or {})
-        if kwargs and "out" in kwargs:  # here too
-            out = kwargs["out"]
         running = self._current()
         self._count(func, args, kwargs or {}, out, running)
         for tensor in _tensors(out):
