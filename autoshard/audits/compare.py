@@ -16,6 +16,7 @@ EXACT = 0.0
 CLOSE = 1e-3
 """FLOPs and bytes of state: the plan's numbers have six digits."""
 PEAK = 0.03
+ORDER = "action order"
 
 
 class Scale(NamedTuple):
@@ -46,24 +47,26 @@ def rows(plan: Plan, expected: Expectation, measured: Measurement) -> tuple[Row,
     )
 
 
-def differences(
-    found: tuple[Row, ...], measured: Measurement, orders: tuple[tuple[str, ...], ...]
-) -> tuple[Difference, ...]:
-    """Rows beyond their tolerance and actions out of order, largest first.
-
-    orders: expected order of the shortened step, and pairs (planned, held by the runtime) for the whole step.
-    """
-    short, planned, held = orders
+def differences(found: tuple[Row, ...], measured: Measurement, order: tuple[str, ...]) -> tuple[Difference, ...]:
+    """Rows beyond their tolerance and actions out of order, largest first. order: expected of the shortened step."""
     apart = [
         Difference(row.what, row.name, row.planned, row.measured)
         for row in found
         if row.tolerance is not None and abs(row.measured - row.planned) > row.tolerance * abs(row.planned)
     ]
-    for wanted, got in ((short, measured.order), (planned, held)):
-        if wanted != got:
-            apart.append(_first_out_of_order(wanted, got))
-            break
     apart += [Difference("steady state", text, 0, 1) for text in measured.irregular]
+    return with_order(tuple(apart), order, measured.order)
+
+
+def with_order(apart: tuple[Difference, ...], wanted: tuple[str, ...], got: tuple[str, ...]) -> tuple[Difference, ...]:
+    """The differences, largest first, with the first action that is out of order, where none is known yet."""
+    if wanted != got and not any(one.what == ORDER for one in apart):
+        place = next(
+            (i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got))
+        )
+        planned, ran = (order[place] if place < len(order) else "nothing" for order in (wanted, got))
+        words = f"action {place}: {ran} where the plan has {planned}"
+        apart = (Difference(ORDER, words, len(wanted), len(got)), *apart)
     return tuple(sorted(apart, key=lambda one: -one.relative))
 
 
@@ -116,9 +119,3 @@ def _without_trivial_axes(plan: Plan, collectives: Counter[Collective]) -> Count
         )
         nontrivial[Collective(collective.phase, collective.kind, axes, collective.bytes)] += count
     return nontrivial
-
-
-def _first_out_of_order(wanted: tuple[str, ...], got: tuple[str, ...]) -> Difference:
-    place = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
-    planned, ran = (order[place] if place < len(order) else "nothing" for order in (wanted, got))
-    return Difference("action order", f"action {place}: {ran} where the plan has {planned}", len(wanted), len(got))

@@ -70,7 +70,8 @@ class KnownResults:
         tensors: list[FakeTensor] = []
         form = [func, *kwargs]
         by_offset = _asks_for_offset(func)
-        if not all(_add_form(form, values, tensors, by_offset) for values in (args, kwargs.values())):
+        is_told = _add_form(form, args, tensors, by_offset) and _add_form(form, kwargs.values(), tensors, by_offset)
+        if not is_told:
             return kwargs.get("out", func(*args, **kwargs))
         key = tuple(form)
         if key not in _KNOWN:

@@ -197,7 +197,8 @@ class Recorder(Onlooker):
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any, running: Running) -> None:
         operator, kind, reach = running[:3]
-        if func.namespace == _FUNCTIONAL:
+        namespace = _namespace(func)
+        if namespace == _FUNCTIONAL:
             name = func._schema.name.partition("::")[2]
             collective = re.sub("_into_tensor|_tensor|_single|_out", "", name)
             if collective == "all_to_all" and len(set(args[1])) > 1:  # one destination, one source: a ring's
@@ -205,7 +206,7 @@ class Recorder(Onlooker):
             self._collective(collective, args[-1], max(_bytes(args[0]), _bytes(out)))
             if collective == "all_gather":
                 self._name_gathered(out, args[0])
-        elif func.namespace == _C10D:
+        elif namespace == _C10D:
             self._c10d(func._schema.name.partition("::")[2], args)
         elif kind in UNCOUNTED:
             return
@@ -257,6 +258,12 @@ def _tensors(out: Any) -> list[torch.Tensor]:
     if isinstance(out, torch.Tensor):
         return [out]
     return [one for one in out if isinstance(one, torch.Tensor)] if isinstance(out, (tuple, list)) else []
+
+
+@cache
+def _namespace(func: Any) -> str:
+    namespace: str = func.namespace  # which it reads anew from its schema
+    return namespace
 
 
 def _bytes(tensor: torch.Tensor) -> int:

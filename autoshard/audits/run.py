@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
-from autoshard.audits.compare import differences, rows
+from autoshard.audits.compare import differences, rows, with_order
 from autoshard.audits.expected import expectation, expected_order, shortened
 from autoshard.audits.pool import Pool, clean_end
 from autoshard.audits.roles import roles
@@ -35,31 +37,44 @@ def audit(
     """
     wanted = roles(plan, pipeline_ranks)
     programs = tuple(alone(plan, role) for role in wanted) if in_place else runs(plan, wanted)
-    processes = min(PROCESSES, os.cpu_count() or 1, len(programs))
+    calls: list[tuple[Any, ...]] = [(held_orders, plan), *((_run_audits, plan, run) for run in programs)]
+    processes = min(PROCESSES, os.cpu_count() or 1, len(calls))
+    orders: Orders | None = None
+    begun: list[RoleAudit] = []
     audit_of: dict[int, RoleAudit] = {}
     with clean_end(), Pool(processes) as pool:
-        ((_, orders),) = pool.results(held_orders, [(plan,)])
-        for _, audits in pool.results(audit_run, [(plan, run, orders) for run in programs]):
-            for one in audits:
+        for number, answer in pool.results(_called, calls):
+            if number:
+                begun += answer
+            else:
+                orders = answer
+            while orders is not None and begun:
+                one = _with_orders(plan, begun.pop(0), orders)
                 audit_of[one.role.rank] = one
                 on_role(len(audit_of), len(wanted), one)
     return tuple(audit_of[role.rank] for role in wanted)
 
 
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
 def held_orders(plan: Plan) -> Orders:
     """Actions that the runtime holds for a step, by pipeline rank; empty where the plan has no pipeline."""
+    if plan.strategy.pp == 1:
+        return ()
     orders: Orders = _measuring().runtime_orders(plan)
     return orders
 
 
 def audit_role(plan: Plan, role: Role, orders: Orders) -> RoleAudit:
     """Run the role's program in its own place, in this process, and compare. orders: of `held_orders`."""
-    return audit_run(plan, alone(plan, role), orders)[0]
+    return _with_orders(plan, _run_audits(plan, alone(plan, role))[0], orders)
 
 
-def audit_run(plan: Plan, run: Run, orders: Orders) -> tuple[RoleAudit, ...]:
-    """Run one program in this process, and compare each role that it stands for with the plan. orders: of
-    `held_orders`. The first role's audit has the seconds of all."""
+def _run_audits(plan: Plan, run: Run) -> tuple[RoleAudit, ...]:
+    """Run one program in this process, and compare each role that it stands for with the plan, but for the orders that
+    the runtime holds for all microbatches. The first role's audit has the seconds of all."""
     start = time.perf_counter()
     measurements = _measuring().measure_all(run.plan, run.role, [more for _, more in run.roles])
     found = []
@@ -67,13 +82,19 @@ def audit_run(plan: Plan, run: Run, orders: Orders) -> tuple[RoleAudit, ...]:
         expected = expectation(plan, role.pipeline_rank, role.rank)
         short = expected_order(shortened(run.plan, measured.microbatches), run.role.pipeline_rank)
         compared = rows(plan, expected, measured)
-        held = orders[role.pipeline_rank] if orders else expected.order
-        apart = differences(compared, measured, (short, expected.order, held))
-        apart += tuple(_deadlock(plan))
+        apart = (*differences(compared, measured, short), *_deadlock(plan))
         seconds, start = time.perf_counter() - start, time.perf_counter()
         facts = (compared, apart, expected.unmatched, measured.peak_at, measured.microbatches)
         found.append(RoleAudit(role, *facts, seconds))
     return tuple(found)
+
+
+def _with_orders(plan: Plan, audit: RoleAudit, orders: Orders) -> RoleAudit:
+    """The audit with what the runtime holds for all microbatches, where that is not the plan's order."""
+    if not orders:
+        return audit
+    rank = audit.role.pipeline_rank
+    return replace(audit, differences=with_order(audit.differences, expected_order(plan, rank), orders[rank]))
 
 
 def _measuring() -> ModuleType:
