@@ -86,6 +86,25 @@ class Projection:
         return run
 
 
+class _BatchedEinsum(torch.autograd.Function):
+    """The products of an equation such as "eth,efh->etf", one for each expert e.
+
+    The gradient of the weight is made in its order. torch.einsum makes it the other way round, as it multiplied with
+    it: autograd then copies it before it can be added up, and it is there twice meanwhile.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, *equations: str) -> torch.Tensor:
+        product, *ctx.equations = equations
+        ctx.save_for_backward(x, w)
+        return torch.einsum(product, x, w)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x, w), (of_x, of_w), (grad,) = ctx.saved_tensors, ctx.equations, grads
+        return torch.einsum(of_x, grad, w), torch.einsum(of_w, grad, x), None, None, None
+
+
 def _einsum(context: Context, step: OperatorStep) -> Kernel:
     op = step.operator
     left, right, out = (context.dims(name) for name in (*op.inputs, op.output))
@@ -93,9 +112,11 @@ def _einsum(context: Context, step: OperatorStep) -> Kernel:
     if projection is not None:
         return projection if context.later is None else projection.leaving_weights(context.later)
     letters = {dim: chr(ord("a") + i) for i, dim in enumerate(op.loop_dims)}
-    spell = ["".join(letters[dim] for dim in dims) for dims in (left, right, out)]
-    equation = f"{spell[0]},{spell[1]}->{spell[2]}"
-    return lambda x, w: torch.einsum(equation, x, w)
+    x, w, y = ("".join(letters[dim] for dim in dims) for dims in (left, right, out))
+    equation, of_x, of_w = f"{x},{w}->{y}", f"{y},{w}->{x}", f"{y},{x}->{w}"
+    if not set(left) & set(right) & set(out):
+        return lambda x, w: torch.einsum(equation, x, w)
+    return lambda x, w: _BatchedEinsum.apply(x, w, equation, of_x, of_w)
 
 
 _ELEMENTWISE: dict[str, Kernel] = {
