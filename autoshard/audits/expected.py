@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from autoshard.audits.block_gradients import at_block_gradients_bytes
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
 from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS
 from autoshard.cost.working_bytes import working_bytes
@@ -213,8 +214,9 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     handed_over = pipeline_rank == 0 and plan.training.precision.sums_apart
     at_table = _table_bytes(plan, programs[0]) if handed_over else 0.0
     at_head = _head_bytes(plan, programs[-1]) if pipeline_rank == plan.strategy.pp - 1 else 0.0
-    at_ends = planned_given_back_bytes(plan, pipeline_rank) + max(at_table, at_head)
-    held["working"] = max(sum(terms.values()), at_ends)
+    at_blocks = at_block_gradients_bytes(plan, pipeline_rank) if plan.training.precision.sums_apart else 0.0
+    one_gradient = planned_given_back_bytes(plan, pipeline_rank) + max(at_table, at_head, at_blocks)
+    held["working"] = max(sum(terms.values()), one_gradient)
     update = _update_bytes(plan, programs, tied)
     if update > held["kept activations"] + held["working"]:
         held["kept activations"], held["working"] = 0.0, update

@@ -128,7 +128,7 @@ class ProgramWork:
             self._recompute[name] = Recompute(
                 tuple((segment.start, segment.replay_stop) for segment in repeated),
                 sum(kept_activations(self.program, name).values()),
-                max((replayed_activations(self.program, segment) for segment in repeated), default=0.0),
+                max((sum(replayed_activations(self.program, one).values()) for one in repeated), default=0.0),
             )
         return self._recompute[name]
 

@@ -265,12 +265,11 @@ def kept_activations(program: Program, recompute: str) -> dict[str, float]:
     return known.named(known.pattern.kept(recompute))
 
 
-def replayed_activations(program: Program, segment: Segment) -> float:
-    """Bytes on one rank that exist only while backward works through the segment: the activations that its replay
-    saves.
-    """
+def replayed_activations(program: Program, segment: Segment) -> dict[str, float]:
+    """Name -> bytes of the buffers that exist on one rank only while backward works through the segment: those that its
+    replay saves."""
     known = recomputing(program)
-    return sum(known.named(known.pattern.kept_of(segment.start, segment.stop, False)).values())
+    return known.named(known.pattern.kept_of(segment.start, segment.stop, False))
 
 
 def _inputs(step: Step) -> tuple[str, ...]:

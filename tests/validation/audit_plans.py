@@ -98,7 +98,7 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "linear attention, its own backward": (
         "qwen3-next-80b-a3b",
         2,
-        {"pp": 4, "dp": 8, "ep": 8, "recompute": "full", "sequence_length": 2048},
+        {"pp": 4, "dp": 8, "ep": 8, "recompute": "full", "sequence_length": 1024},
     ),
     "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2, "sequence_length": 2048}),
     "prediction module": ("predicting", 3, {"dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),

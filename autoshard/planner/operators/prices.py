@@ -71,7 +71,7 @@ def program_price(program: Program, prices: Prices) -> Price:
     for segment in segments(program, prices.recompute):
         if segment.recomputed:
             seconds += sum(forward[segment.start : segment.replay_stop])
-            replay = max(replay, replayed_activations(program, segment))
+            replay = max(replay, sum(replayed_activations(program, segment).values()))
     kept = sum(kept_activations(program, prices.recompute).values())
     working = max((_working_bytes(program, step) for step in program.steps), default=0.0)
     elements = [
