@@ -43,7 +43,7 @@ PROJECT = Path(__file__).parent.parent
 KEPT = PROJECT / "benchmarks" / "results" / "planner_speed.json"
 REPEATS, ENOUGH_S, STOP_S = 7, 60.0, 300
 """How often a question is asked; seconds after which it is not asked again; seconds after which it is stopped."""
-HEADER = ("question", "asked s", "before s", "now s", "CPU s", "MiB", "runs")
+HEADER = ("question", "asked s", "before s", "now s", "CPU s", "MiB", "runs", "before is", "now is")
 LLAMA_70B = ("--model", "llama3-70b", "--nodes", "16", "--global-batch", "1024")
 MIXTRAL = ("--model", "mixtral-8x7b", "--nodes", "16", "--global-batch", "1024", "--backend", "torch")
 LONG_CONTEXT = ("--model", "llama3-70b", "--instance", "trn2.48xlarge", "--nodes", "4", "--cp", "4")
@@ -225,7 +225,6 @@ def layouts_per_cpu_s(model: str, instance: str, nodes: int, batch: int, backend
 
 def page(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    before = report["before"] or "none"
     questions = [f"| {' | '.join(HEADER)} |", f"|---{'|---:' * (len(HEADER) - 1)}|", *map(_row, report["questions"])]
     rates = ["| problem | layouts | a CPU second | with their parts |", "|---|---:|---:|---:|"]
     for one in report["layouts"]:
@@ -233,7 +232,7 @@ def page(report: dict[str, Any]) -> str:
         rates.append(f"| {' | '.join((one['problem'], *numbers))} |")
     about = (
         f"Wall seconds of whole processes on {report['cores']} cores, medians; CPU seconds and memory are of now.",
-        f"Before: {before}, in turn with now.",
+        "Before and now are commits, asked in turn: rows may be of several days.",
         f"A question is asked up to {REPEATS} times, less often where that takes over {ENOUGH_S:.0f} s, and is stopped",
         f"after {STOP_S} s; - is no answer by then, none at all, or not asked. A second question is in the process of",
         "the first, whose seconds only CPU time counts.",
@@ -247,7 +246,8 @@ def _row(row: dict[str, Any]) -> str:
     before, now = (row.get(name, {}) for name in ("before", "now"))
     wall = [f"{one['wall_s']:.2f}" if "wall_s" in one else "-" for one in (before, now)]
     rest = [f"{now['cpu_s']:.2f}", f"{now['memory_mib']:.0f}", f"{now['runs']}"] if "wall_s" in now else ["-"] * 3
-    return f"| {' | '.join((row['question'], format(row['asked_s'], 'g'), *wall, *rest))} |"
+    commits = [row["commits"].get(name, "-") for name in ("before", "now")]
+    return f"| {' | '.join((row['question'], format(row['asked_s'], 'g'), *wall, *rest, *commits))} |"
 
 
 def _commit_of(project: Path) -> str:
@@ -265,16 +265,16 @@ def main() -> None:
     copies = {"now": PROJECT} if given.before is None else {"before": given.before.resolve(), "now": PROJECT}
     for project in copies.values():  # or every process compiles, where it may not keep bytecode
         compile_dir(project / "autoshard", quiet=2)
-    before = None if given.before is None else _commit_of(given.before)
+    commits = {name: _commit_of(project) for name, project in copies.items()}
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if given.such else {"questions": [], "layouts": []}
     rows = {row["question"]: row for row in kept["questions"]}
     for question in questions():
         if given.such in question.name:
-            rows[question.name] = measured(question, copies, given.repeats)
+            rows[question.name] = measured(question, copies, given.repeats) | {"commits": commits}
             print(json.dumps(rows[question.name]), flush=True)
     several = [rows[question.name] for question in questions() if question.name in rows]
     layouts = kept["layouts"] or [layouts_per_cpu_s(*problem) for problem in RATES]
-    report = {"cores": os.cpu_count(), "before": before or kept.get("before"), "questions": several, "layouts": layouts}
+    report = {"cores": os.cpu_count(), "questions": several, "layouts": layouts}
     if given.write:
         KEPT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         KEPT.with_suffix(".md").write_text(page(report), encoding="utf-8")
