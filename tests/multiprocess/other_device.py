@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from autoshard.audits.known_results import KnownResults
 from autoshard.audits.measure import fake_world
 from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.spec.cluster import load_cluster
@@ -29,21 +30,21 @@ from tests.multiprocess.plans import BF16, CASES, plan_of
 class _Scalars(Onlooker):
     """Numbers that the program reads from tensors without data: 1."""
 
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._results = KnownResults(mode)
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 1
-        return function(*args, **(kwargs or {}))
+        return self._results.of(function, args, kwargs or {})
 
 
 @contextmanager
 def without_data(rank: int, world_size: int) -> Iterator[torch.device]:
     """Backward runs on this thread: torch's own threads know nothing of the modes that are entered here."""
-    with (
-        torch.autograd.set_multithreading_enabled(False),
-        fake_world(rank, world_size),
-        FakeTensorMode(allow_non_fake_inputs=True),
-        _Scalars(),
-    ):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.autograd.set_multithreading_enabled(False), fake_world(rank, world_size), mode, _Scalars(mode):
         yield torch.device("other", 0)
 
 
