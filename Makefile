@@ -30,12 +30,13 @@ demo: $(VENV)/.demo
 	autoshard audit plan.json --stages 0,7
 	autoshard run plan.json
 
-# Types are checked beside the first tests: both together use both cores.
+# Types are checked beside the first tests: both together use both cores. Tests of several processes wait for each other
+# at times, which a third one at a time fills.
 test: lint
 	mypy & types=$$!; \
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/validation tests/golden tests/unit \
 	&& wait $$types
-	python -m pytest -n 2 --dist loadfile tests/multiprocess
+	python -m pytest -n 3 --dist loadfile tests/multiprocess
 
 docs: $(VENV)/.test
 	python -m mkdocs build --strict

@@ -20,7 +20,7 @@ EVERY_CASE = pytest.mark.parametrize(
 
 
 @EVERY_CASE
-def test_three_steps_in_fp64_equal_one_process(world_size: int, name: str) -> None:
+def test_two_steps_in_fp64_equal_one_process(world_size: int, name: str) -> None:
     found = found_of(world_size, name)["fp64"]
     assert found["loss"] < 1e-12
     assert found["norm"] < 1e-9
