@@ -31,8 +31,8 @@ def audit(
 ) -> tuple[RoleAudit, ...]:
     """Every role of the chosen pipeline ranks (None: all), in their order.
 
-    on_role: told (done, all, what was found). in_place: each is run in its own place, also where another one runs the
-    same program. Takes two to seven times as long.
+    on_role: told (done, all, what was found). in_place: each is run in its own place with all microbatches that it
+    holds, also where another one runs the same program. Takes two to ten times as long.
     Raises AutoshardError for a pipeline rank that the plan does not have, and where torch is missing.
     """
     wanted = roles(plan, pipeline_ranks)
@@ -76,7 +76,7 @@ def _run_audits(plan: Plan, run: Run) -> tuple[RoleAudit, ...]:
     """Run one program in this process, and compare each role that it stands for with the plan, but for the orders that
     the runtime holds for all microbatches. The first role's audit has the seconds of all."""
     start = time.perf_counter()
-    measurements = _measuring().measure_all(run.plan, run.role, [more for _, more in run.roles])
+    measurements = _measuring().measure_all(run.plan, run.role, [more for _, more in run.roles], run.num_microbatches)
     found = []
     for (role, _), measured in zip(run.roles, measurements, strict=True):
         expected = expectation(plan, role.pipeline_rank, role.rank)

@@ -10,6 +10,8 @@ from autoshard.schedules.action import Action
 
 GROWTH_TOLERANCE = 1e-3
 """Share of the memory at the peak that all periods of the step together may leave behind (a few losses)."""
+LOSS_BYTES = 8
+"""At most, of one microbatch."""
 
 
 def irregular(recorder: Recorder, num_microbatches: int) -> Iterator[str]:
@@ -26,14 +28,16 @@ def microbatch_bytes(recorder: Recorder) -> tuple[int, str]:
     """(bytes that a rank holds for each further microbatch, why that is not so or "").
 
     recorder: of a rank that runs three forwards before its first backward, and three backwards after its last forward.
-    Its second forward keeps as much as its second-last backward gives back: neither makes tables or leaves gradients.
+    Its second forward keeps as much as its second-last backward gives back, but for a loss, which stays until the end
+    of the step: neither makes tables or leaves gradients.
     """
     levels = dict(recorder.memory.levels(0, recorder.memory.events + 1))
     actions = [action for action in recorder.actions if action.text != SYNC]
     before = [_level(levels, action.first_event) for action in actions]
     kept, given_back = before[2] - before[1], before[-2] - before[-1]
     names = actions[1].text, actions[-2].text
-    return kept, "" if kept == given_back else f"{names[0]} keeps {kept:,} bytes, {names[1]} gives {given_back:,} back"
+    alike = 0 <= kept - given_back <= LOSS_BYTES
+    return kept, "" if alike else f"{names[0]} keeps {kept:,} bytes, {names[1]} gives {given_back:,} back"
 
 
 def _unlike_others(actions: list[ActionLog]) -> Iterator[str]:

@@ -20,7 +20,8 @@ DESCRIPTION = """\
 Build the program that the torch runtime would execute on every pipeline rank, at full size on fake tensors, run its
 forward, backward and optimizer step through the schedule, and compare with the plan: parameters and state, FLOPs by
 operator, every collective, order of actions, peak memory. Exit code 0 when all agree, 1 when something differs.
-Stages with the same program, of which earlier ones hold more microbatches, are run once; with --stages each is run.
+Stages with the same program, of which earlier ones hold more microbatches, are run once, and one that holds many with
+six of them; with --stages each is run with all.
 
   autoshard audit plan.json
   autoshard audit plan.json --stages 0,7"""

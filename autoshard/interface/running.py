@@ -95,9 +95,9 @@ def audit(plan: plans.Plan, *, stages: Sequence[int] | None = None, use_cache: b
     """Builds the program that the torch runtime would execute at full size, on fake tensors, and compares it with the
     plan: parameters and state, FLOPs by operator, every collective, the order of actions, peak memory. Needs torch.
 
-    stages: pipeline ranks, each run in its own place; None: all, where one is run for those with the same program that
-    hold more microbatches of it. use_cache: take what was audited before. Raises AutoshardError for a pipeline
-    rank that the plan does not have.
+    stages: pipeline ranks, each run in its own place with all microbatches that it holds; None: all, where one is run
+    for those with the same program that hold more microbatches of it, and six of many tell of all. use_cache: take
+    what was audited before. Raises AutoshardError for a pipeline rank that the plan does not have.
     """
     from autoshard.audits.cache import cache_file, load, save
     from autoshard.audits.progress import RoleProgress
