@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from autoshard.cost.rank import LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.travelling_bytes import PROBABILITY_BYTES, SUMMED_GRADIENTS, Ends, in_work_bytes
+from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS, Ends, in_work_bytes, loss_work_bytes
 from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
@@ -272,7 +272,7 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
     for end in rank.ends:
         weights, kept_by_end = parameter_bytes * end.unit.parameters, end.part.kept_bytes if end.has_loss else 0.0
         if end.has_loss and not rank.weights_apart:
-            logits = parameter_bytes / (parameter_bytes + PROBABILITY_BYTES) * end.part.working_bytes
+            logits = parameter_bytes / loss_work_bytes(parameter_bytes) * end.part.working_bytes
             yield weights + logits - kept_by_end
         if end.has_table:
             gradients = SUMMED_GRADIENTS if end.has_loss else 1

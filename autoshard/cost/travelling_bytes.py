@@ -6,14 +6,15 @@ from functools import reduce
 from typing import NamedTuple
 
 from autoshard.cost.zero_sharding import Turns
-from autoshard.rows import Number, anywhere, either, largest
+from autoshard.rows import Number, anywhere, either, largest, where
 
 FEW_BLOCKS = 3
 """From so many blocks of a chunk on there is one with a block before it and one behind it."""
 SUMMED_GRADIENTS = 3
 """Two gradients of one parameter and their sum are there at one time."""
 PROBABILITY_BYTES = 4
-"""The loss works on logits and on probabilities in FP32; the gradient of the logits is left of it."""
+"""The loss works on logits and, where these are narrower, on probabilities in FP32; the gradient of the logits is left
+of it."""
 
 
 class Ends(NamedTuple):
@@ -31,6 +32,11 @@ class Ends(NamedTuple):
     waiting: Number = 0.0
     leaving: Number = 0.0
     predicting: Number = 0.0
+
+
+def loss_work_bytes(logit_bytes: int) -> int:
+    """Bytes for each logit that the backward of a loss works with."""
+    return logit_bytes + (PROBABILITY_BYTES if logit_bytes < PROBABILITY_BYTES else 0)
 
 
 def in_work_bytes(
@@ -58,7 +64,8 @@ def in_work_bytes(
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
     it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
     sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
-    of logits.
+    of logits. When the embedding has its gradient, the last bucket of the block is on its way; where the head has the
+    same table, its weights are whole until then, and there are two gradients and their sum.
 
     The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
@@ -70,11 +77,14 @@ def in_work_bytes(
     kept_by_blocks, kept_by_loss = kept
     given = block, block_work, opens * last + before, blocks, (parameter, whole, on_its_way), hidden_bytes
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
-    of_embedding = first * (parameter + on_its_way)
+    before_table = (blocks > 0) * block.leaving_last * on_its_way
+    table_leaves = first * (parameter + on_its_way)
+    of_embedding = largest(first * parameter + before_table, table_leaves)
     if anywhere(ends.tied) or anywhere(ends.waiting):
-        shared = ends.tied * first * (whole + parameter)
-        of_block, of_embedding = of_block + shared + ends.waiting * parameter, of_embedding + shared
-    share = 1 / (parameter + PROBABILITY_BYTES)
+        of_block = of_block + ends.tied * first * (whole + parameter) + ends.waiting * parameter
+        on_table = first * (whole + SUMMED_GRADIENTS * parameter) + before_table
+        of_embedding = where(ends.tied > 0, largest(on_table, table_leaves), of_embedding)
+    share = 1 / loss_work_bytes(parameter)
     gradients_of_logits, gathered = parameter * share * loss_work, last * (whole + parameter)
     of_logits, leaving = gradients_of_logits + gathered, last * (parameter + on_its_way)
     predicts = any(map(anywhere, ends[3:]))
@@ -89,7 +99,7 @@ def in_work_bytes(
     if predicts:
         on_prediction = kept_by_loss - probabilities + gradients_of_logits + gathered + ends.predicting * whole
         of_head = largest(of_head, of_module * on_prediction)
-    return largest(largest(of_block, opens * of_head) - kept_by_loss, of_embedding - kept_by_blocks)
+    return largest(largest(of_block, opens * of_head), of_embedding - kept_by_blocks) - kept_by_loss
 
 
 def _larger_first(

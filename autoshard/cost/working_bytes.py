@@ -80,12 +80,11 @@ def working_bytes(program: Program, step: Step) -> float:
 
 
 def operator_bytes(program: Program, step: OperatorStep) -> float:
-    """Bytes that backward of one operator needs beside what forward kept: gradients of what it read and wrote, what it
-    saves beside its output, buffers inside, such as those of a ring."""
+    """Bytes that backward of one operator needs beside what forward kept: gradients of what it read and wrote and of
+    what it saves beside, buffers inside, such as those of a ring."""
     op = step.operator
-    extra = KINDS[op.kind].extra_saved(op, program.graph, loop_sizes(program, step))
-    inside = sum(e.bytes for e in extra) + _inner_bytes(program, step)
-    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + inside
+    own = KINDS[op.kind].own_gradients_bytes(op, program.graph, loop_sizes(program, step))
+    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + own + _inner_bytes(program, step)
 
 
 def _inner_bytes(program: Program, step: Step) -> float:

@@ -101,6 +101,11 @@ class OperatorKind:
         """Buffers that backward needs besides inputs and output. sizes: local size of each dim."""
         return ()
 
+    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of gradients that backward makes of `extra_saved`, beside those of inputs and output. sizes: local size
+        of each dim."""
+        return float(sum(extra.bytes for extra in self.extra_saved(op, graph, sizes)))
+
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of buffers inside the operator's backward, beyond what forward kept and the gradients of inputs and
         output. sizes: local size of each dim."""

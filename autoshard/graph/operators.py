@@ -193,6 +193,11 @@ class CrossEntropy(OperatorKind):
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
         return (Extra("probabilities", FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims)),)
 
+    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Logits that are no narrower than probabilities need no other gradient than these."""
+        is_narrow = graph.tensors[op.inputs[0]].element_bytes < FLOAT32_BYTES
+        return super().own_gradients_bytes(op, graph, sizes) if is_narrow else 0.0
+
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         rows = sizes["batch"] * sizes["seq"]
         return (

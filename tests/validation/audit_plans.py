@@ -30,6 +30,14 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ring": ("llama3-8b", 2, {"tp": 2, "cp": 2, "context_parallel": "ring"}),
     "ZeRO-2": ("llama3-8b", 4, {"tp": 2, "dp": 4, "zero": 2}),
     "ZeRO-3": ("llama3-8b", 8, {"pp": 2, "dp": 8, "zero": 3, "recompute": "core_attention+mlp"}),
+    "few tokens, two tables, ZeRO-3": (
+        "llama3-8b",
+        3,
+        {"dp": 8, "zero": 3, "recompute": "full", "sequence_length": 512},
+    ),
+    "few tokens, one table, ZeRO-3": ("tied", 3, {"dp": 8, "zero": 3, "recompute": "full", "sequence_length": 512}),
+    "FP32": ("olmo2-1b", 3, {"dp": 8, "precision": "fp32", "sequence_length": 2048}),
+    "FP32, one table, ZeRO-3": ("tied", 3, {"dp": 8, "zero": 3, "precision": "fp32", "sequence_length": 1024}),
     "HSDP": ("llama3-8b", 8, {"pp": 2, "dp": 8, "zero": 3, "dp_replicate": 2, "recompute": "core_attention+mlp"}),
     "HSDP, kv replicated, ZeRO-2": ("llama3-8b", 2, {"tp": 16, "dp": 8, "zero": 2, "dp_replicate": 4}),
     "HSDP, ZeRO-1, full at the update": (
