@@ -24,13 +24,14 @@ def at_block_gradients_bytes(plan: Plan, pipeline_rank: int) -> float:
         return 0.0
     most, kinds = 0.0, plan.training.blocks_of(plan.model.blocks).kind_of
     for stage in (one for one in plan.stages if one.pipeline_rank == pipeline_rank):
-        recompute, given_back, seen = strategy.recompute[stage.index], 0.0, set[int]()
+        recompute, given_back, kept = strategy.recompute[stage.index], 0.0, dict[int, float]()
         for layer in reversed(stage.layers):
-            program = plan.program((layer,), False, False)
-            if kinds[layer] not in seen:
-                seen.add(kinds[layer])
+            kind = kinds[layer]
+            if kind not in kept:
+                program = plan.program((layer,), False, False)
+                kept[kind] = sum(kept_activations(program, recompute).values())
                 most = max(most, _at_work_bytes(plan, program, recompute) - given_back)
-            given_back += sum(kept_activations(program, recompute).values())
+            given_back += kept[kind]
     return most
 
 
