@@ -79,7 +79,18 @@ def test_the_worst_moment() -> None:
         return found
 
     sent = 4 + 2
-    assert at_worst(0) == 100 * (2 + sent) - 50  # the embedding, when all blocks are through
+    # the embedding, when all blocks are through and, on its rank, the loss
+    assert at_worst(0, ends=Ends(100, 0, 0), kept=(50.0, 0.0)) == 100 * (2 + sent) - 50
+    assert at_worst(0, ends=Ends(200, 100, 0)) == 200 * (2 + sent) - 50 - 400
+    # few elements of it: its gradient while the last bucket of the block is on its way
+    nothing_else: dict[str, Any] = {
+        "block": turns(10, 10, 10, early=0, late=0, back_after=2.0, back_leaving=3.0),
+        "at_work": (0.0, 0.0),
+        "kept": (0.0, 0.0),
+    }
+    assert at_worst(0, ends=Ends(5, 0, 0), **nothing_else) == 5 * 2 + 10 * sent
+    # where the head has its table: whole weights, two gradients and their sum
+    assert at_worst(1, ends=Ends(100, 0, 1)) == 100 * (2 + 3 * 2) + 10 * sent - 50 - 400
     assert at_worst(0, ends=Ends(0, 100, 0)) == 100 * (2 + sent) - 400  # the head, when the loss is through
     without = Ends(0, 0, 0)
     assert at_worst(0, ends=without, kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
