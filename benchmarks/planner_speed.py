@@ -246,7 +246,7 @@ def _row(row: dict[str, Any]) -> str:
     before, now = (row.get(name, {}) for name in ("before", "now"))
     wall = [f"{one['wall_s']:.2f}" if "wall_s" in one else "-" for one in (before, now)]
     rest = [f"{now['cpu_s']:.2f}", f"{now['memory_mib']:.0f}", f"{now['runs']}"] if "wall_s" in now else ["-"] * 3
-    commits = [row.get("commits", {}).get(name, "-") for name in ("before", "now")]
+    commits = [row["commits"].get(name, "-") for name in ("before", "now")]
     return f"| {' | '.join((row['question'], format(row['asked_s'], 'g'), *wall, *rest, *commits))} |"
 
 

@@ -6,8 +6,9 @@ sum when it is there, so it holds one operator's at a time, beside what that ope
 
 from __future__ import annotations
 
+from autoshard.cost.backward_release import first_saved
 from autoshard.cost.working_bytes import working_bytes
-from autoshard.graph.count import operator_steps, parameter_elements, saved_activations
+from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.partition import Program
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.plans.plan import Plan
@@ -18,9 +19,11 @@ from autoshard.spec.training import DTYPE_BYTES
 def at_block_gradients_bytes(plan: Plan, pipeline_rank: int) -> float:
     """Most bytes beside all that is kept, over the blocks of a rank: of each stage the last one of each kind, the first
     of its kind to run backward, when those behind it have given back what they kept. 0 where gradients travel in every
-    microbatch, which the plan counts, and where they are put off."""
+    microbatch, which the plan counts, where they are put off, and where sums have the dtype of the weights: then a plan
+    has no gradients of blocks, and what it lacks is not to be hidden."""
     strategy = plan.strategy
-    if strategy.zero >= 2 or SCHEDULES[strategy.schedule].weights_apart:
+    handed_over = plan.training.precision.sums_apart and strategy.zero < 2
+    if not handed_over or SCHEDULES[strategy.schedule].weights_apart:
         return 0.0
     most, kinds = 0.0, plan.training.blocks_of(plan.model.blocks).kind_of
     for stage in (one for one in plan.stages if one.pipeline_rank == pipeline_rank):
@@ -36,14 +39,11 @@ def at_block_gradients_bytes(plan: Plan, pipeline_rank: int) -> float:
 
 
 def _at_work_bytes(plan: Plan, program: Program, recompute: str) -> float:
-    """Of one block: gradients of an operator's weights, what its backward works with and what was run again for it,
-    less what the operators behind it have given back."""
+    """Most bytes at work in the backward of one block: gradients of an operator's weights, what its backward works with
+    and what was run again for it, less what the operators behind it have given back."""
     kept, elements = kept_activations(program, recompute), parameter_elements(program)
     gradient_bytes = DTYPE_BYTES[plan.training.precision.parameter_dtype]
-    saved_at: dict[str, int] = {}  # what no step saves is kept to run them again
-    for place, step in enumerate(program.steps):
-        for name in saved_activations(program, step):
-            saved_at.setdefault(name, place)
+    saved = first_saved(program)  # what no step saves is kept to run them again, until the first one has
     most = 0.0
     for segment in segments(program, recompute):
         replayed = replayed_activations(program, segment) if segment.recomputed else {}
@@ -52,7 +52,7 @@ def _at_work_bytes(plan: Plan, program: Program, recompute: str) -> float:
             step = program.steps[place]
             weights = {view for one in operator_steps(step) for view in one.inputs if view in elements}
             gradients = gradient_bytes * sum(elements[name] for name in weights)
-            given_back = sum(size for name, size in there.items() if saved_at.get(name, -1) > place)
+            given_back = sum(size for name, size in there.items() if name in saved and saved[name][0] > place)
             at_work = gradients + working_bytes(program, step) + sum(replayed.values()) - given_back
             most = max(most, at_work)
     return most

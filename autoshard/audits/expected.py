@@ -214,7 +214,7 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     handed_over = pipeline_rank == 0 and plan.training.precision.sums_apart
     at_table = _table_bytes(plan, programs[0]) if handed_over else 0.0
     at_head = _head_bytes(plan, programs[-1]) if pipeline_rank == plan.strategy.pp - 1 else 0.0
-    at_blocks = at_block_gradients_bytes(plan, pipeline_rank) if plan.training.precision.sums_apart else 0.0
+    at_blocks = at_block_gradients_bytes(plan, pipeline_rank)
     one_gradient = planned_given_back_bytes(plan, pipeline_rank) + max(at_table, at_head, at_blocks)
     held["working"] = max(sum(terms.values()), one_gradient)
     update = _update_bytes(plan, programs, tied)

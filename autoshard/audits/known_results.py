@@ -1,7 +1,8 @@
 """Results of operators on fake tensors depend on the forms of their arguments alone, so torch is asked once for each.
 
 Torch keeps such results too, but takes most of a millisecond to find one again, and an audit runs a hundred thousand
-operators. Here that is a twentieth of a millisecond. A form is a tensor's shape, strides, type and device.
+operators. Here that is a twentieth of a millisecond. A form is a tensor's shape, strides, type and device; for an
+operator that is told an offset, its offset too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 _VALUES = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Types of arguments that are known by their value."""
+"""Types of arguments and results that are known by their value."""
 _SEQUENCES = (list, tuple, torch.Size)
 _NOT_BY_FORM = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 """Tags of operators whose results depend on more than the forms of their arguments, or that change those."""
@@ -40,7 +41,7 @@ class _Made(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What an operator returned.
+    """The kind of value that an operator returned, and the forms of the tensors in it.
 
     made: forms of new tensors; empty where it wrote into `out`, or without one into its first argument, and returned
     that. sequence: list or tuple, where it returned tensors in one; None where it returned one alone. value: what it
@@ -67,26 +68,29 @@ class KnownResults:
 
         Where it writes into `out` that is returned, which fake collectives do not do.
         """
+        return kwargs.get("out", self._found(func, args, kwargs))
+
+    def _found(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: list[FakeTensor] = []
         form = [func, *kwargs]
         by_offset = _asks_for_offset(func)
         is_told = _add_form(form, args, tensors, by_offset) and _add_form(form, kwargs.values(), tensors, by_offset)
         if not is_told:
-            return kwargs.get("out", func(*args, **kwargs))
+            return func(*args, **kwargs)
         key = tuple(form)
         if key not in _KNOWN:
             out = func(*args, **kwargs)
             if len(_KNOWN) == _MOST_KNOWN:
                 _KNOWN.clear()
             _KNOWN[key] = _result(func, out, tensors, kwargs)
-            return kwargs.get("out", out)
+            return out
         known = _KNOWN[key]
         if known is None:
-            return kwargs.get("out", func(*args, **kwargs))
+            return func(*args, **kwargs)
         if known.value is not None:
             return known.value
         if not known.made:
-            return kwargs.get("out", tensors[0])
+            return tensors[0]
         made = [_make(one, tensors, self._mode) for one in known.made]
         return made[0] if known.sequence is None else known.sequence(made)
 

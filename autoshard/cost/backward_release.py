@@ -91,15 +91,20 @@ def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | No
 
 
 def given_back_bytes(program: Program) -> list[float]:
-    """Bytes that are given back before the backward of each step: a buffer goes with the first step that saved it."""
-    owned: dict[str, tuple[int, float]] = {}
-    for index, step in enumerate(program.steps):
-        for name, size in saved_activations(program, step).items():
-            owned.setdefault(name, (index, size))
+    """Bytes that are given back before the backward of each step."""
     freed = [0.0] * len(program.steps)
-    for index, size in owned.values():
+    for index, size in first_saved(program).values():
         freed[index] += size
     given_back, gone = [0.0] * len(freed), 0.0
     for index in reversed(range(len(freed))):
         given_back[index], gone = gone, gone + freed[index]
     return given_back
+
+
+def first_saved(program: Program) -> dict[str, tuple[int, float]]:
+    """Name -> (first step that saved it, bytes) of each buffer, which is given back with that step's backward."""
+    owned: dict[str, tuple[int, float]] = {}
+    for index, step in enumerate(program.steps):
+        for name, size in saved_activations(program, step).items():
+            owned.setdefault(name, (index, size))
+    return owned
