@@ -174,9 +174,9 @@ def _sent_on(x: torch.Tensor, group: Group) -> Callable[[], torch.Tensor]:
 
 
 def take_piece(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
-    """The piece at `position` of `count` equal pieces along dim, as a copy."""
+    """The piece at `position` of `count` equal pieces along dim, as a copy: a view would keep all of x in memory."""
     length = x.shape[dim] // count
-    return x.narrow(dim, position * length, length).contiguous()
+    return x.narrow(dim, position * length, length).clone(memory_format=torch.contiguous_format)
 
 
 def _pad(x: torch.Tensor, position: int, count: int, dim: int) -> torch.Tensor:
