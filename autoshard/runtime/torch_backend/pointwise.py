@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "minimum": lambda x, y: torch.minimum(x, _like(x, y)),
 }
 assert _FUNCTIONS.keys() >= FUNCTIONS.keys()
+
+AT_ONCE = 1 << 22
+"""Backward is in pieces of so many elements: of what lies between input and output no more is there."""
 
 
 def _like(x: torch.Tensor, y: Any) -> torch.Tensor:
@@ -56,9 +59,23 @@ class _Pointwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
-        with torch.enable_grad():
-            values = tuple(x.detach().requires_grad_(use) for x, use in zip(ctx.saved_tensors, needed, strict=True))
-            root = Given.apply(_value(ctx.expression, values), grads[0])
-        wanted = [x for x in values if x.requires_grad]
-        found = iter(torch.autograd.grad(root, wanted))
-        return None, *(next(found) if use else None for use in needed)
+        every = (*ctx.saved_tensors, grads[0])
+        if grads[0].numel() <= AT_ONCE or any(x.shape != grads[0].shape or not x.is_contiguous() for x in every):
+            found = _gradients(ctx.expression, every, needed)
+        else:
+            found = [torch.empty_like(x) for x, use in zip(every, needed, strict=False) if use]
+            for place, pieces in enumerate(zip(*(x.view(-1).split(AT_ONCE) for x in every), strict=True)):
+                for whole, piece in zip(found, _gradients(ctx.expression, pieces, needed), strict=True):
+                    whole.view(-1).split(AT_ONCE)[place].copy_(piece)
+        in_order = iter(found)
+        return None, *(next(in_order) if use else None for use in needed)
+
+
+def _gradients(
+    expression: Expression, tensors: tuple[torch.Tensor, ...], needed: tuple[bool, ...]
+) -> Sequence[torch.Tensor]:
+    """Gradients of the inputs that need one. tensors: the inputs, then the gradient of the output."""
+    with torch.enable_grad():
+        values = tuple(x.detach().requires_grad_(use) for x, use in zip(tensors, needed, strict=False))
+        root = Given.apply(_value(expression, values), tensors[-1])
+    return torch.autograd.grad(root, [x for x in values if x.requires_grad])
