@@ -23,7 +23,6 @@ from autoshard.graph.recompute import Segment, kept_activations, segments
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameters
 from autoshard.layout.template import template_of
-from autoshard.models.llama.graph import HEAD
 from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.plans.step_collectives import step_collectives
@@ -148,8 +147,8 @@ def program_flops(program: Program, recompute: str) -> Iterator[tuple[Flops, flo
                 totals[Flops("forward", kind, name)] += forward  # type: ignore[assignment]
                 totals[Flops("backward", kind, name)] += backward  # type: ignore[assignment]
                 if segment.recomputed and position < segment.replay_stop:
-                    half = position == segment.replay_stop - 1 and _stops_early(program, operator_step, segment)
-                    again = forward / 2 if half else forward
+                    stops = position == segment.replay_stop - 1 and _stops_early(program, operator_step, segment)
+                    again = forward * _scores_share(program, operator_step) if stops else forward
                     totals[Flops("recompute", kind, name)] += again  # type: ignore[assignment]
     yield from totals.items()
 
@@ -174,9 +173,21 @@ def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]
     if op.kind == "attention" and op.attributes["kernel"] == "plain":
         sizes = loop_sizes(program, step)
         queries = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
-        columns = sum(program.graph.sizes[program.graph.tensors[name].dims[-1]] for name in (op.inputs[0], op.output))
-        forward = 2.0 * queries * columns * program.graph.sizes["seq"]
+        forward = 2.0 * queries * sum(_attention_columns(program, step)) * program.graph.sizes["seq"]
     return forward, forward * work.backward_flops_ratio
+
+
+def _attention_columns(program: Program, step: OperatorStep) -> tuple[int, int]:
+    """Elements of a query of one head, over which its scores are sums, and of what the head puts out for it."""
+    queries, output = (program.graph.tensors[name] for name in (step.operator.inputs[0], step.operator.output))
+    return program.graph.sizes[queries.dims[-1]], program.graph.sizes[output.dims[-1]]
+
+
+def _scores_share(program: Program, step: OperatorStep) -> float:
+    """The share of the scores in the products of plain attention: half, but with latent attention, whose values are
+    narrower than its keys."""
+    queries, output = _attention_columns(program, step)
+    return queries / (queries + output)
 
 
 def _transfers(plan: Plan, pipeline_rank: int, program: Program) -> Counter[Transfer]:
@@ -240,17 +251,26 @@ def _table_bytes(plan: Plan, program: Program) -> float:
 
 
 def _head_bytes(plan: Plan, program: Program) -> float:
-    """Beside what is kept, when the backward of the model's head runs behind that of a prediction module, which has the
-    same table; 0 without such a module, and where gradients of weights are put off."""
-    if plan.model.multi_token_prediction is None or SCHEDULES[plan.strategy.schedule].weights_apart:
+    """Beside what is kept, when the backward of the model's head has the gradient of its weights; behind that of a
+    prediction module, which has the same table, two of them and their sum. 0 where the plan has it itself, and where
+    gradients of weights are put off."""
+    predicts = plan.model.multi_token_prediction is not None
+    handed_over = plan.training.precision.sums_apart and plan.strategy.zero < 2
+    if not (predicts or handed_over) or SCHEDULES[plan.strategy.schedule].weights_apart:
         return 0.0
+    elements, tensors = parameter_elements(program), program.graph.tensors
     singles = ((place, one) for place, step in enumerate(program.steps) for one in operator_steps(step))
-    ((place, head),) = ((place, one) for place, one in singles if one.operator.name == HEAD)
-    table = parameter_elements(program)[head.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
+    products = ((place, one) for place, one in singles if one.operator.kind == "einsum" and one.inputs[1] in elements)
+    heads = ((place, one) for place, one in products if "vocab" in tensors[one.operator.output].dims)
+    place, head = next(heads, (0, None))  # a module's is behind it; a traced model may make logits in another way
+    if head is None:
+        return 0.0
+    table = elements[head.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
     kept = [saved_activations(program, step) for step in program.steps]
     earlier = {name for names in kept[: place + 1] for name in names}
     given_back = {name: size for names in kept[place + 1 :] for name, size in names.items() if name not in earlier}
-    return SUMMED_GRADIENTS * table + working_bytes(program, program.steps[place]) - sum(given_back.values())
+    gradients = SUMMED_GRADIENTS if predicts else 1
+    return gradients * table + working_bytes(program, program.steps[place]) - sum(given_back.values())
 
 
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:

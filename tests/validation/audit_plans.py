@@ -157,6 +157,28 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         4,
         {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": ("none", "none", "full", "full")},
     ),
+    "latent attention, plain": (
+        "deepseek-v2-lite",
+        2,
+        {
+            "tp": 2,
+            "ep": 2,
+            "etp": 1,
+            "sequence_length": 1024,
+            "attention_kernel": "plain",
+            "recompute": "core_attention",
+        },
+    ),
+    "few tokens at a large head": (
+        "qwen3-8b",
+        2,
+        {"tp": 2, "pp": 4, "recompute": "full", "sequence_length": 256},
+    ),
+    "softcap in FP32": (
+        "gemma2-2b",
+        2,
+        {"tp": 4, "pp": 4, "precision": "fp32", "recompute": "full", "sequence_length": 2048},
+    ),
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
