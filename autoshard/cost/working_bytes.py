@@ -12,6 +12,8 @@ from autoshard.models.prediction import PREDICTION
 
 SHARED_EXPERT = "shared_ffn"
 """The dim of a shared expert inside."""
+LOSS = "cross_entropy"
+"""The kind of the operator that ends a model."""
 
 
 def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -19,15 +21,16 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
     `given_back_bytes` has them.
 
     What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
-    its block and has buffers of its own; with a prediction module, where the end of the model is as long as a block;
-    and with a shared expert, whose backward is before that of the others: their gradients wait for it. It is left out
-    elsewhere: the step with the most bytes is then one of the first of its block's backward.
+    its block and has buffers of its own; at the end of the model, where the loss keeps as much as a softcap of logits
+    works with, and with a prediction module, where it is as long as a block; and with a shared expert, whose backward
+    is before that of the others: their gradients wait for it. It is left out elsewhere: the step with the most bytes is
+    then one of the first of its block's backward.
     """
     operators, working = program.graph.operators, [working_bytes(program, step) for step in program.steps]
     shares = any(SHARED_EXPERT in op.loop_dims for op in operators)
     if shares:
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
-    is_long = shares or any(op.module == PREDICTION for op in operators)
+    is_long = shares or any(op.module == PREDICTION or op.kind == LOSS for op in operators)
     of_steps = zip(working, given_back, program.steps, strict=True)
     needed = [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in of_steps]
     return working, needed
