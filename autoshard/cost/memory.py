@@ -238,7 +238,7 @@ def _travelling_bytes(
         in_front: tuple[Number, ...] = rank.most_blocks, rank.hidden_bytes
         if last.behind:
             opens = where(last.num_behind > 0, 0.0, 1.0)
-            before = (where(count > 0, state.turns[kind][1].leaving_last, 0.0) for kind, _, count in last.behind)
+            before = (where(count > 0, state.turns[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
             in_front = rank.most_blocks - last.num_behind, rank.hidden_bytes, opens, reduce(largest, before)
         return in_work_bytes(
             state.gathers,

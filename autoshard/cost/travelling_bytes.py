@@ -58,7 +58,7 @@ def in_work_bytes(
     at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
     is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one
     of a backward, else 0: then the bucket of the head has left before, and the head comes before a block of another
-    kind. before: elements of the last bucket of that block.
+    kind. before: elements of the last bucket of that block on its way.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -75,9 +75,10 @@ def in_work_bytes(
     larger = block.larger
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     kept_by_blocks, kept_by_loss = kept
-    given = block, block_work, opens * last + before, blocks, (parameter, whole, on_its_way), hidden_bytes
+    in_front = opens * last * (1 + 1 / owners) + before
+    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
-    before_table = (blocks > 0) * block.leaving_last * on_its_way
+    before_table = (blocks > 0) * block.last_on_its_way * reduced
     table_leaves = first * (parameter + on_its_way)
     of_embedding = largest(first * parameter + before_table, table_leaves)
     if anywhere(ends.tied) or anywhere(ends.waiting):
@@ -111,13 +112,14 @@ def _larger_first(
     hidden_bytes: Number,
 ) -> Number:
     """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
-    elements of the bucket that is on its way when the first of such blocks runs backward. sizes: bytes of a gradient,
-    of a weight that is gathered, of what is on its way."""
-    (parameter, whole, on_its_way), larger, other = sizes, block.larger, block.other
+    elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight that is
+    gathered, of a gradient on its way."""
+    (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
+    larger_leaves = reduced * block.larger_on_its_way
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     two_buckets = anywhere(apart)
-    behind_head = several * larger * whole + head * on_its_way
-    between = many * larger * whole + several * other * on_its_way
+    behind_head = several * larger * whole + head * reduced
+    between = many * larger * whole + several * reduced * block.other_on_its_way
     back_at_end = apart * block.back_late + (1 - apart) * block.back_after if two_buckets else block.back_after
     late = block.late * parameter - block.back_late * hidden_bytes
     gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
@@ -125,9 +127,10 @@ def _larger_first(
     leaving, gathered = work - block.back_leaving * hidden_bytes, several * larger
     if two_buckets:
         after = work - block.back_after * hidden_bytes
-        of_other = after + (other + gathered) * whole + other * parameter + largest(larger, head) * on_its_way
+        leaves = largest(larger_leaves, head * reduced)
+        of_other = after + (other + gathered) * whole + other * parameter + leaves
         of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
-    return largest(of_larger, leaving + gathered * whole + larger * (parameter + on_its_way))
+    return largest(of_larger, leaving + gathered * whole + larger * parameter + larger_leaves)
 
 
 def _larger_last(
@@ -142,20 +145,21 @@ def _larger_last(
 
     The bucket of the block before, or of the head, is on its way until the experts leave, these until the rest does.
     """
-    (parameter, whole, on_its_way), experts, rest = sizes, block.other, block.larger
+    (parameter, whole, reduced), experts, rest = sizes, block.other, block.larger
+    experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
     several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
     early, late, after, leaving = (
         work - back * hidden_bytes
         for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
     )
     before = largest(
-        several * experts * whole + head * on_its_way, many * experts * whole + several * rest * on_its_way
+        several * experts * whole + head * reduced, many * experts * whole + several * rest_leaves
     )
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
     of_experts = block.all * whole + gradients + before
     gathered = (rest + several * experts) * whole
-    of_leaving = late + gathered + block.late * parameter + experts * on_its_way
-    of_rest = after + gathered + rest * parameter + experts * on_its_way
-    at_end = leaving + gathered + rest * (parameter + on_its_way)
+    of_leaving = late + gathered + block.late * parameter + experts_leave
+    of_rest = after + gathered + rest * parameter + experts_leave
+    at_end = leaving + gathered + rest * parameter + rest_leaves
     at_most = work + rest * whole  # one of the moments before and after has given nothing back
     return reduce(largest, (of_experts, of_leaving, of_rest, at_end, at_most))

@@ -69,6 +69,7 @@ class Turns(NamedTuple):
     is_last: 1 where the larger bucket leaves behind the smaller one, that of few experts, else 0; early is then the
     moment when most is there before experts have their gradients, and back_before what is freed then.
     copies_bytes: of quantised copies that the unit makes of what it has gathered.
+    larger_share, other_share: what this rank gets of the larger bucket and of the other one: few share an expert.
     """
 
     all: Number
@@ -82,11 +83,23 @@ class Turns(NamedTuple):
     back_before: Number = 0.0
     is_last: Number = 0.0
     copies_bytes: Number = 0.0
+    larger_share: Number = 0.0
+    other_share: Number = 0.0
 
     @property
-    def leaving_last(self) -> Number:
-        """Elements of the bucket that is on its way when the backward of the next block begins."""
-        return where(self.is_last, self.larger, self.other)
+    def larger_on_its_way(self) -> Number:
+        """Elements of the larger bucket while its gradients are summed: all of them, and those that this rank gets."""
+        return self.larger * (1 + self.larger_share)
+
+    @property
+    def other_on_its_way(self) -> Number:
+        """The same of the other bucket."""
+        return self.other * (1 + self.other_share)
+
+    @property
+    def last_on_its_way(self) -> Number:
+        """The same of the bucket that is on its way when the backward of the next block begins."""
+        return where(self.is_last, self.larger_on_its_way, self.other_on_its_way)
 
 
 NO_TURNS = Turns(0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -99,8 +112,10 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     if not counts:
         return NO_TURNS
     total, among = sum(counts.values()), max(counts, key=counts.__getitem__)
-    larger = counts[among]
+    larger, larger_share = counts[among], 1 / mesh.size(among)
     other = total - larger or larger
+    got = sum([count / mesh.size(axes) for axes, count in counts.items() if axes != among])
+    other_share = got / other if other < total else larger_share
     is_last = larger < total and late.get(among, 0) < larger  # the rest of the block is larger than its experts
     leaving = times.end if larger == total or is_last else times.after
     back_late, back_after, back_leaving, back_before = (
@@ -109,7 +124,8 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     early = sum(_by_sharers((times.before if is_last else times.early).made, mesh).values())
     made_late = sum(late.values()) if is_last else late.get(among, 0)
     back = back_late, back_after, back_leaving, back_before
-    return Turns(total, larger, other, early, made_late, *back, float(is_last))
+    shares = larger_share, other_share
+    return Turns(total, larger, other, early, made_late, *back, float(is_last), 0.0, *shares)
 
 
 def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:

@@ -59,8 +59,10 @@ def test_a_stage_shares_what_the_one_before_kept_whole() -> None:
 
 
 def turns(block: int, larger: int, other: int, **changes: Any) -> Turns:
-    """Early in the turn no activation has been given back and all gradients are there, unless it is said."""
-    return Turns(block, larger, other, larger, larger, 0.0, 0.0, 0.0)._replace(**changes)
+    """Early in the turn no activation has been given back and all gradients are there, unless it is said. Two ranks
+    share all of it."""
+    shared = {"larger_share": 0.5, "other_share": 0.5}
+    return Turns(block, larger, other, larger, larger, 0.0, 0.0, 0.0)._replace(**shared | changes)
 
 
 def test_the_worst_moment() -> None:
@@ -103,6 +105,8 @@ def test_the_worst_moment() -> None:
     assert at_worst(1, block=experts, **alone) == 500 + 2 * (10 + 8) + 8 * 2 + 2 * sent
     assert at_worst(1, block=experts, **alone | {"at_work": (490.0, 0.0)}) == 490 + 2 * (10 + 8) + 8 * 2 + 2 * sent
     assert at_worst(0, block=turns(10, 8, 2), **alone) == 500 + 8 * (2 + sent)  # there twice
+    # of a bucket that five ranks share this one gets less: a fifth of its sums
+    assert at_worst(0, block=turns(10, 8, 2, larger_share=0.2), **alone) == 500 + 8 * (2 + 4 + 4 / 5)
     assert at_worst(1, ends=Ends(100, 0, 1), kept=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))
 
 
@@ -122,7 +126,7 @@ def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
     # the head leaves before the first block only: then the block is of another kind
     assert at_worst(most_before, last=100) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 100 * sent
     assert at_worst(most_before, last=100, opens=0.0) == at_worst(most_before)
-    assert at_worst(most_before, opens=0.0, before=9) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 9 * sent
+    assert at_worst(most_before, opens=0.0, before=9 * 1.5) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 9 * sent
     # most when the experts are on their way: the rest and the next one's experts are whole
     assert at_worst(experts._replace(back_before=30.0)) == 500 + 2 * (8 + 2) + 8 * 2 + 2 * sent
     # at the end
