@@ -139,7 +139,7 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
             working = working + state.block.parameters * parameter
     if travels:
-        travelling = _travelling_bytes(at_work, state, (parameter, reduced), kept, backwards)
+        travelling = _travelling_bytes(at_work, state, (parameter, reduced), kept, backwards, software)
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
     if software is COMPILED and not precision.sums_apart:
@@ -228,18 +228,27 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
 
 
 def _travelling_bytes(
-    rank: Rank, state: State, dtypes: tuple[int, int], kept: Number, backwards: Sequence[Sequence[Backward]]
+    rank: Rank,
+    state: State,
+    dtypes: tuple[int, int],
+    kept: Number,
+    backwards: Sequence[Sequence[Backward]],
+    software: Software,
 ) -> Number:
     """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py."""
     at_ends = _of_ends(rank)[1]
     ends = _ends_in_turns(rank)
 
-    def needed(turns: Turns, block_work: Number, last: LastBlock) -> Number:
-        in_front: tuple[Number, ...] = rank.most_blocks, rank.hidden_bytes
+    def needed(turns: Turns, block_work: Number, chunks: Sequence[LastBlock]) -> Number:
+        last, opens, before = chunks[0], 1.0, 0.0
+        kept_bytes, replay_bytes = (
+            reduce(largest, (getattr(one.part, name) for one in chunks)) for name in ("kept_bytes", "replay_bytes")
+        )
+        turns = turns.run_again(replay_bytes > 0, kept_bytes <= rank.hidden_bytes)
         if last.behind:
             opens = where(last.num_behind > 0, 0.0, 1.0)
-            before = (where(count > 0, state.turns[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
-            in_front = rank.most_blocks - last.num_behind, rank.hidden_bytes, opens, reduce(largest, before)
+            leaving = (where(count > 0, state.turns[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
+            before = reduce(largest, leaving)
         return in_work_bytes(
             state.gathers,
             dtypes,
@@ -248,15 +257,19 @@ def _travelling_bytes(
             ends,
             (block_work + turns.copies_bytes, at_ends if rank.has_loss else 0.0),
             (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
-            *in_front,
+            rank.most_blocks - last.num_behind,
+            rank.hidden_bytes,
+            opens,
+            before,
+            reduce(smallest, (_given_back_by(rank, one.part, software) for one in chunks)),
         )
 
     works = [reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards]
     if not state.turns:
-        return needed(state.block.travelling.turns, works[0], rank.kinds[0][0])
+        return needed(state.block.travelling.turns, works[0], rank.kinds[0])
     of_kinds = zip(state.turns, works, rank.kinds, strict=True)
     return reduce(
-        largest, (where(there, needed(turns, work, last), 0.0) for (there, turns), work, (last, *_) in of_kinds)
+        largest, (where(there, needed(turns, work, chunks), 0.0) for (there, turns), work, chunks in of_kinds)
     )
 
 
@@ -311,6 +324,11 @@ def _kept_by(rank: Rank, block: Any, software: Software) -> Number:
         return block.kept_bytes
     scores = 0.0 if block.replay_bytes else software.score_copies * block.scores_bytes
     return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
+
+
+def _given_back_by(rank: Rank, block: Any, software: Software) -> Number:
+    """Bytes of what a block keeps of one microbatch that are there no more when it has run backward."""
+    return _kept_by(rank, block, software) - (block.weights_waiting_bytes if rank.weights_apart else 0.0)
 
 
 def _activations_bytes(rank: Rank, software: Software) -> Number:
@@ -374,8 +392,7 @@ def _backwards(rank: Rank, software: Software) -> list[list[Backward]]:
     def backward(last: LastBlock, is_first: bool) -> Backward:
         replayed, given_back = last.part.replay_bytes, 0.0
         for _, block, count in last.behind:
-            waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
-            given_back = given_back + count * (_kept_by(rank, block, software) - waiting)
+            given_back = given_back + count * _given_back_by(rank, block, software)
         replayed = largest(replayed, of_ends) if is_first and rank.ends else replayed
         return Backward(last.part, last.there, replayed, last.part.working_bytes, 0.0, given_back)
 

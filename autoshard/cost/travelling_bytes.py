@@ -51,6 +51,7 @@ def in_work_bytes(
     hidden_bytes: Number,
     opens: Number = 1.0,
     before: Number = 0.0,
+    gives_back: Number = 0.0,
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
@@ -58,14 +59,16 @@ def in_work_bytes(
     at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
     is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one
     of a backward, else 0: then the bucket of the head has left before, and the head comes before a block of another
-    kind. before: elements of the last bucket of that block on its way.
+    kind. before: elements of the last bucket of that block on its way. gives_back: of what one such block kept, with
+    its backward.
 
-    A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
-    the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
-    it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
-    sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
-    of logits. When the embedding has its gradient, the last bucket of the block is on its way; where the head has the
-    same table, its weights are whole until then, and there are two gradients and their sum.
+    A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way,
+    which has given back what it kept; the smaller one when the larger one of the next block has not arrived. The first
+    block of a backward has none before it but the head, the last one none behind it. What leaves is there twice at
+    first, as backward left it and as it is sent, and with it the rank's shard of what arrives. A table alike; of the
+    head before that its weights and gradients of logits. When the embedding has its gradient, the last bucket of the
+    block is on its way; where the head has the same table, its weights are whole until then, and there are two
+    gradients and their sum.
 
     The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
@@ -76,7 +79,7 @@ def in_work_bytes(
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     kept_by_blocks, kept_by_loss = kept
     in_front = opens * last * (1 + 1 / owners) + before
-    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes
+    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes, gives_back
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
     before_table = (blocks > 0) * block.last_on_its_way * reduced
     table_leaves = first * (parameter + on_its_way)
@@ -110,25 +113,26 @@ def _larger_first(
     blocks: Number,
     sizes: tuple[Number, Number, Number],
     hidden_bytes: Number,
+    gives_back: Number,
 ) -> Number:
     """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
     elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight that is
-    gathered, of a gradient on its way."""
+    gathered, of a gradient on its way. hidden_bytes, gives_back: as in in_work_bytes."""
     (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
     larger_leaves = reduced * block.larger_on_its_way
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
-    two_buckets = anywhere(apart)
-    behind_head = several * larger * whole + head * reduced
-    between = many * larger * whole + several * reduced * block.other_on_its_way
+    two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
+    behind_head = several * ahead * whole + head * reduced
+    between = many * ahead * whole + several * (reduced * block.other_on_its_way - gives_back)
     back_at_end = apart * block.back_late + (1 - apart) * block.back_after if two_buckets else block.back_after
     late = block.late * parameter - block.back_late * hidden_bytes
     gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
     of_larger = work + block.all * whole + gradients + largest(behind_head, between)
-    leaving, gathered = work - block.back_leaving * hidden_bytes, several * larger
+    leaving, gathered = work - block.back_leaving * hidden_bytes, several * ahead
     if two_buckets:
         after = work - block.back_after * hidden_bytes
         leaves = largest(larger_leaves, head * reduced)
-        of_other = after + (other + gathered) * whole + other * parameter + leaves
+        of_other = after + (other + several * larger) * whole + other * parameter + leaves
         of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
     return largest(of_larger, leaving + gathered * whole + larger * parameter + larger_leaves)
 
@@ -140,6 +144,7 @@ def _larger_last(
     blocks: Number,
     sizes: tuple[Number, Number, Number],
     hidden_bytes: Number,
+    gives_back: Number,
 ) -> Number:
     """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of _larger_first.
 
@@ -153,7 +158,8 @@ def _larger_last(
         for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
     )
     before = largest(
-        several * experts * whole + head * reduced, many * experts * whole + several * rest_leaves
+        several * experts * whole + head * reduced,
+        many * experts * whole + several * (rest_leaves - gives_back),
     )
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
     of_experts = block.all * whole + gradients + before

@@ -70,6 +70,8 @@ class Turns(NamedTuple):
     moment when most is there before experts have their gradients, and back_before what is freed then.
     copies_bytes: of quantised copies that the unit makes of what it has gathered.
     larger_share, other_share: what this rank gets of the larger bucket and of the other one: few share an expert.
+    back_end: as back_leaving, at the block's end. waits: 1 where backward is through with experts before it asks for
+    the rest of their block, and only then for the next one's experts; else 0.
     """
 
     all: Number
@@ -85,6 +87,14 @@ class Turns(NamedTuple):
     copies_bytes: Number = 0.0
     larger_share: Number = 0.0
     other_share: Number = 0.0
+    back_end: Number = 0.0
+    waits: Number = 0.0
+
+    def run_again(self, some: Any, whole: Any) -> Turns:
+        """The turns where backward runs the block's forward again. some: whether any of it, which asks for the rest of
+        the block first; whole: whether all at once, whose gradients then leave at its end."""
+        back_leaving = where(whole, self.back_end, self.back_leaving)
+        return self._replace(waits=where(some, 0.0, self.waits), back_leaving=back_leaving)
 
     @property
     def larger_on_its_way(self) -> Number:
@@ -118,14 +128,15 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     other_share = got / other if other < total else larger_share
     is_last = larger < total and late.get(among, 0) < larger  # the rest of the block is larger than its experts
     leaving = times.end if larger == total or is_last else times.after
-    back_late, back_after, back_leaving, back_before = (
-        moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving, times.before)
+    back_late, back_after, back_leaving, back_before, back_end = (
+        moment.given_back / hidden_bytes for moment in (times.late, times.after, leaving, times.before, times.end)
     )
+    waits = larger < total and not is_last and late.keys() == {among}
     early = sum(_by_sharers((times.before if is_last else times.early).made, mesh).values())
     made_late = sum(late.values()) if is_last else late.get(among, 0)
     back = back_late, back_after, back_leaving, back_before
     shares = larger_share, other_share
-    return Turns(total, larger, other, early, made_late, *back, float(is_last), 0.0, *shares)
+    return Turns(total, larger, other, early, made_late, *back, float(is_last), 0.0, *shares, back_end, float(waits))
 
 
 def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:

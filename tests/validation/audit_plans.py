@@ -157,6 +157,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         4,
         {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": ("none", "none", "full", "full")},
     ),
+    "two share an expert, ZeRO-3": (
+        "mixtral-8x7b",
+        3,
+        {"cp": 4, "dp": 2, "ep": 4, "zero": 3, "recompute": "full", "context_parallel": "ring"},
+    ),
     "latent attention, plain": (
         "deepseek-v2-lite",
         2,
