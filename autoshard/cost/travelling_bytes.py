@@ -124,12 +124,15 @@ def _larger_first(
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
     behind_head = several * ahead * whole + head * reduced
     between = many * ahead * whole + several * (reduced * block.other_on_its_way - gives_back)
-    back_at_end = apart * block.back_late + (1 - apart) * block.back_after if two_buckets else block.back_after
     late = block.late * parameter - block.back_late * hidden_bytes
-    gradients = largest(largest(block.early * parameter, late), larger * parameter - back_at_end * hidden_bytes)
+    at_end = block.all * parameter - block.back_after * hidden_bytes
+    if two_buckets:  # one has left by then, unless both leave at the end
+        at_end = where(apart > block.at_once, larger * parameter - block.back_late * hidden_bytes, at_end)
+    gradients = largest(largest(block.early * parameter, late), at_end)
     of_larger = work + block.all * whole + gradients + largest(behind_head, between)
     leaving, gathered = work - block.back_leaving * hidden_bytes, several * ahead
     if two_buckets:
+        leaving = leaving + apart * block.at_once * other * parameter
         after = work - block.back_after * hidden_bytes
         leaves = largest(larger_leaves, head * reduced)
         of_other = after + (other + several * larger) * whole + other * parameter + leaves
@@ -166,6 +169,7 @@ def _larger_last(
     gathered = (rest + several * experts) * whole
     of_leaving = late + gathered + block.late * parameter + experts_leave
     of_rest = after + gathered + rest * parameter + experts_leave
-    at_end = leaving + gathered + rest * parameter + rest_leaves
+    of_all = block.at_once * (after + block.all * (whole + parameter) + before)
+    at_end = leaving + gathered + (rest + block.at_once * experts) * parameter + rest_leaves
     at_most = work + rest * whole  # one of the moments before and after has given nothing back
-    return reduce(largest, (of_experts, of_leaving, of_rest, at_end, at_most))
+    return reduce(largest, (of_experts, of_leaving, of_rest, of_all, at_end, at_most))

@@ -62,7 +62,7 @@ def owned_elements(parameters: Counts, mesh: Mesh, zero: int) -> float:
 class Turns(NamedTuple):
     """Elements of a unit that travel: all; those of the larger bucket; those of the bucket whose turn is before it.
 
-    The gradients that are there early; of the larger bucket, those that are there late in its turn; bytes of
+    The gradients that are there early; those that are there late in the turn of the larger bucket; bytes of
     activations that are freed late, when most is there after that, and when it leaves (cost/backward_release.py), in
     hidden activations of a microbatch.
 
@@ -71,7 +71,8 @@ class Turns(NamedTuple):
     copies_bytes: of quantised copies that the unit makes of what it has gathered.
     larger_share, other_share: what this rank gets of the larger bucket and of the other one: few share an expert.
     back_end: as back_leaving, at the block's end. waits: 1 where backward is through with experts before it asks for
-    the rest of their block, and only then for the next one's experts; else 0.
+    the rest of their block, and only then for the next one's experts; else 0. at_once: 1 where both buckets leave at
+    the block's end, else 0.
     """
 
     all: Number
@@ -89,12 +90,16 @@ class Turns(NamedTuple):
     other_share: Number = 0.0
     back_end: Number = 0.0
     waits: Number = 0.0
+    at_once: Number = 0.0
 
     def run_again(self, some: Any, whole: Any) -> Turns:
         """The turns where backward runs the block's forward again. some: whether any of it, which asks for the rest of
         the block first; whole: whether all at once, whose gradients then leave at its end."""
-        back_leaving = where(whole, self.back_end, self.back_leaving)
-        return self._replace(waits=where(some, 0.0, self.waits), back_leaving=back_leaving)
+        return self._replace(
+            waits=where(some, 0.0, self.waits),
+            back_leaving=where(whole, self.back_end, self.back_leaving),
+            at_once=where(whole, 1.0, 0.0),
+        )
 
     @property
     def larger_on_its_way(self) -> Number:
@@ -133,10 +138,9 @@ def in_turns(matrices: Counts, mesh: Mesh, times: Moments = NO_MOMENTS, hidden_b
     )
     waits = larger < total and not is_last and late.keys() == {among}
     early = sum(_by_sharers((times.before if is_last else times.early).made, mesh).values())
-    made_late = sum(late.values()) if is_last else late.get(among, 0)
     back = back_late, back_after, back_leaving, back_before
-    shares = larger_share, other_share
-    return Turns(total, larger, other, early, made_late, *back, float(is_last), 0.0, *shares, back_end, float(waits))
+    more = 0.0, larger_share, other_share, back_end, float(waits)
+    return Turns(total, larger, other, early, sum(late.values()), *back, float(is_last), *more)
 
 
 def end_turns(matrices: Counts, table: Counts, mesh: Mesh) -> Turns:

@@ -112,10 +112,10 @@ def test_the_worst_moment() -> None:
     assert at_worst(1, block=waiting, **alone) == 500 + 2 * 10 + 8 * 2 + 2 * sent
     assert at_worst(1, block=waiting.run_again(True, False), **alone) == at_worst(1, block=experts, **alone)
     assert at_worst(0, block=turns(10, 8, 2), **alone) == 500 + 8 * (2 + sent)  # there twice
-    # a block that runs again as a whole sends them at its end, with fewer activations
+    # a block that runs again as a whole sends all at its end: fewer activations, and the other two's gradients
     at_once = turns(10, 8, 2, back_after=6.0, back_leaving=1.0, back_end=3.0)
     assert at_worst(0, block=at_once.run_again(True, False), **alone) == 500 - 10 + 8 * (2 + sent)
-    assert at_worst(0, block=at_once.run_again(True, True), **alone) == 500 - 30 + 8 * (2 + sent)
+    assert at_worst(0, block=at_once.run_again(True, True), **alone) == 500 - 30 + 8 * (2 + sent) + 2 * 2
     # of a bucket that five ranks share this one gets less: a fifth of its sums
     assert at_worst(0, block=turns(10, 8, 2, larger_share=0.2), **alone) == 500 + 8 * (2 + 4 + 4 / 5)
     assert at_worst(1, ends=Ends(100, 0, 1), kept=(900.0, 0.0)) == (5 + 2 * 20 + 20 + 10 * sent + 100 * (2 + 2))

@@ -162,6 +162,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         3,
         {"cp": 4, "dp": 2, "ep": 4, "zero": 3, "recompute": "full", "context_parallel": "ring"},
     ),
+    "a shared expert, all again, ZeRO-2": (
+        "qwen2-57b-a14b",
+        3,
+        {"cp": 4, "dp": 16, "ep": 4, "zero": 2, "recompute": "full", "context_parallel": "ring"},
+    ),
     "latent attention, plain": (
         "deepseek-v2-lite",
         2,
