@@ -139,7 +139,7 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         if software.sharded_parameters:  # two blocks whole at a time: one in work, the next on its way
             working = working + state.block.parameters * parameter
     if travels:
-        travelling = _travelling_bytes(at_work, state, (parameter, reduced), kept, backwards, software)
+        travelling = _travelling_bytes(at_work, state, (parameter, reduced), kept, backwards)
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
     if software is COMPILED and not precision.sums_apart:
@@ -228,12 +228,7 @@ def _ends_bytes(rank: Rank, software: Software) -> Number:
 
 
 def _travelling_bytes(
-    rank: Rank,
-    state: State,
-    dtypes: tuple[int, int],
-    kept: Number,
-    backwards: Sequence[Sequence[Backward]],
-    software: Software,
+    rank: Rank, state: State, dtypes: tuple[int, int], kept: Number, backwards: Sequence[Sequence[Backward]]
 ) -> Number:
     """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py."""
     at_ends = _of_ends(rank)[1]
@@ -261,7 +256,6 @@ def _travelling_bytes(
             rank.hidden_bytes,
             opens,
             before,
-            reduce(smallest, (_given_back_by(rank, one.part, software) for one in chunks)),
         )
 
     works = [reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards]
@@ -326,11 +320,6 @@ def _kept_by(rank: Rank, block: Any, software: Software) -> Number:
     return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
 
 
-def _given_back_by(rank: Rank, block: Any, software: Software) -> Number:
-    """Bytes of what a block keeps of one microbatch that are there no more when it has run backward."""
-    return _kept_by(rank, block, software) - (block.weights_waiting_bytes if rank.weights_apart else 0.0)
-
-
 def _activations_bytes(rank: Rank, software: Software) -> Number:
     """Bytes that all blocks keep when most is held."""
 
@@ -392,7 +381,8 @@ def _backwards(rank: Rank, software: Software) -> list[list[Backward]]:
     def backward(last: LastBlock, is_first: bool) -> Backward:
         replayed, given_back = last.part.replay_bytes, 0.0
         for _, block, count in last.behind:
-            given_back = given_back + count * _given_back_by(rank, block, software)
+            waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
+            given_back = given_back + count * (_kept_by(rank, block, software) - waiting)
         replayed = largest(replayed, of_ends) if is_first and rank.ends else replayed
         return Backward(last.part, last.there, replayed, last.part.working_bytes, 0.0, given_back)
 

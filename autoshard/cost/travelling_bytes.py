@@ -51,7 +51,6 @@ def in_work_bytes(
     hidden_bytes: Number,
     opens: Number = 1.0,
     before: Number = 0.0,
-    gives_back: Number = 0.0,
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
@@ -59,16 +58,14 @@ def in_work_bytes(
     at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
     is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one
     of a backward, else 0: then the bucket of the head has left before, and the head comes before a block of another
-    kind. before: elements of the last bucket of that block on its way. gives_back: of what one such block kept, with
-    its backward.
+    kind. before: elements of the last bucket of that block on its way.
 
-    A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way,
-    which has given back what it kept; the smaller one when the larger one of the next block has not arrived. The first
-    block of a backward has none before it but the head, the last one none behind it. What leaves is there twice at
-    first, as backward left it and as it is sent, and with it the rank's shard of what arrives. A table alike; of the
-    head before that its weights and gradients of logits. When the embedding has its gradient, the last bucket of the
-    block is on its way; where the head has the same table, its weights are whole until then, and there are two
-    gradients and their sum.
+    A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
+    the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
+    it but the head, the last one none behind it. What leaves is there twice at first, as backward left it and as it is
+    sent, and with it the rank's shard of what arrives. A table alike; of the head before that its weights and gradients
+    of logits. When the embedding has its gradient, the last bucket of the block is on its way; where the head has the
+    same table, its weights are whole until then, and there are two gradients and their sum.
 
     The loss of a prediction module comes first. When the model's own is at work, the module's has been given back, the
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
@@ -79,7 +76,7 @@ def in_work_bytes(
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     kept_by_blocks, kept_by_loss = kept
     in_front = opens * last * (1 + 1 / owners) + before
-    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes, gives_back
+    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
     before_table = (blocks > 0) * block.last_on_its_way * reduced
     table_leaves = first * (parameter + on_its_way)
@@ -113,26 +110,22 @@ def _larger_first(
     blocks: Number,
     sizes: tuple[Number, Number, Number],
     hidden_bytes: Number,
-    gives_back: Number,
 ) -> Number:
     """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
     elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight that is
-    gathered, of a gradient on its way. hidden_bytes, gives_back: as in in_work_bytes."""
+    gathered, of a gradient on its way."""
     (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
     larger_leaves = reduced * block.larger_on_its_way
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
     behind_head = several * ahead * whole + head * reduced
-    between = many * ahead * whole + several * (reduced * block.other_on_its_way - gives_back)
+    between = many * ahead * whole + several * reduced * block.other_on_its_way
     late = block.late * parameter - block.back_late * hidden_bytes
-    at_end = block.all * parameter - block.back_after * hidden_bytes
-    if two_buckets:  # one has left by then, unless both leave at the end
-        at_end = where(apart > block.at_once, larger * parameter - block.back_late * hidden_bytes, at_end)
-    gradients = largest(largest(block.early * parameter, late), at_end)
+    at_end = larger * parameter - block.back_after * hidden_bytes
+    gradients = largest(largest(block.early * parameter, late), where(apart, late, at_end) if two_buckets else at_end)
     of_larger = work + block.all * whole + gradients + largest(behind_head, between)
     leaving, gathered = work - block.back_leaving * hidden_bytes, several * ahead
     if two_buckets:
-        leaving = leaving + apart * block.at_once * other * parameter
         after = work - block.back_after * hidden_bytes
         leaves = largest(larger_leaves, head * reduced)
         of_other = after + (other + several * larger) * whole + other * parameter + leaves
@@ -147,7 +140,6 @@ def _larger_last(
     blocks: Number,
     sizes: tuple[Number, Number, Number],
     hidden_bytes: Number,
-    gives_back: Number,
 ) -> Number:
     """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of _larger_first.
 
@@ -160,16 +152,12 @@ def _larger_last(
         work - back * hidden_bytes
         for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
     )
-    before = largest(
-        several * experts * whole + head * reduced,
-        many * experts * whole + several * (rest_leaves - gives_back),
-    )
+    before = largest(several * experts * whole + head * reduced, many * experts * whole + several * rest_leaves)
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
     of_experts = block.all * whole + gradients + before
     gathered = (rest + several * experts) * whole
     of_leaving = late + gathered + block.late * parameter + experts_leave
     of_rest = after + gathered + rest * parameter + experts_leave
-    of_all = block.at_once * (after + block.all * (whole + parameter) + before)
-    at_end = leaving + gathered + (rest + block.at_once * experts) * parameter + rest_leaves
+    at_end = leaving + gathered + rest * parameter + rest_leaves
     at_most = work + rest * whole  # one of the moments before and after has given nothing back
-    return reduce(largest, (of_experts, of_leaving, of_rest, of_all, at_end, at_most))
+    return reduce(largest, (of_experts, of_leaving, of_rest, at_end, at_most))

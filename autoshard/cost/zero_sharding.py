@@ -71,8 +71,7 @@ class Turns(NamedTuple):
     copies_bytes: of quantised copies that the unit makes of what it has gathered.
     larger_share, other_share: what this rank gets of the larger bucket and of the other one: few share an expert.
     back_end: as back_leaving, at the block's end. waits: 1 where backward is through with experts before it asks for
-    the rest of their block, and only then for the next one's experts; else 0. at_once: 1 where both buckets leave at
-    the block's end, else 0.
+    the rest of their block, and only then for the next one's experts; else 0.
     """
 
     all: Number
@@ -90,16 +89,13 @@ class Turns(NamedTuple):
     other_share: Number = 0.0
     back_end: Number = 0.0
     waits: Number = 0.0
-    at_once: Number = 0.0
 
     def run_again(self, some: Any, whole: Any) -> Turns:
         """The turns where backward runs the block's forward again. some: whether any of it, which asks for the rest of
-        the block first; whole: whether all at once, whose gradients then leave at its end."""
-        return self._replace(
-            waits=where(some, 0.0, self.waits),
-            back_leaving=where(whole, self.back_end, self.back_leaving),
-            at_once=where(whole, 1.0, 0.0),
-        )
+        the block first; whole: whether all at once, whose gradients then leave at its end. Less run again never takes
+        more, nor does keeping less: bounds count on it."""
+        back_leaving = where(whole, self.back_end, self.back_leaving)
+        return self._replace(waits=where(some, 0.0, self.waits), back_leaving=back_leaving)
 
     @property
     def larger_on_its_way(self) -> Number:
