@@ -107,10 +107,12 @@ def _rms_norm_backward(
     """Gradients of x and of the factors by which its columns are multiplied. scale: of each row. dtype: of the
     second."""
     normal, grad = x * scale, _as(grad, scale.dtype)
-    products = (grad * normal).flatten(0, -2)
-    along = products.mv(factors).view_as(scale)
-    grad_x = (grad * factors).addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
-    return _as(grad_x, x.dtype), _as(products.sum(0), dtype)
+    products = grad * normal
+    of_rows = products.flatten(0, -2)
+    along, of_factors = of_rows.mv(factors).view_as(scale), _as(of_rows.sum(0), dtype)
+    grad_x = torch.mul(grad, factors, out=products)  # which nobody reads again: three such tensors are there, not four
+    grad_x = grad_x.addcmul_(normal, along, value=-1 / x.shape[-1]).mul_(scale)
+    return _as(grad_x, x.dtype), of_factors
 
 
 class Rotate(torch.autograd.Function):
