@@ -338,6 +338,8 @@ def mesh_state(
     cluster: Cluster,
 ) -> State:
     """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are."""
+    owners = mesh.size(ZERO_AXES)
+    zero = zero if owners > 1 else min(zero, 1)  # a rank alone shares nothing: nothing of it travels
     tied = not contents.last.parameters
     more_bytes = 0.0
     if precision.products is not None:
@@ -364,7 +366,6 @@ def mesh_state(
             parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns), copies_bytes
         )
 
-    owners = mesh.size(ZERO_AXES)
     kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
     first = unit(contents.first, reads_table_once=not tied)  # an embedding's backward does not read its table
     ends = first, unit(contents.last)

@@ -58,6 +58,14 @@ def test_a_stage_shares_what_the_one_before_kept_whole() -> None:
     assert held[1]["optimizer state"] == held[2]["optimizer state"] == held[3]["optimizer state"]
 
 
+@pytest.mark.parametrize("precision", ["mixed_precision", "fp32"])
+def test_a_rank_alone_shares_nothing(precision: str) -> None:
+    training = replace(TRAINING, precision=load_precision(precision))
+    every = [strategy(pp=2, zero=zero) for zero in (1, 2, 3)]
+    held = [estimate(LLAMA, training, local_cluster(2), one).memory for one in every]
+    assert held[0] == held[1] == held[2]
+
+
 def turns(block: int, larger: int, other: int, **changes: Any) -> Turns:
     """Early in the turn no activation has been given back and all gradients are there, unless it is said. Two ranks
     share all of it."""
