@@ -276,8 +276,10 @@ def _head_bytes(plan: Plan, program: Program) -> float:
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:
     """At the end of a step this runtime has flat buffers where NxD has buckets of a limited size: the sums of all
     gradients that this rank updates, and of one buffer the new parameters, where they go to other ranks, or its shard,
-    while that is summed over replicas. Before that, what the first and the last stage share is summed over both, one
-    parameter at a time."""
+    while that is summed over replicas; where weights are rounded at random, what a part of one is updated with. Before
+    that, what the first and the last stage share is summed over both, one parameter at a time."""
+    from autoshard.runtime.torch_backend.rounded_adamw import AT_ONCE, BUFFER_BYTES  # which imports torch
+
     precision, zero = plan.training.precision, plan.strategy.zero
     gradient_bytes = DTYPE_BYTES[precision.gradient_accumulation_dtype]
     parameter_bytes = DTYPE_BYTES[precision.parameter_dtype]
@@ -290,6 +292,8 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
         if key.replica_axes and not key.unit:  # as it was scattered and as it is summed
             largest = max(largest, owned * gradient_bytes)
+        if precision.rounds_at_random:
+            largest = max(largest, BUFFER_BYTES * min(owned, AT_ONCE))
     return max(summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
 
 

@@ -167,6 +167,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         3,
         {"cp": 4, "dp": 16, "ep": 4, "zero": 2, "recompute": "full", "context_parallel": "ring"},
     ),
+    "weights rounded at random": (
+        "phi3-mini-4k",
+        2,
+        {"tp": 2, "pp": 2, "precision": "bf16_sr", "recompute": "full", "sequence_length": 128},
+    ),
     "latent attention, plain": (
         "deepseek-v2-lite",
         2,

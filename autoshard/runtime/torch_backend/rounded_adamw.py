@@ -16,8 +16,11 @@ from autoshard.runtime.torch_backend.halves import Halves
 from autoshard.runtime.torch_backend.stochastic_rounding import places, random_bits, random_key, rounded
 
 AT_ONCE = 2**22
-"""Elements that are updated together where nothing compiles the update: its buffers take some 60 bytes each, which
-would be more than a step's activations for a whole embedding."""
+"""Elements that are updated together where nothing compiles the update: for a whole embedding its buffers would be more
+than a step's activations."""
+BUFFER_BYTES = 5 * 4 + 4 * 8
+"""For each of them: gradient, weight, both moments and denominator in FP32, and four numbers of 64 bits: its place and
+what makes random bits of that."""
 _KEPT = ("weight", "first moment", "second moment")
 """Tensors that are rounded, as their random numbers know them."""
 
