@@ -290,7 +290,7 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
         sums = key.sum_axes or key.replica_axes or (key.shard_axes and not key.unit)
         summed += owned * gradient_bytes if sums else 0.0
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
-        if key.replica_axes and not key.unit:  # as it was scattered and as it is summed
+        if key.replica_axes and not key.unit and shards > 1:  # as it was scattered and as it is summed
             largest = max(largest, owned * gradient_bytes)
         if precision.rounds_at_random:
             largest = max(largest, BUFFER_BYTES * min(owned, AT_ONCE))

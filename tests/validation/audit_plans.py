@@ -167,6 +167,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         3,
         {"cp": 4, "dp": 16, "ep": 4, "zero": 2, "recompute": "full", "context_parallel": "ring"},
     ),
+    "experts whole beside replicas": (
+        "mixtral-8x7b",
+        2,
+        {"dp": 4, "ep": 2, "dp_replicate": 2, "recompute": "full", "sequence_length": 512},
+    ),
     "weights rounded at random": (
         "phi3-mini-4k",
         2,
