@@ -16,15 +16,21 @@ from autoshard.schedules import SCHEDULES
 from autoshard.spec.training import DTYPE_BYTES
 
 
+def has_one_for_all(plan: Plan) -> bool:
+    """Whether this runtime has the gradient of one operator's weights where the plan has those of all.
+
+    It has not where gradients travel in every microbatch, which the plan counts, where they are put off, and where sums
+    have the dtype of the weights: then a plan has no gradients of blocks, and what it lacks is not to be hidden."""
+    strategy = plan.strategy
+    return plan.training.precision.sums_apart and strategy.zero < 2 and not SCHEDULES[strategy.schedule].weights_apart
+
+
 def at_block_gradients_bytes(plan: Plan, pipeline_rank: int) -> float:
     """Most bytes beside all that is kept, over the blocks of a rank: of each stage the last one of each kind, the first
-    of its kind to run backward, when those behind it have given back what they kept. 0 where gradients travel in every
-    microbatch, which the plan counts, where they are put off, and where sums have the dtype of the weights: then a plan
-    has no gradients of blocks, and what it lacks is not to be hidden."""
-    strategy = plan.strategy
-    handed_over = plan.training.precision.sums_apart and strategy.zero < 2
-    if not handed_over or SCHEDULES[strategy.schedule].weights_apart:
+    of its kind to run backward, when those behind it have given back what they kept. 0 where not `has_one_for_all`."""
+    if not has_one_for_all(plan):
         return 0.0
+    strategy = plan.strategy
     most, kinds = 0.0, plan.training.blocks_of(plan.model.blocks).kind_of
     for stage in (one for one in plan.stages if one.pipeline_rank == pipeline_rank):
         recompute, given_back, kept = strategy.recompute[stage.index], 0.0, dict[int, float]()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autoshard.audits.block_gradients import at_block_gradients_bytes
+from autoshard.audits.block_gradients import at_block_gradients_bytes, has_one_for_all
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
 from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS
 from autoshard.cost.working_bytes import working_bytes
@@ -254,9 +254,9 @@ def _head_bytes(plan: Plan, program: Program) -> float:
     """Beside what is kept, when the backward of the model's head has the gradient of its weights; behind that of a
     prediction module, which has the same table, two of them and their sum. 0 where the plan has it itself, and where
     gradients of weights are put off."""
-    predicts = plan.model.multi_token_prediction is not None
-    handed_over = plan.training.precision.sums_apart and plan.strategy.zero < 2
-    if not (predicts or handed_over) or SCHEDULES[plan.strategy.schedule].weights_apart:
+    weights_apart = SCHEDULES[plan.strategy.schedule].weights_apart
+    predicts = plan.model.multi_token_prediction is not None and not weights_apart
+    if not (predicts or has_one_for_all(plan)):
         return 0.0
     elements, tensors = parameter_elements(program), program.graph.tensors
     singles = ((place, one) for place, step in enumerate(program.steps) for one in operator_steps(step))

@@ -236,9 +236,8 @@ def _travelling_bytes(
 
     def needed(turns: Turns, block_work: Number, chunks: Sequence[LastBlock]) -> Number:
         last, opens, before = chunks[0], 1.0, 0.0
-        kept_bytes, replay_bytes = (
-            reduce(largest, (getattr(one.part, name) for one in chunks)) for name in ("kept_bytes", "replay_bytes")
-        )
+        kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
+        replay_bytes = reduce(largest, (one.part.replay_bytes for one in chunks))
         turns = turns.run_again(replay_bytes > 0, kept_bytes <= rank.hidden_bytes)
         if last.behind:
             opens = where(last.num_behind > 0, 0.0, 1.0)

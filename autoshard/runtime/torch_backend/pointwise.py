@@ -64,9 +64,11 @@ class _Pointwise(torch.autograd.Function):
             found = _gradients(ctx.expression, every, needed)
         else:
             found = [torch.empty_like(x) for x, use in zip(every, needed, strict=False) if use]
-            for place, pieces in enumerate(zip(*(x.view(-1).split(AT_ONCE) for x in every), strict=True)):
-                for whole, piece in zip(found, _gradients(ctx.expression, pieces, needed), strict=True):
-                    whole.view(-1).split(AT_ONCE)[place].copy_(piece)
+            pieces = zip(*(x.view(-1).split(AT_ONCE) for x in every), strict=True)
+            into = zip(*(x.view(-1).split(AT_ONCE) for x in found), strict=True)
+            for tensors, wholes in zip(pieces, into, strict=True):
+                for whole, gradient in zip(wholes, _gradients(ctx.expression, tensors, needed), strict=True):
+                    whole.copy_(gradient)
         in_order = iter(found)
         return None, *(next(in_order) if use else None for use in needed)
 
