@@ -95,33 +95,48 @@ def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
 
     Twice, four times, ... the nodes, and powers of two, until something fits; then the smallest of 16 numbers in
     between, by halving, as if more nodes always did where fewer do. One with other divisors may not.
-    """
-    tried = [Attempt(problem.cluster.nodes)]
-    for nodes in filter(problem.cluster.can_have, _sizes(problem.cluster.nodes)):
-        tried.append(_of_all(problem, pins, _frugal_attempt(problem, pins, nodes)))
-        if tried[-1].strategy is not None:
-            break
-    else:
-        return tried[1:]
-    *fewer, larger = tried
-    step = max(1, (larger.nodes - fewer[-1].nodes) // BETWEEN)
-    fits = _smallest(problem, pins, range(fewer[-1].nodes + step, larger.nodes, step)) or larger
-    fastest = _fastest(_with_nodes(problem, fits.nodes), pins, fits.ways)
-    return [*fewer[1:], fits._replace(strategy=fastest or fits.strategy)]
-
-
-def _smallest(problem: Problem, pins: Pins, sizes: range) -> Attempt | None:
-    """The smallest of these numbers of nodes that does, by halving; None where none does.
 
     A search takes long where nothing fits: first, only layouts that mostly hold least are looked at. All layouts are
     searched for on fewer nodes then, of which the most is tried first: where that does not do, none does.
     """
     frugal = cache(partial(_frugal_attempt, problem, pins))
-    found, fewer = _halved(sizes, frugal)
 
+    @cache
     def attempt(nodes: int) -> Attempt:
         return _of_all(problem, pins, frugal(nodes))
 
+    sizes = [*filter(problem.cluster.can_have, _sizes(problem.cluster.nodes))]
+    tried = _until_one_does(sizes, frugal) or _until_one_does(sizes, attempt)
+    if not tried:
+        return [*map(attempt, sizes)]
+    found = tried.pop()
+    while True:
+        below = tried[-1].nodes if tried else problem.cluster.nodes
+        step = max(1, (found.nodes - below) // BETWEEN)
+        between = range(below + step, found.nodes, step)
+        found = _smallest(between, frugal, attempt) or found
+        if not tried or found.nodes > below + step or attempt(below).strategy is None:
+            break
+        tried.pop()
+        found = attempt(below)
+    fastest = _fastest(_with_nodes(problem, found.nodes), pins, found.ways)
+    return [*tried, found._replace(strategy=fastest or found.strategy)]
+
+
+def _until_one_does(sizes: Sequence[int], attempt: Callable[[int], Attempt]) -> list[Attempt]:
+    """Attempts with these numbers of nodes up to the first one that does; none where none does."""
+    tried: list[Attempt] = []
+    for nodes in sizes:
+        tried.append(attempt(nodes))
+        if tried[-1].strategy is not None:
+            return tried
+    return []
+
+
+def _smallest(sizes: range, frugal: Callable[[int], Attempt], attempt: Callable[[int], Attempt]) -> Attempt | None:
+    """The smallest of these numbers of nodes that does, by halving; None where none does. frugal: an attempt with the
+    layouts that mostly hold least. attempt: one with all."""
+    found, fewer = _halved(sizes, frugal)
     if fewer and (one := attempt(fewer[-1])).strategy is not None:
         found = _halved(fewer[:-1], attempt)[0] or one
     return found

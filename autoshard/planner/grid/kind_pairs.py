@@ -33,6 +33,8 @@ ROUNDING = 1e-9
 """Share of all work by which sums of its parts may be off."""
 SMALLEST = 1e-30
 """Less than a block keeps."""
+AT_ONCE = 1 << 13
+"""So many rows of drafts and sets are priced at a time: each takes some hundred numbers."""
 
 
 class Contents(NamedTuple):
@@ -187,13 +189,12 @@ class ChunkRoom:
 
     def _contents(self, drafts: Array) -> Contents:
         """All ranges of so many blocks."""
-        blocks, counts, sets, whole = self._blocks, self.ranges.counts, self._sets, self._whole
-        size, each, device = counts.sum(0), len(drafts) * len(sets), whole.problem.cluster.device
-        rows, of_sets = np.tile(np.repeat(drafts, len(sets)), len(size)), np.tile(sets, len(size) * len(drafts))
-        block, _, _, state = whole.parts_of(rows, of_sets, [np.repeat(count, each) for count in counts])
-        per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, device)
-        passes = stage_passes(np.repeat(size, each), block, state.block, device, per_parameter)
-        forward_s, backward_s = (seconds.reshape(len(size), len(drafts), len(sets)) for seconds in passes)
+        blocks, counts, sets = self._blocks, self.ranges.counts, self._sets
+        at_once = max(1, AT_ONCE // (len(drafts) * len(sets)))
+        pieces = [
+            self._passes(drafts, counts[:, begin : begin + at_once]) for begin in range(0, counts.shape[1], at_once)
+        ]
+        forward_s, backward_s = map(np.concatenate, zip(*pieces, strict=True))
         kept, lives, handed = (
             np.tensordot(counts, of_kinds, (0, 0))
             for of_kinds in (
@@ -202,7 +203,19 @@ class ChunkRoom:
                 blocks.vpp * blocks.handed_bytes,
             )
         )
-        return Contents(size, forward_s[..., 0], backward_s, kept, lives, handed)
+        return Contents(counts.sum(0), forward_s, backward_s, kept, lives, handed)
+
+    def _passes(self, drafts: Array, counts: Array) -> tuple[Array, Array]:
+        """Seconds of one microbatch: forward, (content, draft), and backward, (content, draft, set). counts: blocks of
+        each kind, (kind, content)."""
+        sets, whole, size = self._sets, self._whole, counts.sum(0)
+        each, device = len(drafts) * len(sets), whole.problem.cluster.device
+        rows, of_sets = np.tile(np.repeat(drafts, len(sets)), len(size)), np.tile(sets, len(size) * len(drafts))
+        block, _, _, state = whole.parts_of(rows, of_sets, [np.repeat(count, each) for count in counts])
+        per_parameter = accumulation_s_per_parameter(whole.problem.training.precision, device)
+        passes = stage_passes(np.repeat(size, each), block, state.block, device, per_parameter)
+        forward_s, backward_s = (seconds.reshape(len(size), len(drafts), len(sets)) for seconds in passes)
+        return forward_s[..., 0], backward_s
 
     def _places(self, begin: Array) -> Array:
         """The different contents of stages that begin at some places."""
