@@ -41,8 +41,9 @@ USUAL_PARTS, USUAL_EFFORT = 4, 2_000_000
 """Parts of the cuts, and entries of their paths times ranks, that count as one layout more that was solved."""
 CLOSE = 1e-9
 """Share of a step by which a bound meets it."""
-AT_ONCE = 1 << 14
-"""Rows that are priced together: their columns stay in a core's cache, and take no memory to speak of."""
+AT_ONCE, NUMBERS_OF_ROW = 1 << 14, 16
+"""Rows, and numbers of one of them, that are priced together: their columns stay in a core's cache, and take no memory
+to speak of."""
 
 
 class Sets(NamedTuple):
@@ -195,14 +196,19 @@ class TwoChunkCuts:
     def _roomy(self, rank: int) -> Array:
         """Whether a rank may have room, (pair, set of the first stage, of the second one), the sets in the order of
         `_orders`."""
-        pairs, beside_bytes = self._pairs[rank], self._two.beside_bytes(rank)[:, 0]
-        kept_bytes = self._two.contents.kept_bytes[:, 0]
-        (kept_1, beside_1), (kept_2, beside_2) = (
-            [np.take_along_axis(numbers[content], order, 1) for numbers in (held * kept_bytes, beside_bytes)]
-            for held, content, order in zip(pairs.held, pairs.stages, self._orders(rank), strict=True)
-        )
-        taken = kept_1[:, :, None] + kept_2[:, None] + np.maximum(beside_1[:, :, None], beside_2[:, None])
-        may: Array = taken <= pairs.free_bytes[:, :, None] * (1 + CLOSE)
+        pairs, orders, beside_bytes = self._pairs[rank], self._orders(rank), self._two.beside_bytes(rank)[:, 0]
+        kept_bytes, free_bytes = self._two.contents.kept_bytes[:, 0], pairs.free_bytes[:, :, None] * (1 + CLOSE)
+        may = np.empty((len(pairs.size), len(self._sets), len(self._sets)), dtype=bool)
+        for some in _slices(len(may), len(self._sets) ** 2):
+            (kept_1, beside_1), (kept_2, beside_2) = (
+                [
+                    np.take_along_axis(numbers[content[some]], order[some], 1)
+                    for numbers in (held * kept_bytes, beside_bytes)
+                ]
+                for held, content, order in zip(pairs.held, pairs.stages, orders, strict=True)
+            )
+            taken = kept_1[:, :, None] + kept_2[:, None] + np.maximum(beside_1[:, :, None], beside_2[:, None])
+            may[some] = taken <= free_bytes[some]
         return may
 
     def _seconds(self, rank: int, sets: Sets) -> tuple[Array, Array]:
@@ -437,9 +443,10 @@ def useful(may: Array, *_: Array) -> tuple[Array, Array, Array]:
     return pair, first, fastest[pair, first]
 
 
-def _slices(count: int) -> Iterator[slice]:
-    """All of so many rows, some at once."""
-    return (slice(begin, begin + AT_ONCE) for begin in range(0, count, AT_ONCE))
+def _slices(count: int, numbers: int = NUMBERS_OF_ROW) -> Iterator[slice]:
+    """All of so many rows, some at once. numbers: of one row."""
+    at_once = max(1, NUMBERS_OF_ROW * AT_ONCE // numbers)
+    return (slice(begin, begin + at_once) for begin in range(0, count, at_once))
 
 
 def _fastest_row(cuts: TwoChunkCuts, choices: Array, sets: Array, below_s: float) -> tuple[float, int | None]:
