@@ -154,6 +154,11 @@ _BUILT_IN = {
     "qwen3_5_moe_text": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
     "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
     "solar_open": Family("glm4_moe", experts=_SHARED, counts_shared_experts=True, has_output_bias=False),
+    "exaone_moe": Family("exaone_moe", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
+    "mistral4": Family("mistral4", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
+    "youtu": Family("youtu", needs=_LATENT),
+    "cwm": Family("llama"),
+    "hy_v3": Family("hy_v3", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
     "cohere2": Family("cohere2", normalization=LAYER_NORM, has_norm_bias=False, turns_neighbours=True),
     "ministral3": Family("ministral3"),
     "nemotron_h": Family(

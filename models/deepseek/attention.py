@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, core_attention, linear, norm
+from autoshard.models.llama.graph import HIDDEN, core_attention, linear, norm, tempered
 from autoshard.spec.model import ModelSpec
 
 NORM_EPS = 1e-6
@@ -49,6 +49,8 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
     b.module = "attention_up"
     q = linear(b, f"{name}.{up}", made_of, f"batch seq {source}, {QUERIES} {source} -> batch seq {QUERIES}", bias=False)
     q = _rope(b, model, f"{name}.q_rope", q, b.size("nopedim"))
+    if (beta := model.attention_scores.llama_4_scaling_beta) is not None:
+        q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     kv = linear(b, f"{name}.kv_b_proj", c, f"batch seq kv_rank, {KEYS} kv_rank -> batch seq {KEYS}", bias=False)
     v = _slice(b, f"{name}.kv_b_proj.values", kv, "valuedim", b.size("nopedim"))
     unturned = _slice(b, f"{name}.kv_b_proj.keys", kv, "nopedim", 0)

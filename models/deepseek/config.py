@@ -1,8 +1,10 @@
-"""The config.json of DeepSeek-V2, V3, R1, Kimi-K2 and GLM-4.7-Flash."""
+"""The config.json of DeepSeek-V2, V3, R1, Kimi-K2 and GLM-4.7-Flash; what all with latent attention read and write."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from autoshard.errors import AutoshardError
@@ -20,6 +22,8 @@ ARCHITECTURES = {
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
 }
 UNSUPPORTED = (("attention_bias", True), ("mlp_bias", True))
+SAME: Mapping[str, str] = MappingProxyType({})
+"""Keys of experts and routers that a family has under another name: this family's -> its own."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Defaults:
     """The values that transformers assumes if a config of a model_type does not give them."""
 
     q_lora_rank: int = 1536
+    kv_lora_rank: int = 512
     qk_nope_head_dim: int = 128
     v_head_dim: int = 128
     norm_eps: float = 1e-6
@@ -35,6 +40,7 @@ class Defaults:
     scaling: float = 2.5
     first_dense: int = 3
     shared: int = 1
+    tied: bool = False
 
 
 THIRD = Defaults()
@@ -42,39 +48,46 @@ DEFAULTS = {
     "deepseek_v2": replace(THIRD, first_dense=0, shared=2),
     "deepseek_v3": THIRD,
     "kimi_k2": THIRD,
-    "glm4_moe_lite": Defaults(768, 192, 256, 1e-5, n_group=1, topk_group=1, scaling=1.8, first_dense=1),
+    "glm4_moe_lite": Defaults(768, 512, 192, 256, 1e-5, n_group=1, topk_group=1, scaling=1.8, first_dense=1),
 }
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
     defaults = DEFAULTS[model_type]
+    if model_type == "deepseek_v2":
+        router = _second_router(config)
+    else:
+        router = corrected_router(config, defaults.n_group, defaults.topk_group, defaults.scaling)
+    return read_with_latent(
+        config,
+        model_type,
+        defaults,
+        intermediate_size=config.value("moe_intermediate_size"),
+        **router,
+        **experts(config, defaults.first_dense, defaults.shared, says_kinds=model_type == "glm4_moe_lite"),
+    )
+
+
+def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more: Any) -> ModelSpec:
+    """The model of a config with latent attention. more: further fields of ModelSpec, those of the MLP among them."""
     nope, turned = (
         config.integer("qk_nope_head_dim", defaults.qk_nope_head_dim),
         config.integer("qk_rope_head_dim", 64),
     )
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
-    rope_theta, rope_scaling = rope(config, 10_000.0)
-    second = model_type == "deepseek_v2"
+    if "rope_theta" not in more:
+        more["rope_theta"], more["rope_scaling"] = rope(config, 10_000.0)
     latent = LatentAttention(
         q_lora_rank=config.nullable_integer("q_lora_rank", defaults.q_lora_rank),
-        kv_lora_rank=config.integer("kv_lora_rank", 512),
+        kv_lora_rank=config.integer("kv_lora_rank", defaults.kv_lora_rank),
         qk_rope_head_dim=turned,
         v_head_dim=config.integer("v_head_dim", defaults.v_head_dim),
-        rope_interleave=True if second else config.switch("rope_interleave", True),
+        rope_interleave=True if model_type == "deepseek_v2" else config.switch("rope_interleave", True),
     )
-    router = (
-        _second_router(config)
-        if second
-        else corrected_router(config, defaults.n_group, defaults.topk_group, defaults.scaling)
-    )
-    found = experts(config, first_dense=defaults.first_dense, shared=defaults.shared)
-    if model_type == "glm4_moe_lite" and config.gives("mlp_layer_types"):
-        found |= _said_kinds(config)
     return ModelSpec(
         name=config.name,
         model_type=model_type,
         hidden_size=config.value("hidden_size"),
-        intermediate_size=config.value("moe_intermediate_size"),
         num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=config.value("num_key_value_heads", heads),
@@ -83,49 +96,45 @@ def read(config: Config, model_type: str) -> ModelSpec:
         max_position_embeddings=config.value("max_position_embeddings"),
         hidden_act=config.value("hidden_act", "silu"),
         norm_eps=config.positive("rms_norm_eps", defaults.norm_eps),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        tie_word_embeddings=config.value("tie_word_embeddings", False),
+        tie_word_embeddings=config.value("tie_word_embeddings", defaults.tied),
         sliding_window=None,
         attention_bias=False,
         mlp_bias=False,
         latent_attention=latent,
-        **router,
-        **found,
+        **more,
     )
 
 
-def _said_kinds(config: Config) -> dict[str, Any]:
-    """The fields of blocks without experts where mlp_layer_types says which they are."""
-    types = config.words("mlp_layer_types", config.integer("num_hidden_layers"), MLP_LAYER_TYPES)
-    dense = DENSE in types
-    return {
-        "mlp_layer_types": types if dense else (),
-        "dense_intermediate_size": config.value("intermediate_size") if dense else 0,
-    }
-
-
-def experts(config: Config, first_dense: int, shared: int) -> dict[str, Any]:
-    """The fields of routed and shared experts, and of the first blocks, which have none. first_dense, shared: how many
-    blocks and shared experts there are without their keys."""
+def experts(
+    config: Config, first_dense: int, shared: int, says_kinds: bool = False, named: Mapping[str, str] = SAME
+) -> dict[str, Any]:
+    """The fields of routed and shared experts, and of the blocks which have none. first_dense, shared: how many first
+    blocks without experts, and shared experts, there are without their keys. says_kinds: whether mlp_layer_types goes
+    before the former. named: as SAME."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     width = config.integer("moe_intermediate_size")
     if (every := config.integer("moe_layer_freq", 1)) != 1:
         raise AutoshardError(f"moe_layer_freq={every} of {config.name} is not supported; 1 is")
     dense = min(config.integer("first_k_dense_replace", first_dense, at_least=0), layers)
+    types = (DENSE,) * dense + (SPARSE,) * (layers - dense)
+    if says_kinds and config.gives("mlp_layer_types"):
+        types = config.words("mlp_layer_types", layers, MLP_LAYER_TYPES)
     fields = {
-        "num_local_experts": config.value("n_routed_experts"),
+        "num_local_experts": config.value(named.get("n_routed_experts", "n_routed_experts")),
         "num_experts_per_tok": config.value("num_experts_per_tok"),
-        "shared_expert_intermediate_size": width * config.integer("n_shared_experts", shared, at_least=0),
+        "shared_expert_intermediate_size": width
+        * config.integer(named.get("n_shared_experts", "n_shared_experts"), shared, at_least=0),
     }
-    if dense:
-        fields["mlp_layer_types"] = (DENSE,) * dense + (SPARSE,) * (layers - dense)
+    if DENSE in types:
+        fields["mlp_layer_types"] = types
         fields["dense_intermediate_size"] = config.value("intermediate_size")
     return fields
 
 
-def corrected_router(config: Config, n_group: int, topk_group: int, scaling: float) -> dict[str, Any]:
-    """The fields of DeepSeek-V3's router, with the values that its keys have where they are absent."""
+def corrected_router(
+    config: Config, n_group: int, topk_group: int, scaling: float, named: Mapping[str, str] = SAME
+) -> dict[str, Any]:
+    """The fields of DeepSeek-V3's router, with the values that its keys have where they are absent. named: as SAME."""
     config.only("scoring_func", "sigmoid")
     config.only("topk_method", CORRECTED)
     router = Router(
@@ -133,7 +142,7 @@ def corrected_router(config: Config, n_group: int, topk_group: int, scaling: flo
         topk_method=CORRECTED,
         n_group=config.integer("n_group", n_group),
         topk_group=config.integer("topk_group", topk_group),
-        routed_scaling_factor=config.positive("routed_scaling_factor", scaling),
+        routed_scaling_factor=config.positive(named.get("routed_scaling_factor", "routed_scaling_factor"), scaling),
     )
     return {"router": router, "norm_topk_prob": config.switch("norm_topk_prob", True)}
 
@@ -160,11 +169,19 @@ def _second_router(config: Config) -> dict[str, Any]:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
+    config = written_with_latent(model) | expert_keys(model)
+    if model.model_type == "deepseek_v2":
+        del config["rope_interleave"]
+    return config | (kind_keys(model) if model.model_type == "glm4_moe_lite" else {})
+
+
+def written_with_latent(model: ModelSpec) -> dict[str, Any]:
+    """The keys that `read_with_latent` reads."""
     latent = model.latent_attention
     assert latent is not None, model
-    config = sizes(model) | rope_keys(model) | expert_keys(model)
+    config = sizes(model) | rope_keys(model)
     del config["head_dim"]  # transformers has that of the part that turns there
-    config |= {
+    return config | {
         "num_key_value_heads": model.num_key_value_heads,
         "rms_norm_eps": model.norm_eps,
         "q_lora_rank": latent.q_lora_rank,
@@ -172,19 +189,20 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "qk_nope_head_dim": model.head_dim - latent.qk_rope_head_dim,
         "qk_rope_head_dim": latent.qk_rope_head_dim,
         "v_head_dim": latent.v_head_dim,
+        "rope_interleave": latent.rope_interleave,
     }
-    if model.model_type == "deepseek_v2":
-        return config
-    if model.model_type == "glm4_moe_lite":
-        config["mlp_layer_types"] = list(model.mlp_layer_types) or [SPARSE] * model.num_hidden_layers
-    return config | {"rope_interleave": latent.rope_interleave}
 
 
-def expert_keys(model: ModelSpec) -> dict[str, Any]:
-    """The keys that `experts` and the readers of routers read."""
+def kind_keys(model: ModelSpec) -> dict[str, Any]:
+    """The key that says which blocks have experts."""
+    return {"mlp_layer_types": list(model.mlp_layer_types) or [SPARSE] * model.num_hidden_layers}
+
+
+def expert_keys(model: ModelSpec, named: Mapping[str, str] = SAME) -> dict[str, Any]:
+    """The keys that `experts` and the readers of routers read. named: as SAME."""
     router = model.router
     assert router is not None, model
-    return {
+    keys = {
         "intermediate_size": model.dense_intermediate_size or model.intermediate_size,
         "moe_intermediate_size": model.intermediate_size,
         "n_routed_experts": model.num_local_experts,
@@ -198,3 +216,4 @@ def expert_keys(model: ModelSpec) -> dict[str, Any]:
         "topk_group": router.topk_group,
         "routed_scaling_factor": router.routed_scaling_factor,
     }
+    return {named.get(key, key): value for key, value in keys.items()}

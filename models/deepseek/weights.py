@@ -10,10 +10,16 @@ from autoshard.models.qwen.weights import MATRICES
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends", "mlp"]
+__all__ = ["block", "ends", "latent_attention", "mlp"]
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    yield from latent_attention(model, layer)
+    yield from mlp(model, layer)
+
+
+def latent_attention(model: ModelSpec, layer: int) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's latent attention and for both of its norms."""
     latent, prefix = model.latent_attention, f"model.layers.{layer}"
     assert latent is not None, model
     name = f"{prefix}.self_attn"
@@ -29,16 +35,15 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield Part.same(f"{name}.kv_b_proj.weight", "(kvhead kv_b) kv_rank")
     yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group valuedim)")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
-    yield from mlp(model, layer)
 
 
-def mlp(model: ModelSpec, layer: int, **named: str) -> Iterator[Part]:
-    """The parts of the checkpoint for a block's MLP, or for its routed and shared experts. named: of `mixture`, where
-    the family has other names or forms."""
+def mlp(model: ModelSpec, layer: int, shared: str = "shared_experts", **named: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's MLP, or for its routed and shared experts. shared: the family's name of
+    the latter. named: of `mixture`, where the family has other names or forms."""
     name = f"model.layers.{layer}.mlp"
     if not model.has_experts(layer):
         yield from gated_mlp(model, name, "dense_ffn")
         return
     yield from mixture(model, name, MATRICES, **named)
     if model.shared_expert_intermediate_size:
-        yield from gated_mlp(model, f"{name}.shared_experts", "shared_ffn")
+        yield from gated_mlp(model, f"{name}.shared_experts", "shared_ffn", f"{name}.{shared}")

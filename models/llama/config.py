@@ -1,4 +1,4 @@
-"""The config.json of models of the Llama form: Llama, Mistral, the dense ones of Qwen, SmolLM3 and Granite."""
+"""The config.json of models of the Llama form: Llama, Mistral, the dense ones of Qwen, SmolLM3, Granite and CWM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.models.config_fields import Config, head_dim, rope, rope_keys, sizes
+from autoshard.models.config_fields import Config, head_dim, one_kind, rope, rope_keys, sizes, stretched
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, NOPE, ROPE, SLIDING_ATTENTION
 from autoshard.spec.multipliers import Multipliers
@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "cwm": "CwmForCausalLM",
 }
 
 
@@ -40,11 +41,21 @@ DEFAULTS = {
     "qwen3": Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=32, sliding_window=4096, head_dim=128),
     "smollm3": Defaults(norm_eps=1e-6, rope_theta=2_000_000.0, num_key_value_heads=4),
     "granite": Defaults(norm_eps=1e-6, rope_theta=10_000.0),
+    "cwm": Defaults(norm_eps=1e-5, rope_theta=1_000_000.0, num_key_value_heads=8, sliding_window=8192, head_dim=128),
 }
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Positions of CWM where a config does not say."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
     defaults = DEFAULTS[model_type]
+    more: dict[str, Any]
     match model_type:
         case "llama":
             more = {
@@ -55,6 +66,12 @@ def read(config: Config, model_type: str) -> ModelSpec:
         case "mistral":
             layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
             more = windows(config, defaults.sliding_window, (SLIDING_ATTENTION,) * layers)
+        case "cwm":
+            layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+            types = tuple(SLIDING_ATTENTION if layer % 4 else FULL_ATTENTION for layer in range(layers))
+            theta, _ = rope(config, defaults.rope_theta)
+            more = {"rope_theta": theta, "rope_scaling": stretched(config, config.rope(CWM_ROPE))}
+            more |= windows(config, defaults.sliding_window, types)
         case "smollm3" | "granite":
             biases = ("attention_bias", "mlp_bias")
             more = {name: config.value(name, False) for name in biases}
@@ -164,6 +181,7 @@ def multipliers(config: Config) -> Multipliers:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
+    keys = written_as_llama(model)
     more: dict[str, Any]
     match model.model_type:
         case "llama":
@@ -172,6 +190,16 @@ def write(model: ModelSpec) -> dict[str, Any]:
             more = {"sliding_window": model.sliding_window}
             if model.layer_types:  # transformers then takes it for a ministral
                 more["layer_types"] = list(model.layer_types)
+        case "cwm":
+            more = {
+                "sliding_window": model.sliding_window or DEFAULTS["cwm"].sliding_window,  # asked for in any case
+                "layer_types": list(model.layer_types or one_kind(model)),
+                "rope_parameters": {
+                    "rope_type": "default",
+                    **(keys["rope_scaling"] or {}),
+                    "rope_theta": model.rope_theta,
+                },
+            }
         case "smollm3":
             types = model.position_types or (ROPE,) * model.num_hidden_layers
             more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias, **qwen_window_keys(model)}
@@ -183,7 +211,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
             more = qwen_window_keys(model)
         case _:
             more = {"attention_bias": model.attention_bias, **qwen_window_keys(model)}
-    return written_as_llama(model) | more
+    return keys | more
 
 
 def written_as_llama(model: ModelSpec) -> dict[str, Any]:

@@ -60,8 +60,10 @@ def projections(model: ModelSpec, name: str) -> Iterator[Part]:
         yield Part.same(f"{name}.o_proj.bias", "embed")
 
 
-def gated_mlp(model: ModelSpec, name: str, ffn: str) -> Iterator[Part]:
+def gated_mlp(model: ModelSpec, name: str, ffn: str, hub: str = "") -> Iterator[Part]:
+    """The parts of the checkpoint for an MLP. name: ours of it. ffn: its inner dim. hub: its name there, if that is
+    another one."""
     for part, rows, columns in (("gate_proj", ffn, "embed"), ("up_proj", ffn, "embed"), ("down_proj", "embed", ffn)):
-        yield Part.same(f"{name}.{part}.weight", f"{rows} {columns}")
+        yield Part(f"{hub or name}.{part}.weight", f"{rows} {columns}", f"{name}.{part}.weight")
         if model.mlp_bias:
-            yield Part.same(f"{name}.{part}.bias", rows)
+            yield Part(f"{hub or name}.{part}.bias", rows, f"{name}.{part}.bias")

@@ -8,7 +8,7 @@ from autoshard.models.llama.weights import attention, ends
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "ends", "mixture"]
+__all__ = ["block", "ends", "fused_experts", "mixture"]
 
 MATRICES = {"w1": "ffn embed", "w3": "ffn embed", "w2": "embed ffn"}
 
@@ -23,16 +23,25 @@ def mixture(
     model: ModelSpec,
     name: str,
     matrices: dict[str, str],
+    router: str = "gate",
     correction: str = "gate.e_score_correction_bias",
     correction_layout: str = "expert",
 ) -> Iterator[Part]:
     """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an expert.
-    correction, correction_layout: the family's name and form of the router's correction bias, if there is one.
+    router: the family's name of it. correction, correction_layout: the family's name and form of its correction bias,
+    if there is one.
     """
-    yield Part.same(f"{name}.gate.weight", "expert embed")
+    yield Part(f"{name}.{router}.weight", "expert embed", f"{name}.gate.weight")
     if model.router is not None and model.router.has_correction_bias:
         yield Part(f"{name}.{correction}", correction_layout, f"{name}.gate.e_score_correction_bias")
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
             hub = f"{name}.experts.{expert}.{matrix}.weight"
             yield Part(hub, layout, f"{name}.experts.{matrix}.weight", expert=expert)
+
+
+def fused_experts(name: str) -> Iterator[Part]:
+    """The parts of a checkpoint that has all experts of a block in one tensor. name: of the experts."""
+    for index, part in enumerate(("gate_proj", "up_proj")):
+        yield Part(f"{name}.gate_up_proj", "expert (part ffn) embed", f"{name}.{part}.weight", index, 2)
+    yield Part(f"{name}.down_proj", "expert embed ffn", f"{name}.down_proj.weight")

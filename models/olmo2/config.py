@@ -30,15 +30,15 @@ def read(config: Config, model_type: str) -> ModelSpec:
     more: dict[str, Any] = {}
     if model_type == "exaone4":
         config.only("attention_bias", False)
-        more = _exaone_kinds(config)
+        more = exaone_kinds(config)
     else:
         more = {"attention_bias": config.value("attention_bias", False)}
         more |= {} if model_type == "olmo2" else _kinds(config)
     return read_as_llama(config, model_type, DEFAULTS[model_type], **more)
 
 
-def _exaone_kinds(config: Config) -> dict[str, Any]:
-    """Which blocks of EXAONE 4 have a window; where it has windows at all, the others have no positions."""
+def exaone_kinds(config: Config) -> dict[str, Any]:
+    """Which blocks of EXAONE have a window; where it has windows at all, the others have no positions."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.window(WINDOW) is None:
         return {"sliding_window": None}
@@ -70,12 +70,17 @@ def _kinds(config: Config) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": scaling, **differ, **windows(config, WINDOW, types)}
 
 
+def exaone_kind_keys(model: ModelSpec) -> dict[str, Any]:
+    """The keys that `exaone_kinds` reads. Without positions there are windows, if on no block."""
+    window = model.sliding_window or (WINDOW if model.position_types else None)
+    return {"sliding_window": window, "layer_types": list(model.layer_types or one_kind(model))}
+
+
 def write(model: ModelSpec) -> dict[str, Any]:
     config = written_as_llama(model)
+    if model.model_type == "exaone4":
+        return config | exaone_kind_keys(model)
     types = list(model.layer_types or one_kind(model))
-    if model.model_type == "exaone4":  # without positions there are windows, if on no block
-        window = model.sliding_window or (WINDOW if model.position_types else None)
-        return config | {"sliding_window": window, "layer_types": types}
     config["attention_bias"] = model.attention_bias
     if model.model_type == "olmo2":
         return config

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.models.llama.weights import ends, gated_mlp, norms
+from autoshard.models.mixtral.weights import fused_experts
 from autoshard.models.qwen.weights import mlp
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -42,9 +43,7 @@ def fused_block(model: ModelSpec, layer: int) -> Iterator[Part]:
     experts = f"model.layers.{layer}.mlp.experts"
     yield from (part for part in block(model, layer) if not part.tensor.startswith(f"{experts}."))
     if model.has_experts(layer):
-        for index, part in enumerate(("gate_proj", "up_proj")):
-            yield Part(f"{experts}.gate_up_proj", "expert (part ffn) embed", f"{experts}.{part}.weight", index, 2)
-        yield Part(f"{experts}.down_proj", "expert embed ffn", f"{experts}.down_proj.weight")
+        yield from fused_experts(experts)
 
 
 def _gated_attention(name: str) -> Iterator[Part]:

@@ -161,6 +161,21 @@ MODELS["dots.llm1"] = replace(
 MODELS["solar open"] = replace(
     MODELS["dots.llm1"], model_type="solar_open", attention_bias=True, mlp_layer_types=(), dense_intermediate_size=0
 )
+MODELS["hy3"] = replace(MODELS["dots.llm1"], model_type="hy_v3", router=Router("sigmoid", "noaux_tc"))
+MODELS["exaone moe"] = replace(
+    MODELS["dots.llm1"],
+    model_type="exaone_moe",
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    position_types=(*("rope",) * 3, "nope"),
+)
+MODELS["cwm"] = replace(
+    LLAMA,
+    model_type="cwm",
+    num_key_value_heads=2,
+    sliding_window=5,
+    layer_types=("full_attention", *("sliding_attention",) * 3),
+)
 MODELS["glm4 moe lite"] = replace(
     MODELS["deepseek v3"], model_type="glm4_moe_lite", rope_scaling=None, router=Router("sigmoid", "noaux_tc")
 )
@@ -256,6 +271,21 @@ MODELS["ministral3"] = replace(
     tie_word_embeddings=True,
     rope_scaling=RopeScaling("yarn", 4.0, None, None, 3, beta_fast=4.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
     attention_scores=AttentionScores(llama_4_scaling_beta=0.7),
+)
+MODELS["mistral4"] = replace(
+    MODELS["deepseek v3"],
+    model_type="mistral4",
+    router=Router("softmax", "greedy"),
+    rope_scaling=MODELS["ministral3"].rope_scaling,
+    attention_scores=MODELS["ministral3"].attention_scores,
+)
+MODELS["youtu"] = replace(
+    LLAMA,
+    model_type="youtu",
+    num_key_value_heads=8,
+    head_dim=20,
+    tie_word_embeddings=True,
+    latent_attention=MODELS["deepseek v3"].latent_attention,
 )
 MODELS["nemotron h"] = replace(
     MODELS["nemotron"],

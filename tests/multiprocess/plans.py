@@ -434,6 +434,21 @@ CASES[2] |= {
         2,
     ),
     "solar open tp": ("solar open", strategy(tp=2, recompute="attention+mlp"), 2),
+    "hy3 ep over cp, zigzag ring, ZeRO-3": (
+        "hy3",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "exaone moe pp, uneven, zero bubble": (
+        "exaone moe",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("full", "mlp")),
+        3,
+    ),
+    "mistral4 tp": ("mistral4", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "mistral4 zigzag ring, ZeRO-3": ("mistral4", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "youtu zigzag ring, ZeRO-3": ("youtu", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "youtu tp": ("youtu", strategy(tp=2, recompute="attention_up+mlp"), 2),
+    "cwm ulysses": ("cwm", strategy(cp=2, attention="ulysses"), 2),
     "cohere2 tp": ("cohere2", strategy(tp=2, recompute="attention+mlp"), 2),
     "cohere2 zigzag ring, ZeRO-3": ("cohere2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "cohere2 pp, uneven, zero bubble": ("cohere2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
@@ -475,6 +490,11 @@ CASES[4] |= {
     "olmoe tp x pp": ("olmoe", strategy(tp=2, pp=2, sp=False), 3),
     "nemotron, padded and replicated heads": ("nemotron, biases", strategy(tp=4), 2),
     "solar open ep x tp": ("solar open", strategy(tp=2, dp=2, ep=2), 2),
+    "hy3 ep x tp": ("hy3", strategy(tp=2, dp=2, ep=2), 2),
+    "exaone moe ep x tp": ("exaone moe", strategy(tp=2, dp=2, ep=2), 2),
+    "mistral4 ep x tp": ("mistral4", strategy(tp=2, dp=2, ep=2), 2),
+    "youtu tp x pp": ("youtu", strategy(tp=2, pp=2), 3),
+    "cwm, kv replicated": ("cwm", strategy(tp=4, sp=False), 2),
     "cohere2, kv replicated": ("cohere2", strategy(tp=4, sp=False), 2),
     "ministral3, kv replicated": ("ministral3", strategy(tp=4, sp=False), 2),
     "nemotron h tp x pp": ("nemotron h", strategy(tp=2, pp=2), 3),
@@ -616,6 +636,7 @@ LATER_FAMILIES = (
     *("minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "olmo3"),
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
+    *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
 )
 
 

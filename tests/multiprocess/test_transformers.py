@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from autoshard.graph.partition import partition
 from autoshard.models import builtin_models
@@ -21,6 +22,8 @@ from autoshard.spec.model import ModelSpec
 from tests.whole_weights import from_checkpoint, to_checkpoint
 
 logging.disable_progress_bar()
+
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"  # transformers 5.23 finds it with images alone
 
 SMALL = {
     "hidden_size": 64,
@@ -326,6 +329,41 @@ CONFIGS["glm4 moe lite, dense blocks"] = {
     "n_group": 4,
     "topk_group": 2,
 }
+CONFIGS["mistral4"] = {
+    **LITE,
+    "model_type": "mistral4",
+    "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3, "max_position_embeddings": 64},
+}
+CONFIGS["mistral4, dense blocks"] = {
+    **LATENT,
+    "model_type": "mistral4",
+    "q_lora_rank": None,
+    "rope_interleave": False,
+    "norm_topk_prob": False,
+    "tie_word_embeddings": True,
+    "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.4},
+}
+YOUTU = {key: LATENT[key] for key in (*SMALL, "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
+CONFIGS["youtu"] = {**YOUTU, "model_type": "youtu", "v_head_dim": 10, **NO_TOKENS}
+CONFIGS["youtu, no compressed queries"] = {
+    **YOUTU,
+    "model_type": "youtu",
+    "q_lora_rank": None,
+    "rope_interleave": False,
+    "tie_word_embeddings": False,
+    "rope_parameters": YARN,
+    **NO_TOKENS,
+}
+CONFIGS["cwm"] = {**SMALL, "model_type": "cwm", "num_hidden_layers": 5, "sliding_window": 9, "bos_token_id": 1}
+CONFIGS["cwm, no windows, default positions"] = {
+    **SMALL,
+    "model_type": "cwm",
+    "head_dim": 8,
+    "layer_types": ["full_attention"] * 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+}
 OLMOE = {
     **SMALL,
     "model_type": "olmoe",
@@ -438,6 +476,42 @@ CONFIGS["exaone4"] = {
 EXAONE = {**SMALL, "model_type": "exaone4", "head_dim": 16, "layer_types": ["full_attention"] * 2}
 CONFIGS["exaone4, no windows"] = {**EXAONE, "sliding_window": None}
 CONFIGS["exaone4, no windows and no positions"] = {**EXAONE, "sliding_window": 9, "tie_word_embeddings": True}
+RENAMED = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+NAMED = {RENAMED.get(key, key): value for key, value in ROUTED.items()}
+CONFIGS["exaone moe"] = {
+    **NAMED,
+    "model_type": "exaone_moe",
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "routed_scaling_factor": 1.5,
+}
+CONFIGS["exaone moe, no windows and no positions, groups"] = {
+    **NAMED,
+    "model_type": "exaone_moe",
+    "head_dim": 16,
+    "sliding_window": 9,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "layer_types": ["full_attention"] * 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+    "tie_word_embeddings": True,
+}
+EXPERT_KEYS = ("num_experts", "num_shared_experts", "num_experts_per_tok", "moe_intermediate_size")
+HY3 = {**SMALL, **{key: NAMED[key] for key in EXPERT_KEYS}, "model_type": "hy_v3"}
+CONFIGS["hy3"] = {**HY3, "num_hidden_layers": 3}
+CONFIGS["hy3, biases, stretched positions"] = {
+    **HY3,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "attention_bias": True,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "num_shared_experts": 2,
+    "router_scaling_factor": 0.5,
+    "rope_parameters": YARN,
+    "tie_word_embeddings": True,
+}
 CONFIGS["minimax m2"] = {
     **SMALL,
     "model_type": "minimax_m2",
@@ -614,7 +688,8 @@ def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> Non
         return value
 
     learned = {part.tensor for part in parts if module.parameter(part.parameter).grad is not None}
-    assert all(tensor.endswith("e_score_correction_bias") for tensor in tensors.keys() - learned)
+    corrections = ("e_score_correction_bias", "expert_bias")
+    assert all(tensor.endswith(corrections) for tensor in tensors.keys() - learned)
     # keys hardly feel their bias, those without positions not at all: its gradient is 0 but for rounding
     most = max(float(value.abs().max()) for value in expected.values())
     for tensor, value in to_checkpoint(parts, dims, sizes, gradient):

@@ -44,14 +44,16 @@ FAMILIES = ", ".join(MODEL_TYPES)
 def latent_parameters(model: ModelSpec) -> int:
     """The same of a model with latent attention."""
     latent, hidden, heads = model.latent_attention, model.hidden_size, model.num_attention_heads
-    assert latent is not None and model.router is not None
+    assert latent is not None
     queries = heads * model.head_dim
     rank = latent.q_lora_rank
     up = hidden * queries if rank is None else hidden * rank + rank + rank * queries
     down = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
     pairs = latent.kv_lora_rank * heads * (model.head_dim - latent.qk_rope_head_dim + latent.v_head_dim)
     block = up + down + pairs + heads * latent.v_head_dim * hidden + 2 * hidden
-    return 2 * model.vocab_size * hidden + model.num_hidden_layers * block + mlp_parameters(model) + hidden
+    mlps = mlp_parameters(model) if model.is_moe else model.num_hidden_layers * 3 * hidden * model.intermediate_size
+    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * hidden
+    return tables + model.num_hidden_layers * block + mlps + hidden
 
 
 def mlp_parameters(model: ModelSpec) -> int:
@@ -91,9 +93,9 @@ def parameters(model: ModelSpec) -> int:
         attention += queries + 2 * keys  # biases of q, k and v
     if model.model_type == "glm4":  # norms behind attention and MLP, too
         attention += 2 * hidden
-    if model.model_type in ("dots1", "exaone4"):  # as Qwen 3
+    if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3"):  # as Qwen 3
         attention += 2 * model.head_dim
-    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open"):
+    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open", "exaone_moe", "hy_v3"):
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
@@ -230,6 +232,11 @@ def recurrence(model: ModelSpec) -> int:
         ("minitron-4b", 4_190_509_056),
         ("nemotron4-340b", 341_029_195_776),
         ("solar-open-100b", 102_651_793_408),
+        ("k-exaone-236b-a23b", 236_571_150_336),
+        ("hy3-295b-a21b", 295_033_528_320),
+        ("mistral-small-4-119b-a6.5b", 118_972_826_624),
+        ("youtu-llm-2b", 1_961_560_064),
+        ("cwm-32b", 32_581_097_472),
         ("command-r7b", 8_028_033_024),
         ("command-a", 111_057_580_032),
         ("ministral-3-3b", 3_429_006_336),

@@ -206,6 +206,83 @@ def test_what_a_solar_open_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
+def test_what_an_exaone_moe_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2}
+    model = read("exaone_moe", **experts)
+    assert (model.num_key_value_heads, model.norm_eps, model.sliding_window) == (32, 1e-5, 4096)
+    assert model.layer_types == (*("sliding_attention",) * 3, "full_attention")
+    assert model.position_types == ("rope", "rope", "rope", "nope")
+    assert (model.mlp_layer_types, model.dense_intermediate_size) == (("dense", *("sparse",) * 3), 1536)
+    assert (model.shared_expert_intermediate_size, model.normalizes_heads) == (512, True)
+    assert model.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=2.5)
+    every = read("exaone_moe", **experts, mlp_layer_types=["sparse"] * 4, first_k_dense_replace=2, num_shared_experts=2)
+    assert (every.mlp_layer_types, every.shared_expert_intermediate_size) == ((), 1024)
+    for one in (model, every):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_hy_v3_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2}
+    model = read("hy_v3", **experts)
+    assert (model.num_key_value_heads, model.head_dim, model.rope_theta, model.norm_eps) == (8, 128, 11_158_840, 1e-5)
+    assert (model.mlp_layer_types, model.dense_intermediate_size) == (("dense", *("sparse",) * 3), 1536)
+    assert (model.shared_expert_intermediate_size, model.norm_topk_prob, model.normalizes_heads) == (512, True, True)
+    assert model.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=2.826)
+    other = read("hy_v3", **experts, router_scaling_factor=1.0, attention_bias=True, num_shared_experts=0)
+    assert (other.output_projection_bias, other.shared_expert_intermediate_size) == (True, 0)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_mistral4_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    model = read("mistral4", **experts)
+    assert model.latent_attention == LatentAttention(1024, 256, 64, 128)
+    assert (model.head_dim, model.rope_theta, model.norm_eps, model.mlp_layer_types) == (128, 1e4, 1e-6, ())
+    assert model.rope_scaling == RopeScaling(
+        "yarn", 128.0, None, None, 8192, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0
+    )
+    assert (model.attention_scores.llama_4_scaling_beta, model.norm_topk_prob) == (0.1, True)
+    assert model.router == Router("softmax", "greedy")
+    positions = {"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.2, "partial_rotary_factor": 0.5}
+    other = read("mistral4", **experts, rope_parameters=positions, first_k_dense_replace=1, n_shared_experts=0)
+    assert (other.rope_scaling is not None and other.rope_scaling.factor) == 4.0
+    assert (other.mlp_layer_types[0], other.shared_expert_intermediate_size) == ("dense", 0)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_queries_of_mistral4_grow_behind_the_positions_of_the_pre_training() -> None:
+    model = MODELS["mistral4"]
+    graph = stage_graph(model, published_sizes(model), (0,), False, False)
+    (grown,) = (op for op in graph.operators if op.kind == "position_scale")
+    assert (grown.attributes["floor_scale"], grown.attributes["attn_scale"]) == (3, 0.7)
+    assert grown.module == "attention_up"
+
+
+def test_what_a_youtu_config_leaves_out() -> None:
+    model = read("youtu")
+    assert model.latent_attention == LatentAttention(1536, 512, 64, 128)
+    assert (model.head_dim, model.intermediate_size, model.is_moe) == (192, 1536, False)
+    assert (model.tie_word_embeddings, model.rope_theta, model.norm_eps) == (True, 1e4, 1e-6)
+    apart = read("youtu", tie_word_embeddings=False, q_lora_rank=None)
+    assert (apart.tie_word_embeddings, apart.latent_attention) == (False, LatentAttention(None, 512, 64, 128))
+    for one in (model, apart):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_cwm_config_leaves_out() -> None:
+    model = read("cwm", num_hidden_layers=5)
+    sliding = ("sliding_attention",) * 3
+    assert model.layer_types == ("full_attention", *sliding, "full_attention")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.sliding_window) == (8, 128, 1e-5, 8192)
+    assert (model.rope_theta, model.rope_scaling) == (1e6, RopeScaling("llama3", 16.0, 1.0, 4.0, 8192))
+    alone = read("cwm", layer_types=["full_attention"] * 4, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert (alone.sliding_window, alone.layer_types, alone.rope_scaling) == (None, (), None)
+    for one in (model, alone):
+        assert from_config(to_config(one), "m") == one
+
+
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
@@ -402,6 +479,26 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("exaone_moe", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "exaone_moe",
+            {"sliding_window": None},
+            "sliding_window=null of m is not supported; a number of tokens is",
+        ),
+        ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
+        ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
+        ("mistral4", {"n_group": 4}, "n_group=4 of m is not supported; 1 is"),
+        (
+            "mistral4",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.25}},
+            "partial_rotary_factor=0.25 of m is not supported; 0.5 is: qk_rope_head_dim",
+        ),
+        (
+            "mistral4",
+            {"moe_intermediate_size": 512, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "llama_4_scaling_beta is missing from rope_parameters of the config of m",
+        ),
+        ("youtu", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 of m is not supported; 0 is"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),
         (
@@ -462,7 +559,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"num_experts": 8},
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
-                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text has it"
+                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text or exaone_moe or hy_v3 has it"
             ),
         ),
         (
