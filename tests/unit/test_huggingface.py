@@ -39,6 +39,7 @@ GPT2: dict[str, Any] = {
 
 
 FAMILIES = ", ".join(MODEL_TYPES)
+TRACED = "a module of your own is traced: FILE.py:CLASS"
 
 
 def latent_parameters(model: ModelSpec) -> int:
@@ -461,14 +462,14 @@ def test_other_rope() -> None:
     [
         (
             {"model_type": "bert"},
-            f"model_type='bert' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+            f"model_type='bert' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
         ),
         ({"model_type": None}, f"model_type is missing from the config of m; supported: {FAMILIES}"),
         (
             {"model_type": "qwen3_5_moe", "num_experts": 4, "linear_num_key_heads": 4, "mtp_layers": 1},
             (
                 "model_type='qwen3_5_moe' of m is not supported; the nearest that is: qwen3_next, which does not know "
-                f"mtp_layers; supported: {FAMILIES}"
+                f"mtp_layers; {TRACED}; supported: {FAMILIES}"
             ),
         ),
         (
@@ -479,7 +480,7 @@ def test_other_rope() -> None:
                 "chunk_size_feed_forward": 0,
                 "id2label": {"0": "LABEL_0"},
             },
-            f"model_type='helium' of m is not supported; the nearest that is: llama; supported: {FAMILIES}",
+            f"model_type='helium' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
         ),
         (
             {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},
