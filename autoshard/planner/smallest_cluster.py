@@ -110,7 +110,7 @@ def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
     if not tried:
         return [*map(attempt, sizes)]
     found = tried.pop()
-    while True:
+    while True:  # the number before is looked at in full only where all between that one and this one do
         below = tried[-1].nodes if tried else problem.cluster.nodes
         step = max(1, (found.nodes - below) // BETWEEN)
         between = range(below + step, found.nodes, step)

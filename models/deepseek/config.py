@@ -70,10 +70,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more: Any) -> ModelSpec:
     """The model of a config with latent attention. more: further fields of ModelSpec, those of the MLP among them."""
-    nope, turned = (
-        config.integer("qk_nope_head_dim", defaults.qk_nope_head_dim),
-        config.integer("qk_rope_head_dim", 64),
-    )
+    unturned, turned = head_dims(config, defaults)
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     if "rope_theta" not in more:
         more["rope_theta"], more["rope_scaling"] = rope(config, 10_000.0)
@@ -91,7 +88,7 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
         num_hidden_layers=config.value("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=config.value("num_key_value_heads", heads),
-        head_dim=nope + turned,
+        head_dim=unturned + turned,
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),
         hidden_act=config.value("hidden_act", "silu"),
@@ -105,6 +102,11 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
     )
 
 
+def head_dims(config: Config, defaults: Defaults) -> tuple[int, int]:
+    """Numbers of each head of queries and keys that positions leave, and that they turn."""
+    return config.integer("qk_nope_head_dim", defaults.qk_nope_head_dim), config.integer("qk_rope_head_dim", 64)
+
+
 def experts(
     config: Config, first_dense: int, shared: int, says_kinds: bool = False, named: Mapping[str, str] = SAME
 ) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def experts(
     before the former. named: as SAME."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     width = config.integer("moe_intermediate_size")
+    routed_key, shared_key = (named.get(key, key) for key in ("n_routed_experts", "n_shared_experts"))
     if (every := config.integer("moe_layer_freq", 1)) != 1:
         raise AutoshardError(f"moe_layer_freq={every} of {config.name} is not supported; 1 is")
     dense = min(config.integer("first_k_dense_replace", first_dense, at_least=0), layers)
@@ -120,10 +123,9 @@ def experts(
     if says_kinds and config.gives("mlp_layer_types"):
         types = config.words("mlp_layer_types", layers, MLP_LAYER_TYPES)
     fields = {
-        "num_local_experts": config.value(named.get("n_routed_experts", "n_routed_experts")),
+        "num_local_experts": config.value(routed_key),
         "num_experts_per_tok": config.value("num_experts_per_tok"),
-        "shared_expert_intermediate_size": width
-        * config.integer(named.get("n_shared_experts", "n_shared_experts"), shared, at_least=0),
+        "shared_expert_intermediate_size": width * config.integer(shared_key, shared, at_least=0),
     }
     if DENSE in types:
         fields["mlp_layer_types"] = types
@@ -137,12 +139,13 @@ def corrected_router(
     """The fields of DeepSeek-V3's router, with the values that its keys have where they are absent. named: as SAME."""
     config.only("scoring_func", "sigmoid")
     config.only("topk_method", CORRECTED)
+    scaling_key = named.get("routed_scaling_factor", "routed_scaling_factor")
     router = Router(
         scoring_func="sigmoid",
         topk_method=CORRECTED,
         n_group=config.integer("n_group", n_group),
         topk_group=config.integer("topk_group", topk_group),
-        routed_scaling_factor=config.positive(named.get("routed_scaling_factor", "routed_scaling_factor"), scaling),
+        routed_scaling_factor=config.positive(scaling_key, scaling),
     )
     return {"router": router, "norm_topk_prob": config.switch("norm_topk_prob", True)}
 

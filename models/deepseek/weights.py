@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from autoshard.models.llama.weights import ends, gated_mlp, norms
 from autoshard.models.mixtral.weights import mixture
@@ -37,7 +38,7 @@ def latent_attention(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 
-def mlp(model: ModelSpec, layer: int, shared: str = "shared_experts", **named: str) -> Iterator[Part]:
+def mlp(model: ModelSpec, layer: int, shared: str = "shared_experts", **named: Any) -> Iterator[Part]:
     """The parts of the checkpoint for a block's MLP, or for its routed and shared experts. shared: the family's name of
     the latter. named: of `mixture`, where the family has other names or forms."""
     name = f"model.layers.{layer}.mlp"

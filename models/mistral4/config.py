@@ -7,14 +7,23 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, rope
-from autoshard.models.deepseek.config import Defaults, expert_keys, experts, read_with_latent, written_with_latent
+from autoshard.models.deepseek.config import (
+    UNSUPPORTED,
+    Defaults,
+    expert_keys,
+    experts,
+    head_dims,
+    read_with_latent,
+    written_with_latent,
+)
 from autoshard.models.ministral3.config import queries_that_grow, written_growth
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.router import GREEDY, Router
 
+__all__ = ["ARCHITECTURES", "UNSUPPORTED", "read", "write"]
+
 ARCHITECTURES = {"mistral4": "Mistral4ForCausalLM"}
 DEFAULTS = Defaults(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)
-UNSUPPORTED = (("attention_bias", True), ("mlp_bias", True))
 FACTOR, ORIGINAL = 128.0, 8192
 """By which positions are stretched, and how many there were before, where a config does not say."""
 PART = "partial_rotary_factor"
@@ -23,8 +32,8 @@ PART = "partial_rotary_factor"
 def read(config: Config, model_type: str) -> ModelSpec:
     for key in ("n_group", "topk_group"):
         config.only(key, 1)
-    nope, turned = config.integer("qk_nope_head_dim", 64), config.integer("qk_rope_head_dim", 64)
-    part, said = turned / (nope + turned), config.rope().get(PART)
+    unturned, turned = head_dims(config, DEFAULTS)
+    part, said = turned / (unturned + turned), config.rope().get(PART)
     if said not in (None, part):
         raise AutoshardError(f"{PART}={show(said)} of {config.name} is not supported; {part:g} is: qk_rope_head_dim")
     theta, _ = rope(config, 10_000.0, partial_is_known=True)

@@ -26,14 +26,18 @@ def mixture(
     router: str = "gate",
     correction: str = "gate.e_score_correction_bias",
     correction_layout: str = "expert",
+    fused: bool = False,
 ) -> Iterator[Part]:
     """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an expert.
     router: the family's name of it. correction, correction_layout: the family's name and form of its correction bias,
-    if there is one.
+    if there is one. fused: one tensor has all experts, as of `fused_experts`.
     """
     yield Part(f"{name}.{router}.weight", "expert embed", f"{name}.gate.weight")
     if model.router is not None and model.router.has_correction_bias:
         yield Part(f"{name}.{correction}", correction_layout, f"{name}.gate.e_score_correction_bias")
+    if fused:
+        yield from fused_experts(f"{name}.experts")
+        return
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
             hub = f"{name}.experts.{expert}.{matrix}.weight"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.models.config_fields import Config
-from autoshard.models.deepseek.config import Defaults, read_with_latent, written_with_latent
+from autoshard.models.deepseek.config import UNSUPPORTED, Defaults, read_with_latent, written_with_latent
 from autoshard.spec.model import ModelSpec
 
+__all__ = ["ARCHITECTURES", "UNSUPPORTED", "read", "write"]
+
 ARCHITECTURES = {"youtu": "YoutuForCausalLM"}
-UNSUPPORTED = (("attention_bias", True), ("mlp_bias", True))
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
