@@ -11,6 +11,9 @@ from autoshard.errors import AutoshardError
 from autoshard.rows import Number, is_rows
 from autoshard.schedules.action import Order
 
+AT_ONCE = 1 << 21
+"""So many numbers of rows are kept together where only the end of a step is asked for."""
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -196,6 +199,20 @@ def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tupl
         clock[rank] = end = start + seconds[what]
         there_s[target] = end + transfer_s if sends else end
     return max(clock), starts
+
+
+def until_done_s(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> Number:
+    """The seconds of `run` alone. Of many rows some are run at a time: each has a number for every step."""
+    rows, at_once = len(seconds[0]) if is_rows(seconds[0]) else 1, max(1, AT_ONCE // ordered.num_values)
+    if rows <= at_once:
+        return run(ordered, seconds, transfer_s)[0]
+    import numpy as np
+
+    def of_rows(some: slice) -> Number:
+        *of_each, transfer = (one[some] if is_rows(one) else one for one in (*seconds, transfer_s))
+        return run(ordered, of_each, transfer)[0]
+
+    return np.concatenate([of_rows(slice(begin, begin + at_once)) for begin in range(0, rows, at_once)])
 
 
 def _run_rows(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tuple[Number, Any]:

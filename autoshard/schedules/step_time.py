@@ -14,7 +14,7 @@ from autoshard.schedules.closed_form import Work
 from autoshard.schedules.held import warm_ups
 from autoshard.schedules.orders import SCHEDULES, Schedule, asked, is_built_in, orders_of, said
 from autoshard.schedules.rounds import in_rounds_s
-from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run
+from autoshard.schedules.simulate import InOrder, durations, in_dependency_order, run, until_done_s
 
 SAME = 1e-12
 """Share of a step by which two bounds of it may differ for rounding."""
@@ -119,7 +119,7 @@ def _simulated_s(schedule: Schedule, work: Work) -> Number:
         found = _from_few_s(schedule, work, count)
         if found is not None:
             return found
-    return run(*_on_clock(schedule, work, m))[0]
+    return until_done_s(*_on_clock(schedule, work, m))
 
 
 @lru_cache(maxsize=256)
@@ -242,7 +242,7 @@ def _from_few_s(schedule: Schedule, work: Work, count: int) -> Number | None:
         left, rest = divmod(m - count, size * rounds)
         repeats = _reaches(least_s, most_s)
         if rest and repeats:
-            return run(*_on_clock(schedule, work, count + rest))[0] + left * most_s
+            return until_done_s(*_on_clock(schedule, work, count + rest)) + left * most_s
         if not rest and (repeats or _reaches(at_least, total_s + left * most_s)):
             return total_s + left * most_s
     return None

@@ -25,6 +25,8 @@ from autoshard.planner.grid.work_bounds import by_work_at_least_s
 
 FIRST, MORE = 1024, 2
 """So many pairs are looked at at first, then up to so many times as many as before."""
+MANY = 4
+"""So many chunks are bounded at once: a bound keeps fewer columns of each than a price."""
 LEAST = 64
 """So many of one family are looked at together, if one is: fewer take hardly less time."""
 
@@ -32,23 +34,29 @@ LEAST = 64
 def pairs_at_least_s(whole: Whole) -> Array:
     """Seconds that no cut of a draft with one recompute set for all stages takes less than, in whatever memory, (draft,
     set): an entry for each of the sets that the drafts are priced under."""
+    if whole.has_kinds:
+        after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state)
+    else:
+        after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
+    every, at_once = np.arange(len(whole.count) * whole.num_sets), MANY * CHUNK
+    seconds = np.concatenate(
+        [_pipelines_at_least_s(whole, every[begin : begin + at_once]) for begin in range(0, len(every), at_once)]
+    )
+    found: Array = (seconds.reshape(-1, whole.num_sets) + after_s[:, None]) * (1 - ROUNDING)
+    return found
+
+
+def _pipelines_at_least_s(whole: Whole, pairs: Array) -> Array:
+    """Seconds that no cut of some pairs takes less than, up to the last microbatch."""
     problem, family = whole.problem, whole.family
-    draft, recompute = whole.pairs(np.arange(len(whole.count) * whole.num_sets))
+    draft, recompute = whole.pairs(pairs)
     per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
     *parts, state = whole.parts_of(draft, recompute)
     block_s, *ends_s = (unit_work_s(part, unit, per_parameter) for part, unit in zip(parts, state[:3], strict=True))
     hop_s = whole.hop_s[draft] if family.pp > 1 else 0.0
     ends = ends_s[0], ends_s[1]
     forward_s = parts[0].forward_s
-    seconds = by_work_at_least_s(
-        problem, family, whole.count[draft], block_s, ends, hop_s=hop_s, forward_s=forward_s
-    ).reshape(-1, whole.num_sets)
-    if whole.has_kinds:
-        after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state)
-    else:
-        after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
-    found: Array = (seconds + after_s[:, None]) * (1 - ROUNDING)
-    return found
+    return by_work_at_least_s(problem, family, whole.count[draft], block_s, ends, hop_s=hop_s, forward_s=forward_s)
 
 
 def pairs_need_bytes(whole: Whole, draft: Array, recompute: Array, limit_bytes: float) -> Array:

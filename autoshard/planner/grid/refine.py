@@ -53,10 +53,10 @@ MOST_CHUNKED = 100
 tenth of a second, and counts several times where it takes more."""
 MOST_MANY_CHUNKED = 3
 """So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
-
-
 AT_ONCE = 24
 """So many layouts are bounded together by the room of their ranks: more take more memory, and hardly less time."""
+AT_FIRST = 256
+"""The same of layouts with several kinds of blocks before that, by what these cost."""
 MOST_OF_THREE = 20
 """With more blocks on a rank of three chunks, these may have too many contents together."""
 
@@ -231,14 +231,10 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     """The drafts of models with several kinds of blocks of which some layout may take less than known_s."""
     if whole.family.pp == 1:
         return
-    at_least_s = kinds_at_least_s(whole, np.arange(len(whole.drafts.drafts)), limit_bytes)
+    every = np.arange(len(whole.drafts.drafts))
+    pieces = (every[begin : begin + AT_FIRST] for begin in range(0, len(every), AT_FIRST))
+    at_least_s = np.concatenate([_kinds_at_least_s(whole, some, limit_bytes, known_s) for some in pieces])
     drafts = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
-    if len(drafts) and whole.moves_blocks:
-        drafts = drafts[may_hold_all(whole, drafts, limit_bytes, known_s)]
-    if len(drafts):
-        replayed_s = replayed_at_least_s(whole, drafts, limit_bytes, known_s)
-        at_least_s[drafts] = kinds_at_least_s(whole, drafts, limit_bytes, replayed_s)
-        drafts = drafts[at_least_s[drafts] < known_s * (1 - ROUNDING)]
     drafts = drafts[at_least_s[drafts].argsort(kind="stable")]
     bound = _tighter_bound(whole) if np.isfinite(known_s) else None
     for begin in range(0, len(drafts), AT_ONCE):
@@ -247,6 +243,21 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
         for draft in some.tolist():
             tighter_s = None if together is None else partial(_of, together, draft)
             yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft), tighter_s)
+
+
+def _kinds_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, known_s: float) -> Array:
+    """Seconds of a step at least, by draft, by what blocks of several kinds cost of its ranks' time and memory: known_s
+    or more where nothing that takes less fits."""
+    at_least_s = kinds_at_least_s(whole, drafts, limit_bytes)
+    may = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
+    if len(may) and whole.moves_blocks:
+        holds_all = may_hold_all(whole, drafts[may], limit_bytes, known_s)
+        at_least_s[may[~holds_all]] = np.inf
+        may = may[holds_all]
+    if len(may):
+        replayed_s = replayed_at_least_s(whole, drafts[may], limit_bytes, known_s)
+        at_least_s[may] = kinds_at_least_s(whole, drafts[may], limit_bytes, replayed_s)
+    return at_least_s
 
 
 def _tighter_bound(whole: Whole) -> Callable[[Whole, Array, float, float], dict[int, float]] | None:

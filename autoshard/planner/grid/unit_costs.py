@@ -229,7 +229,9 @@ def part_numbers(
     sums = _Sums(*(np.concatenate(numbers)[order] for numbers in zip(*of_shapes, strict=True)))
     kinds = len(every[0].blocks)
     named = (*PartColumns._fields, *more)
-    numbers: Array = np.zeros((len(shapes), len(recompute), len(PARTS) + kinds - 1, len(named)))
+    # each number of all shapes lies together, as columns have it
+    by_column = np.zeros((len(PARTS) + kinds - 1, len(named), len(shapes), len(recompute)))
+    numbers: Array = by_column.transpose(2, 3, 0, 1)
     for place, part in enumerate(_parts(sums, len(recompute), kinds, opens, has_first)):
         for field, name in enumerate(named if part is not None else ()):
             numbers[:, :, place, field] = attrgetter(name)(part)
