@@ -15,7 +15,7 @@ from autoshard.files.atomic_file import write_text
 from autoshard.files.fields import check_integer, show
 from autoshard.interface.inputs import path_of
 from autoshard.interface.limits import SHAPES
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.units import format_seconds
 
 
@@ -28,7 +28,7 @@ class Calibration(Shown):
     lines: tuple[str, ...]
     path: Path | None
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         return "".join(f"{line}\n" for line in self.lines)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.interface.inputs import check_plan
 from autoshard.interface.planned import Plan
 from autoshard.interface.reading import read_plan_with_notes
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.plans import plan as plans
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class MachineCheck(Shown):
         """The findings as JSON values."""
         return [asdict(one) for one in self.findings]
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.doctor.finding import OK
 
         column = max((len(one.what) for one in self.findings), default=0)

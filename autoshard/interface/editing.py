@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.interface.planned import Plan
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.plans import plan as plans
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class EditedPlan(Shown):
             "notes": list(found.plan.notes),
         }
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.explanation.page import paint, table, wrapped
         from autoshard.replanning.edit import shown
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.interface.watch import watched
 from autoshard.planner.answer import Answer
 from autoshard.planner.objectives import frontier
@@ -24,7 +24,7 @@ class Frontier(Shown):
         tokens_per_s, usd_per_billion_tokens, strategy; notes, on the inputs and the backend."""
         return frontier_to_list(self.points)
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         return frontier_page(self.points, width, color)
 
 

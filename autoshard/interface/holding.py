@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.interface.inputs import check_plan, path_of
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.plans import plan as plans
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class MemoryDiagnosis(Shown):
         found: dict[str, Any] = to_json(self.found)
         return {**found, "fitting": to_json(list(self.fitting))}
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.allocations.page import diagnosis_page
 
         return diagnosis_page(self.found, self.fitting, self.smaller, width, color)
@@ -87,7 +87,7 @@ class Memory(Shown):
         found: dict[str, Any] = to_json(self.blocks)
         return found
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.allocations.page import memory_page
 
         return memory_page(self.blocks, self.plan.cluster.device.memory_bytes, width, color)

@@ -91,7 +91,7 @@ class Plan(Shown, plans.Plan):
 
         return describe(self)
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.explanation.text import render
 
         return render(self.describe(), width, color)

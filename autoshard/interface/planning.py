@@ -13,7 +13,7 @@ from autoshard.files.fields import check_choice, show
 from autoshard.interface.inputs import Instance, Model, Options, request_of, rows
 from autoshard.interface.planned import Plan
 from autoshard.interface.reading import read_plan_with_notes
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.interface.watch import watched
 from autoshard.planner.answer import Answer, answer
 from autoshard.planner.planning import plan_for, plan_of
@@ -101,7 +101,7 @@ class SearchResult(Shown):
         first = fit[np.argsort(columns["step_time_s"][fit], kind="stable")[:count]]
         return {name: column[first] for name, column in columns.items()}
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         return self.plan.page(width, color)
 
     def markdown(self) -> str:

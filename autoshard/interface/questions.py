@@ -26,7 +26,7 @@ from autoshard.explanation.why import why as answered
 from autoshard.files.fields import check_integer, show
 from autoshard.interface.inputs import Instance, Model, Options, check_look, check_plan, checked, request_of
 from autoshard.interface.limits import TIME_LIMIT_S
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.interface.watch import is_interactive, watched
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.kept import Kept
@@ -61,7 +61,7 @@ class Explanation(Shown):
         """All of it as JSON values."""
         return self.description.to_dict()
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         return render(self.description, width, color)
 
     def markdown(self) -> str:
@@ -79,7 +79,7 @@ class Why(Shown):
         """The answer as JSON values."""
         return self.answer.to_dict(self.plan.cluster)
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         return why_page(self.answer, self.plan.cluster, width, color)
 
 
@@ -95,7 +95,7 @@ class Comparison(Shown):
         """The comparison as JSON values."""
         return self.found.to_dict()
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         return compare_page(self.found, self.names, width, color)
 
     def markdown(self) -> str:
@@ -140,7 +140,7 @@ class Score(Shown):
 
         return score_to_dict(self.written, self.score, self.best)
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.explanation.score_page import score_page
 
         return score_page(self.written, self.score, self.best, width, color)

@@ -12,7 +12,7 @@ from autoshard.audits.values import RoleAudit
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_flag, show
 from autoshard.interface.inputs import check_plan, path_of
-from autoshard.interface.shown import WIDTH, Shown
+from autoshard.interface.shown import Shown
 from autoshard.interface.watch import counted, is_interactive
 from autoshard.plans import plan as plans
 from autoshard.runtime.options import options_from
@@ -44,7 +44,7 @@ class Audit(Shown):
 
         return to_dict(self.plan, self.roles)
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.audits.report import render
 
         return render(self.plan, self.roles, width, color)
@@ -85,7 +85,7 @@ class SweepResult(Shown):
         ]
         return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
-    def page(self, width: int = WIDTH, color: bool = False) -> str:
+    def _page(self, width: int, color: bool) -> str:
         from autoshard.sweeps.page import sweep_page
 
         return sweep_page(self.sweep, self.outcomes, width, color)

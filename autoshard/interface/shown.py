@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from autoshard.files.fields import check_integer
+
 WIDTH = 100
 """Columns of a page in print()."""
 
@@ -11,9 +13,15 @@ WIDTH = 100
 class Shown(ABC):
     """A value with a page of text; where it has Markdown, a notebook shows that."""
 
-    @abstractmethod
     def page(self, width: int = WIDTH, color: bool = False) -> str:
-        """Itself as text, which ends with a newline. width: columns."""
+        """Itself as text, which ends with a newline. width: columns. Raises AutoshardError for a width that is no
+        number of columns."""
+        check_integer("a page", "width", width)
+        return self._page(width, color)
+
+    @abstractmethod
+    def _page(self, width: int, color: bool) -> str:
+        """`page`, of a width that is one."""
 
     def markdown(self) -> str:
         """Itself as Markdown."""

@@ -315,7 +315,9 @@ class Cluster:
         return replace(self, **changes)
 
     def slowed(self, factor: float) -> "Cluster":
-        """The cluster on which everything takes `factor` times as long."""
+        """The cluster on which everything takes `factor` times as long. Raises AutoshardError for a factor that is no
+        positive number."""
+        check_positive("a slower cluster", "factor", factor)
         if factor == 1.0:
             return self
 

@@ -72,6 +72,28 @@ def test_the_memory_of_a_rank_wants_paths(name: str, message: str) -> None:
     assert str(raised.value) == message
 
 
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [
+        ("80", "width='80' of a page must be a whole number from 1 to 1,000,000,000, without quotes"),
+        (0, "width=0 of a page must be a whole number from 1 to 1,000,000,000"),
+        (True, "width=True of a page must be a whole number from 1 to 1,000,000,000"),
+    ],
+)
+def test_a_page_wants_a_number_of_columns(width: Any, message: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        autoshard.plan("llama3-8b", nodes=1).page(width)
+    assert str(raised.value) == message
+
+
+def test_a_cluster_is_slowed_by_a_positive_number() -> None:
+    cluster = autoshard.cluster("trn1.32xlarge", nodes=1)
+    assert cluster.slowed(1) is cluster
+    with pytest.raises(AutoshardError) as raised:
+        cluster.slowed(0)
+    assert str(raised.value) == "factor=0 of a slower cluster must be a finite number above 0"
+
+
 def test_a_sweep_takes_what_a_sweep_file_holds(tmp_path: Path) -> None:
     """A file that was read by a YAML reader has its lists under `grid`."""
     held = {"model": "llama3-8b", "seq_len": 2048, "grid": {"nodes": [1, 2]}}
