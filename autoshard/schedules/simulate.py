@@ -12,7 +12,7 @@ from autoshard.rows import Number, is_rows
 from autoshard.schedules.action import Order
 
 AT_ONCE = 1 << 21
-"""So many numbers of rows are kept together where only the end of a step is asked for."""
+"""So many numbers of rows are kept together, 16 MB, where only the end of a step is asked for."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,12 @@ def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tupl
     return max(clock), starts
 
 
-def until_done_s(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> Number:
-    """The seconds of `run` alone. Of many rows some are run at a time: each has a number for every step."""
-    rows, at_once = len(seconds[0]) if is_rows(seconds[0]) else 1, max(1, AT_ONCE // ordered.num_values)
+def until_done_s(
+    ordered: InOrder, seconds: Sequence[Number], transfer_s: Number, most_numbers: int = AT_ONCE
+) -> Number:
+    """The seconds of `run` alone. Of many rows some are run at a time: each has a number for every step, of which no
+    more than most_numbers are kept together."""
+    rows, at_once = len(seconds[0]) if is_rows(seconds[0]) else 1, max(1, most_numbers // ordered.num_values)
     if rows <= at_once:
         return run(ordered, seconds, transfer_s)[0]
     import numpy as np

@@ -112,3 +112,16 @@ def test_layouts_that_waited_in_several_tables_are_looked_at_a_family_at_a_time(
     assert family.drafts.drafts == every and family is layouts.families()[0]
     apart = [kinds_at_least_s(whole, np.arange(len(whole.drafts.drafts))) for whole in layouts.wholes]
     assert kinds_at_least_s(family, np.arange(3)) == pytest.approx(np.concatenate(apart), rel=1e-12)
+
+
+def test_bounds_in_pieces_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model with two kinds of blocks, alone and as a whole search, which proves its answer by them."""
+    training = TrainingSpec(4096, 256, load_precision("mixed_precision"))
+    problem = Problem(load_model("gemma3-1b"), training, load_cluster("h100-80gb", 1), "torch")
+    wholes = all_and_pairs(problem)[1].wholes
+    together, found = [*map(pairs_at_least_s, wholes)], search(*problem[:3], backend="torch")
+    monkeypatch.setattr("autoshard.planner.grid.pairs.CHUNK", 7)
+    monkeypatch.setattr("autoshard.planner.grid.refine.KINDS_AT_ONCE", 3)
+    assert all(np.array_equal(pairs_at_least_s(one), its) for one, its in zip(wholes, together, strict=True))
+    again = search(*problem[:3], backend="torch")
+    assert (again.best, again.optimality) == (found.best, found.optimality)

@@ -24,7 +24,7 @@ from autoshard.schedules import (
 )
 from autoshard.schedules.orders import Schedule, alternate
 from autoshard.schedules.rounds import in_rounds_s
-from autoshard.schedules.simulate import durations, in_dependency_order, run
+from autoshard.schedules.simulate import durations, in_dependency_order, run, until_done_s
 from tests.unit.test_schedules import sizes
 
 SECONDS = st.floats(0.1, 10)
@@ -49,7 +49,9 @@ def test_rows_are_simulated_as_each_alone(size: Size, data: st.DataObject) -> No
     seconds = np.array(data.draw(drawn)).T
     p2p_s = np.array(data.draw(st.lists(SECONDS, min_size=seconds.shape[1], max_size=seconds.shape[1])))
     ordered = in_dependency_order(actions(*size), stages)
-    total_s, starts = run(ordered, durations([*seconds[:stages]], [*seconds[stages:]], None), p2p_s)
+    of_rows = durations([*seconds[:stages]], [*seconds[stages:]], None)
+    total_s, starts = run(ordered, of_rows, p2p_s)
+    assert np.array_equal(until_done_s(ordered, of_rows, p2p_s, 2 * ordered.num_values), total_s)
     for row, numbers in enumerate(seconds.T.tolist()):
         alone_s, own = run(ordered, durations(numbers[:stages], numbers[stages:], None), float(p2p_s[row]))
         assert (total_s[row], [start[row] for start in starts]) == (alone_s, own)

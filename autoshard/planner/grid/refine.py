@@ -55,8 +55,8 @@ MOST_MANY_CHUNKED = 3
 """So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
 AT_ONCE = 24
 """So many layouts are bounded together by the room of their ranks: more take more memory, and hardly less time."""
-AT_FIRST = 256
-"""The same of layouts with several kinds of blocks before that, by what these cost."""
+KINDS_AT_ONCE = 256
+"""So many layouts with several kinds of blocks are bounded together by what these cost, before that."""
 MOST_OF_THREE = 20
 """With more blocks on a rank of three chunks, these may have too many contents together."""
 
@@ -232,7 +232,7 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     if whole.family.pp == 1:
         return
     every = np.arange(len(whole.drafts.drafts))
-    pieces = (every[begin : begin + AT_FIRST] for begin in range(0, len(every), AT_FIRST))
+    pieces = (every[begin : begin + KINDS_AT_ONCE] for begin in range(0, len(every), KINDS_AT_ONCE))
     at_least_s = np.concatenate([_kinds_at_least_s(whole, some, limit_bytes, known_s) for some in pieces])
     drafts = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
     drafts = drafts[at_least_s[drafts].argsort(kind="stable")]
