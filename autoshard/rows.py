@@ -173,6 +173,16 @@ def weighted_by_rank(weights: Sequence[Sequence[Number]], seconds: Any) -> Any:
     return [weighted(of_rank, seconds[rank::ranks]) for rank, of_rank in enumerate(weights)]
 
 
+def pieces(count: int, at_once: int) -> list[slice]:
+    """All of so many rows in turn, at most at_once of them together, but one at least.
+
+    >>> pieces(5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
+    """
+    at_once = max(1, at_once)
+    return [slice(begin, begin + at_once) for begin in range(0, count, at_once)]
+
+
 def different(counts: Any) -> list[int]:
     """The different whole numbers of an array, rising; none is below 0."""
     import numpy as np

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from autoshard.rows import Number, different, is_rows
+from autoshard.rows import Number, different, is_rows, pieces
 from autoshard.schedules.closed_form import Work
 
 SAME = 1e-12
@@ -41,8 +41,7 @@ def in_rounds_s(work: Work) -> Number:
     import numpy as np
 
     forward_s, backward_s, transfer_s = np.broadcast_arrays(work.forward_s, work.backward_s, work.transfer_s)
-    at_once = max(1, TOGETHER // work.pp)
-    parts = (slice(begin, begin + at_once) for begin in range(0, forward_s.shape[1], at_once))
+    parts = pieces(forward_s.shape[1], TOGETHER // work.pp)
     return np.concatenate(
         [_rows_s(Work(*work[:3], forward_s[:, rows], backward_s[:, rows], transfer_s[0, rows])) for rows in parts]
     )

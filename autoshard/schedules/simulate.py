@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.rows import Number, is_rows
+from autoshard.rows import Number, is_rows, pieces
 from autoshard.schedules.action import Order
 
 AT_ONCE = 1 << 21
@@ -206,8 +206,8 @@ def until_done_s(
 ) -> Number:
     """The seconds of `run` alone. Of many rows some are run at a time: each has a number for every step, of which no
     more than most_numbers are kept together."""
-    rows, at_once = len(seconds[0]) if is_rows(seconds[0]) else 1, max(1, most_numbers // ordered.num_values)
-    if rows <= at_once:
+    parts = pieces(len(seconds[0]), most_numbers // ordered.num_values) if is_rows(seconds[0]) else []
+    if len(parts) <= 1:
         return run(ordered, seconds, transfer_s)[0]
     import numpy as np
 
@@ -215,7 +215,7 @@ def until_done_s(
         *of_each, transfer = (one[some] if is_rows(one) else one for one in (*seconds, transfer_s))
         return run(ordered, of_each, transfer)[0]
 
-    return np.concatenate([of_rows(slice(begin, begin + at_once)) for begin in range(0, rows, at_once)])
+    return np.concatenate([*map(of_rows, parts)])
 
 
 def _run_rows(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tuple[Number, Any]:

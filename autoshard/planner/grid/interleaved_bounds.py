@@ -20,7 +20,7 @@ from autoshard.planner.grid.bounds import (
 from autoshard.planner.grid.price import Family, layouts_ends, rank_rows
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.grid.whole import Whole
-from autoshard.rows import Number
+from autoshard.rows import Number, pieces
 from autoshard.schedules.closed_form import chunk_visits
 from autoshard.schedules.held import RankHolds
 
@@ -97,8 +97,7 @@ class MixedLeast:
     def weighted_s(self, weights: Array) -> Array:
         """Weighted backward seconds of the blocks of each rank, at least, (rank, draft). weights: (rank, draft, chunk),
         the chunk may be counted so often."""
-        at_once = max(1, AT_ONCE // (self._vpp * self._back_s.size))
-        some = [slice(begin, begin + at_once) for begin in range(0, self._pp, at_once)]
+        some = pieces(self._pp, AT_ONCE // (self._vpp * self._back_s.size))
         return np.concatenate([self._of_some_s(weights[ranks], ranks) for ranks in some])
 
     def _of_some_s(self, weights: Array, ranks: slice) -> Array:

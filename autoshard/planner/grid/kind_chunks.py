@@ -9,7 +9,7 @@ with all sets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf, prod
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from autoshard.planner.grid.price import last_blocks, layouts_ends, rank_rows, w
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.whole import Whole
 from autoshard.planner.memo import kept_by_object
+from autoshard.rows import pieces
 from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.schedules.held import RankHolds
 
@@ -443,10 +444,9 @@ def useful(may: Array, *_: Array) -> tuple[Array, Array, Array]:
     return pair, first, fastest[pair, first]
 
 
-def _slices(count: int, numbers: int = NUMBERS_OF_ROW) -> Iterator[slice]:
+def _slices(count: int, numbers: int = NUMBERS_OF_ROW) -> list[slice]:
     """All of so many rows, some at once. numbers: of one row."""
-    at_once = max(1, NUMBERS_OF_ROW * AT_ONCE // numbers)
-    return (slice(begin, begin + at_once) for begin in range(0, count, at_once))
+    return pieces(count, NUMBERS_OF_ROW * AT_ONCE // numbers)
 
 
 def _fastest_row(cuts: TwoChunkCuts, choices: Array, sets: Array, below_s: float) -> tuple[float, int | None]:

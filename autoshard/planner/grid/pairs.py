@@ -22,11 +22,10 @@ from autoshard.planner.grid.least_memory import PartsBytes, least_memory
 from autoshard.planner.grid.table import CHUNK
 from autoshard.planner.grid.whole import Priced, Whole
 from autoshard.planner.grid.work_bounds import by_work_at_least_s
+from autoshard.rows import pieces
 
 FIRST, MORE = 1024, 2
 """So many pairs are looked at at first, then up to so many times as many as before."""
-MANY = 4
-"""So many chunks are bounded at once: a bound keeps fewer columns of each than a price."""
 LEAST = 64
 """So many of one family are looked at together, if one is: fewer take hardly less time."""
 
@@ -38,10 +37,8 @@ def pairs_at_least_s(whole: Whole) -> Array:
         after_s = after_any_cut_at_least_s(whole.kind_counts, whole.states, whole.state)
     else:
         after_s = after_at_least_s(whole.fewest_blocks, whole.states, whole.state)
-    every, at_once = np.arange(len(whole.count) * whole.num_sets), MANY * CHUNK
-    seconds = np.concatenate(
-        [_pipelines_at_least_s(whole, every[begin : begin + at_once]) for begin in range(0, len(every), at_once)]
-    )
+    every = np.arange(len(whole.count) * whole.num_sets)
+    seconds = np.concatenate([_pipelines_at_least_s(whole, every[some]) for some in pieces(len(every), CHUNK)])
     found: Array = (seconds.reshape(-1, whole.num_sets) + after_s[:, None]) * (1 - ROUNDING)
     return found
 
@@ -184,8 +181,8 @@ class Pairs:
 
     def _price(self, whole: Whole, numbers: Array) -> list[Priced]:
         found = list[Priced]()
-        for begin in range(0, len(numbers), CHUNK):
-            some = numbers[begin : begin + CHUNK]
+        for rows in pieces(len(numbers), CHUNK):
+            some = numbers[rows]
             needed = pairs_need_bytes(whole, *whole.pairs(some), self._limit_bytes)
             fit = needed <= self._limit_bytes
             if not fit.all():

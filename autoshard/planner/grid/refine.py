@@ -42,7 +42,7 @@ from autoshard.planner.grid.stage_cuts import StageCuts
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.grid.whole import Whole
 from autoshard.planner.ranking import Timed, draft_simplicity
-from autoshard.rows import anywhere, largest
+from autoshard.rows import anywhere, largest, pieces
 
 ROUNDING = 1e-9
 """Share of a step by which a bound may be off for rounding."""
@@ -232,13 +232,14 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     if whole.family.pp == 1:
         return
     every = np.arange(len(whole.drafts.drafts))
-    pieces = (every[begin : begin + KINDS_AT_ONCE] for begin in range(0, len(every), KINDS_AT_ONCE))
-    at_least_s = np.concatenate([_kinds_at_least_s(whole, some, limit_bytes, known_s) for some in pieces])
+    at_least_s = np.concatenate(
+        [_kinds_at_least_s(whole, every[some], limit_bytes, known_s) for some in pieces(len(every), KINDS_AT_ONCE)]
+    )
     drafts = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
     drafts = drafts[at_least_s[drafts].argsort(kind="stable")]
     bound = _tighter_bound(whole) if np.isfinite(known_s) else None
-    for begin in range(0, len(drafts), AT_ONCE):
-        some = drafts[begin : begin + AT_ONCE]
+    for rows in pieces(len(drafts), AT_ONCE):
+        some = drafts[rows]
         together = None if bound is None else cache(partial(bound, whole, some, limit_bytes, known_s))
         for draft in some.tolist():
             tighter_s = None if together is None else partial(_of, together, draft)

@@ -26,7 +26,7 @@ from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, reco
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
 from autoshard.planner.grid.steps import Asked, priced_steps
-from autoshard.rows import mean, shares
+from autoshard.rows import mean, pieces, shares
 from autoshard.spec.cluster import Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, of_any_batch
@@ -213,8 +213,7 @@ def part_numbers(
     peak_flops_per_s = device.peak_flops_per_s(problem.training.precision.compute_dtype)
     quantized_by = quantized_products(device, problem.training.precision)
     of_shapes: list[_Sums] = []
-    for begin in range(0, len(units), AT_ONCE):
-        some = slice(begin, begin + AT_ONCE)
+    for some in pieces(len(units), AT_ONCE):
         seconds, starts = priced_steps(asked[some], device, peak_flops_per_s, quantized_by)
         forward_s = np.stack([np.broadcast_to(column, starts[-1]) for column in seconds.forward.values])
         back = (*seconds.backward.values, seconds.put_off_s)
