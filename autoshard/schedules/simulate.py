@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoshard.errors import AutoshardError
-from autoshard.rows import Number, is_rows, pieces
+from autoshard.rows import Number, is_rows
 from autoshard.schedules.action import Order
-
-AT_ONCE = 1 << 21
-"""So many numbers of rows are kept together, 16 MB, where only the end of a step is asked for."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +92,8 @@ class InOrder:
         return tuple(found)
 
     @cached_property
-    def waves(self) -> list[Any]:
-        """The steps in waves, each of which waits for waves before it alone and has one step of a rank at most.
-
-        A wave is an array of (index in `steps`, rank, seconds, source, target, sends) by column.
-        """
+    def waves(self) -> Waves:
+        """The steps in waves."""
         import numpy as np
 
         wave_of_value, wave_of_rank = [0] * self.num_values, [0] * len(self.places)
@@ -110,8 +104,32 @@ class InOrder:
             if wave == len(waves):
                 waves.append([])
             waves[wave].append(index)
-        columns = np.array(self.steps).T
-        return [np.vstack([wave, columns[:, wave]]) for wave in waves]
+        start, nobody = 0, self.num_values - 1
+        cell_of, free, num_cells = {start: 0, nobody: 1}, list[int](), 2
+        found = []
+        for indices in waves:
+            ranks, seconds, sources, targets, sends = zip(*(self.steps[index] for index in indices), strict=True)
+            of_sources = [cell_of[value] for value in sources]
+            free += [cell_of.pop(value) for value in sources if value != start]  # one step waits for each
+            for value in targets:
+                if value not in cell_of:
+                    cell_of[value] = free.pop() if free else num_cells
+                    num_cells = max(num_cells, cell_of[value] + 1)
+            of_targets = [cell_of[value] for value in targets]
+            found.append(np.array([indices, ranks, seconds, of_sources, of_targets, sends]))
+        return Waves(found, num_cells)
+
+
+class Waves(NamedTuple):
+    """Steps in waves, each of which waits for waves before it alone and has one step of a rank at most.
+
+    waves: arrays of (index in `steps`, rank, seconds, source, target, sends) by column. A wave reads all of its sources
+    before it writes a target. num_cells: sources and targets are cells of so many, each of which holds one value after
+    another: few are there at a time. Cell 0 is what is there at the start.
+    """
+
+    waves: list[Any]
+    num_cells: int
 
 
 def in_dependency_order(orders: Sequence[Order], num_stages: int, of: str = "the schedule") -> InOrder:
@@ -186,7 +204,10 @@ def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tupl
     layouts: the order of actions is the same in all rows, and starts are then an array (step, row).
     """
     if is_rows(seconds[0]):
-        return _run_rows(ordered, seconds, transfer_s)
+        import numpy as np
+
+        starts_s: Any = np.empty((len(ordered.steps), len(seconds[0])))
+        return _run_rows(ordered, seconds, transfer_s, starts_s), starts_s
     there_s: list[Number] = [0.0] * ordered.num_values
     clock: list[Number] = [0.0] * len(ordered.places)
     starts: list[Number] = []
@@ -201,36 +222,29 @@ def run(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tupl
     return max(clock), starts
 
 
-def until_done_s(
-    ordered: InOrder, seconds: Sequence[Number], transfer_s: Number, most_numbers: int = AT_ONCE
-) -> Number:
-    """The seconds of `run` alone. Of many rows some are run at a time: each has a number for every step, of which no
-    more than most_numbers are kept together."""
-    parts = pieces(len(seconds[0]), most_numbers // ordered.num_values) if is_rows(seconds[0]) else []
-    if len(parts) <= 1:
-        return run(ordered, seconds, transfer_s)[0]
-    import numpy as np
-
-    def of_rows(some: slice) -> Number:
-        *of_each, transfer = (one[some] if is_rows(one) else one for one in (*seconds, transfer_s))
-        return run(ordered, of_each, transfer)[0]
-
-    return np.concatenate([*map(of_rows, parts)])
+def until_done_s(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> Number:
+    """The seconds of `run` alone; of rows in half the time, and in little memory."""
+    if is_rows(seconds[0]):
+        return _run_rows(ordered, seconds, transfer_s)
+    return run(ordered, seconds, transfer_s)[0]
 
 
-def _run_rows(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number) -> tuple[Number, Any]:
-    """`run` over rows, wave by wave: the same additions and maxima, of all ranks and rows at once."""
+def _run_rows(ordered: InOrder, seconds: Sequence[Number], transfer_s: Number, starts_s: Any = None) -> Number:
+    """The seconds of `run` over rows, wave by wave: the same additions and maxima, of all ranks and rows at once.
+    starts_s: takes the start of each step, (step, row), if it is given."""
     import numpy as np
 
     seconds_of = np.array(np.broadcast_arrays(*seconds))
+    waves, num_cells = ordered.waves
     rows = seconds_of.shape[1]
-    there_s, clock = np.zeros((ordered.num_values, rows)), np.zeros((len(ordered.places), rows))
-    starts = np.empty((len(ordered.steps), rows))
-    for index, rank, what, source, target, sends in ordered.waves:
-        start = starts[index] = np.maximum(there_s[source], clock[rank])
+    there_s, clock = np.zeros((num_cells, rows)), np.zeros((len(ordered.places), rows))
+    for index, rank, what, source, target, sends in waves:
+        start = np.maximum(there_s[source], clock[rank])
+        if starts_s is not None:
+            starts_s[index] = start
         clock[rank] = end = start + seconds_of[what]
         there_s[target] = end + sends[:, None] * transfer_s
-    return clock.max(0), starts
+    return clock.max(0)
 
 
 def _deadlock(of: str, orders: Sequence[Order], places: Sequence[Sequence[int]]) -> str:

@@ -51,7 +51,7 @@ def test_rows_are_simulated_as_each_alone(size: Size, data: st.DataObject) -> No
     ordered = in_dependency_order(actions(*size), stages)
     of_rows = durations([*seconds[:stages]], [*seconds[stages:]], None)
     total_s, starts = run(ordered, of_rows, p2p_s)
-    assert np.array_equal(until_done_s(ordered, of_rows, p2p_s, 2 * ordered.num_values), total_s)
+    assert np.array_equal(until_done_s(ordered, of_rows, p2p_s), total_s)
     for row, numbers in enumerate(seconds.T.tolist()):
         alone_s, own = run(ordered, durations(numbers[:stages], numbers[stages:], None), float(p2p_s[row]))
         assert (total_s[row], [start[row] for start in starts]) == (alone_s, own)
@@ -60,12 +60,18 @@ def test_rows_are_simulated_as_each_alone(size: Size, data: st.DataObject) -> No
 @given(sizes())
 def test_a_wave_waits_for_waves_before_it_alone(size: Size) -> None:
     ordered = in_dependency_order(actions(*size), size[1] * size[3])
-    there = {0}
-    for index, rank, _, source, target, _ in (wave.tolist() for wave in ordered.waves):
-        assert [ordered.steps[one][0] for one in index] == rank and len(set(rank)) == len(rank)
-        assert there.issuperset(source)
-        there.update(target)
-    assert sorted(np.hstack([wave[0] for wave in ordered.waves]).tolist()) == [*range(len(ordered.steps))]
+    there, cells = {0}, {0: 0}
+    waves, num_cells = ordered.waves
+    for index, rank, _, of_sources, of_targets, _ in (wave.tolist() for wave in waves):
+        steps = [ordered.steps[one] for one in index]
+        sources, targets = ([step[place] for step in steps] for place in (2, 3))
+        assert [step[0] for step in steps] == rank and len(set(rank)) == len(rank)
+        assert there.issuperset(sources)
+        assert [cells[cell] for cell in of_sources] == sources, "no value is gone before it is read"
+        there.update(targets)
+        cells.update(zip(of_targets, targets, strict=True))
+        assert max(cells) < num_cells
+    assert sorted(np.hstack([wave[0] for wave in waves]).tolist()) == [*range(len(ordered.steps))]
 
 
 def order(text: str) -> Order:
