@@ -7,7 +7,7 @@ simulated. Where all that may be the fastest are few, all are looked at, which p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
@@ -171,7 +171,12 @@ def _descended(
             tried = choices.neighbours(best[1], turn)
             best = better(choices, tried, best) if len(tried) else best
         gained_s.append(before_s - best[0])
-        is_far = len(gained_s) == LAST_ROUNDS and best[0] - left * max(gained_s) >= limit_s
-        if best[0] == before_s or is_far:
+        if best[0] == before_s or is_far(best[0], gained_s, left, limit_s):
             break
     return best
+
+
+def is_far(seconds: float, gained_s: Sequence[float], left: int, limit_s: float) -> bool:
+    """Whether the rounds of a descent that are left would not lead below a limit, if each gained as much as the best of
+    the last ones. gained_s: by round, of the LAST_ROUNDS last ones at most."""
+    return len(gained_s) == LAST_ROUNDS and seconds - left * max(gained_s) >= limit_s

@@ -9,6 +9,7 @@ with all sets.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import inf, prod
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 
 from autoshard.cost.memory import rank_memory
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.best_choice import Found, TimedChoice, fastest
+from autoshard.planner.grid.best_choice import LAST_ROUNDS, Found, TimedChoice, fastest, is_far
 from autoshard.planner.grid.kind_choices import kinds_at_least_s
 from autoshard.planner.grid.kind_pairs import ROUNDING, ChunkRoom, Costs
 from autoshard.planner.grid.kind_paths import Rows
@@ -30,7 +31,7 @@ from autoshard.rows import pieces
 from autoshard.schedules import Work, at_least_s, step_time_s
 from autoshard.schedules.held import RankHolds
 
-MOST_ROUNDS = 12
+MOST_ROUNDS = 24
 """Rounds in which a block is moved from one stage to another."""
 MOST_CUTS = 5_000
 """With more cuts that may be the best, these are not listed."""
@@ -318,15 +319,17 @@ class TwoChunkCuts:
         self._candidates = self._candidates[:0]
         if len(tried):
             best: TimedChoice = fastest(self, tried, (inf, tried[0]))
-            passed = list[tuple[int, ...]]()
-            for _ in range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0):
+            passed, gained_s = list[tuple[int, ...]](), deque[float](maxlen=LAST_ROUNDS)
+            for left in reversed(range(MOST_ROUNDS if self._whole.moves_blocks and np.isfinite(best[0]) else 0)):
                 before_s = best[0]
                 passed.append(tuple(best[1].tolist()))
                 if passed[-1] in self._led_down:
                     break
-                best = fastest(self, moves(best[1], 1, self._most), best)
+                best = fastest(self, moves(best[1], 1, self._most), best, is_step=True)
+                gained_s.append(before_s - best[0])
                 if best[0] == before_s:
                     self._led_down.update(passed)
+                if best[0] == before_s or is_far(best[0], gained_s, left, self._below_s):
                     break
             if best[0] < self._best_s:
                 self._best_s, self._best_cut = best
