@@ -94,9 +94,12 @@ def _choice_at(
 ) -> Choice | None:
     """The choice among layouts of one level of memory, whatever is passed over; None where none fits. known: some of
     these. The other arguments are those of `choose`."""
-    how = level.memory_bytes, clock, count, behind, graphs, Counter[bool]()
+    how, judged = (level.memory_bytes, count, behind), (clock, graphs, Counter[bool]())
     below_s = behind * known[0].step_time_s if known else inf
-    fastest, at_least_s, passed = _fastest(priced, pins, *how, known, below_s=below_s)
+    fastest = _even(priced, *how, known, below_s)
+    at_least_s, unrefined, passed = inf, [priced], list["Promise"]()
+    if not fastest:
+        fastest, at_least_s, passed = _refined(unrefined.pop(), pins, *how, *judged, fastest, priced.at_least_s)
     if not fastest:
         return None
     if behind < inf and _none_compiles(fastest, graphs):
@@ -110,9 +113,12 @@ def _choice_at(
     elif orders_are_free(priced.problem, pins):
         at_least_s = min(at_least_s, ideal_step_time_s(priced.problem))
     if others:
-        fastest, others_s, more = _fastest(others, pins, *how, fastest, priced.at_least_s, known_s)
+        fastest = _even(others, *how, fastest, known_s)
+        unrefined.append(others)
+    for some in unrefined:  # in all orders: to refine takes long, and less where more is known
+        fastest, some_s, more = _refined(some, pins, *how, *judged, fastest, priced.at_least_s)
         passed += more
-        at_least_s = min(at_least_s, others_s)
+        at_least_s = min(at_least_s, some_s)
     gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
     place = simplest_of_equals(priced.problem.cluster, fastest)
     if passed and clock.in_time():
@@ -263,35 +269,40 @@ def _in_other_orders(priced: PricedLayouts, pins: Pins, known_s: float) -> Price
     return PricedLayouts(problem, [], Waiting.for_pairs(pairs)) if pairs.wholes else None
 
 
-def _fastest(
+def _even(
+    priced: PricedLayouts, limit_bytes: float, count: int, behind: float, known: Sequence[Timed], below_s: float
+) -> list[Timed]:
+    """The fastest of each kind, of layouts as they are priced: cut evenly or by balance, with as much recomputed on all
+    stages. count, behind: as `best_of_each_kind` has them. known: others, fastest first. below_s: layouts that take
+    more are not looked for."""
+    fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s, behind=behind), key=_step_time_s)
+    return best_of_each_kind(fitting, count, behind)
+
+
+def _refined(
     priced: PricedLayouts,
     pins: Pins,
     limit_bytes: float,
-    clock: Clock,
     count: int,
     behind: float,
+    clock: Clock,
     graphs: Compiling | None,
     solved: Counter[bool],
-    known: Sequence[Timed] = (),
-    at_least_s: Callable[[Draft], float] | None = None,
-    below_s: float = inf,
+    known: list[Timed],
+    at_least_s: Callable[[Draft], float],
 ) -> tuple[list[Timed], float, list[Promise]]:
-    """(the fastest of each kind, what no other one takes less than, promises that were passed by). count, behind: as
-    `best_of_each_kind` has them. graphs: the verdicts on compiled ones. solved: as of `refine`. known: others, fastest
-    first. at_least_s: what is known of drafts, by default by the layouts themselves. below_s: layouts that take more
-    are not looked for."""
+    """(the fastest of each kind, of those that are known and of these with other cuts and sets by stage; what no other
+    one takes less than; promises that were passed by). graphs: the verdicts on compiled ones. solved: as of `refine`.
+    known: fastest first. at_least_s: what is known of drafts."""
     from autoshard.planner.grid.refine import refine
 
-    fitting = merge(known, priced.fastest_first(limit_bytes, below_s=below_s, behind=behind), key=_step_time_s)
-    ranked = best_of_each_kind(fitting, count, behind)
-    known_s = ranked[0].step_time_s if ranked else inf
-    bounds_s = at_least_s or priced.at_least_s
+    known_s = known[0].step_time_s if known else inf
     refused = graphs.refuses if graphs is not None else lambda draft: False
-    taken_s = next((one.step_time_s for one in ranked if not refused(one.strategy)), known_s)
+    taken_s = next((one.step_time_s for one in known if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
-    judged = bounds_s, refused, taken_s, solved
+    judged = at_least_s, refused, taken_s, solved
     refined = refine(priced.families(), by_stage, limit_bytes, known_s, clock.in_time, *judged)
-    ranked = _with(ranked, refined.found, priced.problem, pins, count, behind)
+    ranked = _with(known, refined.found, priced.problem, pins, count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
 
 
