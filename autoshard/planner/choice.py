@@ -116,9 +116,8 @@ def _choice_at(
         fastest = _even(others, *how, fastest, known_s)
         unrefined.append(others)
     for some in unrefined:  # in all orders: to refine takes long, and less where more is known
-        fastest, some_s, more = _refined(some, pins, *how, *judged, fastest, priced.at_least_s)
+        fastest, at_least_s, more = _refined(some, pins, *how, *judged, fastest, priced.at_least_s, at_least_s)
         passed += more
-        at_least_s = min(at_least_s, some_s)
     gap = max(0.0, 1 - at_least_s / fastest[0].step_time_s)
     place = simplest_of_equals(priced.problem.cluster, fastest)
     if passed and clock.in_time():
@@ -290,17 +289,19 @@ def _refined(
     solved: Counter[bool],
     known: list[Timed],
     at_least_s: Callable[[Draft], float],
+    open_s: float = inf,
 ) -> tuple[list[Timed], float, list[Promise]]:
     """(the fastest of each kind, of those that are known and of these with other cuts and sets by stage; what no other
     one takes less than; promises that were passed by). graphs: the verdicts on compiled ones. solved: as of `refine`.
-    known: fastest first. at_least_s: what is known of drafts."""
+    known: fastest first. at_least_s: what is known of drafts. open_s: another layout is left open that may take as
+    little."""
     from autoshard.planner.grid.refine import refine
 
     known_s = known[0].step_time_s if known else inf
     refused = graphs.refuses if graphs is not None else lambda draft: False
     taken_s = next((one.step_time_s for one in known if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
-    judged = at_least_s, refused, taken_s, solved
+    judged = at_least_s, refused, taken_s, solved, open_s
     refined = refine(priced.families(), by_stage, limit_bytes, known_s, clock.in_time, *judged)
     ranked = _with(known, refined.found, priced.problem, pins, count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed

@@ -25,6 +25,9 @@ MOST_PARTS = 150
 """So many parts are looked at, each for some hundredths of a second."""
 MOST_EFFORT = 80_000_000
 """With more entries of paths in all parts, times ranks, no further part is looked at: some seconds."""
+MOST_IDLE_EFFORT = 5_000_000
+"""So many where the parts that are left are idle, and some cuts have been tried. All that was found in idle parts of
+the 200 problems of benchmarks.planner_problems was found with a fifth of them."""
 FIRST_PARTS = 16
 """So many parts are halved though they are idle: good cuts are found in their halves (1.6 % of a step in one of the 200
 problems of benchmarks.planner_problems), in no time to speak of."""
@@ -68,6 +71,7 @@ class SplitCuts:
         self._left = list[tuple[float, Part]]()
         self.parts = self.effort = 0
         """Parts that were looked at, and entries of their paths, times ranks."""
+        self._has_tried = False
 
     def _paths(self, part: Part, limit_s: float) -> Paths:
         """The paths of a part below a limit. Raises TooMany."""
@@ -96,8 +100,10 @@ class SplitCuts:
             bound_s, part = queue.pop()
             if bound_s >= limit_s:
                 continue
+            least_left_s = min([open_s, *(least_s for least_s, _ in self._left)])
+            most_effort = MOST_IDLE_EFFORT if bound_s >= least_left_s and self._has_tried else MOST_EFFORT
             self.parts += 1
-            if self.parts > MOST_PARTS or self.effort > MOST_EFFORT:
+            if self.parts > MOST_PARTS or self.effort > most_effort:
                 self._left.append((bound_s, part))
                 continue
             try:
@@ -110,11 +116,10 @@ class SplitCuts:
                 bound_s = max(bound_s, paths.values(limit_s)[0])
                 if bound_s >= limit_s:
                     continue
-                least_left_s = min([open_s, *(least_s for least_s, _ in self._left)])
                 is_idle = self.parts > FIRST_PARTS and bound_s >= least_left_s
                 halves = part.by_longest() if self._is_wide(part, limit_s) and not is_idle else [part]
                 if len(halves) == 1:
-                    limit_s = tried(paths.cuts())
+                    limit_s, self._has_tried = tried(paths.cuts()), True
                     bound_s = bound_s if is_idle else max(bound_s, paths.bound_s(limit_s))
             if len(halves) == 1:
                 self._left.append((bound_s, part))

@@ -51,6 +51,9 @@ LONG_S = 1e12
 MOST_CHUNKED = 100
 """Layouts with two chunks a rank of several kinds of blocks that are solved, the lowest bounds first: each may take a
 tenth of a second, and counts several times where it takes more."""
+MOST_IDLE = 50
+"""So many where another layout is left open that may take as little: these may be faster than what is known, and prove
+nothing. In the 200 problems of benchmarks.planner_problems the first 40 had all that were."""
 MOST_MANY_CHUNKED = 3
 """So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
 AT_ONCE = 24
@@ -103,12 +106,14 @@ def refine(
     refused: Callable[[Draft], bool] = lambda draft: False,
     taken_s: float = 0.0,
     solved: Counter[bool] | None = None,
+    open_s: float = inf,
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
     least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
     taken and beat that one are found too. solved: how many layouts with several chunks were solved before, by whether
-    that was by paths, those of much effort several times; those of this call are added."""
+    that was by paths, those of much effort several times; those of this call are added. open_s: seconds that another
+    layout may take that is left open: of what takes no less nothing is proven, only faster ones are looked for."""
     taken_s, solved = max(known_s, taken_s), Counter() if solved is None else solved
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
@@ -131,7 +136,7 @@ def refine(
     queue = list[tuple[tuple[float, int], Promise]]()
     better: list[Timed] = []
     passed: list[Promise] = []
-    at_least_s = best_s = known_s
+    best_s, at_least_s = known_s, min(known_s, open_s)
     while queue or unseen:
         if not queue:
             queue = promised(unseen.pop(0))
@@ -148,8 +153,10 @@ def refine(
             left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
             return Refined(better, min(at_least_s, *left), [])
         by_paths, is_chunked = _is_solved_by_paths(whole), whole.has_kinds and whole.family.num_virtual_stages > 1
-        is_left = is_chunked and solved[by_paths] >= (MOST_CHUNKED if by_paths else MOST_MANY_CHUNKED)
-        if promise.tighter_s is not None and not (is_left and at_least_s <= bound_s):
+        is_idle = at_least_s <= bound_s
+        most = (MOST_IDLE if is_idle else MOST_CHUNKED) if by_paths else MOST_MANY_CHUNKED
+        is_left = is_chunked and solved[by_paths] >= most
+        if promise.tighter_s is not None and not (is_left and is_idle):
             tighter_s = max(bound_s, promise.tighter_s())
             promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
             heapreplace(queue, ((tighter_s, place), promise))
