@@ -6,6 +6,7 @@ from math import prod
 
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
+from autoshard.graph.score_tiles import most_scores
 from autoshard.graph.states import REPLICATED
 
 
@@ -87,18 +88,27 @@ class Attention(OperatorKind):
 
         There is the gradient of q in FP32. Gradients of keys and values are there three times in FP32: those of this
         hop, and those of the last one as sent and as received. Keys and values are there once, and once more where they
-        travel at the same time, which they do not on the second and last hop of two ranks. A piece's gradient of keys
-        is there before it is added to the sum. Leaves out tiles of scores, which have a limit of their own.
+        travel at the same time, which they do not on the second and last hop of two ranks. Of a tile of scores there
+        are the probabilities and, in FP32 and in the type of the keys, their gradient; then that in the latter alone,
+        and a piece's gradient of keys before it is added to the sum. A softcap's slopes are there all the while.
         """
-        if _context_parallel(op) not in ("ring", "zigzag_ring") or (ranks := _ring_size(graph, sizes)) == 1:
+        kind = _context_parallel(op)
+        if kind not in ("ring", "zigzag_ring") or (ranks := _ring_size(graph, sizes)) == 1:
             return 0.0
         query, key, value = (num_elements(graph, name, sizes) for name in op.inputs[:3])
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         summed_bytes = max(FLOAT32_BYTES, element_bytes)
         travelling_bytes = 3 * summed_bytes + (element_bytes if ranks > 2 else 0)
-        own_pieces = 2 if _context_parallel(op) == "zigzag_ring" else 1
-        product_bytes = element_bytes / own_pieces if element_bytes < summed_bytes else 0
-        return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value) + product_bytes * key
+        own_pieces = 2 if kind == "zigzag_ring" else 1
+        is_cast = element_bytes < summed_bytes
+        window = op.attributes.get("sliding_window")
+        heads, whole = prod(sizes[dim] for dim in ("batch", "kvhead", "group")), float(graph.sizes["seq"])
+        scores = most_scores(heads, sizes["seq"] / own_pieces, whole if window is None else float(str(window)))
+        kept_bytes = (1 if op.attributes.get("softcap") is None else 2) * summed_bytes * scores
+        gradients_bytes = (summed_bytes + is_cast * element_bytes) * scores
+        after_bytes = (element_bytes if is_cast else summed_bytes) * scores + is_cast * element_bytes / own_pieces * key
+        tile_bytes = kept_bytes + max(gradients_bytes, after_bytes)
+        return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value) + tile_bytes
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         query, key, value, out = (

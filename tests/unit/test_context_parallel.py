@@ -69,17 +69,19 @@ def test_a_ring_sends_keys_and_values_on_and_their_gradients_home() -> None:
     assert sent == [("send_recv", ("cp",), 2 * pair)] * 3 + [("send_recv", ("cp",), 4 * pair)] * 4
 
 
-def test_backward_of_a_ring_holds_gradients_of_three_pairs() -> None:
+def test_backward_of_a_ring_holds_gradients_of_three_pairs_and_a_tile_of_scores() -> None:
     """Beyond the gradients that it returns, those of q in FP32 and, of keys and values, three in FP32 and what travels
-    in bf16; of a piece one product of keys."""
+    in bf16. Of a tile the probabilities, and their gradient twice, in FP32 and in bf16; all scores of a piece are one
+    tile here."""
 
     def inside(kind: str, cp: int) -> float:
         program, step = attention(kind, cp)
         return KINDS["attention"].inner_backward_bytes(step.operator, program.graph, loop_sizes(program, step))
 
     q, k = QUERIES / 4, KEYS / 4
-    assert inside("zigzag_ring", 4) == (4 - 2) * q + (3 * 4 + 2) * 2 * k + 2 * k / 2
-    assert inside("ring", 2) == (4 - 2) * 2 * q + 3 * 4 * 2 * 2 * k + 2 * 2 * k
+    tile = HEADS * (SEQ / 8) ** 2
+    assert inside("zigzag_ring", 4) == (4 - 2) * q + (3 * 4 + 2) * 2 * k + (4 + 4 + 2) * tile
+    assert inside("ring", 2) == (4 - 2) * 2 * q + 3 * 4 * 2 * 2 * k + (4 + 4 + 2) * 16 * tile
     assert inside("ulysses", 4) == inside("all_gather", 1) == 0
     program, step = attention("zigzag_ring", 4)
     statistics = 4 * HEADS * SEQ / 4

@@ -16,14 +16,9 @@ from typing import Any
 import torch
 from einops import rearrange
 
+from autoshard.graph.score_tiles import tile_rows
 from autoshard.runtime.torch_backend.collectives import pass_on
 from autoshard.runtime.torch_backend.groups import Group
-
-SCORES_AT_ONCE = 2**24
-"""The most scores that are held at one time, elements: 64 MiB in FP32."""
-FEWEST_ROWS = 64
-"""The fewest rows of a tile that is partly hidden. Fewer rows would compute fewer scores in vain, but with more
-operators."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +85,7 @@ def _tiles(
     starts: as in ring_attention.
     """
     length = ring.piece_length
-    at_once = max(1, min(length, SCORES_AT_ONCE // (heads * length)))
-    few = min(at_once, max(FEWEST_ROWS, length // 4))
+    at_once, few = tile_rows(heads, length)
     for i, query_start in enumerate(ring.queries):
         for j, key_start in sorted(enumerate(ring.held_by(source)), key=lambda one: -one[1]):
             distance = query_start - key_start
