@@ -445,7 +445,11 @@ CASES[2] |= {
         3,
     ),
     "mistral4 tp": ("mistral4", strategy(tp=2, recompute="attention_up+core_attention"), 2),
-    "mistral4 zigzag ring, ZeRO-3": ("mistral4", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "mistral4 zigzag ring, ZeRO-3": (
+        "mistral4",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
     "youtu zigzag ring, ZeRO-3": ("youtu", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "youtu tp": ("youtu", strategy(tp=2, recompute="attention_up+mlp"), 2),
     "cwm ulysses": ("cwm", strategy(cp=2, attention="ulysses"), 2),
