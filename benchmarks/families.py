@@ -71,6 +71,8 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "mistral4": ("mistral-small-4-119b-a6.5b", "trn2.48xlarge", 16),
     "youtu": ("youtu-llm-2b", "trn2.48xlarge", 1),
     "cwm": ("cwm-32b", "trn2.48xlarge", 8),
+    "hunyuan_v1_dense": ("hunyuan-7b", "trn2.48xlarge", 2),
+    "hunyuan_v1_moe": ("hunyuan-a13b", "trn2.48xlarge", 8),
     "cohere2": ("command-a", "trn2.48xlarge", 16),
     "ministral3": ("ministral-3-14b", "trn2.48xlarge", 2),
     "nemotron_h": ("nemotron-3-nano-30b-a3b", "trn2.48xlarge", 4),

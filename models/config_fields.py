@@ -144,6 +144,11 @@ def shared_out(config: Config, size_key: str, heads_key: str) -> int:
 
 def rope(config: Config, default_theta: float, partial_is_known: bool = False) -> tuple[float, RopeScaling | None]:
     """(rope_theta, how it is stretched); both have moved between versions of transformers."""
+    return rope_base(config, default_theta, partial_is_known), stretched(config, config.rope())
+
+
+def rope_base(config: Config, default_theta: float, partial_is_known: bool = False) -> float:
+    """The rope_theta of a config whose rotary positions turn all of each head, or, if partial_is_known, part of it."""
     rope = config.rope()
     theta = rope.get("rope_theta")
     if theta is None:
@@ -154,7 +159,7 @@ def rope(config: Config, default_theta: float, partial_is_known: bool = False) -
         partial = config.value("partial_rotary_factor", 1.0)
     if partial != 1 and not partial_is_known:
         raise AutoshardError(f"partial_rotary_factor={show(partial)} of {config.name} is not supported; 1.0 is")
-    return float(theta), stretched(config, rope)
+    return float(theta)
 
 
 def stretched(config: Config, rope: Mapping[str, Any]) -> RopeScaling | None:

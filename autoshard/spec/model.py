@@ -262,6 +262,11 @@ class ModelSpec:
         """Whether the queries of all heads have one RMSNorm together, and so have their keys."""
         return self.family.qk_norm == ALL_HEADS
 
+    @property
+    def normalizes_turned_heads(self) -> bool:
+        """Whether the RMSNorm of queries and keys is behind their rotary positions."""
+        return self.family.normalizes_turned_heads
+
     def rope_of(self, layer: int) -> tuple[float | None, RopeScaling | None]:
         """(base of the rotary positions of a block, how they are stretched)."""
         if self.rope_local_base_freq is not None and self.window_of(layer) is not None:

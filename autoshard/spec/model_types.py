@@ -38,6 +38,7 @@ class Family:
     has_norm_bias: whether a LayerNorm adds a bias.
     has_unit_offset: whether norms multiply by 1 plus their weight.
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
+    normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
     learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
     turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
@@ -63,6 +64,7 @@ class Family:
     has_norm_bias: bool = True
     has_unit_offset: bool = False
     qk_norm: str | None = None
+    normalizes_turned_heads: bool = False
     has_output_bias: bool = True
     learns_positions: bool = False
     turns_neighbours: bool = False
@@ -85,6 +87,8 @@ class Family:
             check_choice(of, "qk_norm", self.qk_norm, (EACH_HEAD, ALL_HEADS))
         if self.qk_norm == ALL_HEADS and self.has_unit_offset:
             raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
+        if self.normalizes_turned_heads and self.qk_norm is None:
+            raise AutoshardError(f"normalizes_turned_heads=True of {of} needs a qk_norm: {EACH_HEAD} or {ALL_HEADS}")
         for name in self.needs:
             check_choice(of, "needs", name, NEEDED_FIELDS)
         for name in self.may_have:
@@ -159,6 +163,10 @@ _BUILT_IN = {
     "youtu": Family("youtu", needs=_LATENT),
     "cwm": Family("llama"),
     "hy_v3": Family("hy_v3", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
+    "hunyuan_v1_dense": Family("hunyuan", qk_norm=EACH_HEAD, normalizes_turned_heads=True),
+    "hunyuan_v1_moe": Family(
+        "hunyuan", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD, normalizes_turned_heads=True
+    ),
     "cohere2": Family("cohere2", normalization=LAYER_NORM, has_norm_bias=False, turns_neighbours=True),
     "ministral3": Family("ministral3"),
     "nemotron_h": Family(

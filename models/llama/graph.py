@@ -74,20 +74,31 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     name = named or f"model.layers.{layer}.self_attn"
     b.module = "attention"
     q, k, v = projections(b, model, name, h, HEADS)
-    if model.normalizes_heads:
-        q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
-    elif model.normalizes_all_heads:
-        q = norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads)
-        k = norm_over_heads(b, model, f"{name}.k_norm", k, model.num_key_value_heads)
+    if not model.normalizes_turned_heads:
+        q, k = normalized_heads(b, model, name, q, k)
     if model.has_rope(layer):
         q = rope(b, model, f"{name}.q_rope", q, layer)
         k = rope(b, model, f"{name}.k_rope", k, layer)
+    if model.normalizes_turned_heads:
+        q, k = normalized_heads(b, model, name, q, k)
     if (beta := model.attention_scores.llama_4_scaling_beta) is not None:
         q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     b.module = "core_attention"
     sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
     return output_projection(b, model, name, context)
+
+
+def normalized_heads(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str) -> tuple[str, str]:
+    """Append the norms of queries and keys that the family has, if any, and return both. name: of the attention."""
+    if model.normalizes_heads:
+        return rms_norm(b, model, f"{name}.q_norm", q), rms_norm(b, model, f"{name}.k_norm", k)
+    if model.normalizes_all_heads:
+        return (
+            norm_over_heads(b, model, f"{name}.q_norm", q, model.num_attention_heads),
+            norm_over_heads(b, model, f"{name}.k_norm", k, model.num_key_value_heads),
+        )
+    return q, k
 
 
 def projections(b: GraphBuilder, model: ModelSpec, name: str, h: str, heads: Mapping[str, str]) -> tuple[str, ...]:

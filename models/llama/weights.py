@@ -27,18 +27,21 @@ def ends(model: ModelSpec) -> Iterator[Part]:
         yield Part.same("lm_head.weight", "vocab embed")
 
 
-def attention(model: ModelSpec, prefix: str) -> Iterator[Part]:
-    """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names."""
-    yield from self_attention(model, f"{prefix}.self_attn")
+def attention(model: ModelSpec, prefix: str, **named: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names.
+    named: of `self_attention`, where the family has other names."""
+    yield from self_attention(model, f"{prefix}.self_attn", **named)
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 
-def self_attention(model: ModelSpec, name: str) -> Iterator[Part]:
-    """The parts of the checkpoint for an attention's projections and its norms of queries and keys. name: of it."""
+def self_attention(model: ModelSpec, name: str, q_norm: str = "q_norm", k_norm: str = "k_norm") -> Iterator[Part]:
+    """The parts of the checkpoint for an attention's projections and its norms of queries and keys. name: of it.
+    q_norm, k_norm: the family's names of these norms."""
     yield from projections(model, name)
     if model.normalizes_heads or model.normalizes_all_heads:
-        for norm, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
-            yield Part.same(f"{name}.{norm}.weight", "headdim" if model.normalizes_heads else PROJECTIONS[projection])
+        for norm, ours, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
+            layout = "headdim" if model.normalizes_heads else PROJECTIONS[projection]
+            yield Part(f"{name}.{norm}.weight", layout, f"{name}.{ours}.weight")
 
 
 def norms(model: ModelSpec, *names: str) -> Iterator[Part]:

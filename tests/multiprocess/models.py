@@ -162,6 +162,17 @@ MODELS["solar open"] = replace(
     MODELS["dots.llm1"], model_type="solar_open", attention_bias=True, mlp_layer_types=(), dense_intermediate_size=0
 )
 MODELS["hy3"] = replace(MODELS["dots.llm1"], model_type="hy_v3", router=Router("sigmoid", "noaux_tc"))
+MODELS["hunyuan"] = replace(LLAMA, model_type="hunyuan_v1_dense", num_key_value_heads=2, head_dim=16)
+MODELS["hunyuan, biases"] = replace(
+    MODELS["hunyuan"], attention_bias=True, num_attention_heads=6, tie_word_embeddings=True
+)
+MODELS["hunyuan moe"] = replace(
+    MODELS["hunyuan"],
+    model_type="hunyuan_v1_moe",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=96,
+)
 MODELS["exaone moe"] = replace(
     MODELS["dots.llm1"],
     model_type="exaone_moe",

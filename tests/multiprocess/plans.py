@@ -452,6 +452,15 @@ CASES[2] |= {
     ),
     "youtu zigzag ring, ZeRO-3": ("youtu", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "youtu tp": ("youtu", strategy(tp=2, recompute="attention_up+mlp"), 2),
+    "hunyuan tp": ("hunyuan", strategy(tp=2, recompute="attention+mlp"), 2),
+    "hunyuan zigzag ring, ZeRO-3": ("hunyuan", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "hunyuan pp, uneven, zero bubble": ("hunyuan", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "hunyuan moe ep over cp, zigzag ring, ZeRO-3": (
+        "hunyuan moe",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "hunyuan moe tp, no sequence parallel": ("hunyuan moe", strategy(tp=2, sp=False, kernel="plain"), 2),
     "cwm ulysses": ("cwm", strategy(cp=2, attention="ulysses"), 2),
     "cohere2 tp": ("cohere2", strategy(tp=2, recompute="attention+mlp"), 2),
     "cohere2 zigzag ring, ZeRO-3": ("cohere2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
@@ -498,6 +507,8 @@ CASES[4] |= {
     "exaone moe ep x tp": ("exaone moe", strategy(tp=2, dp=2, ep=2), 2),
     "mistral4 ep x tp": ("mistral4", strategy(tp=2, dp=2, ep=2), 2),
     "youtu tp x pp": ("youtu", strategy(tp=2, pp=2), 3),
+    "hunyuan, padded and replicated heads": ("hunyuan, biases", strategy(tp=4), 2),
+    "hunyuan moe ep x tp": ("hunyuan moe", strategy(tp=2, dp=2, ep=2), 2),
     "cwm, kv replicated": ("cwm", strategy(tp=4, sp=False), 2),
     "cohere2, kv replicated": ("cohere2", strategy(tp=4, sp=False), 2),
     "ministral3, kv replicated": ("ministral3", strategy(tp=4, sp=False), 2),
@@ -641,6 +652,7 @@ LATER_FAMILIES = (
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe"),
 )
 
 

@@ -512,6 +512,24 @@ CONFIGS["hy3, biases, stretched positions"] = {
     "rope_parameters": YARN,
     "tie_word_embeddings": True,
 }
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
+CONFIGS["hunyuan"] = {**SMALL, "model_type": "hunyuan_v1_dense", "head_dim": 16, "rope_parameters": ALPHA}
+CONFIGS["hunyuan, biases, positions as they are"] = {
+    **SMALL,
+    "model_type": "hunyuan_v1_dense",
+    "head_dim": 8,
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+}
+HUNYUAN = {**SMALL, "model_type": "hunyuan_v1_moe", "num_experts": 4, "head_dim": 16, **NO_TOKENS}
+CONFIGS["hunyuan moe"] = {**HUNYUAN, "moe_topk": [2, 2], "rope_parameters": ALPHA, "tie_word_embeddings": True}
+CONFIGS["hunyuan moe, biases, stretched positions"] = {
+    **HUNYUAN,
+    "moe_topk": 3,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+}
 CONFIGS["minimax m2"] = {
     **SMALL,
     "model_type": "minimax_m2",

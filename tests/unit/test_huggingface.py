@@ -94,9 +94,9 @@ def parameters(model: ModelSpec) -> int:
         attention += queries + 2 * keys  # biases of q, k and v
     if model.model_type == "glm4":  # norms behind attention and MLP, too
         attention += 2 * hidden
-    if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3"):  # as Qwen 3
+    if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3") or model.normalizes_turned_heads:  # as Qwen 3
         attention += 2 * model.head_dim
-    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open", "exaone_moe", "hy_v3"):
+    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open", "exaone_moe", "hy_v3", "hunyuan_v1_moe"):
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
@@ -238,6 +238,11 @@ def recurrence(model: ModelSpec) -> int:
         ("mistral-small-4-119b-a6.5b", 118_972_826_624),
         ("youtu-llm-2b", 1_961_560_064),
         ("cwm-32b", 32_581_097_472),
+        ("hunyuan-0.5b", 539_010_048),
+        ("hunyuan-1.8b", 1_791_080_448),
+        ("hunyuan-4b", 4_221_757_440),
+        ("hunyuan-7b", 7_504_568_320),
+        ("hunyuan-a13b", 80_393_183_232),
         ("command-r7b", 8_028_033_024),
         ("command-a", 111_057_580_032),
         ("ministral-3-3b", 3_429_006_336),

@@ -283,6 +283,40 @@ def test_what_a_cwm_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
+def test_what_a_hunyuan_config_leaves_out() -> None:
+    model = read("hunyuan_v1_dense")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
+    assert (model.normalizes_heads, model.normalizes_turned_heads, model.attention_bias) == (True, True, False)
+    mixed = read("hunyuan_v1_moe", num_experts=8, moe_topk=[2] * 4, attention_head_dim=64, attention_bias=True)
+    assert (mixed.head_dim, mixed.num_local_experts, mixed.num_experts_per_tok, mixed.router) == (64, 8, 2, None)
+    assert (mixed.intermediate_size, mixed.shared_expert_intermediate_size, mixed.norm_topk_prob) == (1536, 1536, True)
+    for one in (model, mixed):
+        assert from_config(to_config(one), "m") == one
+        assert unwritten(one) is not None
+    assert unwritten(model) == "normalizes_turned_heads"
+    with pytest.raises(AutoshardError) as error:
+        to_config(replace(mixed, shared_expert_intermediate_size=3072))
+    assert str(error.value) == (
+        "shared_expert_intermediate_size=3072 of m has no form in a config of model_type=hunyuan_v1_moe; "
+        "intermediate_size=1536 has"
+    )
+
+
+def test_an_alpha_of_hunyuan_is_a_larger_base() -> None:
+    """16 (dims / (dims - 2) is 2 for heads of 4): 1e4 times 16 squared."""
+    said = {"head_dim": 4, "rope_scaling": {"type": "dynamic", "alpha": 16.0, "factor": 1.0, "mscale": 1.0}}
+    assert read("hunyuan_v1_dense", **said).rope_theta == 2_560_000.0
+    assert read("hunyuan_v1_dense", rope_theta=500.0, **said).rope_theta == 128_000.0
+    assert read("hunyuan_v1_dense", **said).rope_scaling is None
+
+
+def test_norms_of_hunyuan_are_behind_positions() -> None:
+    model = MODELS["hunyuan"]
+    graph = stage_graph(model, published_sizes(model), (0,), False, False)
+    kinds = [op.kind for op in graph.operators if "q_" in op.name and op.kind != "einsum"]
+    assert kinds == ["rope", "norm"]
+
+
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
@@ -498,6 +532,24 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"moe_intermediate_size": 512, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
             "llama_4_scaling_beta is missing from rope_parameters of the config of m",
         ),
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla=True of m is not supported; False is"),
+        ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm=False of m is not supported; True is"),
+        (
+            "hunyuan_v1_dense",
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            (
+                "rope_type='dynamic' of m needs heads wider than 2, not head_dim=128, and an alpha above 0 and at most "
+                "1000000000, not None; positions that depend on a row's length are not supported"
+            ),
+        ),
+        (
+            "hunyuan_v1_moe",
+            {"num_experts": 8, "moe_topk": [1, 2, 2, 2]},
+            "moe_topk=a list of 4 of m must be one number, or 4 times the same one, one a block",
+        ),
+        ("hunyuan_v1_moe", {"num_shared_expert": [2] * 4}, "num_shared_expert=2 of m is not supported; 1 is"),
+        ("hunyuan_v1_moe", {"moe_intermediate_size": 512}, "moe_intermediate_size=512 of m is not supported; 1536 is"),
+        ("hunyuan_v1_moe", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped=1 of m is not supported; 0 is"),
         ("youtu", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 of m is not supported; 0 is"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),
@@ -559,7 +611,8 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"num_experts": 8},
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
-                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text or exaone_moe or hy_v3 has it"
+                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text or exaone_moe or hy_v3 or "
+                "hunyuan_v1_moe has it"
             ),
         ),
         (
