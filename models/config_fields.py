@@ -272,6 +272,18 @@ def rope_keys(model: ModelSpec) -> dict[str, Any]:
     return {"rope_theta": model.rope_theta, "rope_scaling": None if scaling is None else _scaling(scaling)}
 
 
+def rope_parameters(model: ModelSpec) -> dict[str, Any]:
+    """The same as transformers 5 writes it, for configs that are stretched where they do not say."""
+    keys = rope_keys(model)
+    return {
+        "rope_parameters": {
+            "rope_type": "default",
+            **(keys["rope_scaling"] or {}),
+            "rope_theta": keys["rope_theta"],
+        }
+    }
+
+
 def one_kind(model: ModelSpec) -> tuple[str, ...]:
     """The layer_types of a model with one attention in all blocks, where its config needs the key."""
     return (FULL_ATTENTION if model.sliding_window is None else SLIDING_ATTENTION,) * model.num_hidden_layers

@@ -57,7 +57,7 @@ def to_checkpoint(
             assert [part.index for part in own] == list(range(own[0].parts)), tensor
             common = slices[0].shape  # dims of size 1 that only some parts name fall away
             whole = np.stack([one.reshape(common) for one in slices], _flat(own[0]).index(_PART))
-        yield tensor, np.ascontiguousarray(whole.reshape(shape))
+        yield tensor, np.ascontiguousarray(whole).reshape(shape)  # which makes a number a row
 
 
 def _by(parts: Sequence[Part], key: Callable[[Part], str]) -> dict[str, list[Part]]:
@@ -81,7 +81,7 @@ def _to_parameter(part: Part, dims: tuple[str, ...], sizes: Sizes, tensor: Array
         tensor = tensor.reshape(before, part.rows, -1)[:, part.first : part.first + length]
     index = tuple({_PART: part.index, _ONE: 0}.get(dim, slice(None)) for dim in flat)
     own = [dim for dim in flat if dim not in (_PART, _ONE)]
-    held: Array = tensor.reshape(_sizes(part, sizes, flat))[index]
+    held: Array = np.asarray(tensor.reshape(_sizes(part, sizes, flat))[index])
     turned: Array = held.transpose([own.index(dim) for dim in _kept(part, dims)])
     return turned
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from types import EllipsisType
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class Box:
             index = index * size + offset - own_offset
         return index
 
-    def slices(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
-        """Slices that cut this box out of an array whose first element lies at `origin`."""
-        return tuple(slice(a - o, b - o) for a, b, o in zip(self.offsets, self.stops, origin, strict=True))
+    def slices(self, origin: tuple[int, ...]) -> tuple[EllipsisType | slice, ...]:
+        """The index that cuts this box, as a view, out of an array whose first element lies at `origin`. Without the
+        ellipsis numpy would copy a number out of an array without dims."""
+        return (..., *(slice(a - o, b - o) for a, b, o in zip(self.offsets, self.stops, origin, strict=True)))
 
 
 def boxes_of_run(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:

@@ -26,6 +26,7 @@ FUNCTIONS = {
     "sqrt": 1,
     "rsqrt": 1,
     "abs": 1,
+    "sign": 1,
     "sin": 1,
     "cos": 1,
     "tanh": 1,

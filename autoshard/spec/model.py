@@ -27,6 +27,7 @@ from autoshard.spec.model_types import (
     ROPE,
     SLIDING_ATTENTION,
     SPARSE,
+    XIELU,
     Family,
 )
 from autoshard.spec.multipliers import Multipliers
@@ -266,6 +267,11 @@ class ModelSpec:
     def normalizes_turned_heads(self) -> bool:
         """Whether the RMSNorm of queries and keys is behind their rotary positions."""
         return self.family.normalizes_turned_heads
+
+    @property
+    def learns_activation(self) -> bool:
+        """Whether the MLP's activation has numbers that are learned."""
+        return self.hidden_act == XIELU
 
     def rope_of(self, layer: int) -> tuple[float | None, RopeScaling | None]:
         """(base of the rotary positions of a block, how they are stretched)."""

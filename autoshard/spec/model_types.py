@@ -8,6 +8,8 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, check_flag, show
 from autoshard.plugins.table import Table
 
+XIELU = "xielu"
+"""hidden_act of an MLP whose activation has numbers that are learned."""
 TRACED = "traced"
 """model_type, and hidden_act, of a user's own module."""
 ROUTED, SHARED = "routed", "shared"
@@ -163,6 +165,7 @@ _BUILT_IN = {
     "youtu": Family("youtu", needs=_LATENT),
     "cwm": Family("llama"),
     "hy_v3": Family("hy_v3", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
+    "apertus": Family("apertus", activations=(XIELU,), has_gate=False, qk_norm=EACH_HEAD),
     "hunyuan_v1_dense": Family("hunyuan", qk_norm=EACH_HEAD, normalizes_turned_heads=True),
     "hunyuan_v1_moe": Family(
         "hunyuan", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD, normalizes_turned_heads=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoshard.graph import xielu
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import dropped_embedding, residual
 from autoshard.models.llama.graph import (
@@ -63,8 +64,8 @@ def _attention(b: GraphBuilder, model: ModelSpec, x: str, prefix: str, kernel: s
 def plain_mlp(
     b: GraphBuilder, model: ModelSpec, h: str, name: str, up_name: str, down_name: str, ffn: str = "ffn"
 ) -> str:
-    """Append down(gelu(up(h))), or with the square of a ReLU, and return its output. h: [batch, seq, embed]. ffn: the
-    dim of up."""
+    """Append down(gelu(up(h))), or with the square of a ReLU or with xIELU, and return its output. h: [batch, seq,
+    embed]. ffn: the dim of up."""
     bias = model.mlp_bias
     up = linear(b, f"{name}.{up_name}", h, f"{HIDDEN}, {ffn} embed -> batch seq {ffn}", bias)
     act = activated(b, model, name, with_bias(b, f"{name}.{up_name}", up, ffn, bias))
@@ -76,4 +77,7 @@ def activated(b: GraphBuilder, model: ModelSpec, name: str, up: str) -> str:
     """Append the activation of an MLP without a gate, and return its output. name: of the MLP."""
     if model.hidden_act == "relu2":
         return b.pointwise(f"{name}.act_fn", "(square (relu x0))", up)
+    if model.learns_activation:
+        numbers = (b.parameter(f"{name}.act_fn.{part}", "", learned=part in xielu.LEARNED) for part in xielu.PARTS)
+        return b.pointwise(f"{name}.act_fn", xielu.EXPRESSION, up, *numbers)
     return b.elementwise("gelu_erf" if model.hidden_act == "gelu" else "gelu", f"{name}.act", up)

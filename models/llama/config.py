@@ -7,7 +7,16 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.models.config_fields import Config, head_dim, one_kind, rope, rope_keys, sizes, stretched
+from autoshard.models.config_fields import (
+    Config,
+    head_dim,
+    one_kind,
+    rope,
+    rope_keys,
+    rope_parameters,
+    sizes,
+    stretched,
+)
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, NOPE, ROPE, SLIDING_ATTENTION
 from autoshard.spec.multipliers import Multipliers
@@ -194,11 +203,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
             more = {
                 "sliding_window": model.sliding_window or DEFAULTS["cwm"].sliding_window,  # asked for in any case
                 "layer_types": list(model.layer_types or one_kind(model)),
-                "rope_parameters": {
-                    "rope_type": "default",
-                    **(keys["rope_scaling"] or {}),
-                    "rope_theta": model.rope_theta,
-                },
+                **rope_parameters(model),
             }
         case "smollm3":
             types = model.position_types or (ROPE,) * model.num_hidden_layers

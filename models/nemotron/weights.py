@@ -14,7 +14,12 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from attention(model, prefix)
+    yield from plain_mlp(model, f"{prefix}.mlp")
+
+
+def plain_mlp(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for an MLP of two matrices. name: of it."""
     for part, rows, columns in (("up_proj", "ffn", "embed"), ("down_proj", "embed", "ffn")):
-        yield Part.same(f"{prefix}.mlp.{part}.weight", f"{rows} {columns}")
+        yield Part.same(f"{name}.{part}.weight", f"{rows} {columns}")
         if model.mlp_bias:
-            yield Part.same(f"{prefix}.mlp.{part}.bias", rows)
+            yield Part.same(f"{name}.{part}.bias", rows)

@@ -452,6 +452,11 @@ CASES[2] |= {
     ),
     "youtu zigzag ring, ZeRO-3": ("youtu", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "youtu tp": ("youtu", strategy(tp=2, recompute="attention_up+mlp"), 2),
+    "apertus tp": ("apertus", strategy(tp=2, recompute="attention+mlp"), 2),
+    "apertus zigzag ring, ZeRO-3": ("apertus", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "apertus, no sequence parallel": ("apertus, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "apertus pp, uneven, zero bubble": ("apertus", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "apertus dp, ZeRO-2": ("apertus", strategy(dp=2, zero=2), 2),
     "hunyuan tp": ("hunyuan", strategy(tp=2, recompute="attention+mlp"), 2),
     "hunyuan zigzag ring, ZeRO-3": ("hunyuan", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "hunyuan pp, uneven, zero bubble": ("hunyuan", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
@@ -507,6 +512,8 @@ CASES[4] |= {
     "exaone moe ep x tp": ("exaone moe", strategy(tp=2, dp=2, ep=2), 2),
     "mistral4 ep x tp": ("mistral4", strategy(tp=2, dp=2, ep=2), 2),
     "youtu tp x pp": ("youtu", strategy(tp=2, pp=2), 3),
+    "apertus, padded": ("apertus, biases", strategy(tp=4), 2),
+    "apertus, HSDP x tp": ("apertus", strategy(tp=2, dp=2, zero=3), 2),
     "hunyuan, padded and replicated heads": ("hunyuan, biases", strategy(tp=4), 2),
     "hunyuan moe ep x tp": ("hunyuan moe", strategy(tp=2, dp=2, ep=2), 2),
     "cwm, kv replicated": ("cwm", strategy(tp=4, sp=False), 2),
@@ -652,7 +659,7 @@ LATER_FAMILIES = (
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
-    *("hunyuan_v1_dense", "hunyuan_v1_moe"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"),
 )
 
 

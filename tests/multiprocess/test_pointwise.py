@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
+from autoshard.graph.xielu import BETA, EPS, EXPRESSION, LEARNED, PARTS
 from autoshard.runtime.torch_backend import pointwise as module
 from autoshard.runtime.torch_backend.pointwise import pointwise
 
@@ -33,3 +35,52 @@ def test_gradients_in_pieces_are_those_of_the_whole(
         torch.testing.assert_close(
             whole[0], slopes * torch.linspace(-1, 1, slopes.numel(), dtype=slopes.dtype).view_as(slopes)
         )
+
+
+def xielu(x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor) -> torch.Tensor:
+    """As transformers has it."""
+    above, below = F.softplus(alpha_p), BETA + F.softplus(alpha_n)
+    least = torch.tensor(EPS, dtype=x.dtype)
+    return torch.where(x > 0, above * x * x + BETA * x, (torch.expm1(torch.minimum(x, least)) - x) * below + BETA * x)
+
+
+@pytest.mark.parametrize("at_once", [7, 1 << 22], ids=["in pieces", "at once"])
+def test_xielu_and_its_gradients(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    x = torch.linspace(-3, 4, 150, dtype=torch.float64).view(3, 50)
+    found = [one.clone().requires_grad_() for one in (x, torch.tensor(0.3).double(), torch.tensor(-0.7).double())]
+    wanted = [one.detach().clone().requires_grad_() for one in found]
+    constants = [torch.tensor(PARTS[part], dtype=x.dtype) for part in PARTS if part not in LEARNED]
+    value, expected = pointwise(EXPRESSION)(*found, *constants), xielu(*wanted)
+    torch.testing.assert_close(value, expected, rtol=1e-14, atol=1e-14)
+    weights = torch.linspace(-1, 2, 150, dtype=torch.float64).view(3, 50)
+    value.backward(weights)
+    expected.backward(weights)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_numbers_of_bf16_have_gradients_that_are_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 300 pieces adds 1: in BF16 the sum would stay at 256."""
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    factor = torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.ones(300, dtype=torch.bfloat16)
+    pointwise("(mul x0 x1)")(x, factor).sum().backward()
+    assert factor.grad is not None
+    assert float(factor.grad) == 300
+
+
+def test_values_in_pieces_have_the_dtype_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers in FP32, which those that are not learned are, change nothing."""
+    numbers = [torch.tensor(value) for value in PARTS.values()]
+    x = torch.linspace(-3, 4, 150).bfloat16()
+    whole = pointwise(EXPRESSION)(x, *numbers)
+    monkeypatch.setattr(module, "AT_ONCE", 7)
+    found = pointwise(EXPRESSION)(x, *numbers)
+    assert (found.dtype, found.equal(whole)) == (torch.bfloat16, True)
+
+
+def test_xielu_of_padding_is_nothing() -> None:
+    numbers = [torch.tensor(value, dtype=torch.float64) for value in PARTS.values()]
+    x = torch.zeros(4, dtype=torch.float64)
+    assert pointwise(EXPRESSION)(x, *numbers).count_nonzero() == 0

@@ -25,6 +25,7 @@ def _slope_of_rise(x: Array) -> Any:
 
 _SLOPES: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     "add": lambda x, y: (x + y, (1.0, 1.0)),
+    "sub": lambda x, y: (x - y, (1.0, -1.0)),
     "mul": lambda x, y: (x * y, (y, x)),
     "relu": lambda x: (np.maximum(x, 0), (x > 0,)),
     "square": lambda x: (x * x, (2 * x,)),
@@ -33,6 +34,9 @@ _SLOPES: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     "gelu": lambda x: (x * (1 + _rise(x)) / 2, ((1 + _rise(x)) / 2 + x / 2 * (1 - _rise(x) ** 2) * _slope_of_rise(x),)),
     "minimum": lambda x, y: (np.minimum(x, y), (x < y, x >= y)),
     "maximum": lambda x, y: (np.maximum(x, y), (x > y, x <= y)),
+    "sign": lambda x: (np.sign(x), (0.0,)),
+    "softplus": lambda x: (np.logaddexp(0, x), (_sigmoid(x),)),
+    "elu": lambda x: (np.where(x > 0, x, np.expm1(np.minimum(x, 0))), (np.where(x > 0, 1, np.exp(np.minimum(x, 0))),)),
     "tanh": lambda x: (np.tanh(x), (1 - np.tanh(x) ** 2,)),
 }
 """Function -> its value and its slopes in its operands: those that models of the tests have. gelu is the tanh

@@ -83,6 +83,8 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + hidden + sum(hidden + one_branch(model, layer) for layer in range(layers))
     if model.model_type == "cohere2":  # three matrices, one norm without a bias
         return vocabulary + layers * (attention + 3 * hidden * ffn + hidden) + hidden
+    if model.model_type == "apertus":  # two matrices and two numbers, RMS norms, those of a head too
+        return vocabulary + layers * (attention + 2 * hidden * ffn + 2 + 2 * hidden + 2 * model.head_dim) + hidden
     if model.model_type == "arcee":  # two matrices, RMS norms, no biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
@@ -243,6 +245,8 @@ def recurrence(model: ModelSpec) -> int:
         ("hunyuan-4b", 4_221_757_440),
         ("hunyuan-7b", 7_504_568_320),
         ("hunyuan-a13b", 80_393_183_232),
+        ("apertus-8b", 8_053_338_176),
+        ("apertus-70b", 70_599_864_480),
         ("command-r7b", 8_028_033_024),
         ("command-a", 111_057_580_032),
         ("ministral-3-3b", 3_429_006_336),
@@ -466,8 +470,8 @@ def test_other_rope() -> None:
     ("fields", "text"),
     [
         (
-            {"model_type": "bert"},
-            f"model_type='bert' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
+            {"model_type": "t5"},
+            f"model_type='t5' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
         ),
         ({"model_type": None}, f"model_type is missing from the config of m; supported: {FAMILIES}"),
         (

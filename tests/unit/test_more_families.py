@@ -317,6 +317,32 @@ def test_norms_of_hunyuan_are_behind_positions() -> None:
     assert kinds == ["rope", "norm"]
 
 
+def test_what_an_apertus_config_leaves_out() -> None:
+    model = read("apertus")
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1.2e7)
+    assert model.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
+    assert (model.hidden_act, model.normalizes_heads, model.attention_bias) == ("xielu", True, False)
+    plain = read("apertus", attention_bias=True, head_dim=64, rope_parameters={"rope_type": "default"})
+    assert (plain.output_projection_bias, plain.rope_scaling, plain.rope_theta) == (True, None, 1.2e7)
+    for one in (model, plain):
+        assert from_config(to_config(one), "m") == one
+        assert unwritten(one) == "learns_activation"
+
+
+def test_numbers_of_xielu_are_of_a_block_and_two_of_four_are_learned() -> None:
+    model = MODELS["apertus"]
+    graph = stage_graph(model, published_sizes(model), (2,), False, False)
+    (act,) = (op for op in graph.operators if op.kind == "elementwise" and op.name.endswith("act_fn"))
+    numbers = [graph.tensors[name] for name in act.inputs[1:]]
+    assert [(one.name.rpartition(".")[2], one.dims, one.differentiable) for one in numbers] == [
+        ("alpha_p", (), True),
+        ("alpha_n", (), True),
+        ("beta", (), False),
+        ("eps", (), False),
+    ]
+    assert all(one.name.startswith("model.layers.2.mlp.act_fn.") for one in numbers)
+
+
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
@@ -532,6 +558,9 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"moe_intermediate_size": 512, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
             "llama_4_scaling_beta is missing from rope_parameters of the config of m",
         ),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: xielu"),
+        ("apertus", {"post_norm": True}, "post_norm=True of m is not supported; False is"),
+        ("apertus", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
         ("hunyuan_v1_dense", {"use_cla": True}, "use_cla=True of m is not supported; False is"),
         ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm=False of m is not supported; True is"),
         (

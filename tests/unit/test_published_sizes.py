@@ -93,6 +93,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("hunyuan-7b", parameter_count, "8e9", "model card's count of the checkpoint"),
     ("hunyuan-a13b", parameter_count, "80e9", "README of Tencent-Hunyuan/Hunyuan-A13B"),
     ("hunyuan-a13b", active, "13e9", "README of Tencent-Hunyuan/Hunyuan-A13B"),
+    ("apertus-8b", parameter_count, "8e9", "its name"),
+    ("apertus-70b", parameter_count, "70e9", "its name"),
     ("command-r7b", parameter_count, "8e9", "model card's count of the checkpoint"),
     ("command-a", parameter_count, "111e9", "model card"),
     ("ministral-3-3b", parameter_count, "3.4e9", "model card"),

@@ -105,7 +105,8 @@ class Bucket(_Flat):
             place = self.view(self.parameters, name)
             place.copy_(parameter.detach())
             parameter.data = place
-            _accumulate_into(parameter, self.gradient(name))
+            if key.learned:
+                _accumulate_into(parameter, self.gradient(name))
         master_dtype = s.master_dtype if key.learned else unrounded(s.master_dtype)
         self._own_masters = master_dtype == self.parameters.dtype
         mine = self.parameters[self._mine]

@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from autoshard.graph import xielu
 from autoshard.graph.ir import Tensor
 from autoshard.graph.partition import Program
 from autoshard.layout.mesh import Mesh
@@ -44,6 +45,8 @@ def padded(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], seed: int) -> torch.Tensor:
+    if ".act_fn." in tensor.name:
+        return torch.full(shape, xielu.PARTS[tensor.name.rpartition(".")[2]])
     initial = _initial(model, tensor.name)
     if initial == "zeros":
         return torch.zeros(shape)

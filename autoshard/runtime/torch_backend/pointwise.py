@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 assert _FUNCTIONS.keys() >= FUNCTIONS.keys()
 
 AT_ONCE = 1 << 22
-"""Backward is in pieces of so many elements: of what lies between input and output no more is there."""
+"""Large tensors are computed in pieces of so many elements: of what lies between input and output no more is there."""
+FEW = 3
+"""Forward of expressions of so few functions is computed at once: pieces would take longer, and save little."""
 
 
 def _like(x: torch.Tensor, y: Any) -> torch.Tensor:
@@ -53,24 +56,54 @@ class _Pointwise(torch.autograd.Function):
     def forward(ctx: Any, expression: Expression, *values: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*values)
         ctx.expression = expression
-        found: torch.Tensor = _value(expression, values)
+        if _functions(expression) <= FEW or not _has_pieces(values):
+            found: torch.Tensor = _value(expression, values)
+            return found
+        whole = [x for x in values if x.dim()]
+        found = torch.empty_like(whole[0], dtype=reduce(torch.promote_types, [x.dtype for x in whole]))
+        for some in _pieces((*values, found)):
+            some[-1].copy_(_value(expression, some[:-1]))
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
         every = (*ctx.saved_tensors, grads[0])
-        if grads[0].numel() <= AT_ONCE or any(x.shape != grads[0].shape or not x.is_contiguous() for x in every):
-            found = _gradients(ctx.expression, every, needed)
-        else:
-            found = [torch.empty_like(x) for x, use in zip(every, needed, strict=False) if use]
-            pieces = zip(*(x.view(-1).split(AT_ONCE) for x in every), strict=True)
-            into = zip(*(x.view(-1).split(AT_ONCE) for x in found), strict=True)
-            for tensors, wholes in zip(pieces, into, strict=True):
-                for whole, gradient in zip(wholes, _gradients(ctx.expression, tensors, needed), strict=True):
-                    whole.copy_(gradient)
-        in_order = iter(found)
+        gradients = _gradients_in_pieces if _has_pieces(every) else _gradients
+        in_order = iter(gradients(ctx.expression, every, needed))
         return None, *(next(in_order) if use else None for use in needed)
+
+
+def _functions(expression: Expression) -> int:
+    return 1 + sum(map(_functions, expression[1:])) if isinstance(expression, tuple) else 0  # type: ignore[arg-type]
+
+
+def _has_pieces(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the tensors are large, of one shape and contiguous; single numbers aside."""
+    whole = [x for x in tensors if x.dim()]
+    return whole[0].numel() > AT_ONCE and all(x.shape == whole[0].shape and x.is_contiguous() for x in whole)
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The tensors, flat, AT_ONCE elements at a time; single numbers each time."""
+    count = -(-next(x for x in tensors if x.dim()).numel() // AT_ONCE)
+    return zip(*(x.view(-1).split(AT_ONCE) if x.dim() else (x,) * count for x in tensors), strict=True)
+
+
+def _gradients_in_pieces(
+    expression: Expression, tensors: tuple[torch.Tensor, ...], needed: tuple[bool, ...]
+) -> Sequence[torch.Tensor]:
+    """What `_gradients` returns; those of single numbers are sums over all pieces, in FP32 at least."""
+    wanted = [x for x, use in zip(tensors, needed, strict=False) if use]
+    found = [
+        torch.empty_like(x) if x.dim() else x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+        for x in wanted
+    ]
+    for some in _pieces((*tensors, *found)):
+        gradients = _gradients(expression, some[: len(tensors)], needed)
+        for whole, gradient in zip(some[len(tensors) :], gradients, strict=True):
+            whole.copy_(gradient) if whole.dim() else whole.add_(gradient)
+    return [total.to(x.dtype) for total, x in zip(found, wanted, strict=True)]
 
 
 def _gradients(

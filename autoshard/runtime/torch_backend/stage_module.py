@@ -59,7 +59,8 @@ class StageModule(nn.Module):
         self.program = program
         self.input_names = tuple(tensor.name for tensor in program.graph.inputs())
         for name, value in parameters.items():
-            self.register_parameter(_registered(name), nn.Parameter(value))
+            is_learned = program.graph.tensors[name].differentiable
+            self.register_parameter(_registered(name), nn.Parameter(value, requires_grad=is_learned))
         self._names = {name: _registered(name) for name in parameters}
         context = Context(program, groups, self.later)
         self.router_losses = context.router_losses
