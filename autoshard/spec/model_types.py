@@ -41,6 +41,7 @@ class Family:
     has_unit_offset: whether norms multiply by 1 plus their weight.
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
+    gates_attention: whether attention's output is multiplied by the sigmoid of a gate, one number for each of it.
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
     learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
     turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
@@ -67,6 +68,7 @@ class Family:
     has_unit_offset: bool = False
     qk_norm: str | None = None
     normalizes_turned_heads: bool = False
+    gates_attention: bool = False
     has_output_bias: bool = True
     learns_positions: bool = False
     turns_neighbours: bool = False
@@ -142,7 +144,7 @@ _BUILT_IN = {
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", qk_norm=ALL_HEADS),
     "granite": Family("llama"),
-    "qwen3_next": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
+    "qwen3_next": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True),
     "granitemoehybrid": Family("granite_hybrid", experts=_SHARED, has_optional_experts=True),
     "seed_oss": Family("seed_oss", has_output_bias=False),
     "glm4": Family("glm4", has_output_bias=False, turns_neighbours=True),
@@ -156,8 +158,10 @@ _BUILT_IN = {
         "nemotron", activations=("relu2",), has_gate=False, normalization=LAYER_NORM, has_unit_offset=True
     ),
     "olmo3": Family("olmo2", qk_norm=ALL_HEADS),
-    "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD),
-    "qwen3_5_moe_text": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD),
+    "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True),
+    "qwen3_5_moe_text": Family(
+        "qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True
+    ),
     "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
     "solar_open": Family("glm4_moe", experts=_SHARED, counts_shared_experts=True, has_output_bias=False),
     "exaone_moe": Family("exaone_moe", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
@@ -166,6 +170,14 @@ _BUILT_IN = {
     "cwm": Family("llama"),
     "hy_v3": Family("hy_v3", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
     "apertus": Family("apertus", activations=(XIELU,), has_gate=False, qk_norm=EACH_HEAD),
+    "afmoe": Family(
+        "afmoe",
+        experts=_SHARED,
+        counts_shared_experts=True,
+        qk_norm=EACH_HEAD,
+        gates_attention=True,
+        scales_embedding=True,
+    ),
     "hunyuan_v1_dense": Family("hunyuan", qk_norm=EACH_HEAD, normalizes_turned_heads=True),
     "hunyuan_v1_moe": Family(
         "hunyuan", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD, normalizes_turned_heads=True

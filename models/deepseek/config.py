@@ -115,10 +115,11 @@ def experts(
     before the former. named: as SAME."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     width = config.integer("moe_intermediate_size")
-    routed_key, shared_key = (named.get(key, key) for key in ("n_routed_experts", "n_shared_experts"))
+    keys = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace")
+    routed_key, shared_key, dense_key = (named.get(key, key) for key in keys)
     if (every := config.integer("moe_layer_freq", 1)) != 1:
         raise AutoshardError(f"moe_layer_freq={every} of {config.name} is not supported; 1 is")
-    dense = min(config.integer("first_k_dense_replace", first_dense, at_least=0), layers)
+    dense = min(config.integer(dense_key, first_dense, at_least=0), layers)
     types = (DENSE,) * dense + (SPARSE,) * (layers - dense)
     if says_kinds and config.gives("mlp_layer_types"):
         types = config.words("mlp_layer_types", layers, MLP_LAYER_TYPES)

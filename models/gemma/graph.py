@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, norm
@@ -15,10 +17,19 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     return sandwich(b, model, x, layer, kernel, names)
 
 
-def sandwich(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str, names: tuple[str, str, str]) -> str:
+def sandwich(
+    b: GraphBuilder,
+    model: ModelSpec,
+    x: str,
+    layer: int,
+    kernel: str,
+    names: tuple[str, str, str],
+    inner: Callable[..., str] = gated_mlp,
+) -> str:
     """Append x + norm(attention(norm(x))), then the same with the MLP, and return it.
 
-    x: [batch, seq, embed]. names: of the norms behind attention, before the MLP and behind it.
+    x: [batch, seq, embed]. names: of the norms behind attention, before the MLP and behind it. inner: appends the MLP,
+    and is called as `gated_mlp` is.
     """
     prefix = f"model.layers.{layer}"
     behind_attention, before_mlp, behind_mlp = names
@@ -29,7 +40,7 @@ def sandwich(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str,
     b.module = "mlp_norm"
     h = norm(b, model, f"{prefix}.{before_mlp}", x)
     b.module = "mlp"
-    down = gated_mlp(b, model, h, f"{prefix}.mlp")
+    down = inner(b, model, h, f"{prefix}.mlp")
     b.module = "mlp_norm"
     down = norm(b, model, f"{prefix}.{behind_mlp}", down)
     return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))

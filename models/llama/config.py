@@ -161,6 +161,19 @@ def windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict
     return {"sliding_window": window, "layer_types": types if FULL_ATTENTION in types else ()}
 
 
+def turned_windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that `windows` finds, and those of positions in families whose blocks without a window have none."""
+    if config.gives("layer_types"):
+        types = config.words("layer_types", len(types), ATTENTION_TYPES)
+    positions = tuple(ROPE if word == SLIDING_ATTENTION else NOPE for word in types)
+    return windows(config, default, types) | ({"position_types": positions} if NOPE in positions else {})
+
+
+def every_few(layers: int, pattern: int) -> tuple[str, ...]:
+    """The layer_types of blocks of which every pattern-th one has no window."""
+    return tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
+
+
 def smollm3_blocks(config: Config) -> dict[str, Any]:
     """Which blocks of SmolLM3 have no positions: every no_rope_layer_interval-th one, or those with a 0 in
     no_rope_layers. With a sliding window, these have it."""

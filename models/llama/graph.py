@@ -13,6 +13,7 @@ from autoshard.spec.model_types import LAYER_NORM
 HIDDEN = "batch seq embed"
 TABLE, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
+GATED_HEADS = {"q_proj": HEADS["q_proj"], "gate_proj": HEADS["q_proj"], **HEADS}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
@@ -73,7 +74,8 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     family's name of the attention."""
     name = named or f"model.layers.{layer}.self_attn"
     b.module = "attention"
-    q, k, v = projections(b, model, name, h, HEADS)
+    gates = model.family.gates_attention
+    q, *gate, k, v = projections(b, model, name, h, GATED_HEADS if gates else HEADS)
     if not model.normalizes_turned_heads:
         q, k = normalized_heads(b, model, name, q, k)
     if model.has_rope(layer):
@@ -86,6 +88,9 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     b.module = "core_attention"
     sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
+    if gates:
+        b.module = "attention"
+        context = b.elementwise("sigmoid_mul", f"{name}.gated", context, *gate)
     return output_projection(b, model, name, context)
 
 

@@ -8,14 +8,11 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, one_kind, ropes_of_kinds
-from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
+from autoshard.models.llama.config import Defaults, every_few, read_as_llama, turned_windows, windows, written_as_llama
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import (
-    ATTENTION_TYPES,
     FULL_ATTENTION,
     MOST_REPEATED,
-    NOPE,
-    ROPE,
     SLIDING_ATTENTION,
 )
 
@@ -42,29 +39,24 @@ def exaone_kinds(config: Config) -> dict[str, Any]:
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.window(WINDOW) is None:
         return {"sliding_window": None}
-    if config.gives("layer_types"):
-        types = config.words("layer_types", layers, ATTENTION_TYPES)
-    else:
-        pattern = config.value("sliding_window_pattern", PATTERN)
-        if isinstance(pattern, str):
+    pattern = config.value("sliding_window_pattern", PATTERN)
+    if isinstance(pattern, str):
+        if not config.gives("layer_types"):
             raise AutoshardError(
                 f"sliding_window_pattern={show(pattern)} of {config.name} needs layer_types beside it, a word for each "
                 "block"
             )
-        types = _every_few(layers, config.integer("sliding_window_pattern", PATTERN))
-    positions = tuple(ROPE if word == SLIDING_ATTENTION else NOPE for word in types)
-    return windows(config, WINDOW, types) | ({"position_types": positions} if NOPE in positions else {})
-
-
-def _every_few(layers: int, pattern: int) -> tuple[str, ...]:
-    return tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
+        pattern = PATTERN  # layer_types goes before it
+    else:
+        pattern = config.integer("sliding_window_pattern", PATTERN)
+    return turned_windows(config, WINDOW, every_few(layers, pattern))
 
 
 def _kinds(config: Config) -> dict[str, Any]:
     """Which blocks of OLMo 3 have a window, and positions of both kinds: those of blocks with a window are never
     stretched. A rope_theta beside them is that of both, though transformers 5 takes THETA for blocks with a window."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
-    types = _every_few(layers, PATTERN)
+    types = every_few(layers, PATTERN)
     theta, scaling, local = ropes_of_kinds(config, THETA)
     differ = {"rope_local_base_freq": local} if scaling is not None or local != theta else {}
     return {"rope_theta": theta, "rope_scaling": scaling, **differ, **windows(config, WINDOW, types)}

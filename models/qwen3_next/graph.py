@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import (
-    HEADS,
-    HIDDEN,
-    core_attention,
-    embedding,
-    head,
-    linear,
-    mlp,
-    norm,
-    output_projection,
-    projections,
-    rms_norm,
-    rope,
-)
+from autoshard.models.llama.graph import HIDDEN, embedding, head, linear, mlp, norm, self_attention
 from autoshard.models.qwen.graph import mlp as experts
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LINEAR_ATTENTION
 
 __all__ = ["block", "embedding", "head"]
 
-GATED_HEADS = {"q_proj": HEADS["q_proj"], "gate_proj": HEADS["q_proj"], **HEADS}
 KEYS, VALUES = "linear_key_head linear_keydim", "linear_key_head linear_group linear_valuedim"
 LINEAR_HEADS = {
     "q_proj": KEYS,
@@ -46,22 +32,9 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
         out = _linear_attention(b, model, h, name)
     else:
         name = f"{prefix}.self_attn"
-        out = _gated_attention(b, model, h, name, kernel)
+        out = self_attention(b, model, h, layer, kernel)
     x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
     return (experts if model.is_moe else mlp)(b, model, x, layer)
-
-
-def _gated_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, kernel: str) -> str:
-    """Append attention whose output is multiplied by the sigmoid of a gate of the same shape."""
-    b.module = "attention"
-    q, gate, k, v = projections(b, model, name, h, GATED_HEADS)
-    q, k = (rms_norm(b, model, f"{name}.{part}", x) for part, x in (("q_norm", q), ("k_norm", k)))
-    q, k = rope(b, model, f"{name}.q_rope", q), rope(b, model, f"{name}.k_rope", k)
-    b.module = "core_attention"
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
-    b.module = "attention"
-    gated = b.elementwise("sigmoid_mul", f"{name}.gated", context, gate)
-    return output_projection(b, model, name, gated)
 
 
 def _linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:

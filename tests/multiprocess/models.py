@@ -173,6 +173,17 @@ MODELS["hunyuan moe"] = replace(
     num_experts_per_tok=3,
     shared_expert_intermediate_size=96,
 )
+MODELS["afmoe"] = replace(
+    MODELS["dots.llm1"],
+    model_type="afmoe",
+    head_dim=16,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    router=Router("sigmoid", "noaux_tc", routed_scaling_factor=1.5),
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    position_types=(*("rope",) * 3, "nope"),
+)
+MODELS["afmoe of 6 heads"] = replace(MODELS["afmoe"], num_attention_heads=6, tie_word_embeddings=True)
 MODELS["exaone moe"] = replace(
     MODELS["dots.llm1"],
     model_type="exaone_moe",

@@ -452,6 +452,18 @@ CASES[2] |= {
     ),
     "youtu zigzag ring, ZeRO-3": ("youtu", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "youtu tp": ("youtu", strategy(tp=2, recompute="attention_up+mlp"), 2),
+    "afmoe ep over cp, zigzag ring, ZeRO-3": (
+        "afmoe",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "afmoe tp": ("afmoe", strategy(tp=2, recompute="attention+mlp"), 2),
+    "afmoe, no sequence parallel": ("afmoe of 6 heads", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "afmoe pp, uneven, zero bubble": (
+        "afmoe",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("full", "mlp")),
+        3,
+    ),
     "apertus tp": ("apertus", strategy(tp=2, recompute="attention+mlp"), 2),
     "apertus zigzag ring, ZeRO-3": ("apertus", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "apertus, no sequence parallel": ("apertus, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
@@ -512,6 +524,8 @@ CASES[4] |= {
     "exaone moe ep x tp": ("exaone moe", strategy(tp=2, dp=2, ep=2), 2),
     "mistral4 ep x tp": ("mistral4", strategy(tp=2, dp=2, ep=2), 2),
     "youtu tp x pp": ("youtu", strategy(tp=2, pp=2), 3),
+    "afmoe ep x tp": ("afmoe", strategy(tp=2, dp=2, ep=2), 2),
+    "afmoe, padded and replicated heads": ("afmoe of 6 heads", strategy(tp=4), 2),
     "apertus, padded": ("apertus, biases", strategy(tp=4), 2),
     "apertus, HSDP x tp": ("apertus", strategy(tp=2, dp=2, zero=3), 2),
     "hunyuan, padded and replicated heads": ("hunyuan, biases", strategy(tp=4), 2),
@@ -659,7 +673,7 @@ LATER_FAMILIES = (
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
-    *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe"),
 )
 
 

@@ -540,6 +540,26 @@ CONFIGS["hunyuan moe, biases, stretched positions"] = {
     "attention_bias": True,
     "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
 }
+DENSE = {"n_routed_experts": "num_experts", "first_k_dense_replace": "num_dense_layers"}
+AFMOE = {
+    **{DENSE.get(key, RENAMED.get(key, key)): value for key, value in ROUTED.items()},
+    "model_type": "afmoe",
+    "num_key_value_heads": 4,
+    "mup_enabled": True,
+    "sliding_window": 9,
+    "route_scale": 1.5,
+    **NO_TOKENS,
+}
+CONFIGS["afmoe"] = {**AFMOE, "head_dim": 16, "num_hidden_layers": 4}
+CONFIGS["afmoe, no windows and no positions, all dense but one"] = {
+    **AFMOE,
+    "head_dim": 8,
+    "num_dense_layers": 2,
+    "num_shared_experts": 1,
+    "layer_types": ["full_attention"] * 3,
+    "tie_word_embeddings": True,
+}
+CONFIGS["afmoe, windows everywhere"] = {**AFMOE, "num_dense_layers": 0, "layer_types": ["sliding_attention"] * 3}
 CONFIGS["minimax m2"] = {
     **SMALL,
     "model_type": "minimax_m2",

@@ -98,7 +98,9 @@ def parameters(model: ModelSpec) -> int:
         attention += 2 * hidden
     if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3") or model.normalizes_turned_heads:  # as Qwen 3
         attention += 2 * model.head_dim
-    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open", "exaone_moe", "hy_v3", "hunyuan_v1_moe"):
+    if model.model_type == "afmoe":  # as Qwen 3, and norms behind attention and MLP, and a gate beside each query
+        attention += 2 * model.head_dim + 2 * hidden + hidden * queries
+    if model.model_type in ("ernie4_5_moe", "dots1", "solar_open", "exaone_moe", "hy_v3", "hunyuan_v1_moe", "afmoe"):
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
@@ -247,6 +249,9 @@ def recurrence(model: ModelSpec) -> int:
         ("hunyuan-a13b", 80_393_183_232),
         ("apertus-8b", 8_053_338_176),
         ("apertus-70b", 70_599_864_480),
+        ("trinity-nano", 6_119_996_416),
+        ("trinity-mini", 26_123_970_560),
+        ("trinity-large", 398_635_272_192),
         ("command-r7b", 8_028_033_024),
         ("command-a", 111_057_580_032),
         ("ministral-3-3b", 3_429_006_336),

@@ -343,6 +343,35 @@ def test_numbers_of_xielu_are_of_a_block_and_two_of_four_are_learned() -> None:
     assert all(one.name.startswith("model.layers.2.mlp.act_fn.") for one in numbers)
 
 
+def test_what_an_afmoe_config_leaves_out() -> None:
+    given = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2, "mup_enabled": True}
+    model = read("afmoe", **given)
+    assert (model.num_key_value_heads, model.head_dim, model.rope_theta, model.norm_eps) == (32, 128, 1e4, 1e-5)
+    assert (model.sliding_window, model.layer_types) == (1024, (*("sliding_attention",) * 3, "full_attention"))
+    assert model.position_types == (*("rope",) * 3, "nope")
+    assert (model.mlp_layer_types, model.dense_intermediate_size) == (("dense", *("sparse",) * 3), 1536)
+    assert (model.shared_expert_intermediate_size, model.norm_topk_prob, model.normalizes_heads) == (1024, True, True)
+    assert model.router == Router("sigmoid", "noaux_tc")
+    other = read("afmoe", **given, num_dense_layers=0, route_scale=2.5, global_attn_every_n_layers=2)
+    assert (other.mlp_layer_types, other.position_types) == ((), ("rope", "nope") * 2)
+    assert other.router == Router("sigmoid", "noaux_tc", routed_scaling_factor=2.5)
+    nowhere = read("afmoe", **given, layer_types=["full_attention"] * 4)
+    assert (nowhere.sliding_window, nowhere.layer_types, nowhere.position_types) == (None, (), ("nope",) * 4)
+    for one in (model, other, nowhere):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_a_gate_behind_attention_and_norms_on_both_sides_of_afmoe() -> None:
+    model = MODELS["afmoe"]
+    graph = stage_graph(model, published_sizes(model), (1,), False, False)
+    kinds = [(op.name.removeprefix("model.layers.1."), op.kind) for op in graph.operators]
+    names = [name for name, kind in kinds if kind in ("norm", "attention") or name.endswith(("gated", "sum"))]
+    assert names == [
+        *("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "self_attn.core_attention", "self_attn.gated"),
+        *("post_attention_layernorm", "pre_mlp_layernorm", "mlp.sum", "post_mlp_layernorm"),
+    ]
+
+
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
@@ -558,6 +587,19 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"moe_intermediate_size": 512, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
             "llama_4_scaling_beta is missing from rope_parameters of the config of m",
         ),
+        (
+            "afmoe",
+            {},
+            ("mup_enabled=False of m is not supported; True is: embeddings are multiplied by the root of hidden_size"),
+        ),
+        ("afmoe", {"score_func": "softmax"}, "score_func='softmax' of m is not supported; sigmoid is"),
+        ("afmoe", {"route_norm": False}, "route_norm=False of m is not supported; True is"),
+        ("afmoe", {"num_expert_groups": 4}, "num_expert_groups=4 of m is not supported; 1 is"),
+        (
+            "afmoe",
+            {"mup_enabled": True, "sliding_window": None},
+            "sliding_window=null of m is not supported; a number of tokens is",
+        ),
         ("apertus", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: xielu"),
         ("apertus", {"post_norm": True}, "post_norm=True of m is not supported; False is"),
         ("apertus", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
@@ -641,7 +683,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text or exaone_moe or hy_v3 or "
-                "hunyuan_v1_moe has it"
+                "afmoe or hunyuan_v1_moe has it"
             ),
         ),
         (
