@@ -467,7 +467,7 @@ CASES[2] |= {
     "apertus tp": ("apertus", strategy(tp=2, recompute="attention+mlp"), 2),
     "apertus zigzag ring, ZeRO-3": ("apertus", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "apertus, no sequence parallel": ("apertus, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
-    "apertus pp, uneven, zero bubble": ("apertus", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "apertus pp, uneven, zero bubble": ("apertus, biases", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "apertus dp, ZeRO-2": ("apertus", strategy(dp=2, zero=2), 2),
     "hunyuan tp": ("hunyuan", strategy(tp=2, recompute="attention+mlp"), 2),
     "hunyuan zigzag ring, ZeRO-3": ("hunyuan", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),

@@ -45,7 +45,7 @@ def padded(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _published_parameter(model: ModelSpec, tensor: Tensor, shape: list[int], seed: int) -> torch.Tensor:
-    if ".act_fn." in tensor.name:
+    if model.learns_activation and ".act_fn." in tensor.name:
         return torch.full(shape, xielu.PARTS[tensor.name.rpartition(".")[2]])
     initial = _initial(model, tensor.name)
     if initial == "zeros":
