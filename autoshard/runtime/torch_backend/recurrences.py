@@ -105,11 +105,12 @@ def _in_order(
     if pieces is None or pieces == tuple(sorted(pieces)):
         return lambda *values: _Again.apply(function, slices, *values)
     places = in_pieces(context.graph.sizes["seq"], pieces)
-    original = places.argsort()
 
     def ordered(*values: torch.Tensor) -> torch.Tensor:
+        here = places.to(values[0].device)
+        original = here.argsort()
         mixed = function(*(x[:, original] for x in values[:sequences]), *values[sequences:])
-        return mixed[:, places]
+        return mixed[:, here]
 
     return lambda *values: _Again.apply(ordered, slices, *values)
 
