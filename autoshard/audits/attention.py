@@ -102,10 +102,10 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
     window = seq if reach.window is None else reach.window
     ring = Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
     ranks = strategy.tp * (strategy.cp if strategy.context_parallel == "ulysses" else 1)  # that share the heads
-    heads = strategy.microbatch_size * padded_heads(plan.model, strategy.tp).queries // ranks
+    heads = padded_heads(plan.model, strategy.tp).queries // ranks
     computed = seen = 0
     for source in range(ring.size):
-        for tile in _tiles(ring, source, heads, torch.device("cpu")):
+        for tile in _tiles(ring, source, heads, strategy.microbatch_size, torch.device("cpu")):
             scores = (tile.rows.stop - tile.rows.start) * (tile.columns.stop - tile.columns.start)
             computed += scores
             seen += scores if tile.mask is None else int(tile.mask.sum())

@@ -14,7 +14,7 @@ from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.working_bytes import at_steps
+from autoshard.cost.working_bytes import at_steps, tile_bytes
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -105,7 +105,8 @@ class StepSeconds(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramWork:
     """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
-    need be. heaviest_step: whose backward decides `working_bytes`. The other fields: as in Part."""
+    need be. heaviest_step: whose backward decides `working_bytes`. tile_bytes: of that, what is in its tile of scores.
+    untiled_bytes: `working_bytes` without tiles. The other fields: as in Part."""
 
     program: Program
     operators: tuple[tuple[Operators, ...], ...]
@@ -118,6 +119,8 @@ class ProgramWork:
     num_tensors: int
     moments: Moments
     heaviest_step: Step | None
+    tile_bytes: float
+    untiled_bytes: float
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
@@ -227,6 +230,9 @@ def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
     given_back = given_back_bytes(program)
     working, needed = at_steps(program, given_back)
+    tiles = [tile_bytes(program, step) for step in program.steps]
+    with_tiles = [need + tile for need, tile in zip(needed, tiles, strict=True)]
+    heaviest = max(range(len(needed)), key=with_tiles.__getitem__, default=None)
     parameters: dict[tuple[str, ...], int] = {}
     matrices: dict[tuple[str, ...], int] = {}
     quantized: dict[tuple[str, ...], int] = {}
@@ -247,13 +253,15 @@ def program_work(program: Program) -> ProgramWork:
         tuple(tuple(_operator(program, single) for single in operator_steps(step)) for step in program.steps),
         tuple(tuple(forward_collectives(program, step)) for step in program.steps),
         tuple(tuple(backward_collectives(program, step)) for step in program.steps),
-        max(needed, default=0.0),
+        max(with_tiles, default=0.0),
         parameters,
         waiting_bytes(program),
         matrices,
         len(elements),
         moments(program, working, needed, given_back),
-        program.steps[max(range(len(needed)), key=needed.__getitem__)] if needed else None,
+        None if heaviest is None else program.steps[heaviest],
+        0.0 if heaviest is None else tiles[heaviest],
+        max(needed, default=0.0),
         quantized,
     )
 

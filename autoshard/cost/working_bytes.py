@@ -17,8 +17,8 @@ LOSS = "cross_entropy"
 
 
 def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Bytes that backward of each step works with, and those beyond all that was kept or is run again. given_back: as
-    `given_back_bytes` has them.
+    """Bytes that backward of each step works with, and those beyond all that was kept or is run again, both without
+    `tile_bytes`. given_back: as `given_back_bytes` has them.
 
     What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
     its block and has buffers of its own; at the end of the model, where the loss keeps as much as a softcap of logits
@@ -26,7 +26,8 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
     is before that of the others: their gradients wait for it. It is left out elsewhere: the step with the most bytes is
     then one of the first of its block's backward.
     """
-    operators, working = program.graph.operators, [working_bytes(program, step) for step in program.steps]
+    operators = program.graph.operators
+    working = [working_bytes(program, step) - tile_bytes(program, step) for step in program.steps]
     shares = any(SHARED_EXPERT in op.loop_dims for op in operators)
     if shares:
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
@@ -87,7 +88,8 @@ def operator_bytes(program: Program, step: OperatorStep) -> float:
     what it saves beside, buffers inside, such as those of a ring."""
     op = step.operator
     own = KINDS[op.kind].own_gradients_bytes(op, program.graph, loop_sizes(program, step))
-    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + own + _inner_bytes(program, step)
+    inner = _inner_bytes(program, step) + tile_bytes(program, step)
+    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + own + inner
 
 
 def _inner_bytes(program: Program, step: Step) -> float:
@@ -96,6 +98,15 @@ def _inner_bytes(program: Program, step: Step) -> float:
         return 0.0
     op = step.operator
     return KINDS[op.kind].inner_backward_bytes(op, program.graph, loop_sizes(program, step))
+
+
+def tile_bytes(program: Program, step: Step) -> float:
+    """Bytes of buffers inside the backward of a step with one operator that do not grow with the microbatch; 0 for
+    other steps."""
+    if not isinstance(step, OperatorStep):
+        return 0.0
+    op = step.operator
+    return KINDS[op.kind].tile_bytes(op, program.graph, loop_sizes(program, step))
 
 
 def view_bytes(program: Program, view: str) -> float:

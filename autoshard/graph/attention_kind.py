@@ -88,27 +88,30 @@ class Attention(OperatorKind):
 
         There is the gradient of q in FP32. Gradients of keys and values are there three times in FP32: those of this
         hop, and those of the last one as sent and as received. Keys and values are there once, and once more where they
-        travel at the same time, which they do not on the second and last hop of two ranks. Of a tile of scores there
-        are the probabilities and, in FP32 and in the type of the keys, their gradient; then that in the latter alone,
-        and a piece's gradient of keys before it is added to the sum. A softcap's slopes are there all the while.
+        travel at the same time, which they do not on the second and last hop of two ranks.
         """
-        kind = _context_parallel(op)
-        if kind not in ("ring", "zigzag_ring") or (ranks := _ring_size(graph, sizes)) == 1:
+        if not _is_ring(op) or (ranks := _ring_size(graph, sizes)) == 1:
             return 0.0
         query, key, value = (num_elements(graph, name, sizes) for name in op.inputs[:3])
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         summed_bytes = max(FLOAT32_BYTES, element_bytes)
         travelling_bytes = 3 * summed_bytes + (element_bytes if ranks > 2 else 0)
-        own_pieces = 2 if kind == "zigzag_ring" else 1
-        is_cast = element_bytes < summed_bytes
+        return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value)
+
+    def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of a ring's tile of scores: the probabilities, a softcap's slopes, and the gradient of the scores in
+        FP32 and in the type of the keys. Later a piece's gradient of keys takes the place of that in FP32."""
+        if not _is_ring(op) or _ring_size(graph, sizes) == 1:
+            return 0.0
+        pieces = 2 if _context_parallel(op) == "zigzag_ring" else 1
         window = op.attributes.get("sliding_window")
-        heads, whole = prod(sizes[dim] for dim in ("batch", "kvhead", "group")), float(graph.sizes["seq"])
-        scores = most_scores(heads, sizes["seq"] / own_pieces, whole if window is None else float(str(window)))
-        kept_bytes = (1 if op.attributes.get("softcap") is None else 2) * summed_bytes * scores
-        gradients_bytes = (summed_bytes + is_cast * element_bytes) * scores
-        after_bytes = (element_bytes if is_cast else summed_bytes) * scores + is_cast * element_bytes / own_pieces * key
-        tile_bytes = kept_bytes + max(gradients_bytes, after_bytes)
-        return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value) + tile_bytes
+        heads, whole = sizes["kvhead"] * sizes["group"], float(graph.sizes["seq"])
+        scores = most_scores(heads, sizes["seq"] / pieces, whole if window is None else float(str(window)))
+        element_bytes = graph.tensors[op.inputs[0]].element_bytes
+        summed_bytes = max(FLOAT32_BYTES, element_bytes)
+        cast_bytes = element_bytes if element_bytes < summed_bytes else 0
+        slopes_bytes = 0 if op.attributes.get("softcap") is None else summed_bytes
+        return (2 * summed_bytes + cast_bytes + slopes_bytes) * scores
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         query, key, value, out = (
@@ -126,7 +129,7 @@ class Attention(OperatorKind):
 
         A ring passes keys and values on as in forward; their gradients go one rank further, home.
         """
-        if _context_parallel(op) not in ("ring", "zigzag_ring"):
+        if not _is_ring(op):
             return self.internal_collectives(op, graph, sizes)
         elements = sum(num_elements(graph, name, sizes) for name in op.inputs[1:3])
         element_bytes = graph.tensors[op.inputs[1]].element_bytes
@@ -138,6 +141,10 @@ class Attention(OperatorKind):
 
 def _context_parallel(op: Operator) -> str:
     return str(op.attributes.get("context_parallel", "all_gather"))
+
+
+def _is_ring(op: Operator) -> bool:
+    return _context_parallel(op) in ("ring", "zigzag_ring")
 
 
 def _ring_size(graph: Graph, sizes: Sizes) -> int:

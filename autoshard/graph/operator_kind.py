@@ -108,7 +108,11 @@ class OperatorKind:
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of buffers inside the operator's backward, beyond what forward kept and the gradients of inputs and
-        output. sizes: local size of each dim."""
+        output, as far as they grow with the microbatch. sizes: local size of each dim."""
+        return 0.0
+
+    def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of further such buffers, which do not grow with the microbatch. sizes: local size of each dim."""
         return 0.0
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.program import price_program, program_work
-from autoshard.cost.working_bytes import working_bytes
+from autoshard.cost.working_bytes import tile_bytes, working_bytes
 from autoshard.graph.count import backward_collectives, forward_collectives, loop_sizes, operator_work
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
@@ -71,22 +71,24 @@ def test_a_ring_sends_keys_and_values_on_and_their_gradients_home() -> None:
 
 def test_backward_of_a_ring_holds_gradients_of_three_pairs_and_a_tile_of_scores() -> None:
     """Beyond the gradients that it returns, those of q in FP32 and, of keys and values, three in FP32 and what travels
-    in bf16. Of a tile the probabilities, and their gradient twice, in FP32 and in bf16; all scores of a piece are one
-    tile here."""
+    in bf16. Of a tile the probabilities, and the gradient of scores twice, in FP32 and in bf16; all scores of a piece
+    are one tile here."""
 
     def inside(kind: str, cp: int) -> float:
         program, step = attention(kind, cp)
         return KINDS["attention"].inner_backward_bytes(step.operator, program.graph, loop_sizes(program, step))
 
     q, k = QUERIES / 4, KEYS / 4
-    tile = HEADS * (SEQ / 8) ** 2
-    assert inside("zigzag_ring", 4) == (4 - 2) * q + (3 * 4 + 2) * 2 * k + (4 + 4 + 2) * tile
-    assert inside("ring", 2) == (4 - 2) * 2 * q + 3 * 4 * 2 * 2 * k + (4 + 4 + 2) * 16 * tile
+    assert inside("zigzag_ring", 4) == (4 - 2) * q + (3 * 4 + 2) * 2 * k
+    assert inside("ring", 2) == (4 - 2) * 2 * q + 3 * 4 * 2 * 2 * k
+    for kind, cp, length in (("zigzag_ring", 4, SEQ / 8), ("ring", 2, SEQ / 2)):
+        program, step = attention(kind, cp)
+        assert tile_bytes(program, step) == (4 + 4 + 2) * HEADS * length**2
     assert inside("ulysses", 4) == inside("all_gather", 1) == 0
     program, step = attention("zigzag_ring", 4)
     statistics = 4 * HEADS * SEQ / 4
     expected = 2 * (2 * q + 2 * k) + statistics + inside("zigzag_ring", 4)
-    assert working_bytes(program, step) == expected
+    assert working_bytes(program, step) == expected + tile_bytes(program, step)
 
 
 def test_ulysses_exchanges_queries_keys_values_and_the_output() -> None:

@@ -131,6 +131,7 @@ def test_the_work_of_a_pipeline_is_one_by_one_that_of_many(schedule: str, pp: in
 
 SHAPES = (
     ("llama3-8b", LocalShape(4, 2, 1, 1, True, "flash", "zigzag_ring")),
+    ("qwen3-0.6b", LocalShape(1, 2, 1, 1, False, "flash", "zigzag_ring")),  # attention works with most
     ("llama3-8b", LocalShape(16, 1, 1, 1, False, "plain")),
     ("mixtral-8x7b", LocalShape(2, 1, 4, 1, True, "flash")),
     ("gpt3-175b", LocalShape(1, 2, 1, 1, False, "flash", "all_gather")),

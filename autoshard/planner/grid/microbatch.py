@@ -46,8 +46,8 @@ class UnitColumns(NamedTuple):
 
     first_step: of each program, and the number of all steps. operators: (operator, field of OperatorNeeds), its kind as
     a number; for each operator also step: in which it runs; fixed_bytes: of what it moves; put_off: the share of its
-    backward that a schedule may put off. working_bytes, fixed_working_bytes, waiting_bytes: of each program; the last
-    wait for what is put off.
+    backward that a schedule may put off. working_bytes, fixed_working_bytes, untiled_bytes, waiting_bytes: of each
+    program; untiled: all of it grows, and with large microbatches it may be more; the last wait for what is put off.
     """
 
     first_step: tuple[int, ...]
@@ -59,6 +59,7 @@ class UnitColumns(NamedTuple):
     backward: SentColumns
     working_bytes: Array
     fixed_working_bytes: Array
+    untiled_bytes: Array
     waiting_bytes: Array
 
     def needs(self, sequences: Array) -> Array:
@@ -75,7 +76,7 @@ class UnitColumns(NamedTuple):
 def working_bytes_of(work: ProgramWork, sequences: int) -> float:
     """Bytes that a program works with for microbatches of so many sequences. work: for one."""
     fixed_bytes = _fixed_working_bytes(work)
-    return fixed_bytes + sequences * (work.working_bytes - fixed_bytes)
+    return max(fixed_bytes + sequences * (work.working_bytes - fixed_bytes), sequences * _untiled_bytes(work))
 
 
 def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
@@ -97,6 +98,7 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
         _sent([issued for work in works for issued in work.backward]),
         np.array([work.working_bytes for work in works], dtype=float),
         np.array([_fixed_working_bytes(work) for work in works], dtype=float),
+        np.array([_untiled_bytes(work) for work in works], dtype=float),
         np.array([work.weights_waiting_bytes for work in works], dtype=float),
     )
 
@@ -129,7 +131,12 @@ def _fixed_working_bytes(work: ProgramWork) -> float:
         for view in (_views(work.heaviest_step) if work.heaviest_step else ())
         if _is_fixed(program, view) and program.tensor(view).role != "parameter"
     ]
-    return float(sum(program.local_bytes[view] for view in fixed))
+    return float(sum(program.local_bytes[view] for view in fixed)) + work.tile_bytes
+
+
+def _untiled_bytes(work: ProgramWork) -> float:
+    """Bytes that a program works with without a tile, where its heaviest step has one; else 0."""
+    return work.untiled_bytes if work.tile_bytes else 0.0
 
 
 def _views(step: Step) -> tuple[str, ...]:

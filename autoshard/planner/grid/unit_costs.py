@@ -248,7 +248,7 @@ class SetColumns(NamedTuple):
     in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + r sets), the same, then for each of the r
     programs with blocks 1 where it repeats the step under each set. slope_bytes: what one sequence more adds to the
     bytes that programs keep and that they replay, (n x set,) each, that wait for gradients of weights and that they
-    work with, (n,) each. fixed_bytes: what is there without any.
+    work with, with a tile of scores and without, (n,) each. fixed_bytes: what is there without any.
     """
 
     in_program: Array
@@ -270,8 +270,10 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
         if len(places.segments):
             replay_bytes[program] = (places.repeats * (places.segments @ sizes)).max(1)
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
-    slope_bytes = np.concatenate([kept_bytes.ravel(), replay_bytes.ravel(), columns.waiting_bytes, growing_bytes])
-    fixed_bytes = np.concatenate([np.zeros(2 * kept_bytes.size + len(works)), columns.fixed_working_bytes])
+    by_program = columns.waiting_bytes, growing_bytes, columns.untiled_bytes
+    slope_bytes = np.concatenate([kept_bytes.ravel(), replay_bytes.ravel(), *by_program])
+    fixed_bytes = np.zeros_like(slope_bytes)
+    fixed_bytes[-2 * len(works) : -len(works)] = columns.fixed_working_bytes
     return SetColumns(in_program, in_sums, slope_bytes, fixed_bytes)
 
 
@@ -346,7 +348,8 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     programs, recomputed = sums.backward_s.shape[1], kinds + has_first
     by_set, by_program = np.split(sums.bytes, [2 * programs * sets], axis=1)
     kept_bytes, replay_bytes = by_set.reshape(-1, 2, programs, sets).transpose(1, 2, 0, 3)
-    waiting_bytes, working_bytes = by_program.reshape(-1, 2, programs, 1).transpose(1, 2, 0, 3)
+    waiting_bytes, tiled_bytes, untiled_bytes = by_program.reshape(-1, 3, programs, 1).transpose(1, 2, 0, 3)
+    working_bytes = np.maximum(tiled_bytes, untiled_bytes)
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
     parts = []
     for program in range(programs):

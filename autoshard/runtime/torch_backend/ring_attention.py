@@ -77,15 +77,15 @@ class _Tile:
 
 
 def _tiles(
-    ring: Ring, source: int, heads: int, device: torch.device, starts: torch.Tensor | None = None
+    ring: Ring, source: int, heads: int, sequences: int, device: torch.device, starts: torch.Tensor | None = None
 ) -> Iterator[_Tile]:
     """Yields the tiles of this rank's queries with rank `source`'s keys; the diagonal of a piece before the tiles left
     of it.
 
-    starts: as in ring_attention.
+    heads: of one sequence. sequences: of the microbatch. starts: as in ring_attention.
     """
     length = ring.piece_length
-    at_once, few = tile_rows(heads, length)
+    at_once, few = tile_rows(heads, length, sequences)
     for i, query_start in enumerate(ring.queries):
         for j, key_start in sorted(enumerate(ring.held_by(source)), key=lambda one: -one[1]):
             distance = query_start - key_start
@@ -213,7 +213,7 @@ class _RingAttention(torch.autograd.Function):
             arriving = _next(pair, ring) if hop < ring.size - 1 else None
             source = (ring.index - hop) % ring.size
             keys = _by_heads(pair, k, v)
-            for tile in _tiles(ring, source, batch * kv_heads * group, q.device, starts):
+            for tile in _tiles(ring, source, kv_heads * group, batch, q.device, starts):
                 _attend(q, keys, tile, group, ring, top, total, sums)
             if arriving is not None:
                 pair = arriving()
@@ -242,7 +242,7 @@ class _RingAttention(torch.autograd.Function):
             """Gradients of rank `source`'s keys and values by the local queries."""
             grad_pair = torch.zeros_like(pair, dtype=log_sum_exp.dtype)
             keys, grad_keys = _by_heads(pair, k, v), _by_heads(grad_pair, k, v)
-            for tile in _tiles(ring, source, batch * kv_heads * group, q.device, ctx.starts):
+            for tile in _tiles(ring, source, kv_heads * group, batch, q.device, ctx.starts):
                 _attend_backward(rows, keys, tile, group, ring, grad_keys)
             return grad_pair
 
