@@ -53,7 +53,7 @@ MOST_CHUNKED = 100
 tenth of a second, and counts several times where it takes more."""
 MOST_IDLE = 50
 """So many where another layout is left open that may take as little: these may be faster than what is known, and prove
-nothing. In the 200 problems of benchmarks.planner_problems the first 40 had all that were."""
+nothing. All that were found in the 200 problems of benchmarks.planner_problems were among the first 40."""
 MOST_MANY_CHUNKED = 3
 """So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
 AT_ONCE = 24
