@@ -20,18 +20,31 @@ class Heads(NamedTuple):
         return self.key_value * self.groups
 
 
-@lru_cache(maxsize=4096)
 def padded_heads(model: ModelSpec, tp: int) -> Heads:
-    """The heads as laid out over tp ranks: the model's own if they divide, else with the fewest empty query heads.
+    """The heads of the model's first kind of attention, as `heads_of_kinds` lays them out."""
+    return heads_of_kinds(model, tp)[0]
+
+
+def key_value_heads(model: ModelSpec, tp: int) -> tuple[int, ...]:
+    """Key-value heads of each of `model.heads`, as `heads_of_kinds` lays them out: what the mesh's axes follow."""
+    return tuple(heads.key_value for heads in heads_of_kinds(model, tp))
+
+
+@lru_cache(maxsize=4096)
+def heads_of_kinds(model: ModelSpec, tp: int) -> tuple[Heads, ...]:
+    """Each of `model.heads` as laid out over tp ranks: the model's own if they divide, else with the fewest empty query
+    heads.
 
     Either tp divides the key-value heads, or they divide tp and the ranks that share one divide its query heads: as in
     NxD's parallel_layers/pad.py, whole key-value heads are added behind the last one, or query heads behind those of
     each key-value head (12 heads on tp=8: 16; 28 query heads over 4 key-value heads on tp=8: 7 become 8, which is 32).
     A traced model is never padded: its operators may make something of nothing.
     """
-    own = Heads(model.num_key_value_heads, model.num_query_groups)
-    if model.graph is not None:
-        return own
+    kinds = tuple(Heads(one.num_key_value_heads, one.num_query_groups) for one in model.heads)
+    return kinds if model.graph is not None else tuple(_padded(own, tp) for own in kinds)
+
+
+def _padded(own: Heads, tp: int) -> Heads:
     shared = [split for split in range(own.key_value, tp) if tp % split == 0]
     candidates = [
         Heads(multiple_of(own.key_value, tp), own.groups),
@@ -50,13 +63,16 @@ def padding_notes(model: ModelSpec, tp: int) -> tuple[str, ...]:
 
     The vocabulary's padding is left out: every framework pads it. tp: degree of tensor parallelism.
     """
-    heads, found = padded_heads(model, tp), []
-    if heads.queries != model.num_attention_heads:
-        key_value = model.num_key_value_heads
+    found = []
+    for own, heads in zip(model.heads, heads_of_kinds(model, tp), strict=True):
+        if heads.queries == model.num_attention_heads:
+            continue
+        key_value = own.num_key_value_heads
         also = f" (key-value heads {key_value} to {heads.key_value})" if heads.key_value != key_value else ""
-        also = also if model.num_query_groups > 1 else ""
+        also = also if own.num_query_groups > 1 else ""
+        whose = " of blocks with full attention" if own.kind else ""
         found.append(
-            f"{model.num_attention_heads} attention heads padded to {heads.queries}{also} for tp={tp}: "
+            f"{model.num_attention_heads} attention heads{whose} padded to {heads.queries}{also} for tp={tp}: "
             f"{1 - model.num_attention_heads / heads.queries:.1%} of attention's work is padding"
         )
     for field in ("intermediate_size", "shared_expert_intermediate_size", "dense_intermediate_size"):

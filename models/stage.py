@@ -8,7 +8,7 @@ from math import ceil
 
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.models.families import FAMILIES, graph_of
-from autoshard.models.padding import multiple_of, padded_heads, padded_width
+from autoshard.models.padding import heads_of_kinds, multiple_of, padded_width
 from autoshard.models.plugin_family import check_family
 from autoshard.models.prediction import JOINED, prediction
 from autoshard.spec.latent_attention import LatentAttention
@@ -34,14 +34,10 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     batch: sequences of all data-parallel replicas. capacity_factor: slots of an expert over its even share of a
     sequence's tokens; num_local_experts / num_experts_per_tok gives every token a slot whatever the router does.
     """
-    heads = padded_heads(model, tp)
-    sizes = {
-        "batch": batch,
-        "seq": seq,
-        "embed": model.hidden_size,
-        "kvhead": heads.key_value,
-        "group": heads.groups,
-        "headdim": model.head_dim,
+    sizes = {"batch": batch, "seq": seq, "embed": model.hidden_size}
+    for own, heads in zip(model.heads, heads_of_kinds(model, tp), strict=True):
+        sizes |= dict(zip(own.query_dims, (heads.key_value, heads.groups, own.head_dim), strict=True))
+    sizes |= {
         "ffn": padded_width(model, model.intermediate_size, tp),
         "vocab": padded_vocab_size(model.vocab_size, tp),
     }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autoshard.layout.context_parallel import RINGS, sequence_pieces
-from autoshard.models.padding import padded_heads
+from autoshard.models.padding import heads_of_kinds
 from autoshard.plans.plan import Plan
 from autoshard.runtime.torch_backend.attention import _attention_mask
 from autoshard.runtime.torch_backend.ring_attention import Ring, _tiles
@@ -93,6 +93,12 @@ def _work(plan: Plan, position: int, reach: Reach) -> AttentionWork:
     return AttentionWork(float((seen - 0.5 * grows).mean()), value_share=values)
 
 
+def _heads(plan: Plan, reach: Reach) -> int:
+    """Query heads, as laid out, of the blocks with this reach."""
+    kinds = heads_of_kinds(plan.model, plan.strategy.tp)
+    return kinds[0 if reach.window is not None else -1].queries
+
+
 def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: int, reach: Reach) -> float:
     """Share (0 to 1) of the scores in the tiles that one rank computes that the mask lets through, all hops together.
 
@@ -102,7 +108,7 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
     window = seq if reach.window is None else reach.window
     ring = Ring(neighbours, pieces, seq // len(pieces), window, chunk=reach.chunk, position=position)
     ranks = strategy.tp * (strategy.cp if strategy.context_parallel == "ulysses" else 1)  # that share the heads
-    heads = padded_heads(plan.model, strategy.tp).queries // ranks
+    heads = _heads(plan, reach) // ranks
     computed = seen = 0
     for source in range(ring.size):
         for tile in _tiles(ring, source, heads, strategy.microbatch_size, torch.device("cpu")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from autoshard.audits.block_gradients import at_block_gradients_bytes, has_one_for_all
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
@@ -172,7 +173,7 @@ def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]
     forward = work.flops
     if op.kind == "attention" and op.attributes["kernel"] == "plain":
         sizes = loop_sizes(program, step)
-        queries = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
+        queries = prod(sizes[dim] for dim in op.loop_dims)
         forward = 2.0 * queries * sum(_attention_columns(program, step)) * program.graph.sizes["seq"]
     return forward, forward * work.backward_flops_ratio
 

@@ -10,11 +10,12 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.mesh import (
     build_mesh,
     experts_objection,
+    heads_objection,
     replicas_objection,
     replicas_of_experts,
     tensor_ranks_apart,
 )
-from autoshard.models.padding import padded_heads
+from autoshard.models.padding import heads_of_kinds, key_value_heads
 from autoshard.spec.cluster import Cluster
 
 
@@ -55,8 +56,11 @@ def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
     """Twice the heads is where another tp does the same for less."""
     heads = problem.model.num_attention_heads
 
+    def padded(tp: int) -> int:
+        return max(one.queries for one in heads_of_kinds(problem.model, tp))
+
     def little(tp: int) -> bool:
-        return padded_heads(problem.model, tp).queries < 2 * heads
+        return padded(tp) < 2 * heads
 
     if not pads(problem) or little(draft.tp):
         return None
@@ -67,7 +71,7 @@ def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
     nearest = min(filter(works, divisors(problem.cluster.world_size)), key=lambda tp: abs(tp - draft.tp))
     return (
         f"tp={draft.tp} would pad num_attention_heads={heads} of {problem.model.name} to "
-        f"{padded_heads(problem.model, draft.tp).queries}; the nearest tp that fits here: {nearest}"
+        f"{padded(draft.tp)}; the nearest tp that fits here: {nearest}"
     )
 
 
@@ -83,18 +87,32 @@ def tp_divides_heads(problem: Problem, draft: Draft) -> str | None:
 
 def kv_heads_are_shared_evenly(problem: Problem, draft: Draft) -> str | None:
     """[NxD modules/qkv_linear.py] One multiplier of the key-value heads for the whole model."""
-    kv_heads = problem.model.num_key_value_heads
+    kinds = problem.model.heads
 
     def shared(tp: int) -> bool:
-        return kv_heads % tp == 0 or tp % kv_heads == 0
+        return all(one.num_key_value_heads % tp == 0 or tp % one.num_key_value_heads == 0 for one in kinds)
 
     if pads(problem) or shared(draft.tp):
         return None
     heads, cluster = problem.model.num_attention_heads, problem.cluster
+    counts = " and ".join(f"num_{one.kind}key_value_heads={one.num_key_value_heads}" for one in kinds)
     return (
-        f"tp={draft.tp} must divide num_key_value_heads={kv_heads} of {problem.model.name} or be a multiple of it; "
+        f"tp={draft.tp} must divide {counts} of {problem.model.name} or be a multiple of it; "
         f"degrees that fit here: {fitting(divisors(heads), lambda tp: shared(tp) and has_groups(cluster, tp))}"
     )
+
+
+def heads_of_blocks_split_alike(problem: Problem, draft: Draft) -> str | None:
+    """Blocks of both kinds of attention share the axes of tensor parallelism."""
+
+    def objection(tp: int) -> str | None:
+        return heads_objection(tp, key_value_heads(problem.model, tp))
+
+    if (found := objection(draft.tp)) is None:
+        return None
+    degrees = divisors(problem.cluster.world_size)
+    known = fitting(degrees, lambda tp: objection(tp) is None and has_groups(problem.cluster, tp))
+    return f"{found}; degrees that fit here: {known}"
 
 
 def tp_divides_ffn(problem: Problem, draft: Draft) -> str | None:
@@ -180,7 +198,7 @@ def experts_are_cut_apart(problem: Problem, draft: Draft) -> str | None:
         return f"etp={etp} with tp={tp}: {label} cuts every expert over tp; use backend {ANYWHERE.name}"
     if not 1 <= etp <= tp or tp % etp:
         return f"etp={etp} must divide tp={tp}; degrees that do: {fitting(divisors(tp), lambda degree: True)}"
-    kv_heads = padded_heads(model, tp).key_value
+    kv_heads = key_value_heads(model, tp)
     try:
         build_mesh(tp, 1, 1, 1, tp // etp, kv_heads, problem.cluster.platform.kv_heads_innermost, etp=etp)
     except AutoshardError as error:
@@ -260,6 +278,7 @@ TP_RULES = (
     Rule("tp does not divide the attention heads", tp_divides_heads),
     Rule("most of the heads would be padding", padding_is_the_smaller_part),
     Rule("tp and the key-value heads do not divide", kv_heads_are_shared_evenly),
+    Rule("tp cuts heads of two kinds of blocks across each other", heads_of_blocks_split_alike),
     Rule("tp does not divide the MLP", tp_divides_ffn),
     Rule("tp does not divide the groups of a state space", tp_divides_groups),
 )

@@ -188,9 +188,9 @@ def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
         return f"attention_kernel=flash: NxD Training has none for {model.model_type} models; use plain"
     if not problem.cluster.platform.is_trainium:  # NxD's CPU mode has other kernels
         return None
-    if model.head_dim > FLASH_MAX_HEAD_DIM:
+    if (widest := max(one.head_dim for one in model.heads)) > FLASH_MAX_HEAD_DIM:
         return (
-            f"attention_kernel=flash: NxD's takes a head_dim of at most {FLASH_MAX_HEAD_DIM}, not {model.head_dim} of "
+            f"attention_kernel=flash: NxD's takes a head_dim of at most {FLASH_MAX_HEAD_DIM}, not {widest} of "
             f"{model.name}; use plain"
         )
     window = model.sliding_window

@@ -19,7 +19,7 @@ from autoshard.errors import AutoshardError
 from autoshard.graph.recompute import BLOCK_MODULES, check_members, members
 from autoshard.layout.context_parallel import RINGS, UNUSED
 from autoshard.layout.strategy import Strategy
-from autoshard.models.padding import padded_heads, padding_notes
+from autoshard.models.padding import key_value_heads, padding_notes
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.schedules import SCHEDULES, usual_schedule
 from autoshard.spec.cluster import Cluster
@@ -104,11 +104,13 @@ def kernel_fits_sequence(problem: Problem, draft: Draft) -> str | None:
 def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
     """[NxD modules/attention: ring attention is its only one] Zigzag wants two pieces a rank, Ulysses whole heads."""
     kind, tp, cp, name = draft.context_parallel, draft.tp, draft.cp, problem.model.name
-    length, kv_heads = problem.training.sequence_length, padded_heads(problem.model, tp).key_value
+    length, kv_heads = problem.training.sequence_length, min(key_value_heads(problem.model, tp))
+
+    def fits(degree: int) -> bool:
+        return all(heads % (degree * cp) == 0 for heads in key_value_heads(problem.model, degree))
 
     def works(degree: int) -> bool:
-        heads_fit = padded_heads(problem.model, degree).key_value % (degree * cp) == 0
-        return heads_fit and tp_is_a_group_size(problem, Draft(degree, 1, 1, cp, 1)) is None
+        return fits(degree) and tp_is_a_group_size(problem, Draft(degree, 1, 1, cp, 1)) is None
 
     if cp == 1:
         return None if kind == UNUSED else f"context_parallel={kind} has nothing to share with cp=1; use {UNUSED}"
@@ -120,10 +122,11 @@ def context_parallelism_works(problem: Problem, draft: Draft) -> str | None:
         return f"attention_kernel={draft.attention_kernel}: context_parallel={kind} never has all scores; use flash"
     if kind == "zigzag_ring" and length % (2 * cp):
         return f"context_parallel=zigzag_ring cuts sequence_length={length} into 2 x cp={cp} pieces; use ring"
-    if kind == "ulysses" and kv_heads % (tp * cp):
+    if kind == "ulysses" and not fits(tp):
+        fewest = problem.model.heads[-1].kind
         return (
-            f"context_parallel=ulysses: tp={tp} x cp={cp} must divide num_key_value_heads={kv_heads} of {name}; "
-            f"tp that fits cp={cp}: {fitting(divisors(kv_heads), works)}; all_gather takes any"
+            f"context_parallel=ulysses: tp={tp} x cp={cp} must divide num_{fewest}key_value_heads={kv_heads} of "
+            f"{name}; tp that fits cp={cp}: {fitting(divisors(kv_heads), works)}; all_gather takes any"
         )
     return None
 

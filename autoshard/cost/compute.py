@@ -7,6 +7,7 @@ length K reaches K / (K + matmul_k0) of that; and the output is computed in whol
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from autoshard.cost.stacks import COMPILED, Software
@@ -128,7 +129,7 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     if op.kind == "attention":
         graph = program.graph
         head_dim, value_dim = (float(graph.sizes[graph.tensors[name].dims[-1]]) for name in (op.inputs[0], op.output))
-        rows = sizes["batch"] * sizes["seq"] * sizes["kvhead"] * sizes["group"]
+        rows = prod(sizes[dim] for dim in op.loop_dims)
         plain = op.attributes["kernel"] == "plain"
         keys = float(program.graph.sizes["seq"]) if plain else work.flops / (2.0 * rows * (head_dim + value_dim))
         scores = rows * keys * program.graph.tensors[op.output].element_bytes

@@ -9,7 +9,7 @@ from autoshard.layout.context_parallel import UNUSED
 from autoshard.layout.degrees import Degrees
 from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh, replicas_of_experts, tensor_ranks_apart
 from autoshard.layout.sharding import OperatorChoices
-from autoshard.models.padding import padded_heads
+from autoshard.models.padding import key_value_heads
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec
@@ -58,7 +58,7 @@ def stage_mesh(model: ModelSpec, cluster: Cluster, shape: LocalShape) -> Mesh:
     At least 2 data-parallel ranks then, so that the programs say which gradients they sum.
     """
     kv_inner = cluster.platform.kv_heads_innermost
-    kv_heads = padded_heads(model, shape.tp).key_value
+    kv_heads = key_value_heads(model, shape.tp)
     tp, cp, ep, etp = shape.tp, shape.cp, shape.ep, shape.etp
     if shape.placement:
         degrees, order = dict(shape.placement), tuple(name for name, _ in shape.placement)
@@ -113,7 +113,7 @@ def hidden_bytes(model: ModelSpec, training: TrainingSpec, shape: LocalShape) ->
 def strategy_mesh(model: ModelSpec, cluster: Cluster, strategy: LocalChoices) -> Mesh:
     """The mesh of a strategy, or of a draft of one, on the platform of a cluster."""
     s = strategy
-    kv_heads = padded_heads(model, s.tp).key_value
+    kv_heads = key_value_heads(model, s.tp)
     kv_inner = cluster.platform.kv_heads_innermost
     fold = cluster.fold(s.tp)
     return build_mesh(s.tp, s.pp, s.dp, s.cp, s.ep, kv_heads, kv_inner, s.axis_order, fold, s.dp_replicate, s.etp)

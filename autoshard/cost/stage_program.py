@@ -21,7 +21,7 @@ from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import DATA_AXES, build_mesh, replicas_of_experts, tensor_ranks_apart
 from autoshard.layout.sharding import stage_program
 from autoshard.layout.strategy import ATTENTION_KERNELS
-from autoshard.models.padding import padded_heads
+from autoshard.models.padding import key_value_heads
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import HIDDEN
@@ -165,7 +165,7 @@ def _shape_program(of: _StageAsSeen) -> Program:
     model, sequence_length, dtype, shape, capacity_factor, kv_inner, layers, first, last, quantized = of
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
-    kv_heads = padded_heads(model, shape.tp).key_value
+    kv_heads = key_value_heads(model, shape.tp)
     replicas = 2 * replicas_of_experts(shape.ep, shape.cp, tensor_ranks_apart(shape.tp, shape.etp))
     mesh = build_mesh(shape.tp, 1, replicas, shape.cp, shape.ep, kv_heads, kv_inner, etp=shape.etp)
     axes = mesh.stage_axes

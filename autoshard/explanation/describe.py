@@ -276,6 +276,8 @@ def _mesh(mesh: Mesh) -> str:
     unusual = "" if [name for name, _ in used] == usual else f"; the usual order is {' > '.join(usual)}"
     shared = " and ".join(name for name, _ in used if name in ("tp1", "etp1"))
     copies = f"; ranks along {shared} have the same key-value heads" if shared else ""
+    wide = " and ".join(name for name, _ in used if name in ("tp2", "etp2"))
+    copies += f"; those along {wide} have the same ones of blocks with full attention" if wide else ""
     order = " > ".join(f"{name} {size}" for name, size in used)
     rows = f"; the rows of a node are counted {', '.join(map(str, mesh.fold.row_order))}" if mesh.fold else ""
     return f"{order} ({used[-1][0]} varies fastest over ranks{rows}{unusual}{copies})"

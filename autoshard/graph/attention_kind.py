@@ -11,7 +11,8 @@ from autoshard.graph.states import REPLICATED
 
 
 class Attention(OperatorKind):
-    """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim.
+    """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim. Dims
+    of heads may have other names, since blocks may have other heads (spec/attention_heads.py).
 
     The last dim of v and of the output may be another one than that of q and k.
 
@@ -69,7 +70,7 @@ class Attention(OperatorKind):
         return op.attributes["kernel"] == "flash"
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        rows = prod(sizes[dim] for dim in ("batch", "kvhead", "group", "seq"))
+        rows = prod(sizes[dim] for dim in op.loop_dims)
         element_bytes = graph.tensors[op.output].element_bytes
         if op.attributes["kernel"] != "flash":
             written = [Extra("probabilities", element_bytes * rows * graph.sizes["seq"])]
@@ -105,7 +106,7 @@ class Attention(OperatorKind):
             return 0.0
         pieces = 2 if _context_parallel(op) == "zigzag_ring" else 1
         window = op.attributes.get("sliding_window")
-        heads, whole = sizes["kvhead"] * sizes["group"], float(graph.sizes["seq"])
+        heads, whole = prod(sizes[dim] for dim in head_dims(op)), float(graph.sizes["seq"])
         scores = most_scores(heads, sizes["seq"] / pieces, whole if window is None else float(str(window)))
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         summed_bytes = max(FLOAT32_BYTES, element_bytes)
@@ -137,6 +138,12 @@ class Attention(OperatorKind):
         gradients = ("send_recv", "seq", max(FLOAT32_BYTES, element_bytes) * elements)
         ranks = _ring_size(graph, sizes)
         return (values, gradients) * (ranks - 1) + (gradients,) * (ranks > 1)
+
+
+def head_dims(op: Operator) -> tuple[str, str]:
+    """The dims of an attention's key-value heads, and of the query heads that share one."""
+    key_value, group = (dim for dim in op.loop_dims if dim not in ("batch", "seq"))
+    return key_value, group
 
 
 def _context_parallel(op: Operator) -> str:

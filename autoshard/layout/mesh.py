@@ -9,13 +9,16 @@ from itertools import product
 from math import prod
 
 from autoshard.errors import AutoshardError
+from autoshard.spec.attention_heads import GLOBAL
 from autoshard.spec.platform import Fold
 
 AXIS_ORDER = ("pp", "dp", "cp", "tp")
 """NxD's order and torchtitan's, outermost first: neighbours along the last one have neighbouring ranks."""
-EXPERT_PART_AXES = ("etp", "etp1", "etp0")
+EXPERT_PART_AXES = ("etp", "etp1", "etp2", "etp0")
 """Axes of tensor parallelism that cut every expert, where others hold experts of their own (etp)."""
-TENSOR_PARALLEL_AXES = ("tp", "tp1", "tp0", *EXPERT_PART_AXES)
+TENSOR_PARALLEL_AXES = ("tp", "tp1", "tp2", "tp0", *EXPERT_PART_AXES)
+COPY_AXES = {"": ("tp1", "etp1"), GLOBAL: ("tp1", "etp1", "tp2", "etp2")}
+"""Axes along which ranks have the same key-value heads, by the kind of these heads (AttentionHeads.kind)."""
 FAMILIES = {"dp": ("dp_replicate", "dp", "ep"), "cp": ("cp",), "tp": TENSOR_PARALLEL_AXES}
 """Axes of a stage that stay together wherever their family stands."""
 
@@ -44,9 +47,9 @@ def check_axis_order(order: object) -> None:
 class Axis:
     """An axis of the mesh and its number of ranks.
 
-    name: 'dp', 'ep', 'cp', 'tp'; 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads; 'etp', 'etp1' and
-    'etp0' of these, where a part of tensor parallelism alone cuts experts; 'dp_replicate' where ZeRO shards among a
-    part of the replicas alone.
+    name: 'dp', 'ep', 'cp', 'tp'; 'tp1' and 'tp0' where tensor parallelism exceeds the KV heads; 'tp2' where it exceeds
+    those of blocks with full attention by more than others; 'etp', 'etp1', 'etp2' and 'etp0' of these, where a part of
+    tensor parallelism alone cuts experts; 'dp_replicate' where ZeRO shards among a part of the replicas alone.
     """
 
     name: str
@@ -167,7 +170,7 @@ def build_mesh(
     dp: int,
     cp: int,
     ep: int,
-    num_key_value_heads: int,
+    num_key_value_heads: int | tuple[int, ...],
     kv_inner: bool = True,
     order: tuple[str, ...] = AXIS_ORDER,
     fold: Fold | None = None,
@@ -184,16 +187,25 @@ def build_mesh(
     two axes: tp0 splits the KV heads, tp1 the query heads that share one, and keys and values are replicated over tp1.
     kv_inner puts tp0 innermost (rank r holds KV block r % num_key_value_heads), else it is outermost
     (r // multiplier): Platform.kv_heads_innermost. etp, where it is given, is the inner part of tp, axes of its own.
+    num_key_value_heads: a number, or that of blocks with a window and that of blocks with full attention, which is no
+    larger. Between tp0 and tp1 there is then tp2, which splits KV heads of the former, and query heads that share one
+    of the latter: 8 and 2 heads on tp=16 are tp1=2 x tp2=4 x tp0=2.
 
-    Raises AutoshardError where etp and the KV heads would cut tp across each other.
+    Raises AutoshardError where etp and the KV heads, or those of both kinds, would cut tp across each other.
     """
     replicas = replicas_of_experts(ep, cp, tensor_ranks_apart(tp, etp))
     axes = [Axis("dp_replicate", dp_replicate)] if dp_replicate > 1 else []
     axes += [Axis("dp", dp // (dp_replicate * replicas)), Axis("cp", cp)]
     of_replicas = [Axis("ep", replicas)] if replicas > 1 else []
-    if tp > num_key_value_heads:
-        split, replicated = Axis("tp0", num_key_value_heads), Axis("tp1", tp // num_key_value_heads)
-        of_tensors = [replicated, split] if kv_inner else [split, replicated]
+    counts = (num_key_value_heads,) if isinstance(num_key_value_heads, int) else num_key_value_heads
+    if (objection := heads_objection(tp, counts)) is not None:
+        raise AutoshardError(objection)
+    most, fewest = min(tp, counts[0]), min(tp, counts[-1])
+    if tp > fewest:
+        of_tensors = [Axis("tp1", tp // most)] if tp > most else []
+        of_tensors += [Axis("tp2", most // fewest)] if most > fewest else []
+        of_tensors += [Axis("tp0", fewest)]
+        of_tensors = of_tensors if kv_inner else of_tensors[::-1]
     else:
         of_tensors = [Axis("tp", tp)]
     if etp is None:
@@ -218,6 +230,20 @@ def _with_expert_parts(axes: list[Axis], tp: int, etp: int) -> list[Axis]:
             found.insert(0, Axis(axis.name, axis.size // inner))
         left //= inner
     return found
+
+
+def heads_objection(tp: int, counts: tuple[int, ...]) -> str | None:
+    """The reason why tp cannot split the KV heads of both kinds of blocks by axes that they share; None if it can.
+
+    counts: as num_key_value_heads of `build_mesh`.
+    """
+    most, fewest = min(tp, counts[0]), min(tp, counts[-1])
+    if most % fewest == 0:
+        return None
+    return (
+        f"tp={tp} cuts {counts[0]} key-value heads of blocks with a window and {counts[-1]} of those with full "
+        "attention across each other"
+    )
 
 
 def tensor_ranks_apart(tp: int, etp: int | None) -> int:

@@ -16,7 +16,7 @@ from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.recurrent_kinds import RECURRENCES
 from autoshard.graph.redistribute import Axes
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
-from autoshard.layout.mesh import DATA_AXES, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES
+from autoshard.layout.mesh import COPY_AXES, DATA_AXES, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES
 from autoshard.layout.template import template_of
 
 HIDDEN_DIMS = ("batch", "seq", "embed")
@@ -49,10 +49,12 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
         return REPLICATED
     if op.kind == "combine":
         return PARTIAL
-    if "kvhead" in op.loop_dims:
-        if axis in ("tp1", "etp1"):
-            return "group" if "group" in op.loop_dims else REPLICATED
-        return "kvhead"
+    for kind, copies in COPY_AXES.items():
+        key_value, group = f"{kind}kvhead", f"{kind}group"
+        if key_value in op.loop_dims:
+            if axis in copies:
+                return group if group in op.loop_dims else REPLICATED
+            return key_value
     for dim in op.loop_dims:
         if dim in _TENSOR_PARALLEL_DIMS or dim.startswith("ffn"):  # ffn2, ...: a traced model's
             return dim

@@ -21,7 +21,7 @@ from autoshard.backends.registry import BACKENDS
 from autoshard.cost.collectives import KINDS, GroupShape, collective_law, group_shapes
 from autoshard.cost.local_shape import LocalShape, mesh_order, stage_mesh
 from autoshard.layout.mesh import AXIS_ORDER, Mesh, build_mesh
-from autoshard.models.padding import padded_heads
+from autoshard.models.padding import key_value_heads
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster
 from autoshard.spec.training import of_any_batch
@@ -67,8 +67,9 @@ def other_orders(problem: Problem, pins: Pins, draft: Draft) -> tuple[Order, ...
     mesh = Draft(*draft[:5], etp=draft.etp, dp_replicate=draft.dp_replicate)
     any_speed = at_any_speed(problem.cluster)
     legal = _legal_orders(problem._replace(training=of_any_batch(problem.training), cluster=any_speed), mesh)
-    kv_heads, kv_inner = padded_heads(problem.model, draft.tp).key_value, problem.cluster.platform.kv_heads_innermost
-    degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, min(kv_heads, draft.tp), kv_inner)
+    kv_heads, kv_inner = key_value_heads(problem.model, draft.tp), problem.cluster.platform.kv_heads_innermost
+    split = tuple(min(count, draft.tp) for count in kv_heads)
+    degrees = (draft.tp, draft.pp, draft.dp, draft.cp, draft.ep, split, kv_inner)
     useful = _useful(links_of(problem.cluster), degrees, legal, draft.dp_replicate, draft.etp)
     return tuple(order for order in useful if order != draft.axis_order)
 
@@ -122,7 +123,7 @@ def _first_equal(cluster: Cluster) -> Cluster:
 @lru_cache(maxsize=4096)
 def _useful(
     cluster: Cluster,
-    degrees: tuple[int, int, int, int, int, int, bool],
+    degrees: tuple[int, int, int, int, int, tuple[int, ...], bool],
     legal: tuple[Order, ...],
     dp_replicate: int,
     etp: int | None,

@@ -13,7 +13,7 @@ from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeSte
 from autoshard.graph.recompute import is_recomputed
 from autoshard.graph.states import State
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, sequence_pieces
-from autoshard.layout.mesh import Mesh
+from autoshard.layout.mesh import TENSOR_PARALLEL_AXES, Mesh
 from autoshard.layout.strategy import ZERO_STAGES
 from autoshard.layout.template import template_of
 from autoshard.models.stage import published_sizes
@@ -21,7 +21,7 @@ from autoshard.plans.plan import Plan
 from autoshard.spec.training import FloatingDtype
 
 Section = dict[str, Any]
-_NAMES = ["dp_replicate", "dp", "ep", "cp", "tp", "tp1", "tp0", "etp", "etp1", "etp0"]
+_NAMES = ["dp_replicate", "dp", "ep", "cp", *TENSOR_PARALLEL_AXES]
 _AXES = {"type": "array", "items": {"enum": _NAMES}, "uniqueItems": True}
 Axes = Annotated[tuple[str, ...], Form(list, reader_of(tuple[str, ...]), _AXES)]
 

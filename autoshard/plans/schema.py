@@ -28,6 +28,7 @@ from autoshard.plans.derived_sections import (
 from autoshard.plans.plan import SearchSummary, Stage
 from autoshard.plans.plan_json import compact_json
 from autoshard.plans.search_result import PathSummary, Pins, Rejection
+from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
@@ -54,6 +55,7 @@ TYPES = {
     "traced_parameter": TracedParameter,
     "dropout": Dropout,
     "attention_scores": AttentionScores,
+    "global_attention": GlobalAttention,
     "clamped_gate": ClampedGate,
     "chunked_attention": ChunkedAttention,
     "multipliers": Multipliers,

@@ -243,6 +243,10 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     elif padded.key_value != model.num_key_value_heads:
         kv_heads = 3
     kv_heads *= more_heads
+    wide = model.global_attention
+    if wide is not None:
+        copied = original.strategy.tp > wide.num_global_key_value_heads
+        wide = wide.shrunk(1 if copied else kv_heads, 2 * HEAD_DIM)
     heads = kv_heads * group
     hidden = HEAD_DIM * heads
     ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)
@@ -267,6 +271,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         num_local_experts=held,
         num_experts_per_tok=experts,
         latent_attention=None if model.latent_attention is None else model.latent_attention.shrunk(HEAD_DIM),
+        global_attention=wide,
         moe_latent_size=None if model.moe_latent_size is None else hidden // 2,
         router=None if model.router is None else model.router.shrunk(held, experts),
         linear_attention=None if model.linear_attention is None else model.linear_attention.shrunk(strategy.tp),

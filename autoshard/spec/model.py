@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from autoshard.files.codec import Absence, Count, Limit, NotNegative, Positive, Whole
+from autoshard.spec.attention_heads import GLOBAL, AttentionHeads, GlobalAttention
 from autoshard.spec.attention_scores import USUAL_SCORES, AttentionScores
 from autoshard.spec.blocks import Blocks, blocks_of
 from autoshard.spec.chunked_attention import ChunkedAttention
@@ -51,7 +52,8 @@ class ModelSpec:
     intermediate_size: Width of the MLP; of one expert where there are experts.
     num_hidden_layers: Transformer blocks.
     num_attention_heads: Query heads.
-    num_key_value_heads: Key-value heads; each serves num_attention_heads / num_key_value_heads query heads.
+    num_key_value_heads: Key-value heads; each serves num_attention_heads / num_key_value_heads query heads. Blocks may
+        have others: global_attention.
     head_dim: Width of one head.
     vocab_size: Tokens of the vocabulary, before padding.
     max_position_embeddings: Positions, tokens, that the model was made for.
@@ -90,6 +92,8 @@ class ModelSpec:
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
     chunked_attention: Chunks of the sequence, as in Llama 4; absent in families without.
+    global_attention: Heads of the blocks that are full_attention in layer_types, where these are others than those of
+        blocks with a window; absent where all blocks have the same.
     moe_latent_size: Width of the vector that a token is brought down to for the experts, and their answer up from;
         absent where they take the hidden state.
     clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
@@ -143,6 +147,7 @@ class ModelSpec:
     logit_scale: Annotated[Positive | None, Absence.WRITTEN] = None
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
     chunked_attention: Annotated[ChunkedAttention | None, Absence.WRITTEN] = None
+    global_attention: Annotated[GlobalAttention | None, Absence.WRITTEN] = None
     moe_latent_size: Annotated[Count | None, Absence.WRITTEN] = None
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
     multi_token_prediction: Annotated[MultiTokenPrediction | None, Absence.WRITTEN] = None
@@ -286,7 +291,7 @@ class ModelSpec:
 
     @property
     def rotary_dim(self) -> int:
-        """Numbers of each head that rotary positions turn."""
+        """Numbers of each head that rotary positions turn; of the first of `heads`."""
         if self.latent_attention is not None:
             return self.latent_attention.qk_rope_head_dim
         return int(self.head_dim * self.partial_rotary_factor)
@@ -299,6 +304,21 @@ class ModelSpec:
         scaling = self.rope_scaling
         factor = 1.0 if scaling is None or self.latent_attention is None else scaling.latent_scores_factor
         return None if factor == 1 else float(factor * self.head_dim**-0.5)
+
+    @cached_property
+    def heads(self) -> tuple[AttentionHeads, ...]:
+        """The heads of each kind of attention that blocks may have: num_key_value_heads and head_dim first, those of
+        global_attention behind them."""
+        own = AttentionHeads(self.num_key_value_heads, self.num_query_groups, self.head_dim, self.rotary_dim)
+        if (wide := self.global_attention) is None:
+            return (own,)
+        count, width = wide.num_global_key_value_heads, wide.global_head_dim
+        groups, turned = self.num_attention_heads // count, int(width * self.partial_rotary_factor)
+        return own, AttentionHeads(count, groups, width, turned, GLOBAL, wide.attention_k_eq_v)
+
+    def heads_of(self, layer: int) -> AttentionHeads:
+        """The heads of a block's attention."""
+        return self.heads[-1 if self.mixer_of(layer) == FULL_ATTENTION else 0]
 
     @property
     def num_query_groups(self) -> int:

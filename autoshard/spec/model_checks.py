@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_positive, show
+from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
@@ -113,10 +114,35 @@ def _check_attention(model: ModelSpec) -> None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
     if model.latent_attention is not None:
         return
-    if model.partial_rotary_factor > 1 or model.rotary_dim % 2 or model.rotary_dim == 0:
-        part = "" if model.partial_rotary_factor == 1 else f" times partial_rotary_factor={model.partial_rotary_factor}"
+    _check_global_attention(model)
+    for own in model.heads:
+        if model.partial_rotary_factor > 1 or own.rotary_dim % 2 or own.rotary_dim == 0:
+            factor = model.partial_rotary_factor
+            part = "" if factor == 1 else f" times partial_rotary_factor={factor}"
+            raise AutoshardError(
+                f"{own.kind}head_dim={own.head_dim}{part} of {model.name} must be even: rotary positions turn pairs of "
+                "numbers"
+            )
+
+
+def _check_global_attention(model: ModelSpec) -> None:
+    """Other heads in blocks without a window only where the model_type can have them, no more than the others have."""
+    wide, of, heads = model.global_attention, model.name, model.num_attention_heads
+    if wide is None:
+        return
+    if not isinstance(wide, GlobalAttention):
+        raise AutoshardError(f"global_attention={show(wide)} of {of} must be an object with a global_head_dim")
+    if "global_attention" not in model.family.may_have:
         raise AutoshardError(
-            f"head_dim={model.head_dim}{part} of {model.name} must be even: rotary positions turn pairs of numbers"
+            f"global_head_dim={wide.global_head_dim} of {of} must be absent: model_type={model.model_type} has the "
+            f"same heads in all blocks; {with_trait('global_attention')} may have others"
+        )
+    count = wide.num_global_key_value_heads
+    fitting = [number for number in range(1, model.num_key_value_heads + 1) if heads % number == 0]
+    if count not in fitting:
+        raise AutoshardError(
+            f"num_global_key_value_heads={count} of {of} must divide num_attention_heads={heads} and be at most "
+            f"num_key_value_heads={model.num_key_value_heads}; what fits: {', '.join(map(str, fitting))}"
         )
 
 

@@ -7,13 +7,22 @@ from typing import Any
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
+from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LAYER_NORM
 
 HIDDEN = "batch seq embed"
 TABLE, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
-GATED_HEADS = {"q_proj": HEADS["q_proj"], "gate_proj": HEADS["q_proj"], **HEADS}
+
+
+def projected(heads: AttentionHeads, has_gate: bool = False) -> dict[str, str]:
+    """The dims that the output of each projection to these heads has besides batch and seq, by its name. has_gate:
+    whether there is one for a gate of attention's output."""
+    queries, keys = " ".join(heads.query_dims), " ".join(heads.key_dims)
+    gate = {"gate_proj": queries} if has_gate else {}
+    values = {} if heads.keys_are_values else {"v_proj": keys}
+    return {"q_proj": queries, **gate, "k_proj": keys, **values}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
@@ -72,10 +81,11 @@ def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str)
 def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel: str, named: str = "") -> str:
     """Append what `attended` does behind its norm, if there is one: h [batch, seq, embed] is its output. named: the
     family's name of the attention."""
-    name = named or f"model.layers.{layer}.self_attn"
+    own, gates = model.heads_of(layer), model.family.gates_attention
+    name = named or f"model.layers.{layer}.{own.attention_name}"
     b.module = "attention"
-    gates = model.family.gates_attention
-    q, *gate, k, v = projections(b, model, name, h, GATED_HEADS if gates else HEADS)
+    made = projections(b, model, name, h, projected(own, gates))
+    q, *gate, k, v = (*made, made[-1]) if own.keys_are_values else made
     if not model.normalizes_turned_heads:
         q, k = normalized_heads(b, model, name, q, k)
     if model.has_rope(layer):
@@ -86,7 +96,7 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     if (beta := model.attention_scores.llama_4_scaling_beta) is not None:
         q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     b.module = "core_attention"
-    sinks = b.parameter(f"{name}.sinks", "kvhead group") if model.attention_scores.sinks else None
+    sinks = b.parameter(f"{name}.sinks", " ".join(own.query_dims[:2])) if model.attention_scores.sinks else None
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
     if gates:
         b.module = "attention"
@@ -122,12 +132,13 @@ def projections(b: GraphBuilder, model: ModelSpec, name: str, h: str, heads: Map
 
 
 def output_projection(b: GraphBuilder, model: ModelSpec, name: str, context: str, projection: str = "o_proj") -> str:
-    """Append the projection of attention's output [batch, seq, kvhead, group, headdim] to [batch, seq, embed].
+    """Append the projection of attention's output [batch, seq, heads in groups, width] to [batch, seq, embed].
 
     name: of the attention. projection: the family's name of the matrix.
     """
     b.module = "attention"
-    expression = "batch seq kvhead group headdim, embed kvhead group headdim -> batch seq embed"
+    heads = " ".join(b.dims(context)[2:])
+    expression = f"batch seq {heads}, embed {heads} -> batch seq embed"
     out = linear(b, f"{name}.{projection}", context, expression, model.output_projection_bias)
     return with_bias(b, f"{name}.{projection}", out, "embed", model.output_projection_bias)
 
@@ -142,12 +153,16 @@ def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "
         for part in ("gate_proj", "up_proj")
     }
     gate, up = (with_bias(b, f"{name}.{part}", product, ffn, bias) for part, product in products.items())
-    if model.hidden_act == "silu":
-        act = b.elementwise("silu_mul", f"{name}.act_fn", gate, up)
-    else:
-        act = b.pointwise(f"{name}.act_fn", "(mul (gelu x0) x1)", gate, up)
+    act = gated(b, model, name, gate, up)
     down = linear(b, f"{name}.down_proj", act, f"batch seq {ffn}, embed {ffn} -> batch seq embed", bias)
     return with_bias(b, f"{name}.down_proj", down, "embed", bias)
+
+
+def gated(b: GraphBuilder, model: ModelSpec, name: str, gate: str, up: str) -> str:
+    """Append the product of an activated gate with what stands beside it, and return it. name: of the MLP."""
+    if model.hidden_act == "silu":
+        return b.elementwise("silu_mul", f"{name}.act_fn", gate, up)
+    return b.pointwise(f"{name}.act_fn", "(mul (gelu x0) x1)", gate, up)
 
 
 def linear(b: GraphBuilder, name: str, x: str, expression: str, bias: bool) -> str:
@@ -254,7 +269,8 @@ def core_attention(
 ) -> str:
     """Append attention itself, and return its output [batch, seq, kvhead, group, last dim of v].
 
-    q: [batch, seq, kvhead, group, headdim]; k, v: [batch, seq, kvhead, headdim]. kernel: 'flash' or 'plain'. window:
+    q: [batch, seq, kvhead, group, headdim]; k, v: [batch, seq, kvhead, headdim]; or dims of other heads in their
+    places. kernel: 'flash' or 'plain'. window:
     keys that a query sees, itself included; None is all before it. sinks: [kvhead, group], a score more in each row's
     softmax. chunk: a query sees keys of its own chunk of so many tokens alone.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
@@ -268,16 +284,17 @@ def core_attention(
         form["scale"] = model.scores_scale
     if (cap := model.attention_scores.attn_logit_softcapping) is not None:
         form["softcap"] = cap
-    padded = b.size("group") > model.num_query_groups
-    empty: dict[str, Any] = {"valid_group": model.num_query_groups} if padded else {}
+    heads = b.dims(q)[2:4]
+    valid = next(one.num_query_groups for one in model.heads if one.query_dims[:2] == heads)
+    empty: dict[str, Any] = {"valid_group": valid} if b.size(heads[1]) > valid else {}
     rate = model.dropout.attention
     drops: dict[str, Any] = {"dropout": rate} if rate else {}
     return b.operator(
         "attention",
         name,
         (q, k, v, *((sinks,) if sinks else ()), *((sequence_keys(b),) if rate else ())),
-        ("batch", "seq", "kvhead", "group", b.dims(v)[-1]),
-        ("batch", "seq", "kvhead", "group"),
+        ("batch", "seq", *heads, b.dims(v)[-1]),
+        ("batch", "seq", *heads),
         kernel=kernel,
         sliding_window=window,
         **form,
@@ -327,7 +344,8 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
     unchanged. interleaved: pairs are neighbours, not a number of the first half with one of the second.
     """
     dims = b.dims(x)
-    loops = tuple(dim for dim in dims if dim != "headdim")
+    own = model.heads_of(layer)
+    loops = tuple(dim for dim in dims if dim != own.query_dims[2])
     theta, scaling = model.rope_of(layer)
     pairs: dict[str, Any] = {"interleaved": True} if model.family.turns_neighbours else {}
     return b.operator(
@@ -338,6 +356,6 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
         loops,
         theta=theta,
         scaling=scaling,
-        rotary_dim=model.rotary_dim,
+        rotary_dim=own.rotary_dim,
         **pairs,
     )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autoshard.models.llama.graph import HEADS, projected
 from autoshard.models.weight_names import Part
+from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LAYER_NORM
 
-PROJECTIONS = {"q_proj": "(kvhead group headdim)", "k_proj": "(kvhead headdim)", "v_proj": "(kvhead headdim)"}
+PROJECTIONS = {part: f"({dims})" for part, dims in HEADS.items()}
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
@@ -34,14 +36,22 @@ def attention(model: ModelSpec, prefix: str, **named: str) -> Iterator[Part]:
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 
-def self_attention(model: ModelSpec, name: str, q_norm: str = "q_norm", k_norm: str = "k_norm") -> Iterator[Part]:
+def self_attention(
+    model: ModelSpec,
+    name: str,
+    q_norm: str = "q_norm",
+    k_norm: str = "k_norm",
+    own: tuple[str, AttentionHeads] | None = None,
+) -> Iterator[Part]:
     """The parts of the checkpoint for an attention's projections and its norms of queries and keys. name: of it.
-    q_norm, k_norm: the family's names of these norms."""
-    yield from projections(model, name)
+    q_norm, k_norm: the family's names of these norms. own: our name of it and its heads, where blocks have different
+    ones."""
+    ours, heads = own or (name, model.heads[0])
+    yield from projections(model, name, own)
     if model.normalizes_heads or model.normalizes_all_heads:
-        for norm, ours, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
-            layout = "headdim" if model.normalizes_heads else PROJECTIONS[projection]
-            yield Part(f"{name}.{norm}.weight", layout, f"{name}.{ours}.weight")
+        for norm, our_norm, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
+            layout = heads.query_dims[2] if model.normalizes_heads else PROJECTIONS[projection]
+            yield Part(f"{name}.{norm}.weight", layout, f"{ours}.{our_norm}.weight")
 
 
 def norms(model: ModelSpec, *names: str) -> Iterator[Part]:
@@ -52,15 +62,18 @@ def norms(model: ModelSpec, *names: str) -> Iterator[Part]:
             yield Part.same(f"{name}.bias", "embed")
 
 
-def projections(model: ModelSpec, name: str) -> Iterator[Part]:
-    """The parts of the checkpoint for the projections of an attention. name: of the attention."""
-    for part, rows in PROJECTIONS.items():
-        yield Part.same(f"{name}.{part}.weight", f"{rows} embed")
+def projections(model: ModelSpec, name: str, own: tuple[str, AttentionHeads] | None = None) -> Iterator[Part]:
+    """The parts of the checkpoint for the projections of an attention. name: of the attention. own: as of
+    `self_attention`."""
+    ours, heads = own or (name, model.heads[0])
+    for part, dims in projected(heads).items():
+        rows = f"({dims})"
+        yield Part(f"{name}.{part}.weight", f"{rows} embed", f"{ours}.{part}.weight")
         if model.attention_bias:
-            yield Part.same(f"{name}.{part}.bias", rows)
-    yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group headdim)")
+            yield Part(f"{name}.{part}.bias", rows, f"{ours}.{part}.bias")
+    yield Part(f"{name}.o_proj.weight", f"embed ({' '.join(heads.query_dims)})", f"{ours}.o_proj.weight")
     if model.output_projection_bias:
-        yield Part.same(f"{name}.o_proj.bias", "embed")
+        yield Part(f"{name}.o_proj.bias", "embed", f"{ours}.o_proj.bias")
 
 
 def gated_mlp(model: ModelSpec, name: str, ffn: str, hub: str = "") -> Iterator[Part]:

@@ -10,7 +10,7 @@ from autoshard.graph.partition import partition
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS, with_context_parallel
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
-from autoshard.models.padding import padded_heads
+from autoshard.models.padding import key_value_heads
 from autoshard.models.stage import dim_sizes, stage_graph
 from tests.multiprocess.models import MODELS
 from tests.spmd.check import check_program
@@ -80,5 +80,5 @@ LAYOUTS = {
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no sp"])
 def test_layouts(name: str, layout: str, sequence_parallel: bool) -> None:
     tp, dp, cp, ep = LAYOUTS[layout]
-    mesh = build_mesh(tp=tp, pp=1, dp=dp, cp=cp, ep=ep, num_key_value_heads=padded_heads(MODELS[name], tp).key_value)
+    mesh = build_mesh(tp=tp, pp=1, dp=dp, cp=cp, ep=ep, num_key_value_heads=key_value_heads(MODELS[name], tp))
     check_program(stage_program(graph_of(name, tp), mesh.stage_axes, sequence_parallel), seed=0)

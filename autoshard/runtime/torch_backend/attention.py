@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
+from autoshard.graph.attention_kind import head_dims
 from autoshard.graph.partition import OperatorStep
 from autoshard.layout.context_parallel import RINGS
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
@@ -26,8 +27,9 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     dim order -> a tensor like q, with heads as wide as those of v."""
     op = step.operator
     query_dims, key_dims = context.dims(op.inputs[0]), context.dims(op.inputs[1])
-    to_heads = [query_dims.index(dim) for dim in ("batch", "kvhead", "group", "seq", "headdim")]
-    keys_to_heads = [key_dims.index(dim) for dim in ("batch", "kvhead", "seq", "headdim")]
+    (key_value, group), width = head_dims(op), query_dims[-1]
+    to_heads = [query_dims.index(dim) for dim in ("batch", key_value, group, "seq", width)]
+    keys_to_heads = [key_dims.index(dim) for dim in ("batch", key_value, "seq", width)]
     back = [to_heads.index(i) for i in range(len(to_heads))]
     documents, has_sinks = bool(op.attributes.get("documents")), bool(op.attributes.get("sinks"))
     core = _without_empty_heads(context, step, _core(context, step))
@@ -47,8 +49,9 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
 def _without_empty_heads(context: Context, step: OperatorStep, core: Kernel) -> Kernel:
     """The kernel with the output of empty query heads set to zero. An empty head sees the values of the key-value head
     that it shares; zero makes the gradient of the weights behind it zero."""
-    position, count = context.piece(step, "group")
-    held = context.graph.sizes["group"] // count
+    _, group = head_dims(step.operator)
+    position, count = context.piece(step, group)
+    held = context.graph.sizes[group] // count
     valid: Any = step.operator.attributes.get("valid_group", (position + 1) * held)
     own = valid - position * held  # of the piece of each key-value head
     if own >= held:
@@ -290,12 +293,13 @@ def weighing(context: Context, step: OperatorStep) -> Kernel:
     rate: Any = step.operator.attributes.get("dropout")
     if rate is None:
         return _product
-    heads, queries = places(context, step, "kvhead"), places(context, step, "seq")
+    key_value, sharing = head_dims(step.operator)
+    heads, queries = places(context, step, key_value), places(context, step, "seq")
     group = context.group(step, "seq")
     if group is not None and step.operator.attributes.get("context_parallel") == "ulysses":
         heads, queries = heads.chunk(group.size)[group.index], torch.arange(context.graph.sizes["seq"])
     keys = torch.arange(context.graph.sizes["seq"])
-    mask = Mask(step.operator.name, (heads, places(context, step, "group"), queries, keys), rate)
+    mask = Mask(step.operator.name, (heads, places(context, step, sharing), queries, keys), rate)
 
     def weigh(weights: torch.Tensor, v: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
