@@ -9,7 +9,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_finite, show
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
-from autoshard.spec.rope import ROPE_TYPES, RopeScaling
+from autoshard.spec.rope import PROPORTIONAL, ROPE_TYPES, RopeScaling
 
 ORIGINAL = "original_max_position_embeddings"
 _NO_ROPE: Mapping[str, Any] = {}
@@ -162,18 +162,22 @@ def rope_base(config: Config, default_theta: float, partial_is_known: bool = Fal
     return float(theta)
 
 
-def stretched(config: Config, rope: Mapping[str, Any]) -> RopeScaling | None:
-    """How rotary frequencies are stretched, by the mapping that says it; None where they are not."""
+def stretched(config: Config, rope: Mapping[str, Any], known: tuple[str, ...] = ROPE_TYPES) -> RopeScaling | None:
+    """How rotary frequencies are stretched, by the mapping that says it; None where they are not. known: the rope_types
+    that the family has besides default."""
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type == "default":
         return None
-    if rope_type not in ROPE_TYPES:
-        supported = ", ".join(("default", *ROPE_TYPES))
+    if rope_type not in known:
+        supported = ", ".join(("default", *known))
         raise AutoshardError(f"rope_type={show(rope_type)} of {config.name} is not supported; supported: {supported}")
     if rope_type == "linear":
         return RopeScaling("linear", as_float(rope.get("factor")))
     if rope_type == "yarn":
         return _yarn(config, rope)
+    if rope_type == PROPORTIONAL:
+        factor, part = (as_float(rope.get(key, 1.0)) for key in ("factor", "partial_rotary_factor"))
+        return RopeScaling(PROPORTIONAL, factor, partial_rotary_factor=part)
     return RopeScaling(
         rope_type,
         factor=as_float(rope.get("factor")),
@@ -206,12 +210,17 @@ def _yarn(config: Config, rope: Mapping[str, Any]) -> RopeScaling:
 
 
 def ropes_of_kinds(
-    config: Config, default: float, default_local: float | None = None
+    config: Config,
+    default: float,
+    default_local: float | None = None,
+    usual: Mapping[str, Any] = _NO_ROPE,
+    known: tuple[str, ...] = ROPE_TYPES,
 ) -> tuple[float, RopeScaling | None, float]:
     """(rope_theta, how it is stretched, base of blocks with a window, which is never stretched).
 
     transformers 5 writes an object for each of ATTENTION_TYPES, and rope_scaling goes before that of FULL_ATTENTION.
     default, default_local: the bases without their keys; without the second one blocks with a window have the others'.
+    usual: the object of FULL_ATTENTION where the config has none. known: as of `stretched`.
     """
     ropes = config.value("rope_parameters", {})
     if not isinstance(ropes, Mapping) or not all(isinstance(one, Mapping) for one in ropes.values()):
@@ -222,7 +231,7 @@ def ropes_of_kinds(
     scaling = config.value("rope_scaling", {})
     if not isinstance(scaling, Mapping):
         raise AutoshardError(f"rope_scaling={show(scaling)} of {config.name} must be null or an object")
-    wide, narrow = {**ropes.get(FULL_ATTENTION, {}), **scaling}, ropes.get(SLIDING_ATTENTION, {})
+    wide, narrow = {**ropes.get(FULL_ATTENTION, usual), **scaling}, ropes.get(SLIDING_ATTENTION, {})
     if narrow.get("rope_type", "default") != "default":
         raise AutoshardError(
             f"rope_type={show(narrow['rope_type'])} of {SLIDING_ATTENTION} of {config.name} is not supported; "
@@ -232,7 +241,7 @@ def ropes_of_kinds(
     local = narrow.get("rope_theta", config.value("rope_local_base_freq", default_local or theta))
     for field, value in (("rope_theta", theta), ("rope_local_base_freq", local)):
         check_positive(config.name, field, value)
-    return float(theta), stretched(config, wide), float(local)
+    return float(theta), stretched(config, wide, known), float(local)
 
 
 def partial_rope(config: Config, default_theta: float, default_part: float) -> dict[str, Any]:
@@ -302,5 +311,6 @@ def _scaling(scaling: RopeScaling) -> dict[str, Any]:
         "attention_factor": scaling.attention_factor,
         "mscale": scaling.mscale,
         "mscale_all_dim": scaling.mscale_all_dim,
+        "partial_rotary_factor": scaling.partial_rotary_factor,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -44,7 +44,8 @@ class Einsum(OperatorKind):
 
 
 class Elementwise(OperatorKind):
-    """add and scale keep nothing; silu_mul(gate, up) keeps both; gelu its input.
+    """add and scale keep nothing; silu_mul(gate, up) keeps both; gelu its input; scaled_by(x, number), where the number
+    is not learned, the number alone.
 
     add is the first input plus the others, these times the attribute alpha if there is one; scale is times the
     attribute factor.
@@ -53,7 +54,15 @@ class Elementwise(OperatorKind):
     attribute expression, of the functions in graph/pointwise.py.
     """
 
-    FLOPS = {"add": 1.0, "silu_mul": 5.0, "gelu": 8.0, "gelu_erf": 8.0, "sigmoid_mul": 5.0, "scale": 1.0}
+    FLOPS = {
+        "add": 1.0,
+        "silu_mul": 5.0,
+        "gelu": 8.0,
+        "gelu_erf": 8.0,
+        "sigmoid_mul": 5.0,
+        "scale": 1.0,
+        "scaled_by": 1.0,
+    }
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         function = str(op.attributes["function"])
@@ -61,6 +70,8 @@ class Elementwise(OperatorKind):
         return each * prod(sizes[dim] for dim in op.loop_dims)
 
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        if op.attributes["function"] == "scaled_by":
+            return (1,)
         return () if op.attributes["function"] in ("add", "scale") else tuple(range(len(op.inputs)))
 
 

@@ -18,7 +18,7 @@ FORMS = {"nxdt": "YAML", "torchtitan": "Python", "torchtitan-toml": "TOML", "meg
 UNWRITTEN = (
     *("latent_attention", "router", "layer_types", "mlp_layer_types", "position_types", "linear_attention", "mamba"),
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
-    *("normalizes_turned_heads", "learns_activation", "global_attention"),
+    *("normalizes_turned_heads", "normalizes_values", "learns_activation", "global_attention"),
 )
 """Fields of ModelSpec that no framework's file is written with here."""
 

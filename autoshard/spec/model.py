@@ -274,6 +274,11 @@ class ModelSpec:
         return self.family.normalizes_turned_heads
 
     @property
+    def normalizes_values(self) -> bool:
+        """Whether each head's value has an RMSNorm without a weight."""
+        return self.family.normalizes_values
+
+    @property
     def learns_activation(self) -> bool:
         """Whether the MLP's activation has numbers that are learned."""
         return self.hidden_act == XIELU

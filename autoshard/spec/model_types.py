@@ -44,6 +44,7 @@ class Family:
     has_unit_offset: whether norms multiply by 1 plus their weight.
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
+    normalizes_values: whether each head's value has an RMSNorm too, one without a weight.
     gates_attention: whether attention's output is multiplied by the sigmoid of a gate, one number for each of it.
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
     learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
@@ -71,6 +72,7 @@ class Family:
     has_unit_offset: bool = False
     qk_norm: str | None = None
     normalizes_turned_heads: bool = False
+    normalizes_values: bool = False
     gates_attention: bool = False
     has_output_bias: bool = True
     learns_positions: bool = False
@@ -180,6 +182,16 @@ _BUILT_IN = {
         qk_norm=EACH_HEAD,
         gates_attention=True,
         scales_embedding=True,
+    ),
+    "gemma4_text": Family(
+        "gemma4",
+        activations=("gelu_pytorch_tanh",),
+        experts=_SHARED,
+        has_optional_experts=True,
+        qk_norm=EACH_HEAD,
+        normalizes_values=True,
+        scales_embedding=True,
+        may_have=("global_attention",),
     ),
     "hunyuan_v1_dense": Family("hunyuan", qk_norm=EACH_HEAD, normalizes_turned_heads=True),
     "hunyuan_v1_moe": Family(

@@ -7,17 +7,19 @@ from math import log
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count, Positive
+from autoshard.files.codec import Absence, Count, Limit, Positive
 from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive
 
 ROPE_TYPES = ("linear", "llama3", "yarn")
+PROPORTIONAL = "proportional"
+"""rope_type of Gemma 4 alone: a part of the frequencies of whole heads turn; the others, the slowest, are 0."""
 
 
 @dataclass(frozen=True)
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length of pre-training.
 
-    rope_type: linear, llama3 or yarn.
+    rope_type: linear, llama3, yarn or proportional.
     factor: By how much.
     low_freq_factor: llama3: wavelengths above original_max_position_embeddings over this are stretched in full.
     high_freq_factor: llama3: wavelengths below original_max_position_embeddings over this are kept.
@@ -30,6 +32,7 @@ class RopeScaling:
     mscale: yarn: weight of the factor's logarithm in what rotated queries and keys are multiplied by.
     mscale_all_dim: yarn: weight of the factor's logarithm in what they are divided by; latent attention multiplies its
         scores by the square of that.
+    partial_rotary_factor: proportional: part of a head's frequencies, from the fastest on, that turn; the others are 0.
     """
 
     rope_type: str
@@ -43,23 +46,39 @@ class RopeScaling:
     attention_factor: Annotated[float | None, Absence.WRITTEN] = None
     mscale: Annotated[float | None, Absence.WRITTEN] = None
     mscale_all_dim: Annotated[float | None, Absence.WRITTEN] = None
+    partial_rotary_factor: Annotated[float | None, Absence.WRITTEN, Limit(above=0, at_most=1)] = None
 
     def __post_init__(self) -> None:
-        check_choice("rope_scaling", "rope_type", self.rope_type, ROPE_TYPES)
+        check_choice("rope_scaling", "rope_type", self.rope_type, (*ROPE_TYPES, PROPORTIONAL))
         check_positive("rope_scaling", "factor", self.factor)
         self._check_yarn()
+        self._check_proportional()
         if self.rope_type == "yarn":
             return
         low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
-        if self.rope_type == "linear":
+        if self.rope_type in ("linear", PROPORTIONAL):
             if (low, high, original) != (None, None, None):
-                raise AutoshardError("rope_scaling of rope_type='linear' has a factor and nothing else")
+                more = " and a partial_rotary_factor" if self.rope_type == PROPORTIONAL else ""
+                raise AutoshardError(
+                    f"rope_scaling of rope_type={self.rope_type!r} has a factor{more} and nothing else"
+                )
             return
         check_positive("rope_scaling", "low_freq_factor", low)
         check_positive("rope_scaling", "high_freq_factor", high)
         check_integer("rope_scaling", "original_max_position_embeddings", original)
         if low is not None and high is not None and low > high:
             raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be at most high_freq_factor={high}")
+
+    def _check_proportional(self) -> None:
+        part = self.partial_rotary_factor
+        if self.rope_type != PROPORTIONAL:
+            if part is not None:
+                known = f"rope_type={PROPORTIONAL!r}, not {self.rope_type!r}"
+                raise AutoshardError(f"partial_rotary_factor of rope_scaling goes with {known}")
+            return
+        check_positive("rope_scaling", "partial_rotary_factor", part)
+        if part is not None and part > 1:
+            raise AutoshardError(f"partial_rotary_factor={part} of rope_scaling must be at most 1")
 
     def _check_yarn(self) -> None:
         """The fields that yarn needs, that it may have, and that others have not."""

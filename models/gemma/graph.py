@@ -9,7 +9,7 @@ from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, norm
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "embedding", "head", "sandwich"]
+__all__ = ["block", "embedding", "head", "normed_attention", "sandwich"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -33,10 +33,7 @@ def sandwich(
     """
     prefix = f"model.layers.{layer}"
     behind_attention, before_mlp, behind_mlp = names
-    out = attended(b, model, x, layer, kernel)
-    b.module = "attention_norm"
-    out = norm(b, model, f"{prefix}.{behind_attention}", out)
-    x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
+    x = normed_attention(b, model, x, layer, kernel, behind_attention)
     b.module = "mlp_norm"
     h = norm(b, model, f"{prefix}.{before_mlp}", x)
     b.module = "mlp"
@@ -44,3 +41,12 @@ def sandwich(
     b.module = "mlp_norm"
     down = norm(b, model, f"{prefix}.{behind_mlp}", down)
     return residual(b, model, f"{prefix}.mlp_residual", x, (down, f"{prefix}.mlp.dropout"))
+
+
+def normed_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str, behind: str) -> str:
+    """Append x + norm(attention(norm(x))), and return it. x: [batch, seq, embed]. behind: name of the outer norm."""
+    prefix = f"model.layers.{layer}"
+    out = attended(b, model, x, layer, kernel)
+    b.module = "attention_norm"
+    out = norm(b, model, f"{prefix}.{behind}", out)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))

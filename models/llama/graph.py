@@ -86,6 +86,8 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     b.module = "attention"
     made = projections(b, model, name, h, projected(own, gates))
     q, *gate, k, v = (*made, made[-1]) if own.keys_are_values else made
+    if model.normalizes_values:
+        v = rms_norm(b, model, f"{name}.v_norm", v, weighs=False)
     if not model.normalizes_turned_heads:
         q, k = normalized_heads(b, model, name, q, k)
     if model.has_rope(layer):
@@ -221,10 +223,10 @@ def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps, **_offset(model))
 
 
-def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
-    """Append an RMS norm of x over its last dim, with one weight for all else, and return its output."""
+def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, weighs: bool = True) -> str:
+    """Append an RMS norm of x over its last dim, with one weight for all else or with none, and return its output."""
     dims = b.dims(x)
-    inputs = (x, b.parameter(f"{name}.weight", dims[-1]))
+    inputs = (x, b.parameter(f"{name}.weight", dims[-1])) if weighs else (x,)
     return b.operator("norm", name, inputs, dims, dims[:-1], function="rms", eps=model.norm_eps, **_offset(model))
 
 

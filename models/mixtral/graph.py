@@ -11,7 +11,17 @@ from typing import Any
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.gpt2.graph import activated
-from autoshard.models.llama.graph import attention, embedding, gated_mlp, head, linear, norm, normed_mlp, with_bias
+from autoshard.models.llama.graph import (
+    attention,
+    embedding,
+    gated,
+    gated_mlp,
+    head,
+    linear,
+    norm,
+    normed_mlp,
+    with_bias,
+)
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.router import GREEDY, Router
 
@@ -76,17 +86,33 @@ def mixture(
     to an expert is multiplied by the sigmoid of its logit, and answers are only added up (Llama 4). The load-balancing
     loss is the mean of the layers'. A bias behind `down` counts once for each expert that has a slot for the token.
     """
+    gates = chosen(b, model, h, name, router_name, weighs_tokens)
+    return routed(b, model, h, gates, gates, name, (gate, up, down), weighs_tokens)
+
+
+def chosen(
+    b: GraphBuilder,
+    model: ModelSpec,
+    h: str,
+    name: str,
+    router_name: str = "gate",
+    weighs_tokens: bool = False,
+    logit_scale: float | None = None,
+) -> str:
+    """Append a router's logits of h [batch, seq, embed] and its choice, and return the weights of the experts' answers
+    [batch, seq, expert], 0 for all but the top k. name, router_name, weighs_tokens: as of `mixture`. logit_scale: by
+    which logits are multiplied, if they are."""
     bias = model.mlp_bias
-    routed = linear(b, f"{name}.{router_name}", h, "batch seq embed, expert embed -> batch seq expert", bias)
-    logits = with_bias(b, f"{name}.{router_name}", routed, "expert", bias)
+    product = linear(b, f"{name}.{router_name}", h, "batch seq embed, expert embed -> batch seq expert", bias)
+    logits = with_bias(b, f"{name}.{router_name}", product, "expert", bias)
+    if logit_scale is not None:
+        logits = b.scaled(f"{name}.{router_name}_scaled", logits, logit_scale)
     router = Router("sigmoid", GREEDY) if weighs_tokens else model.router
     correction = []
     if router is not None and router.has_correction_bias:
         correction = [b.parameter(f"{name}.gate.e_score_correction_bias", "expert", learned=False)]
     chooses: dict[str, Any] = {} if router is None else {"router": router}
-    weighs: dict[str, Any] = {"weighs": True} if weighs_tokens else {}
-    sums: dict[str, Any] = {"weighs": False} if weighs_tokens else {}
-    gates = b.operator(
+    return b.operator(
         "top_k_gate",
         f"{name}.top_k",
         (logits, *correction),
@@ -97,6 +123,26 @@ def mixture(
         aux_loss_coef=model.router_aux_loss_coef / model.num_sparse_layers,
         **chooses,
     )
+
+
+def routed(
+    b: GraphBuilder,
+    model: ModelSpec,
+    h: str,
+    gates: str,
+    weights: str,
+    name: str,
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    weighs_tokens: bool = False,
+) -> str:
+    """Append the way of h [batch, seq, embed] to its experts and through them, and return the sum of their answers.
+
+    gates: [batch, seq, expert], not 0 for the experts that a token goes to. weights: the same, by which answers are
+    multiplied. name, weighs_tokens: as of `mixture`. parts: the family's names of an expert's gate, up and down.
+    """
+    bias, (gate, up, down) = model.mlp_bias, parts
+    weighs: dict[str, Any] = {"weighs": True} if weighs_tokens else {}
+    sums: dict[str, Any] = {"weighs": False} if weighs_tokens else {}
     sent, embed, routes = h, "embed", ROUTES
     if model.moe_latent_size is not None:
         sent = linear(b, f"{name}.fc1_latent_proj", h, "batch seq embed, latent embed -> batch seq latent", False)
@@ -113,13 +159,13 @@ def mixture(
     if not model.family.has_gate:
         act = activated(b, model, experts, raised[up])
     elif model.clamped_gate is None:
-        act = b.elementwise("silu_mul", f"{experts}.act_fn", raised[gate], raised[up])
+        act = gated(b, model, experts, raised[gate], raised[up])
     else:
         act = b.pointwise(f"{experts}.act_fn", model.clamped_gate.expression, raised[gate], raised[up])
     answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert {embed} ffn -> {SLOTS} {embed}", False)
     added = (b.parameter(f"{experts}.{down}.bias", "expert embed"),) if bias else ()
     out = b.operator(
-        "combine", f"{name}.combine", (answers, gates, *added), ("batch", "seq", embed), routes, None, **sums
+        "combine", f"{name}.combine", (answers, weights, *added), ("batch", "seq", embed), routes, None, **sums
     )
     if model.moe_latent_size is not None:
         out = linear(b, f"{name}.fc2_latent_proj", out, "batch seq latent, embed latent -> batch seq embed", False)

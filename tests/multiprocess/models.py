@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
@@ -372,6 +373,29 @@ MODELS["gemma3"] = replace(
     final_logit_softcapping=None,
     rope_scaling=RopeScaling("linear", 8.0),
     rope_local_base_freq=1e3,
+)
+MODELS["gemma4"] = replace(
+    MODELS["gemma3"],
+    model_type="gemma4_text",
+    attention_scores=AttentionScores(query_pre_attn_scalar=1),
+    global_attention=GlobalAttention(2, 16, attention_k_eq_v=True),
+    final_logit_softcapping=0.7,
+    rope_scaling=RopeScaling("proportional", 1.0, partial_rotary_factor=0.25),
+)
+MODELS["gemma4 of 6 heads"] = replace(
+    MODELS["gemma4"],
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    global_attention=GlobalAttention(1, 16),
+    attention_bias=True,
+    tie_word_embeddings=False,
+)
+MODELS["gemma4 moe"] = replace(
+    MODELS["gemma4"],
+    intermediate_size=32,
+    shared_expert_intermediate_size=96,
+    num_local_experts=4,
+    num_experts_per_tok=2,
 )
 MODELS["gemma2, one kv head"] = replace(MODELS["gemma2"], num_key_value_heads=1)
 MODELS["gpt oss"] = replace(

@@ -335,6 +335,31 @@ CASES[4] |= {
     "gemma3 tp x pp": ("gemma3", strategy(tp=2, pp=2, layers=(1, 3), recompute="attention_norm+attention"), 4),
 }
 CASES[2] |= {
+    "gemma4 tp, recompute": ("gemma4", strategy(tp=2, recompute="attention+mlp"), 2),
+    "gemma4 moe ep over cp, zigzag ring": (
+        "gemma4 moe",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "gemma4 ulysses": ("gemma4", strategy(cp=2, attention="ulysses"), 2),
+    "gemma4 of 6 heads, keys replicated in some blocks": ("gemma4 of 6 heads", strategy(tp=2, sp=False), 2),
+    "gemma4 pp, uneven, zero bubble": (
+        "gemma4",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("full", "mlp")),
+        3,
+    ),
+    "gemma4 dp, ZeRO-3, plain attention": ("gemma4", strategy(dp=2, zero=3, kernel="plain"), 2),
+    "gemma4 moe ep": ("gemma4 moe", strategy(dp=2, ep=2), 2),
+}
+CASES[4] |= {
+    "gemma4 tp, keys replicated in some blocks": ("gemma4", strategy(tp=4, recompute="core_attention"), 2),
+    "gemma4 moe ep x tp": ("gemma4 moe", strategy(tp=2, dp=2, ep=2), 2),
+    "gemma4 of 6 heads, padded": ("gemma4 of 6 heads", strategy(tp=4, sp=False), 2),
+    "gemma4 tp x cp": ("gemma4", strategy(tp=2, cp=2, attention="ring"), 2),
+    "gemma4 moe, experts apart": ("gemma4 moe", strategy(tp=4, ep=2, etp=2), 2),
+}
+CASES[8] |= {"gemma4, keys replicated over two axes": ("gemma4", strategy(tp=8), 2)}
+CASES[2] |= {
     "gpt oss tp": ("gpt oss", strategy(tp=2), 2),
     "gpt oss tp, plain attention, recompute": (
         "gpt oss",
@@ -673,7 +698,7 @@ LATER_FAMILIES = (
     *("seed_oss", "glm4", "ernie4_5", "ernie4_5_moe", "dots1", "exaone4"),
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
-    *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
 )
 
 

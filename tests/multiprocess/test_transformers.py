@@ -560,6 +560,51 @@ CONFIGS["afmoe, no windows and no positions, all dense but one"] = {
     "tie_word_embeddings": True,
 }
 CONFIGS["afmoe, windows everywhere"] = {**AFMOE, "num_dense_layers": 0, "layer_types": ["sliding_attention"] * 3}
+GEMMA4 = {
+    **SMALL,
+    "model_type": "gemma4_text",
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 9,
+    "final_logit_softcapping": 0.7,
+    **NO_TOKENS,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32}
+CONFIGS["gemma4"] = {
+    **GEMMA4,
+    "num_hidden_layers": 3,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+CONFIGS["gemma4, values of their own, biases"] = {
+    **GEMMA4,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "final_logit_softcapping": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.5, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+    },
+}
+CONFIGS["gemma4, experts"] = {
+    **GEMMA4,
+    **GEMMA4_EXPERTS,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+CONFIGS["gemma4, experts, no windows"] = {
+    **GEMMA4,
+    **GEMMA4_EXPERTS,
+    "layer_types": ["full_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 CONFIGS["minimax m2"] = {
     **SMALL,
     "model_type": "minimax_m2",
@@ -668,6 +713,8 @@ def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     model.save_pretrained(folder)
     return model
 
@@ -736,7 +783,7 @@ def test_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> Non
         return value
 
     learned = {part.tensor for part in parts if module.parameter(part.parameter).grad is not None}
-    kept = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps")
+    kept = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
     assert all(tensor.endswith(kept) for tensor in tensors.keys() - learned)
     # keys hardly feel their bias, those without positions not at all: its gradient is 0 but for rounding
     most = max(float(value.abs().max()) for value in expected.values())

@@ -112,11 +112,16 @@ def _sigmoid_mul(x: Array, gate: Array) -> tuple[Array, tuple[Any, ...]]:
     return x * sigmoid, (sigmoid, x * sigmoid * (1 - sigmoid))
 
 
+def _scaled_by(x: Array, number: Array) -> tuple[Array, tuple[Any, ...]]:
+    return x * number, (number, x)
+
+
 ELEMENTWISE: dict[str, Callable[..., tuple[Array, tuple[Any, ...]]]] = {
     "silu_mul": _silu_mul,
     "gelu": _gelu,
     "gelu_erf": _gelu_erf,
     "sigmoid_mul": _sigmoid_mul,
+    "scaled_by": _scaled_by,
 }
 """Value, and the derivative by each input."""
 
@@ -178,6 +183,9 @@ def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
         return frequencies * _yarn(half, theta, scaling)
     if scaling.rope_type == "linear":
         return frequencies / scaling.factor
+    if scaling.rope_type == "proportional":
+        assert scaling.partial_rotary_factor
+        return frequencies * (np.arange(half) < int(scaling.partial_rotary_factor * half)) / scaling.factor
     assert scaling.low_freq_factor and scaling.high_freq_factor and scaling.original_max_position_embeddings
     turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -313,26 +321,26 @@ def _in_a_ring(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...]
 def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...]) -> Result:
     """Ulysses: the whole sequence for a part of the heads."""
     query, key, values, out = place.dims(0), place.dims(1), place.dims(2), place.output_dims
-    ranks = int(np.prod(tuple(place.axes.values())))
+    ranks, heads_dim = int(np.prod(tuple(place.axes.values()))), key[2]
 
     def exchange(x: Array, dims: tuple[str, ...], gather: str, split: str, report: Report) -> Array:
         element_bytes = place.graph.tensors[place.step.operator.inputs[0]].element_bytes
         report("all_to_all", over, x.size // ranks * element_bytes)
         return all_to_all(x, place.axes, over, dims.index(gather), dims.index(split))
 
-    heads = [exchange(x, dims, "seq", "kvhead", place.report) for x, dims in ((q, query), (k, key), (v, values))]
+    heads = [exchange(x, dims, "seq", heads_dim, place.report) for x, dims in ((q, query), (k, key), (v, values))]
     everywhere = np.broadcast_to(place.order, (*place.axes.values(), len(place.order)))
     value, attended = _attend(place, heads[0], heads[1], heads[2], everywhere)
 
     def backward(grad: Array) -> Gradients:
-        by_heads = attended(exchange(grad, out, "seq", "kvhead", place.report_backward))
+        by_heads = attended(exchange(grad, out, "seq", heads_dim, place.report_backward))
         return tuple(
-            exchange(x, dims, "kvhead", "seq", place.report_backward)
+            exchange(x, dims, heads_dim, "seq", place.report_backward)
             for x, dims in zip(by_heads, (query, key, values), strict=True)
             if x is not None
         )
 
-    return exchange(value, out, "kvhead", "seq", place.report), backward
+    return exchange(value, out, heads_dim, "seq", place.report), backward
 
 
 def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *sequences: Array) -> Result:
@@ -340,7 +348,7 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
     sinks, sequences = (sequences[:1], sequences[1:]) if place.attributes.get("sinks") else ((), sequences)
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
     keys, values = (tuple("key" if dim == "seq" else dim for dim in dims) for dims in (kd, place.dims(2)))
-    grid = ("batch", "kvhead", "group", "seq", "key")
+    grid = (qd[0], *qd[2:4], qd[1], "key")
     query_at, key_at = positions[..., :, None], place.order
     seen = key_at <= query_at
     if place.attributes["sliding_window"] is not None:
@@ -363,7 +371,7 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
     kept: Any = 1.0
     for one in sequences:
         at = dict(zip(grid, weights.shape[len(place.axes) :], strict=True))
-        heads = [place.indices(dim, at[dim]) for dim in ("kvhead", "group")]
+        heads = [place.indices(dim, at[dim]) for dim in qd[2:4]]
         kept = _kept(place, one, [*heads, positions, np.broadcast_to(key_at, (*positions.shape[:-1], len(key_at)))])
 
     def backward(grad: Array) -> Gradients:

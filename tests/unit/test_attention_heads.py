@@ -16,22 +16,15 @@ from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import FAMILIES
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
 
 SEQ = 64
 
 
-@pytest.fixture(autouse=True)
-def may_have_other_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = replace(FAMILIES["gemma3_text"], may_have=("global_attention",))
-    monkeypatch.setitem(FAMILIES, "gemma3_text", family)
-
-
 def wide(key_value: int = 2, width: int = 16, shared: bool = True, **fields: object) -> ModelSpec:
     """Three blocks with a window, of 8 query and 4 key-value heads of 8 numbers, and one with other heads."""
-    return replace(MODELS["gemma3"], global_attention=GlobalAttention(key_value, width, shared), **fields)
+    return replace(MODELS["gemma4"], global_attention=GlobalAttention(key_value, width, shared), **fields)
 
 
 def test_dims_and_sizes_of_both_kinds_of_heads() -> None:
@@ -47,7 +40,7 @@ def test_parameters_of_both_kinds_of_heads_counted_by_hand() -> None:
     """Queries and output 8 x 8 x 64 each, keys and values 4 x 8 x 64; of the last block 8 x 16 x 64 and 2 x 16 x 64,
     where keys may be values, and norms of 16 numbers, not 8."""
     own, other = 2 * 8 * 8 * 64 + 2 * 4 * 8 * 64 + 2 * 8, 2 * 8 * 16 * 64 + 2 * 16
-    usual = parameter_count(MODELS["gemma3"])
+    usual = parameter_count(replace(MODELS["gemma4"], global_attention=None))
     assert parameter_count(wide()) == usual - own + other + 2 * 16 * 64
     assert parameter_count(wide(shared=False)) == usual - own + other + 2 * 2 * 16 * 64
 

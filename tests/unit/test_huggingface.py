@@ -65,6 +65,23 @@ def mlp_parameters(model: ModelSpec) -> int:
     return mlps + (model.num_hidden_layers - sparse) * 3 * hidden * model.dense_intermediate_size
 
 
+def gemma4_block(model: ModelSpec, layer: int) -> int:
+    """Four norms, a norm of a head's queries and one of its keys; in blocks without a window keys are values. Experts
+    have three norms more, a router with a weight of its norm, and a factor each."""
+    hidden, heads, wide = model.hidden_size, model.num_attention_heads, model.global_attention
+    assert wide is not None
+    if model.layer_types[layer] == "sliding_attention":
+        attention = 2 * hidden * (heads + model.num_key_value_heads) * model.head_dim + 2 * model.head_dim
+    else:
+        width = wide.global_head_dim
+        attention = hidden * (2 * heads + wide.num_global_key_value_heads) * width + 2 * width
+    if not model.is_moe:
+        return attention + 3 * hidden * model.intermediate_size + 4 * hidden
+    mlp = 3 * hidden * model.shared_expert_intermediate_size
+    experts = model.num_local_experts * (3 * hidden * model.intermediate_size + hidden + 1) + hidden
+    return attention + mlp + experts + 7 * hidden
+
+
 def parameters(model: ModelSpec) -> int:
     """Closed formula, independent of the graph."""
     if model.latent_attention is not None:
@@ -77,6 +94,8 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + model.max_position_embeddings * hidden + layers * block + 2 * hidden
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = 2 * hidden * queries + 2 * hidden * keys
+    if model.model_type == "gemma4_text":
+        return vocabulary + hidden + sum(gemma4_block(model, layer) for layer in range(layers))
     if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.family.has_one_branch:
@@ -249,6 +268,8 @@ def recurrence(model: ModelSpec) -> int:
         ("hunyuan-a13b", 80_393_183_232),
         ("apertus-8b", 8_053_338_176),
         ("apertus-70b", 70_599_864_480),
+        ("gemma4-31b", 30_697_345_280),
+        ("gemma4-26b-a4b", 25_233_141_760),
         ("trinity-nano", 6_119_996_416),
         ("trinity-mini", 26_123_970_560),
         ("trinity-large", 398_635_272_192),

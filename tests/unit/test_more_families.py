@@ -18,6 +18,7 @@ from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import published_dropout
 from autoshard.models.stage import published_sizes, stage_graph
+from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import Mamba
@@ -372,6 +373,65 @@ def test_a_gate_behind_attention_and_norms_on_both_sides_of_afmoe() -> None:
     ]
 
 
+def test_what_a_gemma4_config_leaves_out() -> None:
+    model = from_config({"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}, "m")
+    assert (model.hidden_size, model.num_hidden_layers, model.vocab_size, model.norm_eps) == (2304, 30, 262_144, 1e-6)
+    assert (model.head_dim, model.num_key_value_heads, model.sliding_window) == (256, 4, 512)
+    assert model.global_attention == GlobalAttention(4, 512)
+    assert model.layer_types == (*("sliding_attention",) * 5, "full_attention") * 5
+    assert model.rope_of(0) == (1e4, None)
+    assert model.rope_of(5) == (1e6, RopeScaling("proportional", 1.0, partial_rotary_factor=0.25))
+    assert (model.tie_word_embeddings, model.final_logit_softcapping, model.is_moe) == (True, None, False)
+    given = {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "num_key_value_heads": 8}
+    given |= {"hidden_size_per_layer_input": None, "attention_k_eq_v": True, "num_global_key_value_heads": 2}
+    mixed = read(
+        "gemma4_text",
+        **given,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=2,
+        moe_intermediate_size=512,
+        use_bidirectional_attention="vision",
+    )
+    assert mixed.global_attention == GlobalAttention(2, 512, attention_k_eq_v=True)
+    assert (mixed.intermediate_size, mixed.shared_expert_intermediate_size) == (512, 1536)
+    assert (mixed.num_local_experts, mixed.num_experts_per_tok, mixed.norm_topk_prob) == (8, 2, True)
+    for one in (model, mixed):
+        assert from_config(to_config(one), "m") == one
+        assert unwritten(one) == "layer_types"
+
+
+def test_transformers_writes_the_heads_of_gemma4_block_by_block() -> None:
+    given = {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+    given |= {"attention_k_eq_v": True, "num_key_value_heads": 8}
+    said = read("gemma4_text", **given, per_layer_config={"3": {"head_dim": 64, "num_key_value_heads": 2}})
+    assert said.global_attention == GlobalAttention(2, 64, attention_k_eq_v=True)
+    with pytest.raises(
+        AutoshardError, match="per_layer_config=an object of 1 of m must say the same of each block that is"
+    ):
+        read("gemma4_text", **given, per_layer_config={"2": {"head_dim": 64}})
+    with pytest.raises(
+        AutoshardError, match="per_layer_config of m says an object of 1 of a block; it may say head_dim"
+    ):
+        read("gemma4_text", **given, per_layer_config={"3": {"sliding_window": 64}})
+
+
+def test_keys_of_gemma4_are_values_and_both_have_norms() -> None:
+    model = MODELS["gemma4 moe"]
+    graph = stage_graph(model, published_sizes(model), (3,), False, False)
+    inputs = {op.name.removeprefix("model.layers.3."): op.inputs for op in graph.operators}
+    key = "model.layers.3.global_self_attn.k_proj"
+    assert inputs["global_self_attn.v_norm"] == (key,)
+    assert inputs["global_self_attn.k_norm"] == (key, "model.layers.3.global_self_attn.k_norm.weight")
+    assert graph.tensors[key].dims == ("batch", "seq", "global_kvhead", "global_headdim")
+    stream = inputs["pre_feedforward_layernorm"][0]  # which the router and the experts see, each behind a norm
+    assert inputs["router.norm"][0] == inputs["pre_feedforward_layernorm_2"][0] == stream
+    assert graph.operators[-1].attributes["function"] == "scaled_by"
+    assert not graph.tensors["model.layers.3.layer_scalar"].differentiable
+    (attention,) = (op for op in graph.operators if op.kind == "attention")
+    assert attention.attributes["scale"] == 1
+
+
 def test_what_a_cohere2_config_leaves_out() -> None:
     model = read("cohere2")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (32, 128, 1e-5, 1e4)
@@ -600,6 +660,30 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"mup_enabled": True, "sliding_window": None},
             "sliding_window=null of m is not supported; a number of tokens is",
         ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 256},
+            "hidden_size_per_layer_input=256 of m is not supported: an embedding of each block's own (E2B, E4B); 0 is",
+        ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2},
+            (
+                "num_kv_shared_layers=2 of m is not supported: blocks that take keys and values of another one (E2B, "
+                "E4B); 0 is"
+            ),
+        ),
+        ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp=True of m is not supported; False is"),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "all"},
+            "use_bidirectional_attention='all' of m is not supported; null is, and vision, which says nothing of text",
+        ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention"] * 4},
+            "layer_types of m must end in full_attention: transformers takes the last block for one",
+        ),
         ("apertus", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: xielu"),
         ("apertus", {"post_norm": True}, "post_norm=True of m is not supported; False is"),
         ("apertus", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
@@ -683,7 +767,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text or exaone_moe or hy_v3 or "
-                "afmoe or hunyuan_v1_moe has it"
+                "afmoe or gemma4_text or hunyuan_v1_moe has it"
             ),
         ),
         (

@@ -134,7 +134,7 @@ def _tokens_in_slots(context: Context, step: OperatorStep) -> Kernel:
 
     def tokens(gates: torch.Tensor) -> torch.Tensor:
         batch, seq, experts = gates.shape
-        chosen = gates > 0
+        chosen = gates != 0
         slot = position_in_queue(chosen)
         spare = experts * capacity  # tokens without a slot point behind the last one
         index = torch.arange(experts, device=gates.device) * capacity + slot

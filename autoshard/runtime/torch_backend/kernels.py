@@ -37,6 +37,7 @@ from autoshard.runtime.torch_backend.recomputing_ops import (
 )
 from autoshard.runtime.torch_backend.recurrences import causal_conv, gated_delta_rule, state_space_scan
 from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, later_linear
+from autoshard.spec.rope import PROPORTIONAL
 
 
 def kernel(context: Context, step: OperatorStep) -> Kernel:
@@ -124,6 +125,7 @@ _ELEMENTWISE: dict[str, Kernel] = {
     "silu_mul": SiluMul.apply,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_erf": lambda x: F.gelu(x),
+    "scaled_by": lambda x, number: x * number,
     "sigmoid_mul": lambda x, gate: x * torch.sigmoid(gate),
 }
 
@@ -220,6 +222,10 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tenso
         return frequencies / scaling.factor
     if scaling.rope_type == "yarn":
         return _yarn_frequencies(frequencies, rotary_dim, theta, scaling)
+    if scaling.rope_type == PROPORTIONAL:
+        turned = int(scaling.partial_rotary_factor * rotary_dim // 2)
+        frequencies[turned:] = 0
+        return frequencies / scaling.factor
     assert scaling.rope_type == "llama3", scaling
     wavelengths = 2 * torch.pi / frequencies
     turns = scaling.original_max_position_embeddings / wavelengths

@@ -67,7 +67,7 @@ def _initial(model: ModelSpec, name: str) -> str:
     model states it."""
     if model.graph is not None:
         return model.graph.parameter_named(name).initial
-    if name.endswith((".dt_bias", ".D")):
+    if name.endswith((".dt_bias", ".D", ".layer_scalar", ".per_expert_scale")):
         return "ones"
     if name.endswith((".bias", "_bias")):
         return "zeros"

@@ -1,0 +1,164 @@
+"""The config.json of Gemma 4's text models: the dense 31B and the mixture 26B-A4B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.models.config_fields import Config, rope_keys, ropes_of_kinds
+from autoshard.models.llama.config import Defaults, every_few, read_as_llama, written_as_llama
+from autoshard.spec.attention_heads import GlobalAttention
+from autoshard.spec.attention_scores import AttentionScores
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
+from autoshard.spec.rope import PROPORTIONAL
+
+ARCHITECTURES = {"gemma4_text": "Gemma4ForCausalLM"}
+DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=1_000_000.0, num_key_value_heads=4, head_dim=256)
+LOCAL_THETA = 10_000.0
+ROPE = {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25}
+"""Positions of blocks with full attention without the key."""
+WINDOW, PATTERN, GLOBAL_HEAD_DIM = 512, 6, 512
+"""Without the keys; every so many blocks there is one without a window."""
+SCALE = 1.0
+"""By which attention multiplies its scores, whatever a head's width is."""
+SIZES = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "vocab_size": 262_144,
+    "max_position_embeddings": 131_072,
+    "hidden_size_per_layer_input": 256,
+}
+"""Sizes in transformers: the text_config of a published one leaves out those that are its own too."""
+NOT_BUILT = {
+    "hidden_size_per_layer_input": "an embedding of each block's own (E2B, E4B)",
+    "num_kv_shared_layers": "blocks that take keys and values of another one (E2B, E4B)",
+}
+"""Keys that must be 0 or null -> what else they would say."""
+UNSUPPORTED = (("use_double_wide_mlp", True),)
+
+
+def read(config: Config, model_type: str) -> ModelSpec:
+    config.fill(SIZES)
+    for key, what in NOT_BUILT.items():
+        if not config.is_null(key) and (count := config.integer(key, 0, at_least=0)):
+            raise AutoshardError(f"{key}={count} of {config.name} is not supported: {what}; 0 is")
+    if (seen := config.value("use_bidirectional_attention", "vision")) != "vision":
+        raise AutoshardError(
+            f"use_bidirectional_attention={show(seen)} of {config.name} is not supported; null is, and vision, which "
+            "says nothing of text"
+        )
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    types = every_few(layers, PATTERN)
+    if config.gives("layer_types"):
+        types = config.words("layer_types", layers, ATTENTION_TYPES)
+    if types[-1] != FULL_ATTENTION:
+        raise AutoshardError(
+            f"layer_types of {config.name} must end in {FULL_ATTENTION}: transformers takes the last block for one"
+        )
+    return read_as_llama(
+        config,
+        model_type,
+        DEFAULTS,
+        hidden_act=config.value("hidden_activation", "gelu_pytorch_tanh"),
+        tie_word_embeddings=config.value("tie_word_embeddings", True),
+        attention_bias=config.value("attention_bias", False),
+        sliding_window=config.integer("sliding_window", WINDOW),
+        layer_types=types,
+        attention_scores=AttentionScores(query_pre_attn_scalar=SCALE**-2),
+        global_attention=_global_attention(config, types),
+        final_logit_softcapping=config.optional("final_logit_softcapping", None),
+        **_ropes(config),
+        **_experts(config),
+    )
+
+
+def _global_attention(config: Config, types: tuple[str, ...]) -> GlobalAttention:
+    """The heads of blocks with full attention, by the keys of published configs, or by per_layer_config, in whose place
+    transformers 5.23 writes the same."""
+    shared, width = config.value("attention_k_eq_v", False), config.integer("global_head_dim", GLOBAL_HEAD_DIM)
+    keys = config.integer("num_key_value_heads", DEFAULTS.num_key_value_heads, at_most=MOST_REPEATED)
+    if config.gives("num_global_key_value_heads") and shared is True:  # without it, transformers does not read them
+        keys = config.integer("num_global_key_value_heads", at_most=MOST_REPEATED)
+    if config.gives("per_layer_config"):
+        said = _said_of_blocks(config, types)
+        width, keys = said.get("head_dim", width), said.get("num_key_value_heads", keys)
+    return GlobalAttention(keys, width, shared)
+
+
+def _said_of_blocks(config: Config, types: tuple[str, ...]) -> Mapping[str, Any]:
+    """What per_layer_config says of every block with full attention, and of no other."""
+    said = config.value("per_layer_config")
+    full = {str(layer) for layer, word in enumerate(types) if word == FULL_ATTENTION}
+    values = list(said.values()) if isinstance(said, Mapping) else []
+    if not values or {str(key) for key in said} != full or any(value != values[0] for value in values):
+        raise AutoshardError(
+            f"per_layer_config={show(said)} of {config.name} must say the same of each block that is {FULL_ATTENTION}, "
+            "and nothing of others"
+        )
+    if not isinstance(values[0], Mapping) or not {*values[0]} <= {"head_dim", "num_key_value_heads"}:
+        raise AutoshardError(
+            f"per_layer_config of {config.name} says {show(values[0])} of a block; it may say head_dim and "
+            "num_key_value_heads"
+        )
+    return values[0]
+
+
+def _ropes(config: Config) -> dict[str, Any]:
+    """The fields of rotary positions: a part of each head's frequencies in blocks with full attention, and another base
+    in those with a window."""
+    theta, scaling, local = ropes_of_kinds(config, DEFAULTS.rope_theta, LOCAL_THETA, ROPE, (PROPORTIONAL,))
+    return {"rope_theta": theta, "rope_scaling": scaling, "rope_local_base_freq": local}
+
+
+def _experts(config: Config) -> dict[str, Any]:
+    """The fields of the experts and of the MLP beside them, which is as an expert that every token goes to, and the key
+    of an expert's width."""
+    config.gives("num_experts")  # a dense config may say it: transformers reads it of mixtures alone
+    if config.value("enable_moe_block", False) is not True:
+        return {}
+    return {
+        "width": "moe_intermediate_size",
+        "shared_expert_intermediate_size": config.value("intermediate_size"),
+        "num_local_experts": config.value("num_experts"),
+        "num_experts_per_tok": config.value("top_k_experts"),
+    }
+
+
+def write(model: ModelSpec) -> dict[str, Any]:
+    wide, written = model.global_attention, written_as_llama(model)
+    assert wide is not None, model.name
+    written["hidden_activation"] = written.pop("hidden_act")
+    ropes = {name: written.pop(name) for name in rope_keys(model)}
+    stretched = {key: value for key, value in (ropes["rope_scaling"] or {}).items() if (key, value) != ("factor", 1)}
+    full = {"rope_type": "default", **stretched, "rope_theta": model.rope_theta}
+    written |= {
+        "global_head_dim": wide.global_head_dim,
+        "num_global_key_value_heads": wide.num_global_key_value_heads if wide.attention_k_eq_v else None,
+        "attention_k_eq_v": wide.attention_k_eq_v,
+        "attention_bias": model.attention_bias,
+        "sliding_window": model.sliding_window,
+        "layer_types": list(model.layer_types),
+        "rope_parameters": {
+            FULL_ATTENTION: full,
+            SLIDING_ATTENTION: {"rope_type": "default", "rope_theta": model.rope_local_base_freq},
+        },
+        "final_logit_softcapping": model.final_logit_softcapping,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "use_bidirectional_attention": None,
+        "enable_moe_block": model.is_moe,
+    }
+    if model.is_moe:
+        written |= {
+            "intermediate_size": model.shared_expert_intermediate_size,
+            "moe_intermediate_size": model.intermediate_size,
+            "num_experts": model.num_local_experts,
+            "top_k_experts": model.num_experts_per_tok,
+        }
+    return written
