@@ -128,7 +128,7 @@ def _useful(
     dp_replicate: int,
     etp: int | None,
 ) -> tuple[Order, ...]:
-    size = dict(zip(("tp", "pp", "dp", "cp"), degrees, strict=False))
+    size = dict(zip(("tp", "pp", "dp", "cp"), degrees[:4], strict=True))
     different = {tuple(axis for axis in order if size[axis] > 1): order for order in reversed(legal)}  # the first stays
 
     def laws(order: Order) -> Laws:

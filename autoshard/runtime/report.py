@@ -237,13 +237,19 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
         row("recompute", lambda p: p.strategy.uniform_recompute or recompute_by_stage(p.strategy)),
         row("blocks", lambda p: p.model.num_hidden_layers),
         row("hidden, FFN", lambda p: f"{p.model.hidden_size}, {p.model.intermediate_size}"),
-        row("query, key-value heads", lambda p: f"{p.model.num_attention_heads}, {p.model.num_key_value_heads}"),
+        row("query, key-value heads", _heads),
         row("experts", lambda p: p.model.num_local_experts),
         row("vocabulary", lambda p: f"{p.model.vocab_size:,}"),
         row("sequence length", lambda p: f"{p.training.sequence_length:,}"),
         row("global batch", lambda p: f"{p.training.global_batch_size:,}"),
         row("precision", lambda p: p.training.precision.name),
     ]
+
+
+def _heads(plan: Plan) -> str:
+    """Query heads, and key-value heads of each kind of attention."""
+    counts = " and ".join(str(one.num_key_value_heads) for one in plan.model.heads)
+    return f"{plan.model.num_attention_heads}, {counts}"
 
 
 def _run_lengths(values: Sequence[int]) -> str:

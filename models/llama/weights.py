@@ -6,6 +6,7 @@ The names are the same; heads are flattened into rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from autoshard.models.llama.graph import HEADS, projected
 from autoshard.models.weight_names import Part
@@ -29,7 +30,7 @@ def ends(model: ModelSpec) -> Iterator[Part]:
         yield Part.same("lm_head.weight", "vocab embed")
 
 
-def attention(model: ModelSpec, prefix: str, **named: str) -> Iterator[Part]:
+def attention(model: ModelSpec, prefix: str, **named: Any) -> Iterator[Part]:
     """The parts of the checkpoint for a block's attention and for both of its norms. prefix: of the block's names.
     named: of `self_attention`, where the family has other names."""
     yield from self_attention(model, f"{prefix}.self_attn", **named)

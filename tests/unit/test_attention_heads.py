@@ -1,6 +1,7 @@
 """Blocks of one model with other heads: their dims, parameters and work, and how tensor parallelism splits them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.multiprocess.models import MODELS
 SEQ = 64
 
 
-def wide(key_value: int = 2, width: int = 16, shared: bool = True, **fields: object) -> ModelSpec:
+def wide(key_value: int = 2, width: int = 16, shared: bool = True, **fields: Any) -> ModelSpec:
     """Three blocks with a window, of 8 query and 4 key-value heads of 8 numbers, and one with other heads."""
     return replace(MODELS["gemma4"], global_attention=GlobalAttention(key_value, width, shared), **fields)
 

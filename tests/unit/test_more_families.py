@@ -581,6 +581,19 @@ def test_the_text_model_of_a_checkpoint_that_sees_images_is_read(name: str, tmp_
     assert bytes_of(tmp_path / "again") == bytes_of(plain)
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4 moe"])
+def test_the_text_model_of_a_gemma4_that_sees_and_hears_is_read(name: str, tmp_path: Path) -> None:
+    plain, seeing = (huggingface_folder(tmp_path / form, MODELS[name]) for form in ("plain", "seeing"))
+    tensors = weights(MODELS[name], "F32")
+    renamed = {re.sub(r"^model\.", "model.language_model.", key): value for key, value in tensors.items()}
+    others = ("vision_tower.std_bias", "audio_tower.output_proj.weight", "embed_vision.embedding_projection.weight")
+    more = {f"model.{key}": np.zeros(4, np.float32) for key in others}
+    write_safetensors(seeing / "model.safetensors", {**renamed, **more}, "F32")
+    done = convert(open_source(seeing), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
+    assert done is not None
+    assert bytes_of(tmp_path / "again") == bytes_of(plain)
+
+
 def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
     """As Mistral publishes Ministral 3: one more module around the whole model, and others beside it."""
     model = replace(MODELS["ministral3"], tie_word_embeddings=False)
