@@ -24,6 +24,7 @@ CHOSEN = (
     "gemma3, no windows",
     "gpt oss, no windows",
     "granite hybrid, attention alone",
+    "gemma4, experts",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 
