@@ -689,8 +689,9 @@ CASES[8] |= {
     "HSDP, dp inside cp": ("llama", strategy(dp=4, cp=2, zero=3, dp_replicate=2, order="pp-cp-dp-tp"), 2),
 }
 
-MOST_OF_A_FAMILY = {2: 1, 4: 1, 8: 1}
-"""World size -> layouts of each of LATER_FAMILIES that are tried, the first ones; AUTOSHARD_CASES=all tries all."""
+MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 3
+"""How many layouts of each of LATER_FAMILIES are tried with each world size, and how many families with the same layout
+where there are more than two ranks: the first ones. AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
@@ -703,15 +704,20 @@ LATER_FAMILIES = (
 
 
 def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
-    """The cases of a world size without those of a family beyond the first few."""
-    counts: Counter[tuple[str, bool]] = Counter()
+    """The cases of a world size without those of later families beyond the first few."""
+    of_family: Counter[tuple[str, bool]] = Counter()
+    with_layout: Counter[Strategy] = Counter()
     found = {}
     for name, one in CASES[world_size].items():
-        model = MODELS[one[0]]
-        family = (model.model_type, model.multi_token_prediction is not None)
-        counts[family] += 1
-        if model.model_type not in LATER_FAMILIES or counts[family] <= MOST_OF_A_FAMILY[world_size]:
-            found[name] = one
+        model, layout = MODELS[one[0]], one[1]
+        if model.model_type in LATER_FAMILIES:
+            family = (model.model_type, model.multi_token_prediction is not None)
+            most = MOST_OF_A_LAYOUT if world_size > 2 else len(LATER_FAMILIES)
+            if of_family[family] == MOST_OF_A_FAMILY or with_layout[layout] == most:
+                continue
+            of_family[family] += 1
+            with_layout[layout] += 1
+        found[name] = one
     return found
 
 
