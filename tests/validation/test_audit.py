@@ -363,7 +363,7 @@ def audit_under_way(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Pr
     """The command and the processes that work for it, in a session of their own; each has begun."""
     write_plan(plan("1f1b"), folder / "plan.json")
     command = [sys.executable, "-m", "autoshard", "audit", "plan.json", "--no-cache"]
-    with by_default(signal.SIGINT):
+    with by_default(signal.SIGINT), by_default(signal.SIGHUP):
         process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
     workers: list[psutil.Process] = []
     while len(workers) < 2:  # a third one counts resources for multiprocessing
