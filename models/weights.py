@@ -41,12 +41,11 @@ def not_learned(model: ModelSpec) -> frozenset[str]:
 
 
 def parameter_dtypes(model: ModelSpec, dtype: str) -> dict[str, str]:
-    """Dtype of every parameter by name, as safetensors calls it, where learned ones have `dtype`: the others are kept
-    in F32 at least.
+    """Dtype of every parameter by name, as safetensors calls it, where weights have `dtype`: those that are not rounded
+    (`Graph.rounded`) are kept in F32 at least.
     """
-    unrounded = dtype if dtype == "F64" else "F32"
-    parameters = _whole_graph(model).parameters()
-    return {tensor.name: dtype if tensor.differentiable else unrounded for tensor in parameters}
+    unrounded, graph = dtype if dtype == "F64" else "F32", _whole_graph(model)
+    return {tensor.name: dtype if graph.rounded(tensor) else unrounded for tensor in graph.parameters()}
 
 
 def _whole_graph(model: ModelSpec) -> Graph:

@@ -215,7 +215,8 @@ def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_
     """(bytes by kind, bytes without counterpart) out of the plan's terms."""
     terms = {term.name: term.value for term in plan.estimate.memory[pipeline_rank].terms}
     elements = bucket_elements(programs, plan.mesh, tied, plan.strategy.zero)
-    summed = sum(count // (plan.mesh.size(key.shard_axes) if key.unit else 1) for key, count in elements.items())
+    learned = ((key, count) for key, count in elements.items() if key.learned)
+    summed = sum(count // (plan.mesh.size(key.shard_axes) if key.unit else 1) for key, count in learned)
     gradients = float(summed * DTYPE_BYTES[plan.training.precision.gradient_accumulation_dtype])
     unmatched = {name: terms.pop(name) for name in (RESERVE, BUCKETS)}
     unmatched["gradients that a compiled backward hands over at its end"] = terms["gradients"] - gradients
@@ -293,7 +294,7 @@ def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> 
         largest = max(largest, owned * parameter_bytes if shards > 1 else 0.0)
         if key.replica_axes and not key.unit and shards > 1:  # as it was scattered and as it is summed
             largest = max(largest, owned * gradient_bytes)
-        if precision.rounds_at_random:
+        if precision.rounds_at_random and key.learned:
             largest = max(largest, BUFFER_BYTES * min(owned, AT_ONCE))
     return max(summed + largest, gradient_bytes * _largest_tied(plan, programs, tied))
 

@@ -44,10 +44,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's part of one bucket of its optimizer. elements: its length, with padding."""
+    """A rank's part of one bucket of its optimizer. elements: its length, with padding. learned: whether it has
+    moments, too."""
 
     elements: int
     pieces: tuple[Piece, ...]
+    learned: bool = True
 
 
 _Held = dict[BucketKey, list[tuple[Program, Tensor, bool]]]
@@ -120,7 +122,7 @@ def _shard(
             if published is not None:  # padding lies at the end of a dim
                 pieces.append(Piece(tensor.name, published, at, writes, None if published == whole else whole.sizes))
             at += box.elements
-    return Shard(elements, tuple(pieces))
+    return Shard(elements, tuple(pieces), key.learned)
 
 
 def _local_box(program: Program, tensor: Tensor, index: dict[str, int]) -> Box:

@@ -23,13 +23,18 @@ from autoshard.spec.model import ModelSpec
 
 FORMAT_VERSION = 1
 QUANTITIES = ("master", "first_moment", "second_moment")
-"""Stored for every parameter: the weight as the optimizer keeps it, and AdamW's two moments."""
+"""Stored for every parameter that is learned: the weight as the optimizer keeps it, and AdamW's two moments."""
 WEIGHTS = QUANTITIES[:1]
 """Alone in what `autoshard convert` writes: weights to start from."""
 _MAX_BYTES = 1_000_000_000
 _MOST_FILE_BYTES = 2**63 - 1
 _NOT_OF_STATE = ("name", "dropout")
 """Fields of a model in which a run may go on with others."""
+
+
+def quantities_of(learned: bool) -> tuple[str, ...]:
+    """The quantities that a run stores of a parameter. learned: whether it is."""
+    return QUANTITIES if learned else WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Manifest:
     dtype: of what is learned, by safetensors' name. learning_rate: of the last step done. seed: all that a run's random
     numbers come from. versions: of the software that wrote it. world_size: number of its ranks, each of which wrote a
     file.
-    quantities: stored for every parameter, QUANTITIES or WEIGHTS.
+    quantities: stored for every parameter that is learned, QUANTITIES or WEIGHTS; of others there are only WEIGHTS.
     """
 
     step: Annotated[int, Checked(partial(check_integer, at_least=0))]

@@ -9,7 +9,7 @@ from pathlib import Path
 import autoshard
 from autoshard.checkpoint.directory import LocalFolder, LocalStore
 from autoshard.checkpoint.layout import parameter_shapes, shards_of
-from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, read_manifest
+from autoshard.checkpoint.manifest import QUANTITIES, WEIGHTS, FileRecord, Manifest, quantities_of, read_manifest
 from autoshard.checkpoint.read import stored_box, tensor_key
 from autoshard.checkpoint.store import MANIFEST, PLAN, rank_file
 from autoshard.checkpoint.tensor_file import read_header
@@ -86,6 +86,7 @@ def checkpoint_files(
     for rank, shards in enumerate(shards_of(plan, range(plan.mesh.world_size))):
         pieces = [piece for shard in shards for piece in shard.pieces if piece.writes]
         pieces.sort(key=lambda piece: (order[piece.name], piece.box.offsets))
+        fixed = {piece.name for shard in shards if not shard.learned for piece in shard.pieces}
         tensors = [
             TensorLayout(
                 tensor_key(quantity, one.name, one.box),
@@ -94,6 +95,7 @@ def checkpoint_files(
             )
             for quantity in quantities
             for one in pieces
+            if quantity in quantities_of(one.name not in fixed)
         ]
         if tensors:
             typed = {one.name: common_dtype(one, dtypes) for one in tensors}

@@ -77,7 +77,7 @@ def moments(
 
 def _matrices(program: Program, index: int) -> tuple[str, ...]:
     names = (view for step in operator_steps(program.steps[index]) for view in step.inputs)
-    return tuple(name for name in names if name in program.graph.matrices)
+    return tuple(name for name in names if name in program.graph.matrices and program.tensor(name).differentiable)
 
 
 def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | None:

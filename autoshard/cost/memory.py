@@ -197,8 +197,7 @@ def living_bytes(
     gradients = sums * (summed * share_of_sums)
     if software.hands_over_gradients and precision.sums_apart:
         gradients = gradients + sum((unit.staying for unit in ends), handed_over) * parameter
-    if software.adapts:
-        weights = weights + sum((unit.frozen for unit in ends), blocks * block.frozen)
+    weights = weights + sum((unit.frozen for unit in ends), blocks * block.frozen)
     held = weights * (parameter * share)
     if precision.products is not None:
         held = held + share * sum((unit.copies_bytes for unit in ends), blocks * block.copies_bytes)

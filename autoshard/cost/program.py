@@ -122,6 +122,7 @@ class ProgramWork:
     tile_bytes: float
     untiled_bytes: float
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    frozen: int = 0
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -181,10 +182,11 @@ class PricedProgram:
             num_tensors=work.num_tensors,
             moments=work.moments,
             quantized=work.quantized,
+            frozen=work.frozen,
         )
         if not software.adapts:
             return part
-        frozen = part.num_parameters
+        frozen = part.num_parameters + part.frozen
         return replace(part, parameters={}, matrices={}, num_tensors=0, weight_gradients_s=0.0, frozen=frozen)
 
 
@@ -243,7 +245,9 @@ def program_work(program: Program) -> ProgramWork:
         if operand_bytes(program, one) is not None
     }
     elements = parameter_elements(program)
-    for name, count in elements.items():
+    learned = [tensor.name for tensor in program.graph.learned()]
+    for name in learned:
+        count = elements[name]
         axes = program.gradient_sync.get(name, ())
         places = (parameters, *((matrices,) * (name in program.graph.matrices)), *((quantized,) * (name in marked)))
         for counts in places:
@@ -257,12 +261,13 @@ def program_work(program: Program) -> ProgramWork:
         parameters,
         waiting_bytes(program),
         matrices,
-        len(elements),
+        len(learned),
         moments(program, working, needed, given_back),
         None if heaviest is None else program.steps[heaviest],
         0.0 if heaviest is None else tiles[heaviest],
         max(needed, default=0.0),
         quantized,
+        sum(elements.values()) - sum(parameters.values()),
     )
 
 

@@ -183,13 +183,14 @@ STAYS = Travelling(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, NO_TURNS)
 class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
     travelling: STAYS where no row is under ZeRO-2 or -3. copies_bytes: held beside the parameters for products that
-    read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared."""
+    read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared; 0.0
+    where no row has any."""
 
     parameters: Number
     owned: Number
     travelling: Travelling = STAYS
     copies_bytes: Number = 0.0
-    frozen: float = 0.0
+    frozen: Number = 0.0
 
     @property
     def weights(self) -> Number:
@@ -213,8 +214,10 @@ class Unit(NamedTuple):
 
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
-        copies_bytes = 0.0 if isinstance(self.copies_bytes, float) else self.copies_bytes[rows]
-        held = Unit(self.parameters[rows], self.owned[rows], copies_bytes=copies_bytes)
+        copies_bytes, frozen = (
+            held if isinstance(held, float) else held[rows] for held in (self.copies_bytes, self.frozen)
+        )
+        held = Unit(self.parameters[rows], self.owned[rows], copies_bytes=copies_bytes, frozen=frozen)
         if self.travelling is STAYS:
             return held
         numbers = (column[rows] for column in self.travelling[:-1])
@@ -283,8 +286,7 @@ class Contents(NamedTuple):
 
 def contents_of(part: Part | ProgramWork) -> Contents:
     """Contents of a part of a stage, or of its program."""
-    frozen = part.frozen if isinstance(part, Part) else 0
-    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized, frozen)
+    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized, part.frozen)
 
 
 class ModelContents(NamedTuple):
@@ -362,9 +364,8 @@ def mesh_state(
             assert precision.products is not None
             cast_s = shared * cast_s_per_weight(precision, cluster.device)
             turns = turns._replace(copies_bytes=shared * precision.products.copies_bytes)
-        return Unit(
-            parameters, owned, Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns), copies_bytes
-        )
+        travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns)
+        return Unit(parameters, owned, travelling, copies_bytes, float(frozen))
 
     kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
     first = unit(contents.first, reads_table_once=not tied)  # an embedding's backward does not read its table
@@ -387,7 +388,7 @@ def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
     turns = NO_TURNS._replace(all=mean(share, [moved.turns.all for moved in travelling]))
     *numbers, _ = zip(*travelling, strict=True)
     means = (mean(share, values) for values in numbers)
-    return Unit(parameters, owned, Travelling._make((*means, turns)), copies_bytes)
+    return Unit(parameters, owned, Travelling._make((*means, turns)), copies_bytes, frozen)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:

@@ -95,6 +95,11 @@ class Graph:
         """The parameters that are learned; one that two operators share is there once."""
         return tuple(tensor for tensor in self.parameters() if tensor.differentiable)
 
+    def rounded(self, tensor: Tensor) -> bool:
+        """Whether a parameter is held in the dtype of the weights: all that are learned are, and all matrices. What is
+        neither, such as the bias of a router's choice, is FP32 at least, as published checkpoints have it."""
+        return tensor.differentiable or tensor.name in self.matrices
+
 
 class GraphBuilder:
     """Writes a graph operator by operator. It is the only mutable class of this folder; `build` gives the frozen graph.
@@ -134,7 +139,7 @@ class GraphBuilder:
         """Add a parameter with these dims (names with spaces between), and return its name.
 
         Asking twice for one name gives the same parameter: that is how embeddings are tied. learned: whether it has a
-        gradient; without one it stays as it was loaded, in FP32 where weights are narrower. matrix: see `Tensor`.
+        gradient; without one it stays as it was loaded (in which dtype: `Graph.rounded`). matrix: see `Tensor`.
         """
         return self._add(Tensor(name, tuple(dims.split()), "parameter", self._element_bytes, learned, matrix))
 

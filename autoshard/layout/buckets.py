@@ -30,7 +30,7 @@ class BucketKey:
     unit: the block, or the one parameter outside of blocks, that travels by itself in every microbatch; "" for
     gradients that travel once a step.
     replica_axes: all-reduced over these once a step, last of all: what this rank then has of them, its shard.
-    learned: whether there are gradients at all; parameters without them are never updated.
+    learned: whether there are gradients at all; parameters without them are never updated, shared or sent.
     """
 
     sum_axes: tuple[str, ...]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autoshard.checkpoint.boxes import Box
 from autoshard.checkpoint.layout import Shard, shards_of
 from autoshard.plans.plan import Plan
+from autoshard.spec.training import DTYPE_BYTES
 
 MOST_RANKS = 256
 """In larger worlds only this many ranks are looked at, spread over all axes."""
@@ -40,12 +41,19 @@ def moved(before: Plan, after: Plan) -> Moved:
     held = dict(zip(there, shards_of(before, there), strict=True))
     total = kept = 0
     for rank, shards in zip(ranks, shards_of(after, ranks), strict=True):
-        wanted = _boxes(shards)
-        total += sum(box.elements for boxes in wanted.values() for box in boxes)
-        if rank in held:
-            kept += _common_elements(wanted, _boxes(held[rank]))
-    width = after.training.precision.state_bytes * world / len(ranks)
-    return Moved(total * width, (total - kept) * width)
+        for learned in (True, False):
+            wanted, width = _boxes(shards, learned), _state_bytes(after, learned)
+            total += width * sum(box.elements for boxes in wanted.values() for box in boxes)
+            if rank in held:
+                kept += width * _common_elements(wanted, _boxes(held[rank], learned))
+    scale = world / len(ranks)
+    return Moved(total * scale, (total - kept) * scale)
+
+
+def _state_bytes(plan: Plan, learned: bool) -> int:
+    """Bytes of training state of one parameter. learned: whether it is."""
+    precision = plan.training.precision
+    return precision.state_bytes if learned else DTYPE_BYTES[precision.parameter_dtype]
 
 
 def sample(world: int) -> tuple[int, ...]:
@@ -55,9 +63,9 @@ def sample(world: int) -> tuple[int, ...]:
     return tuple(sorted({int(i * _GOLDEN % 1 * world) for i in range(MOST_RANKS)}))
 
 
-def _boxes(shards: Iterable[Shard]) -> dict[str, list[Box]]:
+def _boxes(shards: Iterable[Shard], learned: bool) -> dict[str, list[Box]]:
     found: dict[str, list[Box]] = defaultdict(list)
-    for shard in shards:
+    for shard in (one for one in shards if one.learned == learned):
         for piece in shard.pieces:
             found[piece.name].append(piece.box)
     return found

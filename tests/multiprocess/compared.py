@@ -131,7 +131,7 @@ def local_arrays(session: Session) -> Arrays:
     values = session.optimizer.gradients(), session.optimizer.masters()
     gradients, masters = ({name: _array(one) for name, one in found.items()} for found in values)
     return {
-        stage: {t.name: (gradients[t.name], masters[t.name]) for t in module.program.graph.parameters()}
+        stage: {t.name: (gradients[t.name], masters[t.name]) for t in module.program.graph.learned()}
         for stage, module in session.modules.items()
     }
 
@@ -166,7 +166,7 @@ def against_one_process(plan: Plan, outcomes: Outcomes, ranks: list[Arrays], doc
     differences: dict[str, float] = {"gradient": 0.0, "parameter": 0.0}
     for stage in plan.stages:
         program = plan.program(stage.layers, stage.has_embedding, stage.has_head)
-        for tensor in program.graph.parameters():
+        for tensor in program.graph.learned():
             if float(gradients[tensor.name].norm()) < NEGLIGIBLE * largest:
                 continue
             for position, (what, alone) in enumerate((("gradient", gradients), ("parameter", masters))):

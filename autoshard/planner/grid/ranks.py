@@ -171,10 +171,13 @@ def stacked(states: Sequence[State]) -> State:
 def _held(units: Sequence[Unit]) -> Unit:
     """A row for each unit. Where nothing travels in any of them, no row says what does."""
     parameters, owned = np.array([unit[:2] for unit in units], dtype=float).T
-    copies_bytes = np.array([unit.copies_bytes for unit in units]) if any(unit.copies_bytes for unit in units) else 0.0
+    copies_bytes, frozen = (
+        np.array(held) if any(held) else 0.0
+        for held in ([getattr(unit, name) for unit in units] for name in ("copies_bytes", "frozen"))
+    )
     if all(unit.travelling is STAYS for unit in units):
-        return Unit(parameters, owned, copies_bytes=copies_bytes)
+        return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=frozen)
     numbers = [(unit.weights, unit.sums, *unit.travelling[2:-1], *unit.travelling.turns) for unit in units]
     weights, sums, gather_s, again_s, scatter_s, cast_s, *turns = np.array(numbers, dtype=float).T
     travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, Turns(*turns))
-    return Unit(parameters, owned, travelling, copies_bytes)
+    return Unit(parameters, owned, travelling, copies_bytes, frozen)

@@ -252,7 +252,8 @@ def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> Me
         block = mesh_state(contents, 1.0, strategy.zero, precision, mesh, problem.cluster).block
         return float(sum(living_bytes(load.num_blocks, load.most_blocks * block.staying, block, (), precision)[:3]))
 
-    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf)
+    fixed_bytes = float(load.num_blocks * DTYPE_BYTES[problem.training.precision.parameter_dtype])
+    return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf, fixed_bytes)
 
 
 def _with_room(

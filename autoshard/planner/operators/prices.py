@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoshard.cost.collectives import exposed_ring_s
 from autoshard.cost.working_bytes import operator_bytes, view_bytes
@@ -23,6 +24,16 @@ from autoshard.graph.recompute import kept_activations, replayed_activations, se
 Axes = tuple[str, ...]
 
 
+class Stored(NamedTuple):
+    """A parameter as a rank holds it. elements: local ones. axes: over which its gradient is summed. matrix, learned:
+    whether it is."""
+
+    elements: int
+    axes: Axes
+    matrix: bool
+    learned: bool
+
+
 @dataclass(frozen=True)
 class MemoryRow:
     """One rank's memory, as far as choices decide it, and what is left for that.
@@ -30,6 +41,7 @@ class MemoryRow:
     state_bytes: of one local element of a parameter whose gradient is summed over these axes, all blocks of the rank
     together; whether it is a matrix's, which ZeRO-2 and -3 share. kept, replay, working: how many times the rank holds
     what one microbatch keeps in one block, what a replayed segment keeps, and the activations of the largest operator.
+    fixed_bytes: of one local element of a parameter that is not learned, all blocks of the rank together.
     """
 
     state_bytes: Callable[[Axes, bool], float]
@@ -37,6 +49,11 @@ class MemoryRow:
     replay: float
     working: float
     capacity_bytes: float
+    fixed_bytes: float = 0.0
+
+    def parameter_bytes(self, one: Stored) -> float:
+        """Bytes of the state of a parameter, all blocks of the rank together."""
+        return one.elements * (self.state_bytes(one.axes, one.matrix) if one.learned else self.fixed_bytes)
 
 
 @dataclass(frozen=True)
@@ -74,16 +91,14 @@ def program_price(program: Program, prices: Prices) -> Price:
             replay = max(replay, sum(replayed_activations(program, segment).values()))
     kept = sum(kept_activations(program, prices.recompute).values())
     working = max((_working_bytes(program, step) for step in program.steps), default=0.0)
-    elements = [
-        (count, program.gradient_sync.get(name, ()), name in program.graph.matrices)
+    graph = program.graph
+    held = [
+        Stored(count, program.gradient_sync.get(name, ()), name in graph.matrices, graph.tensors[name].differentiable)
         for name, count in parameter_elements(program).items()
     ]
-    seconds += sum(count * prices.parameter_s(axes) for count, axes, _ in elements)
+    seconds += sum(one.elements * prices.parameter_s(one.axes) for one in held if one.learned)
     memory = tuple(
-        sum(count * row.state_bytes(axes, matrix) for count, axes, matrix in elements)
-        + row.kept * kept
-        + row.replay * replay
-        + row.working * working
+        sum(row.parameter_bytes(one) for one in held) + row.kept * kept + row.replay * replay + row.working * working
         for row in prices.memory
     )
     return Price(seconds, memory)

@@ -29,7 +29,7 @@ from autoshard.graph.partition import (
 from autoshard.graph.redistribute import Axes, NoTransition, Transition, local_sizes, redistribute
 from autoshard.graph.states import REPLICATED, State, without_gradient
 from autoshard.planner.operators.linear import LinearProgram
-from autoshard.planner.operators.prices import Prices, with_collectives_s
+from autoshard.planner.operators.prices import Prices, Stored, with_collectives_s
 from autoshard.planner.operators.replay import KEPT, Replay
 from autoshard.units import MB
 
@@ -63,7 +63,8 @@ class OperatorProblem:
 
     def _choice_s(self, op: Operator, choice: Choice, replayed: bool) -> float:
         program, step = alone(self.graph, self.axes, op, choice)
-        parameters_s = sum(count * self.prices.parameter_s(axes) for count, axes, _ in stored(program, step))
+        learned = (one for one in stored(program, step) if one.learned)
+        parameters_s = sum(one.elements * self.prices.parameter_s(one.axes) for one in learned)
         return operator_s(self.prices, program, step, replayed) + parameters_s
 
 
@@ -97,9 +98,8 @@ def operator_s(prices: Prices, program: Program, step: OperatorStep, replayed: b
     return (2 if replayed else 1) * forward + backward
 
 
-def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[str, ...], bool]]:
-    """(number of local elements, axes over which the gradient is summed, whether it is a matrix) of each parameter that
-    an operator reads."""
+def stored(program: Program, step: OperatorStep) -> Iterator[Stored]:
+    """Yields each parameter that an operator reads."""
     graph, axes = program.graph, program.axes
     for view in step.inputs:
         tensor = program.tensor(view)
@@ -107,7 +107,7 @@ def stored(program: Program, step: OperatorStep) -> Iterator[tuple[int, tuple[st
             state = program.states[view]
             sizes = local_sizes(graph, tensor.dims, without_gradient(state), axes)
             summed = tuple(axis for axis, entry in zip(axes, state, strict=True) if entry == REPLICATED)
-            yield prod(sizes), summed, tensor.name in graph.matrices
+            yield Stored(prod(sizes), summed, tensor.name in graph.matrices, tensor.differentiable)
 
 
 class OperatorProgram:
@@ -168,9 +168,9 @@ class OperatorProgram:
 
     def _charge_parameters(self, program: Program, step: OperatorStep, variable: int) -> None:
         """A parameter is stored as its reader wants it; where that is `R`, its gradient is summed once a step."""
-        for elements, axes, matrix in stored(program, step):
+        for one in stored(program, step):
             for row, charged in zip(self.problem.prices.memory, self._state, strict=True):
-                charged[variable] = charged.get(variable, 0.0) + elements * row.state_bytes(axes, matrix) / MB
+                charged[variable] = charged.get(variable, 0.0) + row.parameter_bytes(one) / MB
 
     def _flow(self, name: str) -> None:
         """From the producer's states to the readers'."""

@@ -25,7 +25,7 @@ from autoshard.runtime.torch_backend.collectives import (
     start_reduce_scatter,
 )
 from autoshard.runtime.torch_backend.groups import Group, MeshGroups
-from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings, unrounded
+from autoshard.runtime.torch_backend.optimizer_settings import OptimizerSettings
 from autoshard.runtime.torch_backend.rounded_adamw import Piece
 
 PieceShape = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -93,24 +93,28 @@ class _Flat:
 
 
 class Bucket(_Flat):
-    """A bucket that is whole on every rank. Masters of the same dtype are the parameters themselves."""
+    """A bucket that is whole on every rank. Masters of the same dtype are the parameters themselves.
+
+    Parameters that are not learned are their own masters, and have no gradients: these are 0 elements.
+    """
 
     def __init__(self, key: BucketKey, named: list[tuple[str, nn.Parameter]], common: Common):
         super().__init__(key, {name: parameter.shape for name, parameter in named}, common)
         s, self.named = common.settings, named
         first = named[0][1]
         self.parameters = first.new_zeros(self._padded)
-        self.gradients = torch.zeros(self._padded, dtype=s.gradient_dtype, device=first.device)
+        summed = self._padded if key.learned else 0
+        self.gradients = torch.zeros(summed, dtype=s.gradient_dtype, device=first.device)
         for name, parameter in named:
             place = self.view(self.parameters, name)
             place.copy_(parameter.detach())
             parameter.data = place
             if key.learned:
                 _accumulate_into(parameter, self.gradient(name))
-        master_dtype = s.master_dtype if key.learned else unrounded(s.master_dtype)
+        master_dtype = s.master_dtype if key.learned else self.parameters.dtype
         self._own_masters = master_dtype == self.parameters.dtype
         mine = self.parameters[self._mine]
-        self.master = nn.Parameter(mine if self._own_masters else mine.to(master_dtype))
+        self.master = nn.Parameter(mine if self._own_masters else mine.to(master_dtype), requires_grad=key.learned)
 
     def gradient(self, name: str) -> torch.Tensor:
         """Accumulated local gradient of one parameter: a view of the flat buffer."""

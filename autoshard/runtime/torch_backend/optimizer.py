@@ -87,14 +87,15 @@ class ShardedAdamW:
                 module.later.accumulate = {p: b.gradient(name).add_ for b in whole for name, p in b.named}
         self._tied = [(b.sum_tied(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
         self._summed: list[torch.Tensor] = []
-        self._updates: list[FusedAdamW | RoundedAdamW]
-        if settings.stochastic_rounding:
-            shapes = piece_shapes(modules, mesh, groups, published)
-            self._updates = [
-                RoundedAdamW(b.master.detach(), b.pieces(shapes), settings.seed, compiler) for b in self.buckets
-            ]
-        else:
-            self._updates = [FusedAdamW(b.master.detach(), compiler) for b in self.buckets]
+        shapes = piece_shapes(modules, mesh, groups, published) if settings.stochastic_rounding else {}
+
+        def update(bucket: Bucket | ShardedBucket) -> FusedAdamW | RoundedAdamW:
+            weights = bucket.master.detach()
+            if not settings.stochastic_rounding:
+                return FusedAdamW(weights, compiler)
+            return RoundedAdamW(weights, bucket.pieces(shapes), settings.seed, compiler)
+
+        self._updates = [update(bucket) if bucket.key.learned else None for bucket in self.buckets]
         self._squares: list[Callable[[torch.Tensor], torch.Tensor]] = [
             row_squares
             if compiler is None
@@ -118,7 +119,7 @@ class ShardedAdamW:
         check_finite("the gradient norm", norm)
         scale = min(1.0, s.max_gradient_norm / (norm + 1e-6))
         for bucket, shard, update in zip(self.buckets, shards, self._updates, strict=True):
-            if not bucket.key.learned:
+            if update is None:
                 continue
             decay = s.weight_decay if bucket.key.decay else 0.0
             gradient = shard.mul_(scale).to(bucket.master.dtype)
@@ -136,18 +137,23 @@ class ShardedAdamW:
             gradient.copy_(all_reduce(gradient.to(self._settings.reduce_dtype or gradient.dtype), group))
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Summed gradients of the last step that kept them, local pieces by parameter name (collective)."""
+        """Summed gradients of the last step that kept them, local pieces of what is learned, by name (collective)."""
         pairs = zip(self.buckets, self._summed, strict=True)
-        return {name: value for bucket, shard in pairs for name, value in bucket.by_name(shard).items()}
+        learned = ((bucket, shard) for bucket, shard in pairs if bucket.key.learned)
+        return {name: value for bucket, shard in learned for name, value in bucket.by_name(shard).items()}
 
     def masters(self) -> dict[str, torch.Tensor]:
         """Master weights, local pieces by parameter name (collective)."""
         return {name: value for b in self.buckets for name, value in b.by_name(b.master.detach()).items()}
 
     def state(self) -> list[tuple[torch.Tensor, ...]]:
-        """This rank's shards of (masters, first moments, second moments) for each bucket: the tensors themselves, not
-        copies."""
-        return [(one.weights, one.first_moment, one.second_moment) for one in self._updates]
+        """This rank's shards of (masters, first moments, second moments) for each bucket, of what is not learned
+        (masters,): the tensors themselves, not copies."""
+        pairs = zip(self.buckets, self._updates, strict=True)
+        return [
+            (bucket.master.detach(),) if one is None else (one.weights, one.first_moment, one.second_moment)
+            for bucket, one in pairs
+        ]
 
     def sharing_groups(self) -> list[Group | None]:
         """For each shard of `state` the ranks that hold the same shard; None where each rank reads its own."""
@@ -155,9 +161,11 @@ class ShardedAdamW:
 
     def load_state(self, shards: list[tuple[torch.Tensor, ...]], steps: int) -> None:
         """Continues after `steps` steps from shards that `state` gave then, in any layout (collective)."""
-        for bucket, update, (master, first, second) in zip(self.buckets, self._updates, shards, strict=True):
+        for bucket, update, (master, *moments) in zip(self.buckets, self._updates, shards, strict=True):
             bucket.master.data.copy_(master)
-            update.load(first, second, steps)
+            if update is not None:
+                first, second = moments
+                update.load(first, second, steps)
             bucket.publish()
 
     def _norm(self, shards: list[torch.Tensor]) -> float:

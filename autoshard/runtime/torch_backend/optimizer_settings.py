@@ -12,8 +12,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch
 
 
 def unrounded(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of parameters that are not learned, where those that are have this one: FP32 at least, as published
-    checkpoints have them."""
+    """The dtype of parameters that are not rounded (`Graph.rounded`), where others have this one: FP32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -122,11 +122,11 @@ def each_parameter(
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the name and the local piece of each parameter of a stage, one after the other, so that all whole ones
-    need not fit into memory at once. dtype: of those that are learned."""
+    need not fit into memory at once. dtype: of weights."""
     for tensor in program.graph.parameters():
         whole = initial_parameter(model, tensor, program.graph.sizes, seed)
         piece = local_piece(whole, tensor.dims, program.states[tensor.name], mesh, index)
-        yield tensor.name, piece.to(device=device, dtype=dtype if tensor.differentiable else unrounded(dtype))
+        yield tensor.name, piece.to(device=device, dtype=dtype if program.graph.rounded(tensor) else unrounded(dtype))
 
 
 def assemble(

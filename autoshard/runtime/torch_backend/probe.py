@@ -73,10 +73,10 @@ class SessionProbe:
         Masters may share their storage with parameters.
         """
         optimizer, named = self._optimizer, dict[str, torch.Tensor]()
-        for bucket, (master, first, second) in zip(optimizer.buckets, optimizer.state(), strict=True):
+        for bucket, shards in zip(optimizer.buckets, optimizer.state(), strict=True):
             name = _bucket_name(bucket.key.unit, bucket.names)
-            parts = (bucket.parameters, bucket.gradients, master, first, second)
-            named |= {f"{part} of {name}": tensor for part, tensor in zip(STATE_PARTS, parts, strict=True)}
+            parts = (bucket.parameters, bucket.gradients, *shards)  # of what is not learned there are fewer
+            named |= {f"{part} of {name}": tensor for part, tensor in zip(STATE_PARTS, parts, strict=False)}
         return named
 
     @property

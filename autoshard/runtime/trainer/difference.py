@@ -22,13 +22,14 @@ Tensors = dict[str, dict[str, torch.Tensor]]
 
 
 def comparable(session: Session, prefix: str) -> dict[str, torch.Tensor]:
-    """Gradients and master weights of the pieces that this rank is the first to hold, by '<prefix>.<what>/<name>'."""
+    """Gradients and master weights of the pieces that this rank is the first to hold, as far as they are learned, by
+    '<prefix>.<what>/<name>'."""
     found = {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
     return {
         f"{prefix}.{what}/{stage}/{name}": values[name].cpu().clone()
         for what, values in found.items()
         for stage, module in session.modules.items()
-        for name in (tensor.name for tensor in module.program.graph.parameters())
+        for name in (tensor.name for tensor in module.program.graph.learned())
         if session.is_first_holder(module.program, name)
     }
 
@@ -61,7 +62,8 @@ def differences_to(others: Tensors, session: Session) -> dict[str, Any]:
 
 def own_tensors(session: Session) -> Tensors:
     """Whole gradients and master weights of a session that is one process."""
-    return {"gradient": session.optimizer.gradients(), "parameter": session.optimizer.masters()}
+    gradients, masters = session.optimizer.gradients(), session.optimizer.masters()
+    return {"gradient": gradients, "parameter": {name: masters[name] for name in gradients}}
 
 
 def save(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
@@ -95,7 +97,7 @@ def sharded_tensors(plan: Plan, files: RankFiles, prefix: str) -> Tensors:
 def _whole_tensors(plan: Plan, files: RankFiles, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for stage in plan.stages:
         program = plan.program(stage.layers, stage.has_embedding, stage.has_head)
-        for tensor in program.graph.parameters():
+        for tensor in program.graph.learned():
             pieces = files.pieces(f"{prefix}/{stage.index}/{tensor.name}")
             yield tensor.name, assemble(pieces, tensor.dims, program.states[tensor.name], plan.mesh)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autoshard.checkpoint.layout import Shard
-from autoshard.checkpoint.manifest import QUANTITIES, FileRecord, Manifest
+from autoshard.checkpoint.manifest import FileRecord, Manifest, quantities_of
 from autoshard.checkpoint.read import CheckpointReader, tensor_key
 from autoshard.checkpoint.store import Folder, Hashed, Store, rank_file
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES, Bytes, TensorBytes, tensor_stream
@@ -38,7 +38,7 @@ def write_rank(store: Store, step: int, rank: int, shards: Sequence[Shard], stat
     go on from there, and a checkpoint before it has to stay."""
     tensors = []
     for shard, quantities in zip(shards, state, strict=True):
-        for quantity, values in zip(QUANTITIES, quantities, strict=True):
+        for quantity, values in zip(quantities_of(shard.learned), quantities, strict=True):
             assert values.shape == (shard.elements,), (values.shape, shard.elements)
             name, data = DTYPE_NAMES[values.dtype], _bytes_of(values)
             elements = data.view(f"u{ELEMENT_BYTES[name]}")
@@ -71,12 +71,12 @@ def read_rank(
     found = []
     for shard in shards:  # its parameters share a dtype
         dtype = dtypes[reader.dtypes[shard.pieces[0].name] if shard.pieces else manifest.dtype]
-        found.append(tuple(torch.zeros(shard.elements, dtype=dtype) for _ in QUANTITIES))
+        found.append(tuple(torch.zeros(shard.elements, dtype=dtype) for _ in quantities_of(shard.learned)))
     taken = reader.fill_all(
         (quantity, piece, _bytes_of(one))
         for shard, is_own, values in zip(shards, own, found, strict=True)
         if is_own
-        for quantity, one in zip(QUANTITIES, values, strict=True)
+        for quantity, one in zip(quantities_of(shard.learned), values, strict=True)
         for piece in shard.pieces
     )
     return Loaded(found, taken)
