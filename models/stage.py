@@ -142,17 +142,23 @@ def _check_plugin(model: ModelSpec) -> None:
 
 
 def parameter_count(model: ModelSpec) -> int:
-    """Number of parameters of the whole model as published: unpadded, tied ones once."""
+    """Number of parameters that the whole model holds, as published: unpadded, tied ones once."""
     return sum(parameters_by_dims(model).values())
 
 
-def parameters_by_dims(model: ModelSpec) -> dict[tuple[str, ...], int]:
-    """Numbers of parameters of the whole model by the dims that they have, counted as `parameter_count` does."""
+def learned_count(model: ModelSpec) -> int:
+    """Number of parameters of the whole model that are learned, counted as `parameter_count` does."""
+    return sum(parameters_by_dims(model, learned_only=True).values())
+
+
+def parameters_by_dims(model: ModelSpec, learned_only: bool = False) -> dict[tuple[str, ...], int]:
+    """Numbers of parameters of the whole model by the dims that they have, counted as `parameter_count` does.
+    learned_only: without those that have no gradient, such as the bias of a router's choice."""
     sizes, counts = published_sizes(model), dict[tuple[str, ...], int]()
     kinds = model.kind_counts(0, model.num_hidden_layers)
     parts = [(1, stage_graph(model, sizes, (), first=True, last=True))]
     parts += [(count, stage_graph(model, sizes, (kind,), first=False, last=False)) for kind, count in kinds]
     for count, graph in parts:
-        for tensor in graph.learned():
+        for tensor in graph.learned() if learned_only else graph.parameters():
             counts[tensor.dims] = counts.get(tensor.dims, 0) + count * graph.num_elements(tensor.name)
     return counts

@@ -12,9 +12,10 @@ from autoshard.doctor.machine import Machine
 from autoshard.doctor.native import around_it, package
 from autoshard.jobs.options import LaunchOptions
 from autoshard.jobs.variables import variables
-from autoshard.models.stage import parameter_count
+from autoshard.models.stage import learned_count, parameter_count
 from autoshard.plans.plan import Plan
 from autoshard.spec.stack import NATIVE_DEVICES
+from autoshard.spec.training import DTYPE_BYTES
 from autoshard.units import GB, format_bytes
 
 NXD_TORCH, NXD_VERSION = "2.9", "0.18"
@@ -202,4 +203,8 @@ def _host(machine: Machine, plan: Plan | None) -> Iterator[Finding]:
 
 def checkpoint_bytes(plan: Plan | None) -> int:
     """Bytes of one checkpoint of `autoshard run`: the training state of the whole model; 0 without a plan."""
-    return 0 if plan is None else parameter_count(plan.model) * plan.training.precision.state_bytes
+    if plan is None:
+        return 0
+    learned, precision = learned_count(plan.model), plan.training.precision
+    others = parameter_count(plan.model) - learned
+    return learned * precision.state_bytes + others * DTYPE_BYTES[precision.parameter_dtype]

@@ -184,7 +184,8 @@ def state_dtypes_bytes(precision: Precision) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=16)
 def _parameters(model: ModelSpec) -> tuple[int, int]:
-    """Numbers of parameters: (but for experts, in matrices of experts). Routers and biases of experts are left out."""
-    counts = parameters_by_dims(model)
+    """Numbers of parameters that are learned: (but for experts, in matrices of experts). Routers and biases of experts
+    are left out."""
+    counts = parameters_by_dims(model, learned_only=True)
     others = sum(count for dims, count in counts.items() if "expert" not in dims)
     return others, sum(count for dims, count in counts.items() if "expert" in dims and len(dims) > 2)
