@@ -84,7 +84,8 @@ class ShardedAdamW:
         self.buckets: list[Bucket | ShardedBucket] = sorted([*whole, *apart], key=lambda bucket: bucket.key)
         for module in modules:
             if module.later is not None:
-                module.later.accumulate = {p: b.gradient(name).add_ for b in whole for name, p in b.named}
+                learned = (b for b in whole if b.key.learned)
+                module.later.accumulate = {p: b.gradient(name).add_ for b in learned for name, p in b.named}
         self._tied = [(b.sum_tied(name), tied[name]) for b in self.buckets for name in b.names if name in tied]
         self._summed: list[torch.Tensor] = []
         shapes = piece_shapes(modules, mesh, groups, published) if settings.stochastic_rounding else {}
