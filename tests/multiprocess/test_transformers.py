@@ -720,9 +720,9 @@ def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
 
 
 def held(model: torch.nn.Module) -> int:
-    """The number of a model's parameters and of what most families have as buffers: correction biases of routers, and
-    numbers of xIELU that are not learned."""
-    names = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps")
+    """The number of a model's parameters and of what most families have as buffers: correction biases of routers,
+    numbers of xIELU that are not learned, and those that scale Gemma 4's blocks."""
+    names = ("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")
     buffers = (one for name, one in model.named_buffers() if name.endswith(names))
     return sum(one.numel() for one in (*model.parameters(), *buffers))
 
