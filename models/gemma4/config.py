@@ -154,6 +154,10 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "use_bidirectional_attention": None,
         "enable_moe_block": model.is_moe,
     }
+    if not wide.attention_k_eq_v and wide.num_global_key_value_heads != model.num_key_value_heads:
+        own = {"head_dim": wide.global_head_dim, "num_key_value_heads": wide.num_global_key_value_heads}
+        full_layers = (layer for layer, word in enumerate(model.layer_types) if word == FULL_ATTENTION)
+        written["per_layer_config"] = {str(layer): own for layer in full_layers}
     if model.is_moe:
         written |= {
             "intermediate_size": model.shared_expert_intermediate_size,

@@ -139,7 +139,7 @@ def test_error_names_the_field_its_value_and_what_works(fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (("dynamic", 8.0), "rope_type='dynamic' of rope_scaling must be one of: linear, llama3, yarn"),
+        (("dynamic", 8.0), "rope_type='dynamic' of rope_scaling must be one of: linear, llama3, yarn, proportional"),
         (
             ("yarn", 8.0),
             ("original_max_position_embeddings=None of rope_scaling must be a whole number from 1 to 1,000,000,000"),

@@ -17,7 +17,7 @@ from autoshard.graph.recompute import segments
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import to_config
 from autoshard.models.registry import load_model
-from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.models.stage import dim_sizes, learned_count, stage_graph
 from autoshard.planner.inputs import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
@@ -53,8 +53,8 @@ def last_stage(model: ModelSpec) -> Graph:
 )
 def test_parameters_are_those_of_the_checkpoints(name: str, more: int, published: float) -> None:
     model = load_model(name)
-    predicting = parameter_count(replace(model, multi_token_prediction=MODULE))
-    assert predicting - parameter_count(model) == more
+    predicting = learned_count(replace(model, multi_token_prediction=MODULE))
+    assert predicting - learned_count(model) == more
     assert predicting + 2 * model.vocab_size * model.hidden_size == pytest.approx(published, rel=2e-4)
 
 

@@ -12,6 +12,7 @@ from autoshard.backends.rules import Draft, Problem, all_rules, check_strategy, 
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
+from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -56,10 +57,22 @@ DENSE_FIRST = replace(
     mlp_layer_types=("dense",) * 6 + ("sparse",) * (QWEN3_MOE.num_hidden_layers - 6),
     dense_intermediate_size=6144,
 )
+GEMMA4 = load_model("gemma4-31b")
+UNLIKE_HEADS = replace(
+    GEMMA4, num_attention_heads=12, num_key_value_heads=4, global_attention=GlobalAttention(3, GEMMA4.head_dim)
+)
 EXPERTS_OVER_NXD = {"tp": 32, "dp": 2, "ep": 2, "layers": QWEN3_MOE.num_hidden_layers}
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"model": UNLIKE_HEADS, **on("h100-80gb", 3), "backend": "torch"},
+        {"tp": 12, "pp": 1, "layers": GEMMA4.num_hidden_layers},
+        (
+            "tp=12 cuts 4 key-value heads of blocks with a window and 3 of those with full attention across each "
+            "other; degrees that fit here: 1, 2, 3, 4, 6, 8"
+        ),
+    ),
     (
         on("trn2.3xlarge", 16),
         {"tp": 32, "pp": 1},
