@@ -329,7 +329,8 @@ def test_the_pictures_of_the_readme_are_drawn_anew(browser: Any, name: str, tmp_
     draw.DRAWN[name](browser, tmp_path / f"{name}.png", "words")
     assert draw.shown(tmp_path / f"{name}.png") == "words"
     with Image.open(tmp_path / f"{name}.png") as found, Image.open(draw.PICTURES / f"{name}.png") as kept:
-        assert found.size == kept.size
+        assert found.width == kept.width
+        assert abs(found.height - kept.height) <= 4  # another Chromium's lines may be a pixel taller
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.png"]
 
 
