@@ -170,7 +170,8 @@ def state_of(plan: Plan, rank: int) -> list[tuple[torch.Tensor, ...]]:
             bucket.fill(name, local.pop(name))
         modules.append(Held(program, {name: nn.Parameter(value) for name, value in local.items()}, sharded))
     optimizer = ShardedAdamW(modules, plan.mesh, groups, Sums.on(place[1], None, None), settings, tied)
-    return [(b.master.detach(), 2 * b.master.detach(), b.master.detach() ** 2) for b in optimizer.buckets]
+    masters = ((bucket.key.learned, bucket.master.detach()) for bucket in optimizer.buckets)
+    return [(master, 2 * master, master**2) if learned else (master,) for learned, master in masters]
 
 
 def whole_parameters(plan: Plan) -> dict[str, torch.Tensor]:
