@@ -277,7 +277,7 @@ def _check_kinds(model: ModelSpec) -> None:
 
 
 def _check_branches(model: ModelSpec) -> None:
-    """Of a family whose blocks have one branch, each has exactly one."""
+    """Raises AutoshardError where a block has a mixer and an MLP, or neither, in a family of blocks with one branch."""
     mixers, mlps, of = model.layer_types, model.mlp_layer_types, f"model_type={model.model_type} of {model.name}"
     for layer in range(model.num_hidden_layers):
         words = tuple(types[layer] if types else "nothing" for types in (mixers, mlps))

@@ -17,7 +17,10 @@ RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
 EACH_HEAD, ALL_HEADS = "each_head", "all_heads"
 NEEDED_FIELDS = ("latent_attention", "chunked_attention")
 OPTIONAL_FIELDS = (
-    *("multi_token_prediction", "use_parallel_residual", "use_qk_norm", "moe_latent_size"),
+    "multi_token_prediction",
+    "use_parallel_residual",
+    "use_qk_norm",
+    "moe_latent_size",
     "global_attention",
 )
 

@@ -7,11 +7,10 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, one_kind, shared_out
-from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
+from autoshard.models.llama.config import Defaults, every_few, read_as_llama, windows, written_as_llama
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import (
     ATTENTION_TYPES,
-    FULL_ATTENTION,
     MOST_REPEATED,
     NOPE,
     ROPE,
@@ -45,7 +44,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         types = config.words("layer_types", layers, ATTENTION_TYPES)
     else:
         every = config.integer("sliding_window_pattern", PATTERN)
-        types = tuple(SLIDING_ATTENTION if (layer + 1) % every else FULL_ATTENTION for layer in range(layers))
+        types = every_few(layers, every)
     found = windows(config, WINDOW, types)
     if found["sliding_window"] is None and SLIDING_ATTENTION in types:
         raise AutoshardError(

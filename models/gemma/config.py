@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.models.config_fields import Config, one_kind, ropes_of_kinds
-from autoshard.models.llama.config import Defaults, read_as_llama, windows, written_as_llama
+from autoshard.models.llama.config import Defaults, every_few, read_as_llama, windows, written_as_llama
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
+from autoshard.spec.model_types import MOST_REPEATED
 
 ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
 UNSUPPORTED = (("use_bidirectional_attention", True),)
@@ -48,9 +48,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         config,
         model_type,
         DEFAULTS,
-        hidden_act=config.value("hidden_activation", "gelu_pytorch_tanh"),
-        tie_word_embeddings=config.value("tie_word_embeddings", True),
-        attention_bias=config.value("attention_bias", False),
+        **usual_fields(config),
         attention_scores=AttentionScores(
             query_pre_attn_scalar=config.positive("query_pre_attn_scalar", 256),
             attn_logit_softcapping=None if is_gemma3 else scores_cap,  # transformers caps no scores of Gemma 3
@@ -60,9 +58,17 @@ def read(config: Config, model_type: str) -> ModelSpec:
     )
 
 
+def usual_fields(config: Config) -> dict[str, Any]:
+    """The fields of Gemma's models whose keys, or values without the key, are not Llama's."""
+    return {
+        "hidden_act": config.value("hidden_activation", "gelu_pytorch_tanh"),
+        "tie_word_embeddings": config.value("tie_word_embeddings", True),
+        "attention_bias": config.value("attention_bias", False),
+    }
+
+
 def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
-    types = tuple(SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION for layer in range(layers))
-    return windows(config, WINDOW, types)
+    return windows(config, WINDOW, every_few(layers, pattern))
 
 
 def write(model: ModelSpec) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, rope_keys, ropes_of_kinds
+from autoshard.models.gemma.config import usual_fields
 from autoshard.models.llama.config import Defaults, every_few, read_as_llama, written_as_llama
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
@@ -64,9 +65,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         config,
         model_type,
         DEFAULTS,
-        hidden_act=config.value("hidden_activation", "gelu_pytorch_tanh"),
-        tie_word_embeddings=config.value("tie_word_embeddings", True),
-        attention_bias=config.value("attention_bias", False),
+        **usual_fields(config),
         sliding_window=config.integer("sliding_window", WINDOW),
         layer_types=types,
         attention_scores=AttentionScores(query_pre_attn_scalar=SCALE**-2),
@@ -91,7 +90,10 @@ def _global_attention(config: Config, types: tuple[str, ...]) -> GlobalAttention
 
 
 def _said_of_blocks(config: Config, types: tuple[str, ...]) -> Mapping[str, Any]:
-    """What per_layer_config says of every block with full attention, and of no other."""
+    """The keys and values that per_layer_config has of each block with full attention.
+
+    Raises AutoshardError where it says different things of these blocks, nothing of one, or something of others.
+    """
     said = config.value("per_layer_config")
     full = {str(layer) for layer, word in enumerate(types) if word == FULL_ATTENTION}
     values = list(said.values()) if isinstance(said, Mapping) else []

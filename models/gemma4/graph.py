@@ -12,9 +12,8 @@ from autoshard.spec.model import ModelSpec
 __all__ = ["block", "embedding", "head"]
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-BEHIND_MLP, BEFORE_EXPERTS, BEHIND_EXPERTS = (
-    *("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"),
-)
+BEHIND_MLP = "post_feedforward_layernorm_1"
+BEFORE_EXPERTS, BEHIND_EXPERTS = "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"
 """Norms of blocks with experts beside NORMS; their last one is behind the sum of MLP and experts."""
 
 
