@@ -19,6 +19,7 @@ from autoshard.graph.count import (
     parameter_elements,
     saved_activations,
 )
+from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.recompute import Segment, kept_activations, segments
 from autoshard.graph.weight_gradients import waiting_bytes
@@ -167,7 +168,7 @@ def _stops_early(program: Program, step: OperatorStep, segment: Segment) -> bool
 def _operator_flops(program: Program, step: OperatorStep) -> tuple[float, float]:
     """(forward, backward). Plain attention computes the whole square, where flash skips what the mask hides."""
     op = step.operator
-    if op.kind not in ("einsum", "attention"):
+    if op.kind not in ("einsum", "linear_cross_entropy", "attention"):
         return 0.0, 0.0
     work = operator_work(program, step)
     forward = work.flops
@@ -254,8 +255,10 @@ def _table_bytes(plan: Plan, program: Program) -> float:
 
 def _head_bytes(plan: Plan, program: Program) -> float:
     """Beside what is kept, when the backward of the model's head has the gradient of its weights; behind that of a
-    prediction module, which has the same table, two of them and their sum. 0 where the plan has it itself, and where
-    gradients of weights are put off."""
+    prediction module, which has the same table, two of them and their sum. A loss in chunks adds to the gradient while
+    it works. 0 where the plan has it itself, and where gradients of weights are put off."""
+    if plan.training.loss_chunks > 1:
+        return _chunked_head_bytes(plan, program)
     weights_apart = SCHEDULES[plan.strategy.schedule].weights_apart
     predicts = plan.model.multi_token_prediction is not None and not weights_apart
     if not (predicts or has_one_for_all(plan)):
@@ -273,6 +276,14 @@ def _head_bytes(plan: Plan, program: Program) -> float:
     given_back = {name: size for names in kept[place + 1 :] for name, size in names.items() if name not in earlier}
     gradients = SUMMED_GRADIENTS if predicts else 1
     return gradients * table + working_bytes(program, program.steps[place]) - sum(given_back.values())
+
+
+def _chunked_head_bytes(plan: Plan, program: Program) -> float:
+    """`_head_bytes` where the loss comes in chunks: that of the model, in whose backward a module's gradient waits."""
+    losses = [step for step in program.steps for one in operator_steps(step) if num_chunks(one.operator) > 1]
+    first = operator_steps(losses[0])[0].operator
+    table = parameter_elements(program)[first.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
+    return max(len(losses) * table + working_bytes(program, losses[0]), (len(losses) > 1) * SUMMED_GRADIENTS * table)
 
 
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:

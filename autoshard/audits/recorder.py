@@ -36,8 +36,10 @@ _FUNCTIONAL, _C10D = "_c10d_functional", "c10d"
 _aten = torch.ops.aten
 _MATMULS: dict[Any, Callable[..., float]] = {
     _aten.mm.default: lambda a, b: 2.0 * a.numel() * b.shape[1],
+    _aten.mm.out: lambda a, b: 2.0 * a.numel() * b.shape[1],
     _aten.bmm.default: lambda a, b: 2.0 * a.numel() * b.shape[2],
     _aten.addmm.default: lambda c, a, b: 2.0 * a.numel() * b.shape[1],
+    _aten.addmm_.default: lambda c, a, b: 2.0 * a.numel() * b.shape[1],
     _aten.baddbmm.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
     _aten.baddbmm_.default: lambda c, a, b: 2.0 * a.numel() * b.shape[2],
 }

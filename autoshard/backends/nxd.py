@@ -177,6 +177,14 @@ def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
     return None
 
 
+def loss_is_of_all_logits(problem: Problem, draft: Draft) -> str | None:
+    """[NxD parallel_layers/loss_functions.py: parallel_cross_entropy takes the logits of a whole microbatch]"""
+    chunks = problem.training.loss_chunks
+    if chunks > 1:
+        return f"loss_chunks={chunks}: NxD computes the loss of all logits at once; use loss_chunks=1 or backend torch"
+    return None
+
+
 def kernel_knows_the_model(problem: Problem, draft: Draft) -> str | None:
     """[SDK archive/nxd-training/known_issues.rst: flash attention serves Hugging Face style models only; neuronxcc
     nki/kernels/attention.py flash_fwd: assert d <= 128; NxD kernels/flash_attn.py and ring_attention_kernel.py take no
@@ -269,6 +277,7 @@ NXD = Backend(
         Rule("NxD has no layers for the family", other_families_run_on_torch),
         Rule("NxD adds no loss of routers", router_losses_run_on_torch),
         Rule("NxD drops nothing", dropout_runs_on_torch),
+        Rule("NxD computes the loss of all logits", loss_is_of_all_logits),
     ),
     kernel_rules=(Rule("the attention kernel does not know the model", kernel_knows_the_model),),
     state_rules=(

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import loop_sizes, operand_bytes, operator_work
-from autoshard.graph.ir import CASTS_INPUT
+from autoshard.graph.ir import CASTS_INPUT, FLOAT32_BYTES
+from autoshard.graph.loss_kinds import LOSS_BACKWARD_RATIO
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
 from autoshard.rows import Number, ceil, largest, where
@@ -25,6 +26,8 @@ UNKNOWN_EFFICIENCY = 0.95
 """QuantizedProducts.efficiency on a device of which nothing is known: a guess, where fits begin."""
 ALIGNMENT = 8
 """Elements: matrix units read 16 bytes at a time; a head dim that is no multiple takes slower kernels."""
+LOSS_LAUNCHES = (2, 4)
+"""Launches of one chunk of a loss, forward and backward: its products, and the loss itself."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,12 @@ class OperatorNeeds(NamedTuple):
     """Sizes of one operator on one rank for one microbatch, whatever the device; or of many of one kind, a row each.
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
-    "loss" (n ranks share the vocabulary), "route" (copies of tokens on their way to and from experts), "activation"
+    "loss" (n ranks share the vocabulary), "chunked_loss" (a product and the loss of what it gives, a chunk of rows at a
+    time), "route" (copies of tokens on their way to and from experts), "activation"
     (inside experts) or "vector".
-    scores_bytes: of one pass over all attention scores. backward_ratio: of its backward FLOPs or bytes to forward.
-    groups: products that the m rows belong to, one for each expert; each has a k by n matrix of its own.
+    scores_bytes: of one pass over all attention scores; of a loss in chunks, what the loss moves. backward_ratio: of its backward FLOPs or bytes to forward.
+    groups: products that the m rows belong to, one for each expert, which has a k by n matrix of its own, or for each
+    chunk.
     quantized: 1 for a product that may read quantised operands, else 0. casts: 1 where it casts its input, too.
     value_dim: of attention, the width of a head's value.
     """
@@ -141,6 +146,11 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
     if op.kind == "cross_entropy":
         shards = program.graph.sizes["vocab"] / sizes["vocab"]
         return OperatorNeeds("loss", m, shards, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
+    if op.kind == "linear_cross_entropy":
+        logits = m * n * program.graph.tensors[op.inputs[0]].element_bytes
+        lost = logits + FLOAT32_BYTES * m * n  # as a loss of whole logits moves: these, and the probabilities
+        traffic = (work.bytes_moved + logits, lost, work.flops, work.backward_flops_ratio)
+        return OperatorNeeds("chunked_loss", m, n, k, *traffic, KINDS[op.kind].groups(op, program.graph, sizes))
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
     if kind == "vector":
         routed = op.kind in ("dispatch", "combine")
@@ -212,7 +222,14 @@ def seconds_of(
     if not software.adapts:
         to_weight = matmul_s(groups * k, n, m / groups, device, peak_flops_per_s, wave, groups)
         backward = largest(to_input, moving) + largest(to_weight, moving) + casting_back + 2 * launch
-    again = (needs.backward_ratio - 2.0) * largest(forward, moving)  # a recurrence computes its states again
+    again = (needs.backward_ratio - 2.0) * largest(forward, moving)  # of a recurrence its states, of a loss its logits
+    if needs.kind == "chunked_loss":  # the products of each chunk are launched by themselves, and so is its loss
+        loss = memory_s(needs.scores_bytes, device) * slow * software.loss_passes
+        ahead, back = LOSS_LAUNCHES
+        return OperatorSeconds(
+            largest(forward, moving) + loss + ahead * groups * launch,
+            backward - 2 * launch + again + (1 + LOSS_BACKWARD_RATIO) * loss + back * groups * launch,
+        )
     return OperatorSeconds(largest(forward, moving) + casting + launch, backward + again)
 
 

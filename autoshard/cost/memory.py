@@ -270,13 +270,16 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
     Where sums have a dtype of their own, these count among what a backward hands over at its end. activations: bytes
     that blocks keep.
 
-    At the head, its gradient and that of the logits; the loss is over. At the embedding, the gradients of its output
+    At the head, its gradient and that of the logits; the loss is over. A loss in chunks makes it chunk by chunk: all
+    that it works with is there. At the embedding, the gradients of its output
     and of its table, of which a head that has it too made another one, and their sum; of what its blocks kept of the
     microbatch nothing is left.
     """
     for end in rank.ends:
         weights, kept_by_end = parameter_bytes * end.unit.parameters, end.part.kept_bytes if end.has_loss else 0.0
-        if end.has_loss and not rank.weights_apart:
+        if end.unit.chunks_loss:
+            yield weights + end.part.working_bytes
+        elif end.has_loss and not rank.weights_apart:
             logits = parameter_bytes / loss_work_bytes(parameter_bytes) * end.part.working_bytes
             yield weights + logits - kept_by_end
         if end.has_table:
@@ -289,7 +292,7 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
 def _ends_in_turns(rank: Rank) -> Ends:
     """Elements of the rank's ends that travel. An end with a prediction module has two tables, of which the embedding's
     leaves behind the module where its own backward is on another rank."""
-    ends = Ends(0.0, 0.0, 0.0)
+    ends = Ends(0.0, 0.0, 0.0, chunks_loss=any(end.unit.chunks_loss for end in rank.ends))
     for end in rank.ends:
         going, (_, table, predicting, *_) = end.unit.going, end.unit.travelling.turns
         predicting = predicting if anywhere(predicting) else 0.0
@@ -299,7 +302,8 @@ def _ends_in_turns(rank: Rank) -> Ends:
             ends = ends._replace(last=last, leaving=leaving, predicting=predicting)
         elif end.has_loss:
             tied = where(predicts, 0.0, 1.0)
-            ends = Ends(where(predicts, table, going), of_module, tied, of_module, predicting, predicting)
+            of_both = where(predicts, table, going), of_module, tied, of_module, predicting, predicting
+            ends = Ends(*of_both, end.unit.chunks_loss)
         else:
             ends = ends._replace(first=going)
     return ends

@@ -65,7 +65,7 @@ class Part:
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
     moments: of a block's backward. quantized: parameters that products read quantised. frozen: further elements, which
-    are not trained.
+    are not trained. chunks_loss: whether it ends in a loss in chunks.
     """
 
     forward: Seconds
@@ -85,6 +85,7 @@ class Part:
     moments: Moments = field(default_factory=Moments)
     quantized: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     frozen: float = 0
+    chunks_loss: bool = False
 
     @cached_property
     def forward_s(self) -> Number:

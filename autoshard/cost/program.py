@@ -23,6 +23,7 @@ from autoshard.graph.count import (
     parameter_elements,
 )
 from autoshard.graph.ir import Operator
+from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import kept_activations, replayed_activations, segments
 from autoshard.graph.states import REPLICATED
@@ -123,6 +124,7 @@ class ProgramWork:
     untiled_bytes: float
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     frozen: int = 0
+    chunks_loss: bool = False
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -183,6 +185,7 @@ class PricedProgram:
             moments=work.moments,
             quantized=work.quantized,
             frozen=work.frozen,
+            chunks_loss=work.chunks_loss,
         )
         if not software.adapts:
             return part
@@ -268,6 +271,7 @@ def program_work(program: Program) -> ProgramWork:
         max(needed, default=0.0),
         quantized,
         sum(elements.values()) - sum(parameters.values()),
+        any(num_chunks(op) > 1 for op in program.graph.operators),
     )
 
 

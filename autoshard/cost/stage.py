@@ -17,7 +17,7 @@ from autoshard.cost.local_shape import LocalShape, hidden_bytes, local_shape, me
 from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, PricedProgram, price_program
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, quantized, stage_work
+from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, rewrites, stage_work
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE, is_recomputed
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
@@ -144,7 +144,7 @@ def stage_pricer(
             layers,
             first,
             last,
-            quantized(model, training, layers),
+            rewrites(model, training, layers, last),
             software.keeps_gathered,
             software.gathers_quantized and products is not None,
         )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.program import ProgramWork, program_work
 from autoshard.errors import AutoshardError
+from autoshard.graph.chunked_loss import with_chunked_loss
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import GatherEinsumStep, Program, RedistributeStep, with_gathered_kept
 from autoshard.graph.quantize import with_quantized_products
@@ -58,19 +59,34 @@ def begins_as_others(block: Program) -> bool:
     return not any(isinstance(step, RedistributeStep) and step.source == HIDDEN for step in moves)
 
 
-Quantized = tuple[float | None, tuple[str, ...], int, tuple[int, ...]]
-"""(bytes of an element of a quantised operand, None where no product is quantised; modules and operators that are not;
-what inputs and outputs must be multiples of; places of the blocks in which nothing is)."""
-UNQUANTIZED: Quantized = (None, (), 1, ())
+class Rewrites(NamedTuple):
+    """What of a stage's graph follows from how the model is trained. The first four: of quantised products, as
+    `with_quantized_products` has them. loss_chunks: as `with_chunked_loss` has them."""
+
+    operand_bytes: float | None = None
+    unquantized: tuple[str, ...] = ()
+    multiple: int = 1
+    wide_blocks: tuple[int, ...] = ()
+    loss_chunks: int = 1
+
+    def of(self, graph: Graph) -> Graph:
+        """The graph as it is trained.
+
+        Raises AutoshardError where its loss has no chunks.
+        """
+        return with_chunked_loss(with_quantized_products(graph, *self[:4]), self.loss_chunks)
 
 
-def quantized(model: ModelSpec, training: TrainingSpec, layers: Collection[int]) -> Quantized:
-    """Which products of these blocks are quantised, as `stage_work` and with_quantized_products want it."""
-    products = training.precision.products
+AS_WRITTEN = Rewrites()
+
+
+def rewrites(model: ModelSpec, training: TrainingSpec, layers: Collection[int], last: bool) -> Rewrites:
+    """What the training makes of the graph of these blocks. last: whether the head is behind them."""
+    products, loss_chunks = training.precision.products, training.loss_chunks if last else 1
     if products is None:
-        return UNQUANTIZED
+        return AS_WRITTEN if loss_chunks == 1 else Rewrites(loss_chunks=loss_chunks)
     wide = tuple(layer for layer in training.wide_blocks(model.num_hidden_layers) if layer in layers)
-    return products.operand_bytes, training.unquantized, products.multiple, wide
+    return Rewrites(products.operand_bytes, training.unquantized, products.multiple, wide, loss_chunks)
 
 
 def stage_work(
@@ -83,7 +99,7 @@ def stage_work(
     layers: tuple[int, ...],
     first: bool,
     last: bool,
-    quantized: Quantized = UNQUANTIZED,
+    rewrites: Rewrites = AS_WRITTEN,
     keeps_gathered: bool = False,
     gathers_quantized: bool = False,
 ) -> ProgramWork:
@@ -94,7 +110,7 @@ def stage_work(
     Raises AutoshardError for ranks that share sequences and not their experts.
     """
     seen = _seen(model, capacity_factor, shape, layers, last)
-    of = _StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, quantized)
+    of = _StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, rewrites)
     return _stage_work(of, keeps_gathered, gathers_quantized)
 
 
@@ -108,13 +124,15 @@ def shape_program(
     layers: tuple[int, ...],
     first: bool,
     last: bool,
+    loss_chunks: int = 1,
 ) -> Program:
     """The program of `stage_work` alone, of products in one dtype.
 
     Raises what `stage_work` raises.
     """
     seen = _seen(model, capacity_factor, shape, layers, last)
-    return _shape_program(_StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last))
+    rewrites = Rewrites(loss_chunks=loss_chunks if last else 1)
+    return _shape_program(_StageAsSeen(model, sequence_length, dtype, *seen, kv_inner, layers, first, last, rewrites))
 
 
 def _seen(
@@ -149,7 +167,7 @@ class _StageAsSeen(NamedTuple):
     layers: tuple[int, ...]
     first: bool
     last: bool
-    quantized: Quantized = UNQUANTIZED
+    rewrites: Rewrites = AS_WRITTEN
 
 
 @lru_cache(maxsize=2048)
@@ -162,7 +180,7 @@ def _stage_work(of: _StageAsSeen, keeps_gathered: bool, gathers_quantized: bool)
 
 @lru_cache(maxsize=2048)
 def _shape_program(of: _StageAsSeen) -> Program:
-    model, sequence_length, dtype, shape, capacity_factor, kv_inner, layers, first, last, quantized = of
+    model, sequence_length, dtype, shape, capacity_factor, kv_inner, layers, first, last, rewrites = of
     if model.is_moe and shape.cp > 1 and shape.ep == 1:
         raise AutoshardError(f"cp={shape.cp} with the experts of {model.name} whole on each rank has no price")
     kv_heads = key_value_heads(model, shape.tp)
@@ -171,7 +189,7 @@ def _shape_program(of: _StageAsSeen) -> Program:
     axes = mesh.stage_axes
     batch = shape.microbatch_size * mesh.size(DATA_AXES)
     attention = shape.attention_kernel, shape.context_parallel, shape.cp
-    graph = _for_one_sequence(model, sequence_length, shape.tp, dtype, attention, layers, first, last, quantized)
+    graph = _for_one_sequence(model, sequence_length, shape.tp, dtype, attention, layers, first, last, rewrites)
     graph = replace(graph, sizes=dim_sizes(model, batch, sequence_length, shape.tp, capacity_factor))
     return stage_program(graph, axes, shape.sequence_parallel, shape.operators, shape.etp is not None)
 
@@ -186,11 +204,11 @@ def _for_one_sequence(
     layers: tuple[int, ...],
     first: bool,
     last: bool,
-    quantized: Quantized,
+    rewrites: Rewrites,
 ) -> Graph:
     """The graph of a stage for one sequence: its tensors and operators are those of any batch and capacity of experts.
     attention: its kernel, the kind of context parallelism and of how many ranks."""
     kernel, context_parallel, cp = attention
     sizes = dim_sizes(model, 1, sequence_length, tp)
     graph = stage_graph(model, sizes, layers, first, last, kernel, element_bytes=DTYPE_BYTES[dtype])
-    return with_quantized_products(with_context_parallel(graph, context_parallel, cp), *quantized)
+    return rewrites.of(with_context_parallel(graph, context_parallel, cp))

@@ -24,6 +24,9 @@ class Ends(NamedTuple):
     Of a prediction module, 0 without one: waiting, of the embedding, whose gradient by the module is there until the
     embedding's own backward; leaving, of what is on its way when the model's own loss runs backward; predicting, of the
     bucket that is gathered behind the module's head.
+
+    chunks_loss: whether losses come in chunks, each of which adds to the gradient of the head: all that a loss works
+    with is there with it, and what it keeps.
     """
 
     first: Number
@@ -32,6 +35,7 @@ class Ends(NamedTuple):
     waiting: Number = 0.0
     leaving: Number = 0.0
     predicting: Number = 0.0
+    chunks_loss: bool = False
 
 
 def loss_work_bytes(logit_bytes: int) -> int:
@@ -85,13 +89,17 @@ def in_work_bytes(
         of_block = of_block + ends.tied * first * (whole + parameter) + ends.waiting * parameter
         on_table = first * (whole + SUMMED_GRADIENTS * parameter) + before_table
         of_embedding = where(ends.tied > 0, largest(on_table, table_leaves), of_embedding)
-    share = 1 / loss_work_bytes(parameter)
-    gradients_of_logits, gathered = parameter * share * loss_work, last * (whole + parameter)
-    of_logits, leaving = gradients_of_logits + gathered, last * (parameter + on_its_way)
-    predicts = any(map(anywhere, ends[3:]))
+    share, probability = 1 / loss_work_bytes(parameter), PROBABILITY_BYTES
+    gathered, leaving = last * (whole + parameter), last * (parameter + on_its_way)
+    gradients_of_logits = parameter * share * loss_work
+    of_logits = gradients_of_logits + gathered
+    if ends.chunks_loss:
+        gradients_of_logits, probability = loss_work, 0
+        of_logits = loss_work + gathered + kept_by_loss
+    predicts = any(map(anywhere, (ends.waiting, ends.leaving, ends.predicting)))
     if predicts:
         waiting, of_module = ends.waiting * parameter, (ends.predicting > 0) * 1.0
-        probabilities, module = PROBABILITY_BYTES * share * loss_work, waiting + ends.leaving * on_its_way
+        probabilities, module = probability * share * loss_work, waiting + ends.leaving * on_its_way
         on_loss = of_module * (loss_work + probabilities + gathered)
         on_sum = of_module * (gathered + last * (SUMMED_GRADIENTS - 1) * parameter)
         of_logits = largest(largest(of_logits + of_module * last * parameter, on_loss), on_sum) + module

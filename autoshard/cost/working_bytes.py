@@ -12,8 +12,8 @@ from autoshard.models.prediction import PREDICTION
 
 SHARED_EXPERT = "shared_ffn"
 """The dim of a shared expert inside."""
-LOSS = "cross_entropy"
-"""The kind of the operator that ends a model."""
+LOSSES = ("cross_entropy", "linear_cross_entropy")
+"""The kinds of operators that end a model."""
 
 
 def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -31,7 +31,7 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
     shares = any(SHARED_EXPERT in op.loop_dims for op in operators)
     if shares:
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
-    is_long = shares or any(op.module == PREDICTION or op.kind == LOSS for op in operators)
+    is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
     of_steps = zip(working, given_back, program.steps, strict=True)
     needed = [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in of_steps]
     return working, needed

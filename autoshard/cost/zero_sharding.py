@@ -184,13 +184,14 @@ class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
     travelling: STAYS where no row is under ZeRO-2 or -3. copies_bytes: held beside the parameters for products that
     read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared; 0.0
-    where no row has any."""
+    where no row has any. chunks_loss: whether it ends in a loss in chunks, which all rows do or none does."""
 
     parameters: Number
     owned: Number
     travelling: Travelling = STAYS
     copies_bytes: Number = 0.0
     frozen: Number = 0.0
+    chunks_loss: bool = False
 
     @property
     def weights(self) -> Number:
@@ -217,7 +218,13 @@ class Unit(NamedTuple):
         copies_bytes, frozen = (
             held if isinstance(held, float) else held[rows] for held in (self.copies_bytes, self.frozen)
         )
-        held = Unit(self.parameters[rows], self.owned[rows], copies_bytes=copies_bytes, frozen=frozen)
+        held = self._replace(
+            parameters=self.parameters[rows],
+            owned=self.owned[rows],
+            travelling=STAYS,
+            copies_bytes=copies_bytes,
+            frozen=frozen,
+        )
         if self.travelling is STAYS:
             return held
         numbers = (column[rows] for column in self.travelling[:-1])
@@ -274,7 +281,8 @@ class State(NamedTuple):
 class Contents(NamedTuple):
     """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
     of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward; of the
-    matrices, those that products read quantised; further elements, which are not trained."""
+    matrices, those that products read quantised; further elements, which are not trained; whether it ends in a loss in
+    chunks."""
 
     parameters: Counts = {}
     matrices: Counts = {}
@@ -282,11 +290,13 @@ class Contents(NamedTuple):
     moments: Moments = NO_MOMENTS
     quantized: Counts = {}
     frozen: float = 0
+    chunks_loss: bool = False
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
     """Contents of a part of a stage, or of its program."""
-    return Contents(part.parameters, part.matrices, part.num_tensors, part.moments, part.quantized, part.frozen)
+    counts = part.parameters, part.matrices, part.num_tensors
+    return Contents(*counts, part.moments, part.quantized, part.frozen, part.chunks_loss)
 
 
 class ModelContents(NamedTuple):
@@ -349,12 +359,12 @@ def mesh_state(
         more_bytes = precision.products.held_bytes(element_bytes, zero) - element_bytes
 
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
-        counts, matrices, _, times, quantized, frozen = of
+        counts, matrices, _, times, quantized, frozen, chunks_loss = of
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         shared = sum(count for axes, count in quantized.items() if zero == 3 and mesh.size(zero_axes(axes)) > 1)
         copies_bytes = (sum(quantized.values()) - shared) * more_bytes
         if zero < 2:
-            return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=float(frozen))
+            return Unit(parameters, owned, STAYS, copies_bytes, float(frozen), chunks_loss)
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
@@ -365,7 +375,7 @@ def mesh_state(
             cast_s = shared * cast_s_per_weight(precision, cluster.device)
             turns = turns._replace(copies_bytes=shared * precision.products.copies_bytes)
         travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns)
-        return Unit(parameters, owned, travelling, copies_bytes, float(frozen))
+        return Unit(parameters, owned, travelling, copies_bytes, float(frozen), chunks_loss)
 
     kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
     first = unit(contents.first, reads_table_once=not tied)  # an embedding's backward does not read its table

@@ -70,7 +70,7 @@ def _on_constants(plan: Plan) -> Iterator[str]:
 
 
 def _on_operators(plan: Plan) -> Iterator[str]:
-    if plan.operators != operator_choices(plan.model, plan.cluster, plan.strategy):
+    if plan.operators != operator_choices(plan.model, plan.training, plan.cluster, plan.strategy):
         yield "the solver sharded this plan's operators; other layouts on this page are priced with Megatron's rule"
 
 

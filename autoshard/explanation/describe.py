@@ -238,6 +238,7 @@ def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, st
         "optimizer": lambda: _optimizer(plan),
         "attention": lambda: _attention(strategy),
         "experts": lambda: _experts(plan) if plan.model.is_moe else None,
+        "loss": lambda: _loss(plan.training.loss_chunks) if plan.training.loss_chunks > 1 else None,
         "graphs": lambda: _graphs(plan) if plan.cluster.compiles else None,
     }
     for label, text_of in texts.items():
@@ -306,6 +307,10 @@ def _schedule(strategy: Strategy) -> str:
 def _attention(strategy: Strategy) -> str:
     kernel = _ATTENTION[strategy.attention_kernel]
     return f"{kernel}; {_CONTEXT_PARALLEL[strategy.context_parallel]}" if strategy.cp > 1 else kernel
+
+
+def _loss(chunks: int) -> str:
+    return f"logits and loss in {chunks} chunks of a rank's tokens, one after another, and again in backward"
 
 
 def _experts(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import TypeVar
 
 from autoshard.graph.ir import OPERAND_BYTES, OPERAND_MULTIPLE, Graph, Operator
+from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.operator_kind import Internal
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
@@ -107,11 +108,12 @@ def divides(op: Operator, graph: Graph, sizes: Mapping[str, float], multiple: in
 def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
     """The work of one rank when the operator of this step runs forward once, on local tensors.
 
-    Bytes moved are inputs read and output written once; an embedding and a slice read what they give, no more.
+    Bytes moved are inputs read and output written once, but for weights of a loss in chunks, which each chunk reads; an
+    embedding and a slice read what they give, no more.
     """
     op, graph = step.operator, program.graph
     kind, sizes = KINDS[op.kind], loop_sizes(program, step)
-    moved = sum(program.local_bytes[view] for view in step.inputs)
+    moved = sum(times_read(program, step, view) * program.local_bytes[view] for view in step.inputs)
     if op.kind in ("embedding", "slice"):
         moved = program.local_bytes[op.output]
     moved += program.local_bytes[op.output]
@@ -124,6 +126,11 @@ def operator_work(program: Program, step: OperatorStep) -> OperatorWork:
         kind.matmul_shape(op, graph, sizes),
         kind.backward_flops_ratio(op, graph),
     )
+
+
+def times_read(program: Program, step: OperatorStep, view: str) -> int:
+    """How often the operator of a step reads an input."""
+    return num_chunks(step.operator) if program.tensor(view).role == "parameter" else 1
 
 
 @once_a_step
@@ -213,7 +220,7 @@ def parameter_elements(program: Program) -> dict[str, int]:
 def total_flops(graph: Graph, **sizes: float) -> float:
     """Forward FLOPs of the whole unsharded graph: matrix products, attention and what stands in its place (what MFU
     counts). sizes: of dims that count with another size than the graph's."""
-    counted = ("einsum", "attention", "gated_delta_rule", "state_space_scan")
+    counted = ("einsum", "linear_cross_entropy", "attention", "gated_delta_rule", "state_space_scan")
     work = [op for op in graph.operators if op.kind in counted]
     counted_sizes: dict[str, float] = {**graph.sizes, **sizes}
     return sum(KINDS[op.kind].flops(op, graph, counted_sizes) for op in work)

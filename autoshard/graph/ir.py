@@ -19,7 +19,7 @@ OPERAND_BYTES, OPERAND_MULTIPLE, CASTS_INPUT = "operand_bytes", "operand_multipl
 """Attributes of a matrix product with quantised operands (graph/quantize.py): bytes of one element of these; what its
 inputs and outputs must be multiples of on a rank, else it is as others; whether it casts its input, as the first of
 those that read it does."""
-_MATRIX_READERS = ("einsum", "embedding", "position_embedding", "causal_conv")
+_MATRIX_READERS = ("einsum", "linear_cross_entropy", "embedding", "position_embedding", "causal_conv")
 """Kinds of operators whose second input, where it is a parameter, is a matrix."""
 
 

@@ -1,4 +1,4 @@
-"""The kinds of operators but for attention, routing and recurrences, and all kinds by name.
+"""The kinds of operators but for attention, routing, recurrences and the loss, and all kinds by name.
 
 To add one: subclass `OperatorKind`, put it into `KINDS`, give the torch backend a kernel of the same name.
 """
@@ -10,11 +10,11 @@ from math import prod
 from autoshard.files.fields import check_choice
 from autoshard.graph.attention_kind import Attention
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 from autoshard.graph.pointwise import check_expression, count
 from autoshard.graph.recurrent_kinds import CausalConv, GatedDeltaRule, StateSpaceScan
 from autoshard.graph.routing_kinds import Combine, Dispatch, TopKGate
-from autoshard.graph.states import INVARIANT
 
 
 class Einsum(OperatorKind):
@@ -182,41 +182,6 @@ class PositionEmbedding(OperatorKind):
         return 1.0
 
 
-class CrossEntropy(OperatorKind):
-    """Mean negative log-likelihood of all tokens. Split over the vocabulary, two all-reduces of row statistics inside.
-
-    Computed in FP32: the probabilities are kept for backward (4 bytes a logit), the logits themselves are not.
-    A third input is another loss, to which this one is added, times the attribute weight.
-    """
-
-    def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
-        return self.output_state(op, dims, choice) if index == 2 else super().input_state(op, dims, index, choice)
-
-    def output_state(self, op: Operator, dims: tuple[str, ...], choice: str) -> str:
-        return INVARIANT if choice == "vocab" else super().output_state(op, dims, choice)
-
-    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        return 5.0 * prod(sizes[dim] for dim in op.loop_dims)
-
-    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
-        return 0.5
-
-    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        return (Extra("probabilities", FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims)),)
-
-    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Logits that are no narrower than probabilities need no other gradient than these."""
-        is_narrow = graph.tensors[op.inputs[0]].element_bytes < FLOAT32_BYTES
-        return super().own_gradients_bytes(op, graph, sizes) if is_narrow else 0.0
-
-    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        rows = sizes["batch"] * sizes["seq"]
-        return (
-            ("all_reduce", "vocab", FLOAT32_BYTES * rows),  # maximum of each row
-            ("all_reduce", "vocab", 2 * FLOAT32_BYTES * rows),  # sum of exponentials and the label's logit
-        )
-
-
 KINDS: dict[str, OperatorKind] = {
     "einsum": Einsum(),
     "elementwise": Elementwise(),
@@ -229,6 +194,7 @@ KINDS: dict[str, OperatorKind] = {
     "embedding": Embedding(),
     "position_embedding": PositionEmbedding(),
     "cross_entropy": CrossEntropy(),
+    "linear_cross_entropy": LinearCrossEntropy(),
     "top_k_gate": TopKGate(),
     "dispatch": Dispatch(),
     "combine": Combine(),

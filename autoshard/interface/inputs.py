@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     precision: str | None
     keep_bf16: str | None
     expert_imbalance: float | str | None
+    loss_chunks: int | None
     mtp_num_layers: int | None
     mtp_loss_scaling_factor: float | None
     dropout: float | str | None

@@ -31,17 +31,19 @@ def title(plan: Plan, comment: str) -> str:
 
 
 def common_left_out(plan: Plan) -> tuple[str, ...]:
-    """Sentences about the parts of a plan that no other framework's configuration says: dropout, blocks that are not
-    Llama's or another common family's, and choices by operator.
+    """Sentences about the parts of a plan that no other framework's configuration says: dropout, a loss in chunks, blocks
+    that are not Llama's or another common family's, and choices by operator.
     """
     dropout, model_type = plan.model.dropout, plan.model.model_type
     drops: tuple[str, ...] = ()
     if dropout:
         drops += (f"dropout {dropout}: set it there; elements will be others than here",)
+    if plan.training.loss_chunks > 1:
+        drops += (f"loss_chunks={plan.training.loss_chunks}: all logits are there at once, which takes more memory",)
     if model_type not in (*FORMS, "phi3", TRACED):  # Phi-3 is a Llama
         drops += (f"model_type={model_type}: the sizes are written, what its blocks have beside Llama's is not",)
 
-    rule = operator_choices(plan.model, plan.cluster, plan.strategy)
+    rule = operator_choices(plan.model, plan.training, plan.cluster, plan.strategy)
     others = [name for name, choice in plan.operators.items() if dict(choice) != dict(rule[name])]
     if not others:
         return drops

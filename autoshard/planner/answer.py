@@ -19,7 +19,9 @@ from autoshard.planner.choice import passed_over
 from autoshard.planner.compiling import REGIONS_STAY, launches_at_most_s, no_way_pays, whole_stages
 from autoshard.planner.hybrid import beside_fsdp
 from autoshard.planner.inputs import inputs_of, pins_of
+from autoshard.planner.loss_chunks import faster_in_chunks, fitting_in_chunks
 from autoshard.planner.no_answer import NothingFits, NothingLegal
+from autoshard.planner.other_search import is_other, other_search
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search_once
 from autoshard.planner.search_words import said_of_megatron, taken_instead
@@ -48,11 +50,22 @@ def answer(request: PlanRequest) -> Answer:
     """The fastest layouts on exactly the cluster of the request, the best with the solver's operators where they are
     asked for and pay."""
     model, training, cluster, notes = inputs_of(request)
-    problem, result, backend_notes = search_backends(model, training, cluster, pins_of(request), request)
+    pins, chunks = pins_of(request), request.loss_chunks is None and not is_other(request)
     ways: tuple[str, ...] = ()
+    try:
+        problem, result, backend_notes = search_backends(model, training, cluster, pins, request)
+    except NothingFits as error:
+        found = fitting_in_chunks(error, lambda one: _searched(one, pins, request)) if chunks else None
+        if found is None:
+            raise
+        (problem, result, ways), backend_notes, chunks = found, (), False
+    faster = faster_in_chunks(problem, result, lambda one: _searched(one, pins, request)) if chunks else None
+    if faster is not None:
+        problem, result, ways = faster
     is_given = request.cluster is not None and request.cluster.stack is not None
     if request.stack == "auto" and problem.cluster.compiles_regions and not is_given:
-        problem, result, ways = _way_of_compiling(problem, result, request)
+        problem, result, compiling = _way_of_compiling(problem, result, request)
+        ways += compiling
     advice = best_practice(problem, result.best, request.fit_probability)
     advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
     found = Answer(problem, result, (*result.notes, *ways, *advice), (*notes, *backend_notes))
@@ -65,8 +78,6 @@ def _way_of_compiling(
     """The problem and the result under the way of compiling that is chosen, and a note that names it and compares the
     two: regions between collectives, as the problem has them, or whole stages. The latter are searched only where the
     launches of regions leave room for them to be faster beyond doubt."""
-    from autoshard.planner.other_search import is_other
-
     if is_other(request):
         return problem, result, ()
     share = launches_at_most_s(problem, pins_of(request)) / result.best.estimate.step_time_s
@@ -140,7 +151,7 @@ def _proven(least_s: float, taken: Candidate) -> str:
 def _solved_choices(problem: Problem, strategy: Strategy, others: OperatorChoices) -> dict[str, Choice]:
     """The choice of every operator template: the rule's, but for the others."""
     given = {template: dict(choice) for template, choice in others}
-    rule = operator_choices(problem.model, problem.cluster, strategy)
+    rule = operator_choices(problem.model, problem.training, problem.cluster, strategy)
     return {template: given.get(template, choice) for template, choice in rule.items()}
 
 
@@ -172,8 +183,6 @@ def search_backends(
 
 def _searched(problem: Problem, pins: Pins, request: PlanRequest) -> SearchResult:
     """The result of the searcher and the cost model that the request names."""
-    from autoshard.planner.other_search import is_other, other_search
-
     if is_other(request):
         return other_search(problem, pins, request)
     limit_s = inf if request.time_limit is None else request.time_limit

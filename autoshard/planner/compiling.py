@@ -221,5 +221,5 @@ def _repair(one: Judged, strategy: Strategy) -> str:
     """Changes that make a graph smaller, the most useful first."""
     smaller = "a smaller microbatch, " if strategy.microbatch_size > 1 else ""
     if one.region.graph.logits:
-        return f"{smaller}more tensor parallelism, or logits in chunks (fewer rows at a time)"
+        return f"{smaller}more tensor parallelism, or more chunks of logits (--loss-chunks)"
     return f"{smaller}more tensor or context parallelism, or fewer operators a graph"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autoshard.backends.registry import ANYWHERE, BACKENDS, as_run_by, usual_backend
 from autoshard.cost.compute import product_formats, quantized_products
-from autoshard.cost.stage_program import quantized
+from autoshard.cost.stage_program import rewrites
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_choice
 from autoshard.graph.ir import OPERAND_BYTES
@@ -43,7 +43,8 @@ def inputs_of(
     length, notes = _sequence_length(request, model)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
-    training = _keeping_wide(TrainingSpec(length, request.global_batch, precision), request, model, cluster)
+    training = TrainingSpec(length, request.global_batch, precision, loss_chunks=request.loss_chunks or 1)
+    training = _keeping_wide(training, request, model, cluster)
     if request.operators == "solver":
         _check_solver(request, model, training)
     if request.expert_imbalance is not None:
@@ -111,7 +112,7 @@ def _keeping_wide(training: TrainingSpec, request: PlanRequest, model: ModelSpec
             )
         return training
     block = stage_graph(model, dim_sizes(model, 1, 1), model.kinds, False, False)
-    marked = with_quantized_products(block, *quantized(model, training, ()))
+    marked = with_quantized_products(block, *rewrites(model, training, (), False)[:4])
     quantised = [op for op in marked.operators if OPERAND_BYTES in op.attributes]
     known = list(dict.fromkeys([op.module for op in quantised] + [name_in_block(op.name) for op in quantised]))
     ends, names = {"first": 0, "last": 0}, set[str]()

@@ -38,7 +38,7 @@ class NothingFits(NoLayoutFits):
 
     def __init__(self, reason: str, problem: Problem, pins: Pins, needed_bytes: float):
         super().__init__(reason, problem, pins, needed_bytes)
-        self.reason, self._problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
+        self.reason, self.problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
         self._what = f"no layout fits {_asked(problem, pins)}: {reason}"
 
     def __str__(self) -> str:
@@ -48,14 +48,14 @@ class NothingFits(NoLayoutFits):
     def _text(self) -> str:
         from autoshard.planner.smallest_cluster import shortage
 
-        return f"{self._what}; {shortage(self._problem, self._pins)}"
+        return f"{self._what}; {shortage(self.problem, self._pins)}"
 
     @property
     def without_reasons(self) -> str:
         """The text, but for why no larger cluster would do."""
         from autoshard.planner.smallest_cluster import larger_one
 
-        larger = larger_one(self._problem, self._pins)
+        larger = larger_one(self.problem, self._pins)
         return self._what if larger is None else f"{self._what}; {larger}"
 
 

@@ -37,7 +37,7 @@ from autoshard.spec.sdk import NEWEST, NEWEST_WITH_NXD, release
 from autoshard.spec.stack import STACKS
 from autoshard.spec.training import PRECISIONS
 
-MOST_NODES, MOST_SEQUENCES, MOST_TOKENS = 65_536, 1_048_576, 100_000_000
+MOST_NODES, MOST_SEQUENCES, MOST_TOKENS, MOST_LOSS_CHUNKS = 65_536, 1_048_576, 100_000_000, 4_096
 """Of a cluster, of a step, of a sequence: beyond what anybody has, and what is searched in bounded time."""
 
 
@@ -187,6 +187,13 @@ WHAT = (
         "TIMES",
         "tokens that the experts of the busiest rank get over the mean, such as 1.2, or a JSON file: a list of the "
         "tokens of each expert (default: 1)",
+    ),
+    Option(
+        "loss_chunks",
+        whole(at_most=MOST_LOSS_CHUNKS),
+        "N",
+        "chunks of a rank's tokens for which logits and loss are computed one after another, and again in backward, with "
+        "backend torch (default: 1, or as many as let a faster layout compile or any layout fit)",
     ),
     Option(
         "mtp_num_layers",

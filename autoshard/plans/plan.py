@@ -10,12 +10,12 @@ from typing import Annotated
 import autoshard
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.cost.local_shape import strategy_mesh
-from autoshard.cost.stage_program import quantized
+from autoshard.cost.stage_program import rewrites
 from autoshard.cost.values import Estimate
 from autoshard.files.codec import Absence, Form, Positive, Text, Whole, read_value, to_json
+from autoshard.graph.chunked_loss import with_chunked_loss
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.partition import Choice, Program
-from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.redistribute import NoTransition
 from autoshard.layout.context_parallel import with_context_parallel
 from autoshard.layout.documents import with_documents
@@ -158,7 +158,7 @@ class Plan:
         kernel = strategy.attention_kernel
         graph = stage_graph(self.model, self.dim_sizes, layers, has_embedding, has_head, kernel, element_bytes)
         graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
-        graph = with_quantized_products(graph, *quantized(self.model, self.training, layers))
+        graph = rewrites(self.model, self.training, layers, has_head).of(graph)
         return with_documents(graph) if documents else graph
 
     def program(self, layers: Sequence[int], has_embedding: bool, has_head: bool, documents: bool = False) -> Program:
@@ -191,17 +191,20 @@ def made_by() -> str:
     return f"autoshard {autoshard.__version__}"
 
 
-def operator_templates(model: ModelSpec, strategy: Strategy) -> dict[str, Operator]:
+def operator_templates(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> dict[str, Operator]:
     """One operator for each template, in the order of the model."""
     graph = stage_graph(model, dim_sizes(model, 1, 1), model.kinds, True, True, strategy.attention_kernel)
     graph = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
+    graph = with_chunked_loss(graph, training.loss_chunks)
     return {template_of(op.name): op for op in graph.operators}
 
 
-def operator_choices(model: ModelSpec, cluster: Cluster, strategy: Strategy) -> dict[str, Choice]:
+def operator_choices(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy
+) -> dict[str, Choice]:
     """The choice of every operator template, by the rule of layout/sharding.py."""
     axes = strategy_mesh(model, cluster, strategy).stage_axes
-    templates = operator_templates(model, strategy)
+    templates = operator_templates(model, training, strategy)
     return {
         name: operator_choice(op, axes, strategy.sequence_parallel, strategy.etp is not None)
         for name, op in templates.items()
@@ -233,7 +236,7 @@ def make_plan(
         backend,
         pins or Pins(),
         strategy,
-        operators or operator_choices(model, cluster, strategy),
+        operators or operator_choices(model, training, cluster, strategy),
         rounded(estimate),
         search,
         tuple(Candidate(one.strategy, rounded(one.estimate)) for one in runners_up),

@@ -40,7 +40,7 @@ def unrounded(plan: Plan) -> Estimate:
 
 def other_operators(plan: Plan) -> OperatorChoices:
     """The choices of a plan's operators that differ from Megatron's."""
-    return differing(plan.operators, operator_choices(plan.model, plan.cluster, plan.strategy))
+    return differing(plan.operators, operator_choices(plan.model, plan.training, plan.cluster, plan.strategy))
 
 
 def is_cheap(plan: Plan) -> bool:

@@ -41,7 +41,7 @@ def planned_given_back_bytes(plan: Plan, pipeline_rank: int) -> float:
 
 def _parts(plan: Plan) -> tuple[Parts, ...]:
     """The parts of each virtual stage, with the plan's choices for each operator."""
-    rule = operator_choices(plan.model, plan.cluster, plan.strategy)
+    rule = operator_choices(plan.model, plan.training, plan.cluster, plan.strategy)
     others = differing(plan.operators, rule)
     return strategy_parts(plan.model, plan.training, plan.cluster, plan.strategy, operators=others)
 

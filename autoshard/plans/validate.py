@@ -198,7 +198,7 @@ def _plan_from_sections(values: dict[str, Any]) -> Plan:
         backend=backend,
         pins=pins,
         strategy=strategy,
-        operators=_operators(values["operators"], model, cluster, strategy, backend),
+        operators=_operators(values["operators"], model, training, cluster, strategy, backend),
         estimate=estimate,
         search=None if values["search"] is None else _search(values["search"]),
         runners_up=tuple(
@@ -217,13 +217,15 @@ def _strategy(
     return strategy
 
 
-def _operators(data: object, model: ModelSpec, cluster: Cluster, strategy: Strategy, backend: str) -> dict[str, Choice]:
+def _operators(
+    data: object, model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy, backend: str
+) -> dict[str, Choice]:
     """The choices in the file as far as each is one that its operator has; the rest of a plan is derived from them.
 
     What is missing or of another form is taken from the rule, so that comparing tells of it.
     """
-    choices = operator_choices(model, cluster, strategy)
-    for name, op in operator_templates(model, strategy).items():
+    choices = operator_choices(model, training, cluster, strategy)
+    for name, op in operator_templates(model, training, strategy).items():
         entry = data.get(name) if isinstance(data, dict) else None
         choice = entry.get("choice") if isinstance(entry, dict) else None
         if not isinstance(choice, dict) or set(choice) != set(choices[name]):

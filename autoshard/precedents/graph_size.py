@@ -284,6 +284,7 @@ def _steps(
         shape,
         cluster.platform.kv_heads_innermost,
         *unit,
+        training.loss_chunks,
     )
     for step in program.steps:
         found = operator_steps(step)

@@ -126,6 +126,8 @@ class TrainingSpec:
         where it is 1.
     expert_tokens: Tokens that each expert gets, in any unit, in place of expert_imbalance, which then follows from them
         for each degree of expert parallelism; left out where they are not known.
+    loss_chunks: Chunks of a rank's tokens of a microbatch, one after another, for each of which the logits and the loss
+        are computed, again in backward; left out where it is 1: all at once, and kept.
     """
 
     sequence_length: Count
@@ -137,11 +139,18 @@ class TrainingSpec:
     unquantized_last: Annotated[Whole, Absence.WRITTEN] = 0
     expert_imbalance: Annotated[float, Limit(at_least=1), Absence.WRITTEN] = 1.0
     expert_tokens: Annotated[tuple[NotNegative, ...], Limit(most_items=MOST_EXPERTS), Absence.WRITTEN] = ()
+    loss_chunks: Annotated[Count, Absence.WRITTEN] = 1
 
     def __post_init__(self) -> None:
         check_integer("the training", "sequence_length", self.sequence_length)
         check_integer("the training", "global_batch_size", self.global_batch_size)
         check_positive("the training", "expert_capacity_factor", self.expert_capacity_factor)
+        check_integer("the training", "loss_chunks", self.loss_chunks)
+        if self.loss_chunks > self.sequence_length:
+            raise AutoshardError(
+                f"loss_chunks={self.loss_chunks} of the training: a sequence has {self.sequence_length} tokens, and a "
+                "chunk has one at least"
+            )
         known = PRECISIONS.get(self.precision.name, self.precision)
         for field in fields(self.precision):
             value, meant = getattr(self.precision, field.name), getattr(known, field.name)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.program import Issued, ProgramWork, spent_on
-from autoshard.graph.count import operator_steps
+from autoshard.graph.count import operator_steps, times_read
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.planner.grid.arrays import Array
 
-OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "route", "activation", "vector")
+OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "chunked_loss", "route", "activation", "vector")
 
 
 class SentColumns(NamedTuple):
@@ -120,7 +120,7 @@ def _sent(issued: Sequence[Issued]) -> SentColumns:
 def _fixed_bytes(program: Program, step: OperatorStep) -> float:
     op = step.operator
     views = (op.output,) if op.kind == "embedding" else (*step.inputs, op.output)  # which moves rows, not its table
-    return float(sum(program.local_bytes[view] for view in views if _is_fixed(program, view)))
+    return float(sum(times_read(program, step, one) * program.local_bytes[one] for one in views if _is_fixed(program, one)))
 
 
 def _fixed_working_bytes(work: ProgramWork) -> float:

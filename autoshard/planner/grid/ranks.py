@@ -175,9 +175,10 @@ def _held(units: Sequence[Unit]) -> Unit:
         np.array(held) if any(held) else 0.0
         for held in ([getattr(unit, name) for unit in units] for name in ("copies_bytes", "frozen"))
     )
+    chunks_loss = units[0].chunks_loss
     if all(unit.travelling is STAYS for unit in units):
-        return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=frozen)
+        return Unit(parameters, owned, STAYS, copies_bytes, frozen, chunks_loss)
     numbers = [(unit.weights, unit.sums, *unit.travelling[2:-1], *unit.travelling.turns) for unit in units]
     weights, sums, gather_s, again_s, scatter_s, cast_s, *turns = np.array(numbers, dtype=float).T
     travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, Turns(*turns))
-    return Unit(parameters, owned, travelling, copies_bytes, frozen)
+    return Unit(parameters, owned, travelling, copies_bytes, frozen, chunks_loss)

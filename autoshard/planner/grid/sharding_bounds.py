@@ -76,7 +76,7 @@ def _among(tp: int, unit: Contents) -> Contents:
     parameters, matrices = (
         {axes: count // tp for axes, count in counts.items()} for counts in (unit.parameters, unit.matrices)
     )
-    return Contents(parameters, matrices, frozen=unit.frozen // tp)
+    return Contents(parameters, matrices, frozen=unit.frozen // tp, chunks_loss=unit.chunks_loss)
 
 
 def _at_once(unit: Unit) -> Travelling:

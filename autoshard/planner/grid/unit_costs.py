@@ -21,7 +21,7 @@ from autoshard.cost.local_shape import LocalShape, hidden_bytes
 from autoshard.cost.part import Part, Seconds
 from autoshard.cost.program import LawOf, ProgramWork
 from autoshard.cost.stage import assembled, collective_laws
-from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, quantized, stage_work
+from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, rewrites, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
@@ -181,7 +181,7 @@ def _unit_programs(model: ModelSpec, training: TrainingSpec, kv_inner: bool, sha
     sizes = (training.sequence_length, training.expert_slots(shape.ep), training.precision.compute_dtype)
 
     def work(unit: Unit) -> ProgramWork:
-        return stage_work(model, *sizes, shape, kv_inner, *unit, quantized(model, training, unit[0]))
+        return stage_work(model, *sizes, shape, kv_inner, *unit, rewrites(model, training, unit[0], unit[2]))
 
     blocks = tuple(work(block_unit(kind)) for kind in training.blocks_of(model.blocks).kinds)
     tied = work(UNITS["tied"]) if model.shares_embedding else None

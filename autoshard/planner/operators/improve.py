@@ -21,12 +21,11 @@ from autoshard.cost.memory import living_bytes, memory_values
 from autoshard.cost.rank_load import RankLoad, rank_load, telling_ranks
 from autoshard.cost.stacks import COMPILED
 from autoshard.cost.stage import strategy_parts
-from autoshard.cost.stage_program import quantized
+from autoshard.cost.stage_program import rewrites
 from autoshard.cost.step import accumulation_s_per_parameter
 from autoshard.cost.zero_sharding import Contents, ModelContents, State, mesh_state, parts_state
 from autoshard.graph.ir import Graph
 from autoshard.graph.partition import Choice, OperatorStep, Program
-from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import NO_RECOMPUTE, members
 from autoshard.layout.context_parallel import UNUSED, with_context_parallel
 from autoshard.layout.mesh import Mesh
@@ -145,7 +144,7 @@ def _graph(problem: Problem, strategy: Strategy, layers: int, first: bool, last:
     size, kernel = DTYPE_BYTES[training.precision.compute_dtype], strategy.attention_kernel
     graph = stage_graph(model, sizes, range(layers), first, last, kernel, size)
     shared = with_context_parallel(graph, strategy.context_parallel, strategy.cp)
-    return with_quantized_products(shared, *quantized(model, training, range(layers)))
+    return rewrites(model, training, range(layers), last).of(shared)
 
 
 def _rule(problem: Problem, strategy: Strategy, mesh: Mesh) -> dict[str, Choice]:

@@ -20,6 +20,7 @@ from torch import nn
 from autoshard.graph.operators import KINDS, split_norm_dims
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.attention import attention
+from autoshard.runtime.torch_backend.chunked_loss import chunked_loss
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.dropout import dropout
@@ -459,6 +460,7 @@ FACTORIES: dict[str, Callable[[Context, OperatorStep], Kernel]] = {
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": chunked_loss,
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,

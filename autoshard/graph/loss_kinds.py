@@ -1,0 +1,108 @@
+"""The kinds of operators that end a model: the loss of logits, and the loss in chunks with the product before it."""
+
+from __future__ import annotations
+
+from math import prod
+
+from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes
+from autoshard.graph.states import INVARIANT
+
+
+LOSS_BACKWARD_RATIO = 0.5
+"""FLOPs and bytes of the backward of a loss over those of its forward."""
+
+
+class CrossEntropy(OperatorKind):
+    """Mean negative log-likelihood of all tokens. Split over the vocabulary, two all-reduces of row statistics inside.
+
+    Computed in FP32: the probabilities are kept for backward (4 bytes a logit), the logits themselves are not.
+    A third input is another loss, to which this one is added, times the attribute weight.
+    """
+
+    OTHER_LOSS = 2
+    """The place of that input."""
+
+    def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
+        is_loss = index == self.OTHER_LOSS
+        return self.output_state(op, dims, choice) if is_loss else super().input_state(op, dims, index, choice)
+
+    def output_state(self, op: Operator, dims: tuple[str, ...], choice: str) -> str:
+        return INVARIANT if choice == "vocab" else super().output_state(op, dims, choice)
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 5.0 * prod(sizes[dim] for dim in op.loop_dims)
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return LOSS_BACKWARD_RATIO
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        return (Extra("probabilities", FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims)),)
+
+    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Logits that are no narrower than probabilities need no other gradient than these."""
+        is_narrow = graph.tensors[op.inputs[0]].element_bytes < FLOAT32_BYTES
+        return super().own_gradients_bytes(op, graph, sizes) if is_narrow else 0.0
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        rows = sizes["batch"] * sizes["seq"]
+        return (
+            ("all_reduce", "vocab", FLOAT32_BYTES * rows),  # maximum of each row
+            ("all_reduce", "vocab", 2 * FLOAT32_BYTES * rows),  # sum of exponentials and the label's logit
+        )
+
+
+class LinearCrossEntropy(CrossEntropy):
+    """The logits x[batch seq embed] w[vocab embed]^T and their mean negative log-likelihood, a chunk of rows at a time.
+
+    Inputs: x, w, labels, and another loss as CrossEntropy has it. The attribute chunks says how many chunks; the
+    attribute expression, where there is one, is a function of each logit (graph/pointwise.py). Forward keeps x and one
+    number a row; backward computes each chunk's logits again. Ranks that have a piece of the vocabulary exchange
+    statistics of all rows at once.
+    """
+
+    OTHER_LOSS = 3
+
+    def matmul_shape(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[float, float, float]:
+        contracted = graph.tensors[op.inputs[0]].dims[2:]
+        return sizes["batch"] * sizes["seq"], sizes["vocab"], prod(sizes[dim] for dim in contracted)
+
+    def groups(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """A product for each chunk."""
+        return num_chunks(op)
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 2.0 * prod(self.matmul_shape(op, graph, sizes))
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        """The logits again, then the two products of a matrix product's backward."""
+        return 3.0
+
+    def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
+        return (0, 1)
+
+    def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
+        return (Extra("log_sum_exp", FLOAT32_BYTES * sizes["batch"] * sizes["seq"]),)
+
+    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return 0.0
+
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Of one chunk: its logits and, where these are narrower, probabilities in FP32. With a function of the logits,
+        also what it gives, or where that is no narrower than the probabilities, both gradients."""
+        element_bytes = graph.tensors[op.inputs[0]].element_bytes
+        is_narrow, has_function = element_bytes < FLOAT32_BYTES, "expression" in op.attributes
+        each = element_bytes + (FLOAT32_BYTES if is_narrow else 0)
+        if has_function:
+            each += element_bytes if is_narrow else 2 * element_bytes
+        return each * logits_of_chunk(op, sizes)
+
+
+def num_chunks(op: Operator) -> int:
+    """In how many chunks an operator computes: 1 for all but a loss in chunks."""
+    return int(str(op.attributes.get("chunks", 1)))
+
+
+def logits_of_chunk(op: Operator, sizes: Sizes) -> float:
+    """Logits that a rank has at a time, elements. sizes: local size of each dim."""
+    return sizes["batch"] * sizes["seq"] * sizes["vocab"] / num_chunks(op)

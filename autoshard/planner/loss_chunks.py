@@ -1,0 +1,95 @@
+"""Layouts that a loss in chunks makes possible: of which the compiler takes each graph, or that fit.
+
+Chunks cost the product with the vocabulary once more, so the search begins without. It is made again with chunks where
+the fastest layout was passed over for the graph of its head, and where no layout fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, log2
+
+from autoshard.backends.rules import Problem
+from autoshard.errors import AutoshardError
+from autoshard.layout.strategy import Strategy
+from autoshard.planner.compiling import Compiling, compiling
+from autoshard.planner.no_answer import NothingFits
+from autoshard.plans.search_result import SearchResult
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec
+from autoshard.units import format_seconds
+
+MOST_CHUNKS = 64
+"""Chunks that a search gives a loss at most: more make products too small. A guess."""
+BYTES_OF_LOGIT = 10
+"""What the head keeps of a logit and works with beside, at most, in FP32 and with a softcap."""
+Found = tuple[Problem, SearchResult, tuple[str, ...]]
+"""A problem, its result, and sentences on how it was chosen."""
+
+
+def faster_in_chunks(problem: Problem, result: SearchResult, search: Callable[[Problem], SearchResult]) -> Found | None:
+    """The problem with its loss in the fewest chunks that let the compiler take the fastest layout, and the result,
+    where that is faster than the one that was chosen without; else None. result: of the problem."""
+    passed_over, graphs = getattr(result, "fastest", None), compiling(problem)
+    if graphs is None or passed_over is None or not graphs.refuses(passed_over):
+        return None
+    chunked = chunks_that_compile(problem, passed_over)
+    if chunked is None:
+        return None
+    try:
+        found = search(chunked)
+    except AutoshardError:
+        return None
+    best, before = found.best.estimate, result.best.estimate
+    if best.step_time_s >= before.step_time_s or Compiling(chunked).refuses(found.best.strategy):
+        return None
+    note = (
+        f"loss in {chunked.training.loss_chunks} chunks: {format_seconds(best.step_time_s)} a step; of all logits at "
+        f"once the fastest layout that is expected to compile takes {format_seconds(before.step_time_s)}"
+    )
+    return chunked, found, (note,)
+
+
+def chunks_that_compile(problem: Problem, layout: Strategy) -> Problem | None:
+    """The problem with its loss in the fewest chunks with which the compiler is expected to take each graph of a
+    layout, a power of two; None where it takes none of up to MOST_CHUNKS."""
+    for chunks in _powers(problem.training):
+        chunked = _in_chunks(problem, chunks)
+        if not Compiling(chunked).refuses(layout):
+            return chunked
+    return None
+
+
+def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResult]) -> Found | None:
+    """The problem with its loss in chunks, and the result, where nothing fits without; None where nothing fits with
+    chunks either. error: of the search without chunks, which are as small as make their logits no larger than the hidden
+    activations that they come from."""
+    problem = error.problem
+    model, training, cluster, _ = problem
+    saved_bytes = BYTES_OF_LOGIT * training.sequence_length * model.vocab_size
+    chunks = smallest_useful(model, training)
+    is_near = error.needed_bytes - saved_bytes <= cluster.device.memory_bytes
+    if chunks == 1 or not is_near:
+        return None
+    chunked = _in_chunks(problem, chunks)
+    try:
+        found = search(chunked)
+    except AutoshardError:
+        return None
+    return chunked, found, (f"loss in {chunks} chunks: of all logits at once no layout fits, {error.reason}",)
+
+
+def smallest_useful(model: ModelSpec, training: TrainingSpec) -> int:
+    """The chunks with which logits of one are no larger than the hidden activations, a power of two."""
+    wanted = 2 ** max(0, ceil(log2(model.vocab_size / model.hidden_size)))
+    return max((one for one in (1, *_powers(training)) if one <= wanted), default=1)
+
+
+def _powers(training: TrainingSpec) -> list[int]:
+    most = min(MOST_CHUNKS, training.sequence_length)
+    return [2**power for power in range(1, most.bit_length())]
+
+
+def _in_chunks(problem: Problem, chunks: int) -> Problem:
+    return problem._replace(training=replace(problem.training, loss_chunks=chunks))
