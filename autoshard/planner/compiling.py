@@ -129,7 +129,7 @@ def compile_notes(found: Compiling, taken: Timed, left: Timed | None) -> Iterato
     if hardest.verdict is not Verdict.COMPILES:
         yield f"if the compiler refuses {hardest.region.name}: {_repair(hardest, taken.strategy)}"
     yield from _largest_operator(judged, taken.strategy)
-    if left is not None:
+    if left is not None and left.step_time_s < taken.step_time_s:
         slower = 100 * (taken.step_time_s / left.step_time_s - 1)
         yield (
             f"compile: {describe(left.strategy)} is predicted to be faster, the chosen layout takes {slower:.1f} % "

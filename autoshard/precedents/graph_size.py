@@ -17,6 +17,7 @@ from autoshard.cost.stage_program import UNITS, Unit, block_unit, seen_by_operat
 from autoshard.files.codec import NotNegative
 from autoshard.graph.count import operator_steps, operator_work
 from autoshard.graph.ir import Operator
+from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recompute import name_in_block
 from autoshard.layout.strategy import Strategy
@@ -226,7 +227,7 @@ def _regions_of_unit(
             return
         name = run[0][0] if len(run) == 1 else f"{run[0][0]} to {run[-1][0]}"
         count = sum(one.operators for _, one in run)
-        own = logits if any(one.has_logits for _, one in run) else 0.0
+        own = max((logits / one.chunks for _, one in run if one.has_logits), default=0.0)
         product = _largest_product(run)
         passes = {"forward": [one.forward_tiles for _, one in run], "backward": [one.backward_tiles for _, one in run]}
         for which, tiles in passes.items():
@@ -237,7 +238,7 @@ def _regions_of_unit(
         if size.ends_region:
             close()
         if name != COLLECTIVE:
-            run.append((name, size))
+            run.append((name, size.of_chunk))
         if size.ends_region or is_eager:
             close()
     close()
@@ -261,7 +262,8 @@ COLLECTIVE = "a collective"
 
 class _StepSize(NamedTuple):
     """A step of a program. operators: 0 for a gather that is a part of the products behind it. ends_region: whether it
-    is a collective, or a kernel by itself. product_tiles: of its matrix product, 0 where it is something else."""
+    is a collective, or a kernel by itself. product_tiles: of its matrix product, 0 where it is something else. chunks: of
+    rows that are graphs of their own, one after another."""
 
     operators: int
     forward_tiles: float
@@ -269,6 +271,15 @@ class _StepSize(NamedTuple):
     ends_region: bool
     has_logits: bool
     product_tiles: float = 0.0
+    chunks: int = 1
+
+    @property
+    def of_chunk(self) -> _StepSize:
+        """One chunk alone."""
+        tiles = {
+            name: getattr(self, name) / self.chunks for name in ("forward_tiles", "backward_tiles", "product_tiles")
+        }
+        return self._replace(**tiles)
 
 
 def _steps(
@@ -295,6 +306,7 @@ def _steps(
             is_attention = done.kind == "attention"
             is_apart = is_attention and (shape.cp > 1 or not _is_plainly_causal(one.operator, training))
             is_apart = is_apart or (done.kind == "cross_entropy" and "vocab" in one.choice.values())
+            chunks = num_chunks(one.operator)
             if done.matmul is not None or is_attention:
                 masked = is_attention and shape.attention_kernel == "plain"
                 forward = done.flops * (MASKED if masked else 1.0) / TILE_FLOPS
@@ -305,9 +317,10 @@ def _steps(
                     1,
                     forward,
                     backward,
-                    is_apart,
+                    is_apart or chunks > 1,
                     unit == UNITS["head"] and done.kind != "norm",
                     0.0 if done.matmul is None else forward,
+                    chunks,
                 ),
             )
 
