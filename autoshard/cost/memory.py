@@ -277,7 +277,7 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
     """
     for end in rank.ends:
         weights, kept_by_end = parameter_bytes * end.unit.parameters, end.part.kept_bytes if end.has_loss else 0.0
-        if end.unit.chunks_loss:
+        if end.chunks_loss:
             yield weights + end.part.working_bytes
         elif end.has_loss and not rank.weights_apart:
             logits = parameter_bytes / loss_work_bytes(parameter_bytes) * end.part.working_bytes
@@ -292,7 +292,7 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
 def _ends_in_turns(rank: Rank) -> Ends:
     """Elements of the rank's ends that travel. An end with a prediction module has two tables, of which the embedding's
     leaves behind the module where its own backward is on another rank."""
-    ends = Ends(0.0, 0.0, 0.0, chunks_loss=any(end.unit.chunks_loss for end in rank.ends))
+    ends = Ends(0.0, 0.0, 0.0, chunks_loss=any(end.chunks_loss for end in rank.ends))
     for end in rank.ends:
         going, (_, table, predicting, *_) = end.unit.going, end.unit.travelling.turns
         predicting = predicting if anywhere(predicting) else 0.0
@@ -303,7 +303,7 @@ def _ends_in_turns(rank: Rank) -> Ends:
         elif end.has_loss:
             tied = where(predicts, 0.0, 1.0)
             of_both = where(predicts, table, going), of_module, tied, of_module, predicting, predicting
-            ends = Ends(*of_both, end.unit.chunks_loss)
+            ends = Ends(*of_both, end.chunks_loss)
         else:
             ends = ends._replace(first=going)
     return ends

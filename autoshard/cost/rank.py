@@ -20,6 +20,11 @@ class End(NamedTuple):
     has_loss: bool
 
     @property
+    def chunks_loss(self) -> bool:
+        """Whether it has a loss, in chunks."""
+        return self.has_loss and self.unit.chunks_loss
+
+    @property
     def stage(self) -> int:
         """The place of its virtual stage: the first one, or the last one where it has no table."""
         return 0 if self.has_table else -1

@@ -184,7 +184,7 @@ class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
     travelling: STAYS where no row is under ZeRO-2 or -3. copies_bytes: held beside the parameters for products that
     read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared; 0.0
-    where no row has any. chunks_loss: whether it ends in a loss in chunks, which all rows do or none does."""
+    where no row has any. chunks_loss: whether the loss that it ends in, if it does in any row, comes in chunks."""
 
     parameters: Number
     owned: Number

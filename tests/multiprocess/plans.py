@@ -689,6 +689,15 @@ CASES[8] |= {
     "HSDP, dp inside cp": ("llama", strategy(dp=4, cp=2, zero=3, dp_replicate=2, order="pp-cp-dp-tp"), 2),
 }
 
+CASES[2] |= {
+    "loss in chunks, tp": ("llama", strategy(tp=2), 2),
+    "loss in chunks, zero bubble": ("llama", strategy(pp=2, schedule="zero_bubble"), 4),
+    "loss in chunks, zigzag ring, ZeRO-3": ("llama", strategy(cp=2, zero=3, attention="zigzag_ring"), 2),
+    "loss in chunks, gemma2, tied, softcap": ("gemma2", strategy(tp=2, sp=False, mbs=2), 2),
+    "loss in chunks, predicting, tp": ("deepseek v3, predicting", strategy(tp=2), 2),
+}
+CASES[4] |= {"loss in chunks, tp x pp, tied": ("tied", strategy(tp=2, pp=2, recompute="full"), 3)}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 3
 """How many layouts of each of LATER_FAMILIES are tried with each world size, and how many families with the same layout
 where there are more than two ranks: the first ones. AUTOSHARD_CASES=all tries all."""
@@ -702,6 +711,9 @@ LATER_FAMILIES = (
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
 )
 
+CHUNKED = "loss in chunks"
+"""How the names of cases begin whose loss comes in chunks."""
+
 
 def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     """The cases of a world size without those of later families beyond the first few."""
@@ -710,7 +722,7 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     found = {}
     for name, one in CASES[world_size].items():
         model, layout = MODELS[one[0]], one[1]
-        if model.model_type in LATER_FAMILIES:
+        if model.model_type in LATER_FAMILIES and not name.startswith(CHUNKED):
             family = (model.model_type, model.multi_token_prediction is not None)
             most = MOST_OF_A_LAYOUT if world_size > 2 else len(LATER_FAMILIES)
             if of_family[family] == MOST_OF_A_FAMILY or with_layout[layout] == most:
@@ -724,6 +736,8 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
 if os.environ.get("AUTOSHARD_CASES") != "all":
     CASES = {world_size: _tried(world_size) for world_size in CASES}
 
+CHUNKS = 3
+"""Chunks of the loss in cases that have several: no number of tokens of theirs is a multiple of it."""
 DROPLESS = ("mixtral ep, dropless",)
 """Cases in which every token has a slot with each of its experts, whatever the routers do."""
 
@@ -734,15 +748,18 @@ IN_BF16 = ("dp", "dp, ZeRO-3", "HSDP", "tp", "zigzag ring", "pp, zero bubble", "
 """Cases that are run in BF16 as well."""
 
 
-def plan_of(model: ModelSpec, chosen: Strategy, num_microbatches: int, precision: Precision = FP64) -> Plan:
-    training = TrainingSpec(16, num_microbatches * chosen.dp * chosen.microbatch_size, precision)
+def plan_of(
+    model: ModelSpec, chosen: Strategy, num_microbatches: int, precision: Precision = FP64, loss_chunks: int = 1
+) -> Plan:
+    batch = num_microbatches * chosen.dp * chosen.microbatch_size
+    training = TrainingSpec(16, batch, precision, loss_chunks=loss_chunks)
     cluster = local_cluster(chosen.world_size)
     return make_plan(model, training, cluster, "torch", chosen, estimate(model, training, cluster, chosen))
 
 
 def case(world_size: int, name: str) -> Plan:
     model, chosen, microbatches = CASES[world_size][name]
-    plan = plan_of(MODELS[model], chosen, microbatches)
+    plan = plan_of(MODELS[model], chosen, microbatches, loss_chunks=CHUNKS if name.startswith(CHUNKED) else 1)
     if name not in DROPLESS:
         return plan
     enough = plan.model.num_local_experts / plan.model.num_experts_per_tok

@@ -439,6 +439,20 @@ def _cross_entropy(place: Place, logits: Array, labels: Array, other: Array | No
     return loss if other is None else other + loss, backward
 
 
+def _linear_cross_entropy(place: Place, x: Array, w: Array, labels: Array, *other: Array) -> Result:
+    """All chunks at once: how many there are changes no number."""
+    assert "expression" not in place.attributes
+    loss, of_logits = _cross_entropy(place, np.einsum("...bse,...ve->...bsv", x, w), labels, *other)
+
+    def backward(grad: Array) -> Gradients:
+        wrong, *others = of_logits(grad)
+        assert wrong is not None
+        of_x, of_w = np.einsum("...bsv,...ve->...bse", wrong, w), np.einsum("...bsv,...bse->...ve", wrong, x)
+        return (of_x, of_w, *others)
+
+    return loss, backward
+
+
 def _dropout(place: Place, x: Array, keys: Array) -> Result:
     dims = place.output_dims[1:]
     lengths = x.shape[len(place.axes) + 1 :]
@@ -469,6 +483,7 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "top_k_gate": top_k_gate,
     "dispatch": dispatch,
     "combine": combine,

@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 
+from autoshard.graph.chunked_loss import with_chunked_loss
 from autoshard.graph.ir import Graph, GraphBuilder, Operator
 from autoshard.graph.operator_kind import SEQUENCE_KEYS
 from autoshard.graph.operators import KINDS
@@ -36,8 +37,9 @@ def random_choices(graph: Graph, axes: Axes, rng: Random) -> dict[str, Choice]:
             choice[axis] = rng.choice(options)
             if choice[axis] in left:
                 left[choice[axis]] //= size
-        if op.kind == "cross_entropy" and len(op.inputs) > 2:
-            choice = dict(chosen[op.inputs[2]])
+        other_loss = {"cross_entropy": 2, "linear_cross_entropy": 3}.get(op.kind)
+        if other_loss is not None and len(op.inputs) > other_loss:
+            choice = dict(chosen[op.inputs[other_loss]])
         chosen[op.name] = choice
         produced[op.output] = op
     return chosen
@@ -110,6 +112,8 @@ def _random_einsums(rng: Random) -> Graph:
             tensors.append(_any_einsum(b, rng, name, x, other))
     # a parameter that nothing reads is no part of the graph
     graph = b.build()
+    if rng.random() < 0.5 and sum("logits" in op.inputs for op in graph.operators) == 1:
+        graph = with_chunked_loss(graph, rng.randint(2, 5))
     read = {name for op in graph.operators for name in op.inputs}
     kept = {name: t for name, t in graph.tensors.items() if name in read or t.role == "activation"}
     return Graph(graph.sizes, kept, graph.operators)
@@ -171,6 +175,8 @@ def _random_transformer(rng: Random) -> Graph:
         valid = rng.choice((6, 8))
         b.operator("cross_entropy", "loss", (logits, labels), (), loops, element_bytes=4, valid_vocab=valid)
     graph = b.build()
+    if rng.random() < 0.5 and sum("logits" in op.inputs for op in graph.operators) == 1:
+        graph = with_chunked_loss(graph, rng.randint(2, 5))
     read = {name for op in graph.operators for name in op.inputs}
     kept = {name: t for name, t in graph.tensors.items() if name in read or t.role == "activation"}
     return Graph(graph.sizes, kept, graph.operators)

@@ -17,7 +17,7 @@ from autoshard.cost.passes import Waiting, stages_work
 from autoshard.cost.program import ProgramWork, StepSeconds, price_program
 from autoshard.cost.rank import End
 from autoshard.cost.stage import collective_laws
-from autoshard.cost.stage_program import UNITS, stage_work
+from autoshard.cost.stage_program import AS_WRITTEN, UNITS, Rewrites, stage_work
 from autoshard.cost.zero_sharding import Unit
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.layout.strategy import even_stage_layers
@@ -35,10 +35,11 @@ from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 
 PROBLEMS = (
-    ("llama3-70b", "trn1.32xlarge", 16, 1024, 8192, "mixed_precision", "nxd"),
-    ("llama3-8b", "trn2.48xlarge", 1, 64, 4096, "fp32", "torch"),
-    ("mixtral-8x7b", "trn1.32xlarge", 4, 64, 4096, "bf16_sr", "torch"),
-    ("gpt3-175b", "trn2u.48xlarge", 6, 96, 2048, "mixed_precision", "torch"),
+    ("llama3-70b", "trn1.32xlarge", 16, 1024, 8192, "mixed_precision", "nxd", 1),
+    ("llama3-8b", "trn2.48xlarge", 1, 64, 4096, "fp32", "torch", 1),
+    ("mixtral-8x7b", "trn1.32xlarge", 4, 64, 4096, "bf16_sr", "torch", 1),
+    ("gpt3-175b", "trn2u.48xlarge", 6, 96, 2048, "mixed_precision", "torch", 1),
+    ("gemma2-2b", "h100-80gb", 1, 64, 8192, "fp32", "torch", 4),
 )
 
 
@@ -51,9 +52,9 @@ def priced(problem: Problem, pins: Pins) -> list[Priced]:
 
 
 @pytest.mark.parametrize("name", PROBLEMS, ids=lambda name: name[0])
-def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str]) -> None:
-    model, instance, nodes, batch, sequence, precision, backend = name
-    training = TrainingSpec(sequence, batch, load_precision(precision))
+def test_grid_is_the_cost_model(name: tuple[str, str, int, int, int, str, str, int]) -> None:
+    model, instance, nodes, batch, sequence, precision, backend, loss_chunks = name
+    training = TrainingSpec(sequence, batch, load_precision(precision), loss_chunks=loss_chunks)
     problem = Problem(load_model(model), training, load_cluster(instance, nodes), backend)
     chunks = priced(problem, Pins())
     choose = random.Random(0)
@@ -140,11 +141,13 @@ SHAPES = (
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES, ids=lambda one: one if isinstance(one, str) else "")
-def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShape) -> None:
+@pytest.mark.parametrize("rewrites", [AS_WRITTEN, Rewrites(loss_chunks=4)], ids=["whole logits", "chunks"])
+def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShape, rewrites: Rewrites) -> None:
     model = load_model(name)
 
     def work(sequences: int, part: tuple[tuple[int, ...], bool, bool]) -> ProgramWork:
-        return stage_work(model, 4096, 2.0, "bfloat16", replace(shape, microbatch_size=sequences), True, *part)
+        of = model, 4096, 2.0, "bfloat16", replace(shape, microbatch_size=sequences), True, *part
+        return stage_work(*of, rewrites)
 
     for part in UNITS.values():
         one, six = work(1, part), work(6, part)

@@ -20,7 +20,7 @@ from autoshard.cost.program import ProgramWork, quantized_share
 from autoshard.cost.rank_load import rank_load
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.stage import stage_parts
-from autoshard.cost.stage_program import Quantized, quantized, stage_work
+from autoshard.cost.stage_program import Rewrites, rewrites, stage_work
 from autoshard.cost.zero_sharding import parts_contents, parts_state
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
@@ -219,15 +219,15 @@ def test_a_rank_multiplies_in_bf16_what_its_format_does_not_divide(name: str, in
     model, training = load_model("llama2-7b"), load_precision(name)
     shape = replace(local_shape(LAYOUT), tp=16)
 
-    def work_of(products: Quantized) -> ProgramWork:
+    def work_of(products: Rewrites) -> ProgramWork:
         return stage_work(model, 4096, 1.0, "bfloat16", shape, False, (0,), False, False, products)
 
-    found = work_of(quantized(model, TrainingSpec(4096, 32, training), ()))
+    found = work_of(rewrites(model, TrainingSpec(4096, 32, training), (), False))
     steps = {one.operator.name.rpartition(".")[2]: one for step in found.program.steps for one in operator_steps(step)}
     layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert {layer for layer in layers if operand_bytes(found.program, steps[layer]) is None} == in_bf16
     unquantized = ("mlp",) if in_bf16 else ()
-    same = work_of(quantized(model, TrainingSpec(4096, 32, training, unquantized=unquantized), ()))
+    same = work_of(rewrites(model, TrainingSpec(4096, 32, training, unquantized=unquantized), (), False))
     assert (found.operators, found.quantized) == (same.operators, same.quantized)
     assert kept_activations(found.program, "none") == kept_activations(same.program, "none")
     shares = [{quantized_share(one.program, step) for step in one.program.steps} for one in (found, same)]
@@ -481,9 +481,9 @@ def test_a_device_without_the_format_says_what_it_has() -> None:
 
 def test_training_says_what_stays_in_bf16() -> None:
     training = TrainingSpec(2048, 8, PRECISIONS["fp8"], unquantized=("attention",))
-    assert quantized(TINY, training, (3,)) == (1.0, ("attention",), 16, ())
+    assert rewrites(TINY, training, (3,), False) == (1.0, ("attention",), 16, (), 1)
     ends = replace(training, unquantized_first=2, unquantized_last=1)
-    assert quantized(TINY, ends, (1, 2, 15)) == (1.0, ("attention",), 16, (1, 15))
+    assert rewrites(TINY, ends, (1, 2, 15), True) == (1.0, ("attention",), 16, (1, 15), 1)
     assert ends.wide_blocks(16) == (0, 1, 15) and ends.wide_blocks(2) == (0, 1)
     assert from_json(TrainingSpec, json.loads(json.dumps(to_json(training))), "training") == training
     assert "unquantized" not in to_json(TrainingSpec(2048, 8, BF16))

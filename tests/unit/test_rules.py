@@ -464,6 +464,11 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "backend=nxd trains llama3-70b without dropout residual=0.1; use backend torch",
     ),
     (
+        {"training": replace(TRAINING, loss_chunks=4)},
+        {},
+        "loss_chunks=4: NxD computes the loss of all logits at once; use loss_chunks=1 or backend torch",
+    ),
+    (
         {"model": replace(LLAMA_70B, dropout=Dropout(attention=0.1)), "backend": "torch"},
         {},
         "attention_kernel=flash with attention dropout 0.1: only plain attention drops; use plain",

@@ -127,14 +127,14 @@ def test_a_layout_is_refused_for_its_logits_and_more_tp_is_the_repair() -> None:
 
 
 def test_the_search_prefers_what_compiles() -> None:
-    request = PlanRequest("llama3-8b", "trn2.48xlarge", backend="torch", top=1, pins={"cp": 1})
+    request = PlanRequest("llama3-8b", "trn2.48xlarge", backend="torch", top=1, loss_chunks=1, pins={"cp": 1})
     plan = plan_for(request)
     note = next(one for one in plan.notes if one.startswith("compile:"))
     assert plan.strategy.tp > 1 and "is predicted to be faster, the chosen layout takes" in note
     assert note.endswith("is expected to be refused; pins take it all the same")
     assert next(one for one in plan.notes if one.startswith("will it compile: unknown. "))
     assert any(
-        one.endswith("more tensor parallelism, or logits in chunks (fewer rows at a time)") for one in plan.notes
+        one.endswith("more tensor parallelism, or more chunks of logits (--loss-chunks)") for one in plan.notes
     )
     pinned = plan_for(replace(request, pins={"cp": 1, "tp": 1}))
     assert pinned.strategy.tp == 1 and not any(one.startswith("compile:") for one in pinned.notes)
@@ -176,4 +176,4 @@ def test_a_plan_names_its_largest_operator_and_the_repair() -> None:
     notes = compile_notes(long, Timed(1.0, layout(1)), None)
     (note,) = (one for one in notes if one.startswith("largest operator: "))
     assert "lm_head, 2,052,096 matrix tiles, 147 to 1,174 K instructions" in note  # 64 x 1,002 x 32
-    assert "an operator: unknown; if the compiler refuses it: more tensor parallelism, or logits in chunks" in note
+    assert "an operator: unknown; if the compiler refuses it: more tensor parallelism, or more chunks of" in note

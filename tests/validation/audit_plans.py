@@ -51,6 +51,9 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"pp": 2, "dp": 32, "ep": 4, "zero": 3, "dp_replicate": 2, "recompute": "full"},
     ),
     "padded vocabulary": ("padded", 2, {"tp": 4, "pp": 2}),
+    "loss in chunks": ("llama3-8b", 3, {"tp": 2, "pp": 2, "loss_chunks": 4}),
+    "loss in chunks, one table, softcap, ZeRO-3": ("gemma2-2b", 3, {"dp": 8, "zero": 3, "loss_chunks": 8}),
+    "loss in chunks, zero bubble": ("llama3-8b", 4, {"pp": 2, "schedule": "zero_bubble", "loss_chunks": 3}),
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
     "experts whole, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 8, "zero": 3, "recompute": "full"}),
     "experts apart, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
@@ -234,6 +237,7 @@ def plan(name: str) -> Plan:
     fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
     length = fields.pop("sequence_length", SEQUENCE_LENGTH)
     precision = load_precision(fields.pop("precision", "mixed_precision"))
+    loss_chunks = fields.pop("loss_chunks", 1)
     fields["sequence_parallel"] = fields["tp"] > 1
     if fields["num_virtual_stages"] > 1:
         fields["schedule"] = "interleaved"
@@ -241,6 +245,6 @@ def plan(name: str) -> Plan:
     fields.setdefault("stage_layers", even_stage_layers(NUM_LAYERS, stages))
     strategy = Strategy(**fields)
     length = min(length, model.max_position_embeddings)
-    training = TrainingSpec(length, microbatches * strategy.dp, precision)
+    training = TrainingSpec(length, microbatches * strategy.dp, precision, loss_chunks=loss_chunks)
     cluster = local_cluster(strategy.world_size)
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))

@@ -175,7 +175,7 @@ def _held(units: Sequence[Unit]) -> Unit:
         np.array(held) if any(held) else 0.0
         for held in ([getattr(unit, name) for unit in units] for name in ("copies_bytes", "frozen"))
     )
-    chunks_loss = units[0].chunks_loss
+    chunks_loss = any(unit.chunks_loss for unit in units)
     if all(unit.travelling is STAYS for unit in units):
         return Unit(parameters, owned, STAYS, copies_bytes, frozen, chunks_loss)
     numbers = [(unit.weights, unit.sums, *unit.travelling[2:-1], *unit.travelling.turns) for unit in units]
