@@ -8,7 +8,6 @@ from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes
 from autoshard.graph.states import INVARIANT
 
-
 LOSS_BACKWARD_RATIO = 0.5
 """FLOPs and bytes of the backward of a loss over those of its forward."""
 

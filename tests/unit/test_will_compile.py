@@ -133,9 +133,7 @@ def test_the_search_prefers_what_compiles() -> None:
     assert plan.strategy.tp > 1 and "is predicted to be faster, the chosen layout takes" in note
     assert note.endswith("is expected to be refused; pins take it all the same")
     assert next(one for one in plan.notes if one.startswith("will it compile: unknown. "))
-    assert any(
-        one.endswith("more tensor parallelism, or more chunks of logits (--loss-chunks)") for one in plan.notes
-    )
+    assert any(one.endswith("more tensor parallelism, or more chunks of logits (--loss-chunks)") for one in plan.notes)
     pinned = plan_for(replace(request, pins={"cp": 1, "tp": 1}))
     assert pinned.strategy.tp == 1 and not any(one.startswith("compile:") for one in pinned.notes)
     assert any(one.startswith("will it compile: refused. ") for one in pinned.notes)

@@ -120,7 +120,9 @@ def _sent(issued: Sequence[Issued]) -> SentColumns:
 def _fixed_bytes(program: Program, step: OperatorStep) -> float:
     op = step.operator
     views = (op.output,) if op.kind == "embedding" else (*step.inputs, op.output)  # which moves rows, not its table
-    return float(sum(times_read(program, step, one) * program.local_bytes[one] for one in views if _is_fixed(program, one)))
+    return float(
+        sum(times_read(program, step, one) * program.local_bytes[one] for one in views if _is_fixed(program, one))
+    )
 
 
 def _fixed_working_bytes(work: ProgramWork) -> float:
