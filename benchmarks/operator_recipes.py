@@ -57,7 +57,7 @@ def row(path: Path) -> Row:
     """The recipe's row. path: of its file."""
     values = {name: OPTIONS[name].parse(value) for name, value in yaml.safe_load(path.read_text()).items()}
     solved, megatron = (plan_for(request_from(values | {"operators": one})) for one in ("solver", "megatron"))
-    rule = operator_choices(solved.model, solved.cluster, solved.strategy)
+    rule = operator_choices(solved.model, solved.training, solved.cluster, solved.strategy)
     return Row(
         path.stem,
         layout_name(solved.strategy),

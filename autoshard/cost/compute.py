@@ -68,9 +68,9 @@ class OperatorNeeds(NamedTuple):
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
     "loss" (n ranks share the vocabulary), "chunked_loss" (a product and the loss of what it gives, a chunk of rows at a
-    time), "route" (copies of tokens on their way to and from experts), "activation"
-    (inside experts) or "vector".
-    scores_bytes: of one pass over all attention scores; of a loss in chunks, what the loss moves. backward_ratio: of its backward FLOPs or bytes to forward.
+    time), "route" (copies of tokens on their way to and from experts), "activation" (inside experts) or "vector".
+    scores_bytes: of one pass over all attention scores; of a loss in chunks, what the loss moves.
+    backward_ratio: of its backward FLOPs or bytes to forward.
     groups: products that the m rows belong to, one for each expert, which has a k by n matrix of its own, or for each
     chunk.
     quantized: 1 for a product that may read quantised operands, else 0. casts: 1 where it casts its input, too.

@@ -145,4 +145,4 @@ def _with_batch(problem: Problem, factor: float) -> Problem:
 
 def _with_length(problem: Problem, factor: float) -> Problem:
     length = _whole(problem.training.sequence_length * factor)
-    return problem._replace(training=replace(problem.training, sequence_length=length))
+    return problem._replace(training=problem.training.of_length(length))

@@ -31,8 +31,8 @@ def title(plan: Plan, comment: str) -> str:
 
 
 def common_left_out(plan: Plan) -> tuple[str, ...]:
-    """Sentences about the parts of a plan that no other framework's configuration says: dropout, a loss in chunks, blocks
-    that are not Llama's or another common family's, and choices by operator.
+    """Sentences about the parts of a plan that no other framework's configuration says: dropout, a loss in chunks,
+    blocks that are not Llama's or another common family's, and choices by operator.
     """
     dropout, model_type = plan.model.dropout, plan.model.model_type
     drops: tuple[str, ...] = ()

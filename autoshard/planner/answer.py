@@ -50,18 +50,7 @@ def answer(request: PlanRequest) -> Answer:
     """The fastest layouts on exactly the cluster of the request, the best with the solver's operators where they are
     asked for and pay."""
     model, training, cluster, notes = inputs_of(request)
-    pins, chunks = pins_of(request), request.loss_chunks is None and not is_other(request)
-    ways: tuple[str, ...] = ()
-    try:
-        problem, result, backend_notes = search_backends(model, training, cluster, pins, request)
-    except NothingFits as error:
-        found = fitting_in_chunks(error, lambda one: _searched(one, pins, request)) if chunks else None
-        if found is None:
-            raise
-        (problem, result, ways), backend_notes, chunks = found, (), False
-    faster = faster_in_chunks(problem, result, lambda one: _searched(one, pins, request)) if chunks else None
-    if faster is not None:
-        problem, result, ways = faster
+    problem, result, ways, backend_notes = _in_chunks_that_pay(model, training, cluster, request)
     is_given = request.cluster is not None and request.cluster.stack is not None
     if request.stack == "auto" and problem.cluster.compiles_regions and not is_given:
         problem, result, compiling = _way_of_compiling(problem, result, request)
@@ -70,6 +59,27 @@ def answer(request: PlanRequest) -> Answer:
     advice += beside_fsdp(problem, pins_of(request), result.best, request.fit_probability)
     found = Answer(problem, result, (*result.notes, *ways, *advice), (*notes, *backend_notes))
     return found if request.operators != "solver" else _with_solver(found, request)
+
+
+def _in_chunks_that_pay(
+    model: ModelSpec, training: TrainingSpec, cluster: Cluster, request: PlanRequest
+) -> tuple[Problem, SearchResult, tuple[str, ...], tuple[str, ...]]:
+    """(problem, result, sentences on chunks of the loss, sentences on the backend), with the loss in chunks where the
+    request leaves that open and a better layout is then possible."""
+    pins, is_open = pins_of(request), request.loss_chunks is None and not is_other(request)
+
+    def search(problem: Problem) -> SearchResult:
+        return _searched(problem, pins, request)
+
+    try:
+        problem, result, notes = search_backends(model, training, cluster, pins, request)
+    except NothingFits as error:
+        fitting = fitting_in_chunks(error, search) if is_open else None
+        if fitting is None:
+            raise
+        return *fitting, ()
+    faster = faster_in_chunks(problem, result, search) if is_open else None
+    return *(faster or (problem, result, ())), notes
 
 
 def _way_of_compiling(

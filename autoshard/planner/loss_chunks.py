@@ -15,6 +15,7 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.compiling import Compiling, compiling
 from autoshard.planner.no_answer import NothingFits
+from autoshard.planner.search import Searched
 from autoshard.plans.search_result import SearchResult
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec
@@ -31,7 +32,7 @@ Found = tuple[Problem, SearchResult, tuple[str, ...]]
 def faster_in_chunks(problem: Problem, result: SearchResult, search: Callable[[Problem], SearchResult]) -> Found | None:
     """The problem with its loss in the fewest chunks that let the compiler take the fastest layout, and the result,
     where that is faster than the one that was chosen without; else None. result: of the problem."""
-    passed_over, graphs = getattr(result, "fastest", None), compiling(problem)
+    passed_over, graphs = result.fastest if isinstance(result, Searched) else None, compiling(problem)
     if graphs is None or passed_over is None or not graphs.refuses(passed_over):
         return None
     chunked = chunks_that_compile(problem, passed_over)
@@ -63,8 +64,8 @@ def chunks_that_compile(problem: Problem, layout: Strategy) -> Problem | None:
 
 def fitting_in_chunks(error: NothingFits, search: Callable[[Problem], SearchResult]) -> Found | None:
     """The problem with its loss in chunks, and the result, where nothing fits without; None where nothing fits with
-    chunks either. error: of the search without chunks, which are as small as make their logits no larger than the hidden
-    activations that they come from."""
+    chunks either. error: of the search without. A chunk's logits are no larger than the hidden activations of all
+    tokens that they come from."""
     problem = error.problem
     model, training, cluster, _ = problem
     saved_bytes = BYTES_OF_LOGIT * training.sequence_length * model.vocab_size

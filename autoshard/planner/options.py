@@ -192,7 +192,7 @@ WHAT = (
         "loss_chunks",
         whole(at_most=MOST_LOSS_CHUNKS),
         "N",
-        "chunks of a rank's tokens for which logits and loss are computed one after another, and again in backward, with "
+        "chunks of a rank's tokens: logits and loss are computed of one after another, and again in backward, with "
         "backend torch (default: 1, or as many as let a faster layout compile or any layout fit)",
     ),
     Option(

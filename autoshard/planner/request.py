@@ -29,10 +29,10 @@ PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
 @dataclass(frozen=True)
 class PlanRequest:
     """One problem to plan. model: by a name, or a model. nodes: of the cluster; with objective cost or nodes the most.
-    seq_len None: the default for the model. precision: a name, several joined by commas, or auto. loss_chunks None: one, or as many as
-    make a better layout possible. pins: those that are
-    set, by option name. cluster: in place of instance, lnc, hardware and sdk; `nodes` holds for it. search, cost_model:
-    who looks for the layout and by whose prices."""
+    seq_len None: the default for the model. precision: a name, several joined by commas, or auto. loss_chunks None:
+    one, or as many as make a better layout possible. pins: those that are set, by option name. cluster: in place of
+    instance, lnc, hardware and sdk; `nodes` holds for it. search, cost_model: who looks for the layout and by whose
+    prices."""
 
     model: str | ModelSpec
     instance: str | None = None

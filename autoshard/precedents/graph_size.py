@@ -262,8 +262,8 @@ COLLECTIVE = "a collective"
 
 class _StepSize(NamedTuple):
     """A step of a program. operators: 0 for a gather that is a part of the products behind it. ends_region: whether it
-    is a collective, or a kernel by itself. product_tiles: of its matrix product, 0 where it is something else. chunks: of
-    rows that are graphs of their own, one after another."""
+    is a collective, or a kernel by itself. product_tiles: of its matrix product, 0 where it is something else. chunks:
+    of rows that are graphs of their own, one after another."""
 
     operators: int
     forward_tiles: float

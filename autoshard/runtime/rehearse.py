@@ -71,11 +71,10 @@ def rehearse(original: Plan, max_processes: int, vocab_size: int) -> Rehearsal:
         )
     strategy = _strategy(original, kept)
     training = replace(
-        original.training,
+        original.training.of_length(SEQUENCE_LENGTH),
         expert_capacity_factor=original.expert_slots,
         expert_imbalance=1.0,
         expert_tokens=(),
-        sequence_length=SEQUENCE_LENGTH,
         global_batch_size=_microbatches(original, kept.get("pp", 1)) * strategy.dp * strategy.microbatch_size,
     )
     model = _smallest_legal_model(original, training, strategy, vocab_size)

@@ -208,6 +208,10 @@ class TrainingSpec:
         the capacity factor, or what the busiest rank's experts need where that is more."""
         return max(self.expert_capacity_factor, self.imbalance(ep))
 
+    def of_length(self, tokens: int) -> TrainingSpec:
+        """The training with sequences of so many tokens, and no more chunks of its loss than these."""
+        return replace(self, sequence_length=tokens, loss_chunks=min(self.loss_chunks, tokens))
+
     @property
     def kept_wide(self) -> str:
         """Names of all that multiplies in the compute dtype, in the form that --keep-bf16 takes; empty without any."""

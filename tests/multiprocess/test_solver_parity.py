@@ -25,6 +25,6 @@ def test_the_choices_are_many_and_not_the_rule() -> None:
     for world_size, cases in CASES.items():
         for name in cases:
             plan = case(world_size, name)
-            assert plan.operators != operator_choices(plan.model, plan.cluster, plan.strategy)
+            assert plan.operators != operator_choices(plan.model, plan.training, plan.cluster, plan.strategy)
             values |= {value for choice in plan.operators.values() for value in choice.values()}
     assert values >= {"batch", "seq", "embed", "ffn", "kvhead", "group", "headdim", "vocab", "expert", "I", "R", "P"}

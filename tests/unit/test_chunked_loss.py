@@ -26,6 +26,7 @@ from autoshard.planner.loss_chunks import chunks_that_compile, smallest_useful
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
 from autoshard.precedents.graph_size import head_regions
+from autoshard.runtime.rehearse import rehearse
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -218,6 +219,12 @@ def test_a_plan_says_its_chunks() -> None:
     assert written["loss_chunks"] == 8 and from_json(TrainingSpec, written, "training") == plan.training
     assert "loss_chunks" not in to_json(TrainingSpec(2048, 8, BF16))
     assert "loss_chunks=8: all logits are there at once, which takes more memory" in common_left_out(plan)
+
+
+def test_a_rehearsal_has_no_more_chunks_than_tokens() -> None:
+    plan = plan_for(PlanRequest("llama3-8b", "h100-80gb", top=0, loss_chunks=4096))
+    training = rehearse(plan, 2, 256).plan.training
+    assert training.loss_chunks == training.sequence_length < 4096
 
 
 def test_nxd_has_no_chunks() -> None:

@@ -68,7 +68,7 @@ def with_tp(problem: Problem) -> list[Strategy]:
 def shardings(problem: Problem, strategy: Strategy, rng: random.Random, count: int) -> Iterator[OperatorChoices]:
     """Random ones: some operators otherwise than by the rule."""
     mesh = strategy_mesh(problem.model, problem.cluster, strategy)
-    rule = operator_choices(problem.model, problem.cluster, strategy)
+    rule = operator_choices(problem.model, problem.training, problem.cluster, strategy)
     every: dict[str, tuple[Choice, ...]] = {}
     for graph in graphs(problem, strategy):
         for op in graph.operators:
@@ -273,7 +273,7 @@ OTHERS = {
 
 def every_sharding(problem: Problem, strategy: Strategy) -> Iterator[OperatorChoices]:
     mesh = strategy_mesh(problem.model, problem.cluster, strategy)
-    rule = operator_choices(problem.model, problem.cluster, strategy)
+    rule = operator_choices(problem.model, problem.training, problem.cluster, strategy)
     tables = []
     for graph in graphs(problem, strategy):
         for op in graph.operators:

@@ -50,8 +50,10 @@ def test_it_is_faster_and_says_by_how_much() -> None:
     )
     assert note.endswith(" points of their Pareto sets in whole layouts")
     assert not any(note.startswith("operators") for note in megatron.notes)
-    assert solved.operators != operator_choices(solved.model, solved.cluster, solved.strategy)
-    assert megatron.operators == operator_choices(megatron.model, megatron.cluster, megatron.strategy)
+    assert solved.operators != operator_choices(solved.model, solved.training, solved.cluster, solved.strategy)
+    assert megatron.operators == operator_choices(
+        megatron.model, megatron.training, megatron.cluster, megatron.strategy
+    )
 
 
 def test_what_is_proven_is_said() -> None:
@@ -145,7 +147,7 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 def test_a_rehearsal_has_the_same_choices() -> None:
     solved = plan("solver")
-    rule = operator_choices(solved.model, solved.cluster, solved.strategy)
+    rule = operator_choices(solved.model, solved.training, solved.cluster, solved.strategy)
     changed = [name for name, choice in solved.operators.items() if choice != rule[name]]
     small = rehearse(solved, 8, 256).plan
     assert changed and all(small.operators[name]["tp"] == solved.operators[name]["tp"] for name in changed)
@@ -178,7 +180,9 @@ def test_replanning_keeps_them_where_the_layout_still_has_them() -> None:
     assert again.estimate == solved.estimate
     assert again.search is not None and again.search.optimality.startswith("with Megatron's operators ")
     (note,) = (note for note in again.notes if note.startswith("operators"))
-    by_rule = replan(replace(solved, operators=operator_choices(solved.model, solved.cluster, solved.strategy)), 4).plan
+    by_rule = replan(
+        replace(solved, operators=operator_choices(solved.model, solved.training, solved.cluster, solved.strategy)), 4
+    ).plan
     step, megatron = (format_seconds(one.estimate.step_time_s) for one in (solved, by_rule))
     assert note == f"operators: those of the plan before stay: {step} a step, {megatron} with Megatron's"
 
@@ -186,7 +190,7 @@ def test_replanning_keeps_them_where_the_layout_still_has_them() -> None:
 def test_replanning_says_where_they_do_not_stay() -> None:
     solved = pinned(plan("solver"))
     other = replan(replace(solved, pins=replace(solved.pins, cp=1, microbatch_size=2)), 4).plan
-    assert other.operators == operator_choices(other.model, other.cluster, other.strategy)
+    assert other.operators == operator_choices(other.model, other.training, other.cluster, other.strategy)
     (note,) = (note for note in other.notes if note.startswith("operators"))
     assert note == (
         "operators by Megatron's rule: those of the plan before do not go with this layout; --operators solver solves "
@@ -196,7 +200,7 @@ def test_replanning_says_where_they_do_not_stay() -> None:
 
 def test_nxd_has_layers_for_megatron_only() -> None:
     solved = plan("solver", "nxd")
-    assert solved.operators == operator_choices(solved.model, solved.cluster, solved.strategy)
+    assert solved.operators == operator_choices(solved.model, solved.training, solved.cluster, solved.strategy)
     (note,) = (note for note in solved.notes if note.startswith("operators"))
     assert note.startswith("operators: none make the step 0.1% faster than Megatron's, which stay; blocks of ")
 

@@ -318,7 +318,7 @@ def test_operators_of_the_solver_stay_where_the_layout_still_has_them() -> None:
     assert kept.operators == before.operators
     assert kept == priced(kept)
     found = edited(before, ["strategy.tp=1", "strategy.sequence_parallel=false", "strategy.dp=2"]).plan
-    assert found.operators == operator_choices(found.model, found.cluster, found.strategy)
+    assert found.operators == operator_choices(found.model, found.training, found.cluster, found.strategy)
     assert found.notes[1] == "operators by Megatron's rule: those of the plan before do not go with the changes"
 
 

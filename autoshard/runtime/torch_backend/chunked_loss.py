@@ -126,21 +126,21 @@ def chunked_loss(context: Context, step: OperatorStep) -> Kernel:
     sizes, attributes = context.graph.sizes, step.operator.attributes
     position, count = context.piece(step, "vocab")
     columns = sizes["vocab"] // count
-    valid, chunks, expression, weight = (
-        attributes.get(name) for name in ("valid_vocab", "chunks", "expression", "weight")
-    )
-    assert isinstance(valid, int) and isinstance(chunks, int)
+    valid: Any = attributes["valid_vocab"]
+    chunks: Any = attributes["chunks"]
+    expression: Any = attributes.get("expression")
+    weight: Any = attributes.get("weight", 1.0)
     loss = _Loss(
         chunks,
         sizes["batch"] * sizes["seq"],
         min(columns, max(0, valid - position * columns)),
         position * columns,
         context.group(step, "vocab"),
-        pointwise(expression) if isinstance(expression, str) else None,
+        None if expression is None else pointwise(expression),
     )
 
     def run(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
         own: torch.Tensor = _ChunkedLoss.apply(x, w, labels, loss)
-        return own if other is None else other + (1.0 if weight is None else weight) * own
+        return own if other is None else other + weight * own
 
     return run
