@@ -82,7 +82,8 @@ def rehearse(original: Plan, max_processes: int, vocab_size: int) -> Rehearsal:
 
 
 def one_process(plan: Plan) -> Plan:
-    """The same training on one device: one stage, nothing split, the same microbatches. A sharded run must equal it."""
+    """The same training on one device: one stage, nothing split, the same microbatches, the loss of all logits at once.
+    A sharded run must equal it."""
     strategy = plan.strategy
     alone = replace(
         strategy,
@@ -101,7 +102,7 @@ def one_process(plan: Plan) -> Plan:
         sequence_parallel=False,
         stage_layers=(plan.model.num_hidden_layers,),
     )
-    return _plan(plan.model, plan.training, alone)
+    return _plan(plan.model, replace(plan.training, loss_chunks=1), alone)
 
 
 def _plan(model: ModelSpec, training: TrainingSpec, strategy: Strategy) -> Plan:
