@@ -95,7 +95,7 @@ def in_work_bytes(
     of_logits = gradients_of_logits + gathered
     if ends.chunks_loss:
         gradients_of_logits, probability = loss_work, 0
-        of_logits = loss_work + gathered + kept_by_loss
+        of_logits = loss_work + gathered + ends.tied * first * (whole + parameter) + kept_by_loss
     predicts = any(map(anywhere, (ends.waiting, ends.leaving, ends.predicting)))
     if predicts:
         waiting, of_module = ends.waiting * parameter, (ends.predicting > 0) * 1.0

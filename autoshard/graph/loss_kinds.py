@@ -88,12 +88,11 @@ class LinearCrossEntropy(CrossEntropy):
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Of one chunk: its logits and, where these are narrower, probabilities in FP32. With a function of the logits,
-        also what it gives, or where that is no narrower than the probabilities, both gradients."""
+        also what it gives and that one's gradient."""
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
-        is_narrow, has_function = element_bytes < FLOAT32_BYTES, "expression" in op.attributes
-        each = element_bytes + (FLOAT32_BYTES if is_narrow else 0)
-        if has_function:
-            each += element_bytes if is_narrow else 2 * element_bytes
+        each = element_bytes + (FLOAT32_BYTES if element_bytes < FLOAT32_BYTES else 0)
+        if "expression" in op.attributes:
+            each += 2 * element_bytes
         return each * logits_of_chunk(op, sizes)
 
 

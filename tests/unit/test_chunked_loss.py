@@ -121,7 +121,7 @@ def test_a_rank_keeps_the_rows_and_one_number_each_and_works_on_one_chunk() -> N
     kind = KINDS["linear_cross_entropy"]
     assert kind.inner_backward_bytes(step.operator, graph, graph.sizes) == (2 + 4) * ROWS / 8 * VOCAB
     capped, sizes = head("gemma2-2b", 8), {"batch": 2.0, "seq": 2048.0, "vocab": 256_000.0, "embed": 2304.0}
-    assert kind.inner_backward_bytes(loss_step(capped).operator, capped, sizes) == (2 + 4 + 2) * ROWS / 8 * 256_000
+    assert kind.inner_backward_bytes(loss_step(capped).operator, capped, sizes) == (2 + 4 + 2 + 2) * ROWS / 8 * 256_000
 
 
 def layout(**changes: object) -> Strategy:

@@ -61,6 +61,7 @@ class _ChunkedLoss(torch.autograd.Function):
             scores = scores.to(accurate)
             tops[at] = scores.amax(-1)
             sums[at] = scores.sub_(tops[at].clamp(min=_least(accurate)).unsqueeze(-1)).exp_().sum(-1)
+            del scores  # before the next ones are made
         top = tops if loss.group is None else all_reduce(tops.clone(), loss.group, "max")
         parts = torch.stack((sums * (tops - top).exp(), torch.where(held, picked - top, 0.0)))
         total, label_score = (parts if loss.group is None else all_reduce(parts, loss.group)).unbind(0)
