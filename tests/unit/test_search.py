@@ -125,7 +125,17 @@ PRECISIONS = ["mixed_precision", "bf16_sr", "fp32"]
 @pytest.mark.parametrize("seed", tried(range(60), 30))
 def test_search_is_brute_force(seed: int) -> None:
     """With one recompute set for all stages; tests/unit/test_uneven.py lets stages differ."""
+    check_by_brute_force(random_problem(seed, [1, 2, 3, 4]), seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_search_with_a_loss_in_chunks_is_brute_force(seed: int) -> None:
     problem = random_problem(seed, [1, 2, 3, 4])
+    training = replace(problem.training, loss_chunks=random.Random(seed).choice([2, 3, 8]))
+    check_by_brute_force(problem._replace(training=training, backend="torch"), seed)
+
+
+def check_by_brute_force(problem: Problem, seed: int) -> None:
     pins = Pins(recompute=random.Random(seed).choice(COMMON_SETS))
     best_s = brute_force(problem, pins)
     if best_s is None:
