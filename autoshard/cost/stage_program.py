@@ -60,8 +60,8 @@ def begins_as_others(block: Program) -> bool:
 
 
 class Rewrites(NamedTuple):
-    """What of a stage's graph follows from how the model is trained. The first four: of quantised products, as
-    `with_quantized_products` has them. loss_chunks: as `with_chunked_loss` has them."""
+    """A stage's graph is rewritten so for how the model is trained. The first four fields are those of quantised
+    products, as `with_quantized_products` has them. loss_chunks: as `with_chunked_loss` has them."""
 
     operand_bytes: float | None = None
     unquantized: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ AS_WRITTEN = Rewrites()
 
 
 def rewrites(model: ModelSpec, training: TrainingSpec, layers: Collection[int], last: bool) -> Rewrites:
-    """What the training makes of the graph of these blocks. last: whether the head is behind them."""
+    """How the graph of these blocks is rewritten for a training. last: whether the head is behind them."""
     products, loss_chunks = training.precision.products, training.loss_chunks if last else 1
     if products is None:
         return AS_WRITTEN if loss_chunks == 1 else Rewrites(loss_chunks=loss_chunks)

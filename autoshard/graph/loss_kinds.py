@@ -87,8 +87,8 @@ class LinearCrossEntropy(CrossEntropy):
         return 0.0
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Of one chunk: its logits and, where these are narrower, probabilities in FP32. With a function of the logits,
-        also what it gives and that one's gradient."""
+        """Bytes of one chunk's logits and, where these are narrower, probabilities in FP32. A function of the logits
+        adds what it gives and that one's gradient."""
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         each = element_bytes + (FLOAT32_BYTES if element_bytes < FLOAT32_BYTES else 0)
         if "expression" in op.attributes:

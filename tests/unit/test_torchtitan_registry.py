@@ -58,7 +58,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def native(**pins: object) -> Plan:
     asked = {"tp": 4, "pp": 1, "cp": 1, "zero": 3, "recompute": "full", **pins}
-    return plan_for(PlanRequest("llama3-70b", "trn2.48xlarge", 4, backend="torch", top=0, pins=asked))
+    return plan_for(PlanRequest("llama3-70b", "trn2.48xlarge", 4, backend="torch", loss_chunks=1, top=0, pins=asked))
 
 
 def test_a_function_is_read() -> None:
