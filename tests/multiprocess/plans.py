@@ -1,5 +1,6 @@
 """Layouts of small models for the parity tests. Imported by the processes too, so no test code here."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +13,6 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
-from tests.tried import ALL
 
 FP64 = Precision("fp64", "float64", "float64", None, "float64", "float64", "float64")
 BF16 = (
@@ -698,7 +698,7 @@ CASES[2] |= {
 }
 CASES[4] |= {"loss in chunks, tp x pp, tied": ("tied", strategy(tp=2, pp=2, recompute="full"), 3)}
 
-MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 2
+MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 3
 """How many layouts of each of LATER_FAMILIES are tried with each world size, and how many families with the same layout
 where there are more than two ranks: the first ones. AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
@@ -733,7 +733,7 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     return found
 
 
-if not ALL:
+if os.environ.get("AUTOSHARD_CASES") != "all":
     CASES = {world_size: _tried(world_size) for world_size in CASES}
 
 CHUNKS = 3

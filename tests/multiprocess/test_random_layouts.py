@@ -8,10 +8,9 @@ from autoshard.runtime.rehearse import local_cluster
 from benchmarks.random_layouts import legal, trained
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP64
-from tests.tried import tried
 
 
-@pytest.mark.parametrize("seed", tried([3, 0], 1))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_random_layouts_train_like_one_process(seed: int) -> None:
     found = [*trained(Random(seed))]
     assert len(found) == 12

@@ -15,9 +15,8 @@ from autoshard.models.stage import dim_sizes, stage_graph
 from tests.multiprocess.models import MODELS
 from tests.spmd.check import check_program
 from tests.spmd.random_programs import ELEMENT_BYTES, random_choices, unread
-from tests.tried import ALL
 
-CASES = 6 if ALL else 3
+CASES = 6
 """Of each model and mesh: a thousand in all."""
 
 

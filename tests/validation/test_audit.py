@@ -42,23 +42,14 @@ from autoshard.runtime.torch_backend.groups import MeshGroups
 from autoshard.schedules import actions
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.started import by_default
-from tests.tried import ALL
 from tests.validation.audit_plans import PLANS, plan
-
-NEARLY_ANOTHER = (
-    *("experts whole beside replicas", "sinks, heads over cp", "dense blocks first, in a ring, ZeRO-3"),
-    *("a shared expert, all again, ZeRO-2", "latent attention, plain", "linear attention, its own backward"),
-    *("weights rounded at random", "the head alone on a chunk", "parts of experts over tp and dp"),
-    *("few tokens at a large head", "two share an expert, ZeRO-3", "HSDP of experts, ZeRO-3"),
-)
-"""Plans that take long to audit and whose mechanisms other plans have one by one: AUTOSHARD_CASES=all audits them."""
 
 
 def audited(p: Plan, role: Role | None = None) -> RoleAudit:
     return audit_role(p, role or roles(p)[0], held_orders(p))
 
 
-@pytest.mark.parametrize("name", [name for name in PLANS if ALL or name not in NEARLY_ANOTHER])
+@pytest.mark.parametrize("name", PLANS)
 def test_every_role_of_these_plans_agrees(name: str) -> None:
     p = plan(name)
     orders = held_orders(p)
@@ -135,7 +126,7 @@ def long_pipeline(name: str) -> Plan:
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
 
 
-@pytest.mark.parametrize("name", PIPELINES if ALL else ("ring", "experts", "gpipe"))
+@pytest.mark.parametrize("name", PIPELINES)
 def test_stages_that_are_run_once_are_what_they_are_in_their_own_places(name: str) -> None:
     p = long_pipeline(name)
     programs = runs(p, roles(p))
