@@ -16,7 +16,7 @@ from tests.multiprocess.compared import (
     surplus,
     train,
 )
-from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, PACKED, case
+from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, PACKED, case, of_few_blocks
 
 STEPS, BF16_STEPS = 2, 3
 """The second step begins with what the first one left: other weights, the optimizer's state, sums to set to zero."""
@@ -31,7 +31,7 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     for name in arguments.get("names", CASES[reporter.world_size]):
         reporter.last_action = name
         leave_groups()
-        plan = case(reporter.world_size, name)
+        plan = of_few_blocks(case(reporter.world_size, name))
         single = replace(plan, training=replace(plan.training, precision=FP32))
         packed = name in PACKED
         exact, exact_outcomes, _ = train(plan, reporter.rank, STEPS, documents=packed)

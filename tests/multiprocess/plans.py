@@ -1,6 +1,5 @@
 """Layouts of small models for the parity tests. Imported by the processes too, so no test code here."""
 
-import os
 from collections import Counter
 from dataclasses import replace
 
@@ -8,10 +7,11 @@ from autoshard.cost.estimate import estimate
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan, make_plan
-from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import Precision, TrainingSpec, load_precision
+from tests.cases import ALL
 from tests.multiprocess.models import MODELS
 
 FP64 = Precision("fp64", "float64", "float64", None, "float64", "float64", "float64")
@@ -698,7 +698,7 @@ CASES[2] |= {
 }
 CASES[4] |= {"loss in chunks, tp x pp, tied": ("tied", strategy(tp=2, pp=2, recompute="full"), 3)}
 
-MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 3
+MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried with each world size, and how many families with the same layout
 where there are more than two ranks: the first ones. AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
@@ -733,7 +733,7 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     return found
 
 
-if os.environ.get("AUTOSHARD_CASES") != "all":
+if not ALL:
     CASES = {world_size: _tried(world_size) for world_size in CASES}
 
 CHUNKS = 3
@@ -764,3 +764,18 @@ def case(world_size: int, name: str) -> Plan:
         return plan
     enough = plan.model.num_local_experts / plan.model.num_experts_per_tok
     return replace(plan, training=replace(plan.training, expert_capacity_factor=enough))
+
+
+FEW_BLOCKS = 2
+
+
+def of_few_blocks(plan: Plan) -> Plan:
+    """By default the plan with two blocks in place of four, where two more of them do nothing else: on one stage, of at
+    most two kinds, with weights that need no gathering ahead. AUTOSHARD_CASES=all leaves every plan as it is."""
+    model, chosen = plan.model, plan.strategy
+    does_more = model.graph is not None or len(model.kinds) > FEW_BLOCKS
+    if ALL or does_more or len(chosen.stage_layers) > 1 or chosen.zero == 3:
+        return plan
+    few, chosen = model.some_blocks(telling_blocks(model, FEW_BLOCKS)), replace(chosen, stage_layers=(FEW_BLOCKS,))
+    priced = estimate(few, plan.training, plan.cluster, chosen)
+    return make_plan(few, plan.training, plan.cluster, plan.backend, chosen, priced)

@@ -9,6 +9,7 @@ from autoshard.graph.partition import Choice
 from autoshard.layout.template import template_of
 from autoshard.planner.operators.solve import block_problem, priced, solve
 from autoshard.plans.plan import Plan
+from tests.cases import ALL
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
 from tests.unit.operator_prices import random_prices
@@ -33,10 +34,15 @@ LAYOUTS = {
 }
 SEEDS = range(2)
 CASES = {
-    world_size: {f"{name}, seed {seed}": (*layout, seed) for name, layout in layouts.items() for seed in SEEDS}
+    world_size: {
+        f"{name}, seed {seed}": (*layout, seed)
+        for number, (name, layout) in enumerate(layouts.items())
+        for seed in SEEDS
+        if ALL or (number + seed) % 2
+    }
     for world_size, layouts in LAYOUTS.items()
 }
-"""World size -> name -> (model, strategy, microbatches a step, seed)."""
+"""World size -> name -> (model, strategy, microbatches a step, seed); by default with either seed in turn."""
 
 
 def case(world_size: int, name: str) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -12,10 +11,11 @@ from autoshard.allocations.blocks import RankMemory
 from autoshard.allocations.compare import MORE, NOT_FREED, RECOMPUTE_LOST, TWICE, Diagnosis, Finding, diagnose
 from autoshard.allocations.dump import read_dump
 from autoshard.allocations.record import rank_memory
+from tests.cases import ALL
 from tests.multiprocess.dump_workers import BUCKET, CLEAN, FAULTS, GATHERED, LOGITS, RECOMPUTE, seeded_plan
 from tests.multiprocess.started import first_rank, start
 
-SEEDS = 20 if os.environ.get("AUTOSHARD_CASES") == "all" else 3
+SEEDS = 20 if ALL else 3
 ENOUGH = SEEDS - 1
 
 

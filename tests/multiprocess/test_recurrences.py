@@ -1,6 +1,7 @@
 """Recurrences in chunks: equal to going token by token and to transformers, and they keep their inputs alone."""
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from autoshard.graph.recurrent_kinds import DELTA_CHUNK
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
 from autoshard.runtime.torch_backend.recurrences import WHOLE, Slices, _Again, _delta_rule, _scan
 from benchmarks.graph_counts import measure
+from tests.cases import some
 from tests.multiprocess.models import MODELS
 
 BATCH, HEADS, GROUP, KEY, VALUE, STATE = 2, 3, 2, 8, 6, 5
@@ -148,8 +150,10 @@ def test_they_are_those_of_transformers_in_fp32(
     torch.testing.assert_close(chunked(*values), theirs(*values), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["granite hybrid", "olmo2", "granite", "nemotron"])
-@pytest.mark.parametrize("recompute", ["none", "core_attention+mlp", "full"])
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    some(product(("granite hybrid", "olmo2", "granite", "nemotron"), ("none", "core_attention+mlp", "full")), step=2),
+)
 def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> None:
     for row in measure(MODELS[name], name, recompute):
         if row.quantity != "flops":

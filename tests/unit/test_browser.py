@@ -22,6 +22,8 @@ from tests.unit.browsers import CHROMIUM
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 WIDTHS = (360, 1024, 1920)
+SHAPES = [*((width, "light") for width in WIDTHS), (1024, "dark")]
+"""Widths and colours of pages: colours change no width."""
 CONFIG = Path(__file__).parents[2] / "models/llama/configs/llama3-8b.json"
 
 
@@ -33,6 +35,14 @@ def browser() -> Iterator[Any]:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
         found.close()
+
+
+@pytest.fixture(autouse=True)
+def _pages_end_with_their_test(browser: Any) -> Iterator[None]:
+    """Pages that stay open go on drawing."""
+    yield
+    for context in browser.contexts:
+        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +121,7 @@ OVERLAPS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), SHAPES)
 def test_a_report_loads_alone_and_no_text_overlaps(browser: Any, report: str, width: int, scheme: str) -> None:
     page = opened(browser, report, width, scheme)
     for name in ("machine", "timeline", "candidates"):
@@ -150,17 +159,17 @@ def test_a_rank_of_two_digits_stays_on_its_line(browser: Any, report: str, width
         assert cell.bounding_box()["height"] == before
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_comparison_passes_axe_and_no_text_overlaps(browser: Any, tmp_path: Path, scheme: str) -> None:
+def test_a_comparison_passes_axe_and_no_text_overlaps(browser: Any, tmp_path: Path) -> None:
     one, other = (autoshard.plan("llama3-8b", nodes=1, tp=tp) for tp in (8, 32))
     file = tmp_path / "compare.html"
     file.write_text(comparison_report(one, other), encoding="utf-8")
-    for width in WIDTHS:
+    for width, scheme in SHAPES:
         page = opened(browser, file.as_uri(), width, scheme)
         for name in ("timeline_0", "timeline_1"):
             drawn(page, name)
         assert violations(page) == []
         assert page.evaluate(OVERLAPS) == []
+        page.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -257,14 +266,16 @@ def test_the_wheel_scrolls_past_a_timeline_until_it_is_clicked(browser: Any, rep
     assert page.evaluate("scrollY") == before and canvas.screenshot() != picture
 
 
-COLUMN = """(canvas, at) => {
-  const scale = canvas.width / canvas.clientWidth, found = {};
-  const pixels = canvas.getContext("2d").getImageData(at[0] * scale, at[1] * scale, 1, at[2] * scale).data;
-  for (let i = 0; i < pixels.length; i += 4) {
-    const color = `#${[...pixels.slice(i, i + 3)].map((one) => one.toString(16).padStart(2, "0")).join("")}`;
-    found[color] = (found[color] || 0) + 4 / pixels.length;
-  }
-  return found;
+COLUMNS = """(canvas, [places, top, height]) => {
+  const scale = canvas.width / canvas.clientWidth, context = canvas.getContext("2d");
+  return places.map((left) => {
+    const found = {}, pixels = context.getImageData(left * scale, top * scale, 1, height * scale).data;
+    for (let i = 0; i < pixels.length; i += 4) {
+      const color = `#${[...pixels.slice(i, i + 3)].map((one) => one.toString(16).padStart(2, "0")).join("")}`;
+      found[color] = (found[color] || 0) + 4 / pixels.length;
+    }
+    return found;
+  });
 }"""
 
 
@@ -284,7 +295,7 @@ def test_actions_too_narrow_to_stand_side_by_side_are_as_high_as_their_shares(br
             sum(span.end_s - span.start_s for span in inside if span.what == what) / long_s
             for what in ("forward", "backward")
         ]
-        columns = [canvas.evaluate(COLUMN, [middle + x, 22 + 20 * rank, 18]) for x in range(-100, 101, 4)]
+        columns = canvas.evaluate(COLUMNS, [[middle + x for x in range(-100, 101, 4)], 22 + 20 * rank, 18])
         for color, share in zip((forward, backward), shares, strict=True):
             drawn_share = sum(column.get(color, 0.0) for column in columns) / len(columns)
             assert drawn_share == pytest.approx(share, abs=0.07), (rank, color)

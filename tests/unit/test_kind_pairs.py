@@ -24,10 +24,11 @@ from autoshard.planner.grid.kind_room import held_at_least_s
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.stage_cuts import moves
 from autoshard.planner.grid.whole import Priced, Whole
+from tests.cases import ALL
 from tests.unit.kind_models import SETS, random_layout, table_of
 from tests.unit.test_kind_cuts import best_of_all, every_choice, limit_of
 
-INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40"))
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40" if ALL else "20"))
 ROUNDING = 1e-9
 
 

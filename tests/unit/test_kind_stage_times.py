@@ -17,9 +17,10 @@ from autoshard.planner.grid.kind_stage_times import AlternatingTimes, WeightsApa
 from autoshard.planner.grid.kind_stages import ranges, stages_of
 from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.whole import Whole
+from tests.cases import ALL
 from tests.unit.kind_models import FindLayout, random_layout, random_wide_layout, table_of
 
-INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40"))
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40" if ALL else "20"))
 ROUNDING = 1e-9
 
 

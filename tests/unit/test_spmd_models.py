@@ -12,12 +12,13 @@ from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.padding import key_value_heads
 from autoshard.models.stage import dim_sizes, stage_graph
+from tests.cases import ALL
 from tests.multiprocess.models import MODELS
 from tests.spmd.check import check_program
 from tests.spmd.random_programs import ELEMENT_BYTES, random_choices, unread
 
-CASES = 6
-"""Of each model and mesh: a thousand in all."""
+CASES = 6 if ALL else 2
+"""Of each model and mesh: some hundreds, or more than a thousand in all."""
 
 
 def graph_of(name: str, tp: int, kernel: str = "flash") -> Graph:

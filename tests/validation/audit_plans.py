@@ -205,6 +205,22 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "tied tables": ("tied", 3, {"tp": 4, "pp": 2, "dp": 8, "recompute": "full"}),
 }
 """Name -> (model, microbatches of a step, what the strategy has other than 1)."""
+FURTHER = {
+    *("experts whole beside replicas", "experts whole, ZeRO-3", "experts over tp", "experts over tp and dp"),
+    *("parts of experts over tp and dp", "two share an expert, ZeRO-3", "a shared expert, all again, ZeRO-2"),
+    *(
+        "sinks",
+        "sinks, heads over cp",
+        "capped scores",
+        "softcap in FP32",
+        "plain attention",
+        "latent attention, plain",
+    ),
+    *("unequal blocks, ZeRO-3", "unequal windows", "dense blocks first, in a ring, ZeRO-3", "prediction module"),
+    *("weights rounded at random", "few tokens at a large head"),
+}
+"""Plans that are audited with AUTOSHARD_CASES=all alone: another plan has each of their mechanisms, in another
+combination."""
 
 
 def plan(name: str) -> Plan:
