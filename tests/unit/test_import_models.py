@@ -19,6 +19,7 @@ from autoshard.models.stage import parameter_count
 from autoshard.planner.written import read_written
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.validate import read_plan
+from tests.cases import some
 from tests.unit.plan_examples import plan_70b
 from tests.unit.written_files import FOUR_BLOCKS, MOE, PUBLIC, UNNAMED, imported, in_model, inputs
 
@@ -40,7 +41,7 @@ Llama 3.1's."""
 WRITTEN = [name for name in builtin_models() if unwritten(load_model(name)) is None]
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in NOT_IN_FLAGS])
+@pytest.mark.parametrize("name", some((name for name in WRITTEN if name not in NOT_IN_FLAGS), step=3))
 def test_megatrons_arguments_say_which_model_it_is(name: str) -> None:
     strategy = replace(plan_70b().strategy, tp=1, sequence_parallel=False)
     plan = replace(plan_70b(), model=load_model(name), strategy=strategy, operators={})

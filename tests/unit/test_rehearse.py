@@ -23,6 +23,7 @@ from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import PRECISIONS, TrainingSpec
+from tests.cases import ALL
 from tests.traced_models import ODD
 
 
@@ -277,7 +278,7 @@ def random_legal_plan(random: Random) -> Plan:
         return make_plan(spec, training, cluster, "torch", chosen, estimate(spec, training, cluster, chosen))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200 if ALL else 80)
 @given(st.integers(0, 2**32), st.sampled_from((2, 4, 8, 16, 32)))
 def test_a_shrunken_plan_obeys_every_rule_that_the_plan_obeyed(seed: int, processes: int) -> None:
     original = random_legal_plan(Random(seed))
