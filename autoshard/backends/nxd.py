@@ -178,7 +178,7 @@ def dropout_runs_on_torch(problem: Problem, draft: Draft) -> str | None:
 
 
 def loss_is_of_all_logits(problem: Problem, draft: Draft) -> str | None:
-    """[NxD parallel_layers/loss_functions.py: parallel_cross_entropy takes the logits of a whole microbatch]"""
+    """The backend calls NxD's parallel_cross_entropy once, with the logits of a whole microbatch."""
     chunks = problem.training.loss_chunks
     if chunks > 1:
         return f"loss_chunks={chunks}: NxD computes the loss of all logits at once; use loss_chunks=1 or backend torch"

@@ -27,7 +27,7 @@ UNKNOWN_EFFICIENCY = 0.95
 ALIGNMENT = 8
 """Elements: matrix units read 16 bytes at a time; a head dim that is no multiple takes slower kernels."""
 LOSS_LAUNCHES = (2, 4)
-"""Launches of one chunk of a loss, forward and backward: its products, and the loss itself."""
+"""Launches of one chunk of a loss: forward its product and the loss itself, backward three products and the loss."""
 
 
 @dataclass(frozen=True)

@@ -35,30 +35,32 @@ def _fused(graph: Graph, loss: Operator, chunks: int) -> tuple[Operator, list[Op
     """(the loss with its product, the operators that are part of it now)."""
     by_output, before, expression = {op.output: op for op in graph.operators}, list[Operator](), IDENTITY
     name = loss.inputs[0]
-    while True:
+    while not before or not _is_head(graph, before[-1]):
         op = by_output.get(name)
-        readers = sum(name in one.inputs for one in graph.operators)
-        if op is None or readers > 1:
-            raise AutoshardError(f"loss_chunks={chunks}: {name} is read by more than the loss; use loss_chunks=1")
-        before.append(op)
-        if is_projection(graph, op) and len(graph.tensors[op.inputs[1]].dims) == 2:
-            break
-        own = _expression(op)
-        if own is None:
+        own = None if op is None else IDENTITY if _is_head(graph, op) else _expression(op)
+        if op is None or own is None:
             raise AutoshardError(
-                f"loss_chunks={chunks}: {op.name} lies between the product with the vocabulary and the loss; use "
+                f"loss_chunks={chunks}: {name} lies between the product with the vocabulary and the loss; use "
                 "loss_chunks=1"
             )
-        expression = expression.replace(IDENTITY, own)
-        name = op.inputs[0]
+        if sum(name in one.inputs for one in graph.operators) > 1:
+            raise AutoshardError(f"loss_chunks={chunks}: {name} is read by more than the loss; use loss_chunks=1")
+        before.append(op)
+        expression, name = expression.replace(IDENTITY, own), op.inputs[0]
     of_logit = {} if expression == IDENTITY else {"expression": expression}
     attributes = {**loss.attributes, "chunks": chunks, **of_logit}
     inputs = (*before[-1].inputs, *loss.inputs[1:])
     return replace(loss, kind="linear_cross_entropy", inputs=inputs, attributes=attributes), before
 
 
+def _is_head(graph: Graph, op: Operator) -> bool:
+    """Whether an operator multiplies rows by a table [vocabulary, width]."""
+    return is_projection(graph, op) and len(graph.tensors[op.inputs[1]].dims) == 2
+
+
 def _expression(op: Operator) -> str | None:
-    """What an operator computes of each logit, None where that is no function of single numbers."""
+    """An expression of graph/pointwise.py for what an operator computes of each logit; None where that is no function
+    of single numbers."""
     if op.kind != "elementwise" or len(op.inputs) != 1:
         return None
     if op.attributes["function"] == "scale":

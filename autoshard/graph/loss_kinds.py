@@ -93,14 +93,9 @@ class LinearCrossEntropy(CrossEntropy):
         each = element_bytes + (FLOAT32_BYTES if element_bytes < FLOAT32_BYTES else 0)
         if "expression" in op.attributes:
             each += 2 * element_bytes
-        return each * logits_of_chunk(op, sizes)
+        return each * sizes["batch"] * sizes["seq"] * sizes["vocab"] / num_chunks(op)
 
 
 def num_chunks(op: Operator) -> int:
     """In how many chunks an operator computes: 1 for all but a loss in chunks."""
     return int(str(op.attributes.get("chunks", 1)))
-
-
-def logits_of_chunk(op: Operator, sizes: Sizes) -> float:
-    """Logits that a rank has at a time, elements. sizes: local size of each dim."""
-    return sizes["batch"] * sizes["seq"] * sizes["vocab"] / num_chunks(op)

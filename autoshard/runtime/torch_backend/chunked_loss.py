@@ -18,9 +18,9 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _Loss(NamedTuple):
-    """What a rank knows of its loss. tokens: of the whole microbatch. columns: [first, stop) of the vocabulary that
-    this rank has and that are no padding, from its own first one. offset: that one's place in the vocabulary. group:
-    ranks that have the other pieces. function: of each logit, None for none."""
+    """A loss in chunks as one rank has it. tokens: of the whole microbatch. columns: how many of the rank's columns of
+    the vocabulary, from its first one on, are no padding. offset: the first one's place in the vocabulary. group: ranks
+    that have the other pieces. function: of each logit, None for none."""
 
     chunks: int
     tokens: int
