@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.cases import ALL
+
 # Read when numpy and torch are imported, which is later; processes that tests start have it too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A slow moment of a shared machine is not a failure.
-settings.register_profile("autoshard", deadline=None)
+settings.register_profile("autoshard", deadline=None, max_examples=100 if ALL else 40)
 settings.load_profile("autoshard")
 
 MULTIPROCESS = Path(__file__).parent / "multiprocess"

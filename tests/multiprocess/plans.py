@@ -710,18 +710,30 @@ LATER_FAMILIES = (
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
 )
+FURTHER = {
+    *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),
+    *("tp x pp, zero bubble, recompute", "interleaved x dp x recompute", "gpt neox tp x pp"),
+    *("qwen3 moe ep x pp", "mixtral ep x dp", "balanced mixtral dp x pp", "qwen2 moe ep over cp x tp"),
+    *("whole experts x dp", "whole experts over tp and dp", "experts cut by a part of tp", "HSDP, ZeRO-1"),
+    *("tp x cp x pp interleaved", "tp x dp x pp, gpipe", "whole experts over tp and dp x dp, ZeRO-2"),
+    *("whole experts over tp and dp x pp", "experts cut by a part of tp x dp", "HSDP, mixtral ep, ZeRO-1"),
+}
+"""Layouts of four and eight ranks that AUTOSHARD_CASES=all alone tries: others have each of their mechanisms, together
+with another one."""
 
 CHUNKED = "loss in chunks"
 """How the names of cases begin whose loss comes in chunks."""
 
 
 def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
-    """The cases of a world size without those of later families beyond the first few."""
+    """The cases of a world size without FURTHER and those of later families beyond the first few."""
     of_family: Counter[tuple[str, bool]] = Counter()
     with_layout: Counter[Strategy] = Counter()
     found = {}
     for name, one in CASES[world_size].items():
         model, layout = MODELS[one[0]], one[1]
+        if name in FURTHER:
+            continue
         if model.model_type in LATER_FAMILIES and not name.startswith(CHUNKED):
             family = (model.model_type, model.multi_token_prediction is not None)
             most = MOST_OF_A_LAYOUT if world_size > 2 else len(LATER_FAMILIES)

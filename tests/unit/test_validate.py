@@ -26,6 +26,7 @@ from autoshard.plans.validate import MAX_PLAN_BYTES, chosen_from_dict, plan_from
 from autoshard.spec.cluster import Cluster, Device
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import Precision, TrainingSpec
+from tests.cases import ALL
 from tests.multiprocess.models import LLAMA
 from tests.multiprocess.plans import plan_of
 from tests.multiprocess.plans import strategy as small_strategy
@@ -221,7 +222,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400 if ALL else 200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), name=st.sampled_from(sorted(EXAMPLES)))
 def test_any_changed_leaf_is_refused_or_kept(data: st.DataObject, name: str) -> None:
     """Never another exception, and never a plan that says other than the file."""
