@@ -132,18 +132,22 @@ def _result(func: Any, out: Any, tensors: list[FakeTensor], kwargs: dict[str, An
     if type(out) in _VALUES:
         return None if out is None else _Result((), value=out)
     sequence = type(out) if isinstance(out, (tuple, list)) else None
-    made = [_form_made(one, tensors) for one in ((out,) if sequence is None else out)]
+    outs = (out,) if sequence is None else out
+    if any(type(one) is not FakeTensor for one in outs):
+        return None
+    storages = [one.untyped_storage()._cdata for one in tensors]
+    made = [_form_made(one, tensors, storages) for one in outs]
     found = tuple(one for one in made if one is not None)
     return _Result(found, sequence) if sequence in (None, tuple, list) and len(found) == len(made) > 0 else None
 
 
-def _form_made(out: Any, tensors: list[FakeTensor]) -> _Made | None:
-    """The form of one result; None where it is not a tensor like others, may lie in any of several arguments, counts
-    its offset in other elements, or has more memory than it fills."""
-    if type(out) is not FakeTensor or out.constant is not None or out.layout is not torch.strided:
+def _form_made(out: FakeTensor, tensors: list[FakeTensor], storages: list[int]) -> _Made | None:
+    """The form of one result of arguments with these storages; None where it is not a tensor like others, may lie in
+    any of several arguments, counts its offset in other elements, or has more memory than it fills."""
+    if out.constant is not None or out.layout is not torch.strided:
         return None
-    storages = [one.untyped_storage()._cdata for one in tensors]
-    sources = [i for i, storage in enumerate(storages) if storage == out.untyped_storage()._cdata]
+    own = out.untyped_storage()._cdata
+    sources = [i for i, storage in enumerate(storages) if storage == own]
     if len(sources) > 1 or any(out is one for one in tensors):
         return None
     source, offset = None, int(out.storage_offset())
