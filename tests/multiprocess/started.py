@@ -1,14 +1,20 @@
 """Starts processes that run a function of these tests."""
 
+import atexit
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.launch import RunOutcome, run_processes
+from autoshard.runtime.processes import Start, start_interpreter
+
+IMPORTED = ("tests.multiprocess.compared",)
+"""Modules that most functions need, with torch and the runtime: imported once for all processes of many tests."""
 
 
 def results(function: str, world_size: int, hang_timeout_s: float) -> dict[str, Any]:
@@ -35,7 +41,16 @@ def start(
             log_directory=Path(logs),
             hang_timeout_s=hang_timeout_s,
             trusted_prefix="tests.",
+            start=_forked() if package == "multiprocess" else start_interpreter,
         )
+
+
+@cache
+def _forked() -> Start:
+    """How processes of these tests start: as forks of one that imports once and ends with this one."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(fork_server(IMPORTED))
 
 
 def first_rank(outcome: RunOutcome) -> dict[str, Any]:
