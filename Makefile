@@ -16,9 +16,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # An interrupted `venv` leaves a python without pip behind: make it anew.
 CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-INSTALL = $(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable
-# Bytecode, so that no command compiles the package, also where Python may not keep it.
-COMPILE = $(VENV)/bin/python -m compileall -q autoshard
+# Packages are compiled as far as they are imported, which is a tenth of them; ours as a whole.
+INSTALL = $(VENV)/bin/python -m pip install -qq --no-compile --constraint constraints.txt --editable
+COMPILE = $(VENV)/bin/python -m compileall -q autoshard tests
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test docs neuron benchmark calibrate lint types clean
 
@@ -31,12 +32,15 @@ demo: $(VENV)/.demo
 	autoshard run plan.json
 
 # Types are checked beside the first tests: both together use both cores. Tests of several processes wait for each other
-# at times, which a third one at a time fills.
+# at times, which a third one at a time fills. What asserts compare is looked at only where a test fails, and is then
+# run again.
+PYTEST = python -m pytest --dist loadfile --assert=plain
+AGAIN = { python -m pytest --last-failed --last-failed-no-failures none; false; }
 test: lint
 	mypy & types=$$!; \
-	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/validation tests/golden tests/unit \
+	$(PYTEST) -n 2 --no-loadscope-reorder tests/validation tests/golden tests/unit || $(AGAIN) \
 	&& wait $$types
-	python -m pytest -n 3 --dist loadfile tests/multiprocess
+	$(PYTEST) -n 3 tests/multiprocess || $(AGAIN)
 
 docs: $(VENV)/.test
 	python -m mkdocs build --strict
