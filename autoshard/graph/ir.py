@@ -162,13 +162,15 @@ class GraphBuilder:
         output_dims: tuple[str, ...],
         loop_dims: tuple[str, ...],
         element_bytes: int | None = None,
+        differentiable: bool = True,
         **attributes: object,
     ) -> str:
         """Append an operator, and return the name of its output tensor, which is the operator's.
 
-        element_bytes: of the output; None is the builder's. attributes: what else the kind needs.
+        element_bytes: of the output; None is the builder's. differentiable: whether the output has a gradient.
+        attributes: what else the kind needs.
         """
-        self._add(Tensor(name, output_dims, "activation", element_bytes or self._element_bytes))
+        self._add(Tensor(name, output_dims, "activation", element_bytes or self._element_bytes, differentiable))
         self._operators.append(Operator(kind, name, inputs, name, loop_dims, self._whole or self.module, attributes))
         return name
 
