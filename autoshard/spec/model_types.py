@@ -212,9 +212,7 @@ _BUILT_IN = {
         has_one_branch=True,
         may_have=("moe_latent_size",),
     ),
-    "deepseek_v32": Family(
-        "deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS
-    ),
+    "deepseek_v32": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
     "glm_moe_dsa": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),

@@ -320,9 +320,7 @@ MODELS["deepseek v3.2"] = replace(
     indexer=Indexer(index_n_heads=6, index_head_dim=12, index_topk=5),
     rope_scaling=MODELS["ministral3"].rope_scaling,
 )
-MODELS["deepseek v3.2, predicting"] = replace(
-    MODELS["deepseek v3.2"], multi_token_prediction=MultiTokenPrediction(0.5)
-)
+MODELS["deepseek v3.2, predicting"] = replace(MODELS["deepseek v3.2"], multi_token_prediction=MultiTokenPrediction())
 MODELS["glm 5"] = replace(
     MODELS["glm4 moe lite"],
     model_type="glm_moe_dsa",
