@@ -83,7 +83,7 @@ def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: 
         weight("wk.weight", "index_dim embed", True),
         weight("k_norm.weight", "index_dim", False),
         weight("k_norm.bias", "index_dim", False),
-        weight("weights_proj.weight", "index_head embed", False),  # in FP32, as published
+        weight("weights_proj.weight", "index_head embed", True),
     )
     rows = ("batch", "seq")
     return b.operator(

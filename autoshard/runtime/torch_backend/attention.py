@@ -282,16 +282,16 @@ class _OnCpu(torch.autograd.Function):
         out = wide.to(q.dtype)
         if width < q.shape[-1]:  # by rows, as the projection behind it reads it
             out = out.transpose(1, 2)[..., :width].contiguous().transpose(1, 2)
-        ctx.save_for_backward(q, k, v, out, log_sum_exp)
-        ctx.mask, ctx.scale, ctx.dtype = seen, scale, dtype
+        ctx.save_for_backward(q, k, v, out, log_sum_exp, seen)
+        ctx.scale, ctx.dtype = scale, dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        q, k, v, out, log_sum_exp = ctx.saved_tensors
+        q, k, v, out, log_sum_exp, seen = ctx.saved_tensors
         values = [_padded(x, q.shape[-1], ctx.dtype) for x in (grads[0], q, k, v, out)]
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *values, log_sum_exp, 0.0, ctx.mask is None, attn_mask=ctx.mask, scale=ctx.scale
+            *values, log_sum_exp, 0.0, seen is None, attn_mask=seen, scale=ctx.scale
         )
         grad_q, grad_k, grad_v = (x.to(q.dtype) for x in found)
         return grad_q, grad_k, grad_v[..., : v.shape[-1]], None, None

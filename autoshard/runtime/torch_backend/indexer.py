@@ -17,8 +17,8 @@ from autoshard.runtime.torch_backend.rotation import rotation
 
 def choose_keys(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of an indexer (graph/indexer_kind.py): hidden state, compressed queries and weights -> the mask [batch,
-    queries, keys], True where a query sees a key. Products are in the dtype of their inputs; heads are added up in
-    FP32, or FP64."""
+    queries, keys], True where a query sees a key. Products are in the dtype of their inputs; heads are weighed and added
+    up in FP32, or FP64, a tile of queries at a time."""
     attributes: Any = step.operator.attributes
     top_k, eps = attributes["top_k"], attributes["eps"]
     group, positions = context.group(step, "seq"), context.positions(step)
@@ -41,14 +41,15 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
         k = turn_keys(F.layer_norm(made, (width,), norm.to(made), norm_bias.to(made), eps).to(h.dtype))
         if group is not None:
             k = all_gather(k, group, 1)
-        weights = F.linear(h.to(weights_proj.dtype), weights_proj) * scale
+        of_heads = at_least_fp32(weights_proj) * scale
         here = positions.to(h.device)
         seen = torch.empty(*h.shape[:2], length, dtype=torch.bool, device=h.device)
         _, rows = tile_rows(heads, length, h.shape[0])
         for first in range(0, h.shape[1], rows):
             tile = slice(first, first + rows)
             stop = int(positions[tile][-1]) + 1
-            scores = _scores(q[:, tile], k[:, :stop], weights[:, tile])
+            weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
+            scores = _scores(q[:, tile], k[:, :stop], weights)
             behind = torch.arange(stop, device=h.device) > here[tile].unsqueeze(1)
             seen[:, tile, :stop] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
             seen[:, tile, stop:] = False
@@ -61,7 +62,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Te
     """The scores [batch, queries, keys] of q [batch, queries, heads, width] and k [batch, keys, width], with weights
     [batch, queries, heads]."""
     of_heads = at_least_fp32((q.flatten(1, 2) @ k.transpose(1, 2)).unflatten(1, q.shape[1:3])).relu_()
-    return (weights.to(of_heads.dtype).unsqueeze(2) @ of_heads).squeeze(2)
+    return (weights.unsqueeze(2) @ of_heads).squeeze(2)
 
 
 def best(scores: torch.Tensor, count: int) -> torch.Tensor:
