@@ -176,7 +176,10 @@ def keys_are_not_chosen(problem: Problem, draft: Draft) -> str | None:
     """Nobody ran an indexer there, and the device's own attention kernels take no mask of chosen keys."""
     if problem.cluster.stack is None or problem.model.indexer is None:
         return None
-    return f"{problem.model.name} has an indexer, and attention of native PyTorch on Neuron takes no mask of its keys"
+    return (
+        f"{problem.model.name} has an indexer: attention of native PyTorch on Neuron takes no mask of the keys that it "
+        "chooses; plan for GPUs"
+    )
 
 
 _OF_STAGES, _INSTEAD = f"stack={WHOLE_STAGES}", "use stack=neuron-compiled"

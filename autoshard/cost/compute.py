@@ -73,7 +73,8 @@ class OperatorNeeds(NamedTuple):
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
     "loss" (n ranks share the vocabulary), "chunked_loss" (a product and the loss of what it gives, a chunk of rows at a
-    time), "choice" (of the keys that attention sees; as one product over the width of an indexer's heads), "route" (copies of tokens on their way to and from experts), "activation" (inside experts) or "vector".
+    time), "choice" (of the keys that attention sees: as one product over the width of an indexer's heads), "route"
+    (copies of tokens on their way to and from experts), "activation" (inside experts) or "vector".
     scores_bytes: of one pass over all scores of attention or of an indexer; of a loss in chunks, what the loss moves.
     backward_ratio: of its backward FLOPs or bytes to forward.
     groups: products that the m rows belong to, one for each expert, which has a k by n matrix of its own, or for each

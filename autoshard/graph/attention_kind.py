@@ -28,8 +28,8 @@ class Attention(OperatorKind):
     More attributes: scale, the factor of the scores, None for 1/sqrt(headdim); softcap: a score s becomes
     softcap * tanh(s / softcap); sinks: the fourth input, [kvhead group], is one more score in each row's softmax, which
     weighs no value; chunk: a query sees keys of its own chunk of so many tokens alone; chosen: one more input, bool
-    [batch seq key], says which keys a query sees (graph/indexer_kind.py). FLOPs are those of all keys before a query: no
-    kernel here leaves out what the mask hides.
+    [batch seq key], says which keys a query sees (graph/indexer_kind.py). FLOPs are those of all keys before a query:
+    no kernel here leaves out what the mask hides.
 
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
     (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.

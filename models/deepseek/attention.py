@@ -22,7 +22,8 @@ from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
 
 NORM_EPS = INDEXER_EPS = 1e-6
-"""Of the norms of compressed vectors and of an indexer's keys, whatever the model's: transformers' default, and DeepSeek's own code."""
+"""Of the norms of compressed vectors and of an indexer's keys, whatever the model's: transformers' default, and
+DeepSeek's own code."""
 QUERIES, KEYS = "kvhead group headdim", "kvhead kv_b"
 
 
@@ -70,8 +71,10 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
 
 
 def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: str, compressed: str) -> str:
-    """Append the choice of the keys that each query sees, and return the mask [batch, seq, key]. h: [batch, seq, embed].
-    compressed: queries [batch, seq, q_rank]."""
+    """Append the choice of the keys that each query sees, and return the mask [batch, seq, key].
+
+    h: [batch, seq, embed]. compressed: queries [batch, seq, q_rank].
+    """
     latent = model.latent_attention
     assert latent is not None, model
 

@@ -1,4 +1,5 @@
-"""The config.json of DeepSeek-V2, V3, V3.2, R1, Kimi-K2, GLM-4.7-Flash and GLM-5; what all with latent attention read and write."""
+"""The config.json of DeepSeek-V2, V3, V3.2, R1, Kimi-K2, GLM-4.7-Flash and GLM-5; what all with latent attention read
+and write."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ INDEXERS = {
     "deepseek_v32": Indexer(64, 128, 2048, indexer_rope_interleave=False),
     "glm_moe_dsa": Indexer(32, 128, 2048, indexer_rope_interleave=True),
 }
-"""Of a model_type that has one, where a config does not say; which numbers turn together, no config may say otherwise."""
+"""Of a model_type that has one, where a config does not say. No config may say another
+indexer_rope_interleave."""
 SAYS_KINDS = ("glm4_moe_lite", *INDEXERS)
 """The model_types with mlp_layer_types."""
 DEFAULTS = {

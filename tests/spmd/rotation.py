@@ -10,8 +10,8 @@ from tests.spmd.place import Place, Result
 
 
 def rotated(place: Place, x: Array, dims: tuple[str, ...]) -> Result:
-    """x with rotary positions, by the attributes of the place's operator. dims: of x, `seq` among them. Numbers that are
-    no pairs of neighbours in the graph are made so, and back."""
+    """x with rotary positions, by the attributes of the place's operator. dims: of x, `seq` among them. Numbers that
+    are no pairs of neighbours in the graph are made so, and back."""
     if place.attributes.get("interleaved") or place.attributes.get("first_rotary"):
         first, turned = place.attributes.get("first_rotary", 0), place.attributes["rotary_dim"]
         order = np.arange(x.shape[-1])

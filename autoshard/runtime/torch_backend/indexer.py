@@ -16,9 +16,9 @@ from autoshard.runtime.torch_backend.rotation import rotation
 
 
 def choose_keys(context: Context, step: OperatorStep) -> Kernel:
-    """The kernel of an indexer (graph/indexer_kind.py): hidden state, compressed queries and weights -> the mask [batch,
-    queries, keys], True where a query sees a key. Products are in the dtype of their inputs; heads are weighed and added
-    up in FP32, or FP64, a tile of queries at a time."""
+    """The kernel of an indexer (graph/indexer_kind.py): hidden state, compressed queries and weights -> the mask
+    [batch, queries, keys], True where a query sees a key. Products are in the dtype of their inputs; heads are weighed
+    and added up in FP32, or FP64, a tile of queries at a time."""
     attributes: Any = step.operator.attributes
     top_k, eps = attributes["top_k"], attributes["eps"]
     group, positions = context.group(step, "seq"), context.positions(step)
