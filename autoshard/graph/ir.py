@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 INDEX_BYTES = 8
 """Token ids and labels are int64, as torch's embedding and cross-entropy want them."""
@@ -202,7 +203,7 @@ class GraphBuilder:
         x1, ... of the expression, as in `elementwise`."""
         return self._elementwise(name, inputs, function="pointwise", expression=expression)
 
-    def _elementwise(self, name: str, inputs: tuple[str, ...], **attributes: object) -> str:
+    def _elementwise(self, name: str, inputs: tuple[str, ...], **attributes: Any) -> str:
         dims = self.dims(inputs[0])
         for tensor in inputs[1:]:
             have = self.dims(tensor)

@@ -311,7 +311,7 @@ def tempered(b: GraphBuilder, name: str, x: str, floor_scale: int | None, attn_s
     """Append the product of queries with a number that grows with their place, and return it. floor_scale, attn_scale,
     more: attributes of the kind position_scale."""
     dims = b.dims(x)
-    scales = {"floor_scale": floor_scale, "attn_scale": attn_scale, **more}
+    scales: dict[str, Any] = {"floor_scale": floor_scale, "attn_scale": attn_scale, **more}
     return b.operator("position_scale", name, (x,), dims, dims[:-1], None, **scales)
 
 
@@ -328,7 +328,8 @@ def cross_entropy(
     labels: name of the input that has them. added_to: (another loss, weight of this one in the sum of both).
     The operator's attribute valid_vocab: columns from there on are padding and never counted.
     """
-    other, weight = ((), {}) if added_to is None else ((added_to[0],), {"weight": added_to[1]})
+    other: tuple[str, ...] = () if added_to is None else (added_to[0],)
+    weight: dict[str, Any] = {} if added_to is None else {"weight": added_to[1]}
     return b.operator(
         "cross_entropy",
         name,

@@ -148,7 +148,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {**V32, "cluster": TRN2.under_stack("neuron-compiled")},
-        {"tp": 8, "pp": 1, "dp": 32, "ep": 32, "layers": 61},
+        {"tp": 4, "pp": 1, "dp": 64, "ep": 64, "layers": 61},
         (
             "deepseek-v3.2 has an indexer: attention of native PyTorch on Neuron takes no mask of the keys that it "
             "chooses; plan for GPUs"
