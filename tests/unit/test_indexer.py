@@ -9,6 +9,7 @@ import pytest
 from autoshard.cli import main
 from autoshard.cost.compute import operator_needs, operator_seconds
 from autoshard.errors import AutoshardError
+from autoshard.explanation.describe import _facts
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.count import forward_collectives, operator_work, total_flops
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep
@@ -233,6 +234,14 @@ def test_a_plan_says_what_is_not_learned_and_what_mfu_counts() -> None:
     assert notes[0] == (
         "glm-5: a query sees 2,048 keys at most; indexers are loaded, not learned; attention computes the scores of "
         "all keys, and MFU counts it alone"
+    )
+
+
+def test_a_plan_says_how_attention_is_computed() -> None:
+    found = dict(_facts(plan_of(TINY, strategy(cp=2, ep=2), 2), ("attention",)))
+    assert found["attention"] == (
+        "flash kernel: scores are never stored; keys and values are gathered over cp; a mask hides all but 5 keys of a "
+        "query, which an indexer chose"
     )
 
 
