@@ -86,6 +86,8 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "qwen3_5_moe_text": ("qwen3.5-35b-a3b", "trn2.48xlarge", 4),
     "minimax_m2": ("minimax-m2", "trn2.48xlarge", 16),
     "arcee": ("afm-4.5b", "trn2.48xlarge", 1),
+    "deepseek_v32": ("deepseek-v3.2", "h800-80gb", 64),
+    "glm_moe_dsa": ("glm-5", "h800-80gb", 64),
 }
 """model_type -> (model, instance, nodes)."""
 BACKEND = "torch"
@@ -96,7 +98,8 @@ HEADER = (
 
 
 PAGE = """\
-One model of each family, planned at full size on Trainium 2 with `--backend torch`. Its first and its last stage are
+One model of each family, planned at full size on Trainium 2, or on H800s what cannot run there, with `--backend torch`.
+Its first and its last stage are
 audited, the runtime's own program on fake tensors; the row is that of the stage that is furthest off in peak memory.
 
 tests/multiprocess/test_transformers.py holds of every family that logits and gradients equal those of transformers in

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil
 
+from autoshard.graph.attention_kind import KEY
 from autoshard.graph.ir import Graph, GraphBuilder
 from autoshard.models.families import FAMILIES, graph_of
 from autoshard.models.padding import heads_of_kinds, multiple_of, padded_width
@@ -56,6 +57,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
         sizes[JOINED] = 2 * model.hidden_size
     if model.latent_attention is not None:
         sizes.update(_latent_sizes(model, model.latent_attention))
+    if (indexer := model.indexer) is not None:
+        sizes |= {"index_head": indexer.index_n_heads, "index_dim": indexer.index_head_dim, KEY: seq}
     if (linear := model.linear_attention) is not None:
         sizes |= {
             "linear_key_head": padded_width(model, linear.linear_num_key_heads, tp),

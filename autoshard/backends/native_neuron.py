@@ -172,10 +172,21 @@ def recompute_objection(cluster: Cluster, recompute: str) -> str | None:
     return f"recompute={recompute}: {_OF_STAGES} keeps every activation; use {NO_RECOMPUTE}, or {_INSTEAD[4:]}"
 
 
+def keys_are_not_chosen(problem: Problem, draft: Draft) -> str | None:
+    """Nobody ran an indexer there, and the device's own attention kernels take no mask of chosen keys."""
+    if problem.cluster.stack is None or problem.model.indexer is None:
+        return None
+    return (
+        f"{problem.model.name} has an indexer: attention of native PyTorch on Neuron takes no mask of the keys that it "
+        "chooses; plan for GPUs"
+    )
+
+
 _OF_STAGES, _INSTEAD = f"stack={WHOLE_STAGES}", "use stack=neuron-compiled"
 NATIVE_MESH_RULES = (
     Rule("experts without an all-to-all", experts_have_an_all_to_all),
     Rule("models that one graph a stage does not take", model_traces_whole),
+    Rule("keys that an indexer chooses", keys_are_not_chosen),
 )
 NATIVE_KERNEL_RULES = (
     Rule("context parallelism without its collectives", context_parallelism_has_its_collectives),

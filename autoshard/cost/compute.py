@@ -13,6 +13,7 @@ from typing import NamedTuple
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import loop_sizes, operand_bytes, operator_work
+from autoshard.graph.indexer_kind import seen_keys
 from autoshard.graph.ir import CASTS_INPUT, FLOAT32_BYTES
 from autoshard.graph.loss_kinds import LOSS_BACKWARD_RATIO
 from autoshard.graph.operators import KINDS
@@ -28,6 +29,10 @@ ALIGNMENT = 8
 """Elements: matrix units read 16 bytes at a time; a head dim that is no multiple takes slower kernels."""
 LOSS_LAUNCHES = (2, 4)
 """Launches of one chunk of a loss: forward its product and the loss itself, backward three products and the loss."""
+
+CHOICE_PASSES, CHOICE_LAUNCHES = 5, 20
+"""Times that an indexer's scores go through memory as FP32 numbers, until its heads are added up: written and read by
+three operators, in part in the compute dtype. Launches of one. Counted by hand; no kernel of one was measured."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,9 @@ class OperatorNeeds(NamedTuple):
 
     kind: "matmul" (m x k by k x n), "flash" or "plain" attention (m query rows, n keys, k the head dim), "norm",
     "loss" (n ranks share the vocabulary), "chunked_loss" (a product and the loss of what it gives, a chunk of rows at a
-    time), "route" (copies of tokens on their way to and from experts), "activation" (inside experts) or "vector".
-    scores_bytes: of one pass over all attention scores; of a loss in chunks, what the loss moves.
+    time), "choice" (of the keys that attention sees: as one product over the width of an indexer's heads), "route"
+    (copies of tokens on their way to and from experts), "activation" (inside experts) or "vector".
+    scores_bytes: of one pass over all scores of attention or of an indexer; of a loss in chunks, what the loss moves.
     backward_ratio: of its backward FLOPs or bytes to forward.
     groups: products that the m rows belong to, one for each expert, which has a k by n matrix of its own, or for each
     chunk.
@@ -151,6 +157,11 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         lost = logits + FLOAT32_BYTES * m * n  # as a loss of whole logits moves: these, and the probabilities
         traffic = (work.bytes_moved + logits, lost, work.flops, work.backward_flops_ratio)
         return OperatorNeeds("chunked_loss", m, n, k, *traffic, KINDS[op.kind].groups(op, program.graph, sizes))
+    if op.kind == "choose_keys":
+        keys, width = seen_keys(program.graph, sizes), sizes["index_dim"]
+        scores_bytes = FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims) * sizes["index_head"] * keys
+        rows = work.flops / (2.0 * keys * width)
+        return OperatorNeeds("choice", rows, keys, width, work.bytes_moved, scores_bytes, work.flops, 0.0)
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
     if kind == "vector":
         routed = op.kind in ("dispatch", "combine")
@@ -205,6 +216,10 @@ def seconds_of(
         moving = moving * software.activation_passes
     if needs.kind in ("norm", "loss", "route", "activation", "vector"):
         return OperatorSeconds(moving + launch, needs.backward_ratio * moving + launch)
+    if needs.kind == "choice":
+        product = matmul_s(needs.m, needs.n, needs.k, device, peak_flops_per_s / slow)
+        passes = memory_s(needs.scores_bytes, device) * slow * CHOICE_PASSES
+        return OperatorSeconds(product + moving + passes + CHOICE_LAUNCHES * launch, 0.0 * moving)
     m, n, k, groups = needs.m, needs.n, needs.k, needs.groups
     casting: Number = 0.0
     casting_back: Number = 0.0

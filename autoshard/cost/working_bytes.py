@@ -89,7 +89,14 @@ def operator_bytes(program: Program, step: OperatorStep) -> float:
     op = step.operator
     own = KINDS[op.kind].own_gradients_bytes(op, program.graph, loop_sizes(program, step))
     inner = _inner_bytes(program, step) + tile_bytes(program, step)
-    return sum(view_bytes(program, view) for view in (*step.inputs, op.output)) + own + inner
+    views = (view for view in (*step.inputs, op.output) if not _is_mask(program, view))
+    return sum(view_bytes(program, view) for view in views) + own + inner
+
+
+def _is_mask(program: Program, view: str) -> bool:
+    """Whether a view was computed and has no gradient."""
+    tensor = program.tensor(view)
+    return tensor.role == "activation" and not tensor.differentiable
 
 
 def _inner_bytes(program: Program, step: Step) -> float:

@@ -236,7 +236,7 @@ def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, st
         "schedule": lambda: _schedule(strategy),
         "recompute": lambda: _recompute(strategy),
         "optimizer": lambda: _optimizer(plan),
-        "attention": lambda: _attention(strategy),
+        "attention": lambda: _attention(plan),
         "experts": lambda: _experts(plan) if plan.model.is_moe else None,
         "loss": lambda: _loss(plan.training.loss_chunks) if plan.training.loss_chunks > 1 else None,
         "graphs": lambda: _graphs(plan) if plan.cluster.compiles else None,
@@ -304,9 +304,14 @@ def _schedule(strategy: Strategy) -> str:
     return SCHEDULES[strategy.schedule].label.format(vpp=strategy.num_virtual_stages)
 
 
-def _attention(strategy: Strategy) -> str:
-    kernel = _ATTENTION[strategy.attention_kernel]
-    return f"{kernel}; {_CONTEXT_PARALLEL[strategy.context_parallel]}" if strategy.cp > 1 else kernel
+def _attention(plan: Plan) -> str:
+    strategy, indexer = plan.strategy, plan.model.indexer
+    words = [_ATTENTION[strategy.attention_kernel]]
+    if strategy.cp > 1:
+        words.append(_CONTEXT_PARALLEL[strategy.context_parallel])
+    if indexer is not None:
+        words.append(f"a mask hides all but {indexer.index_topk:,} keys of a query, which an indexer chose")
+    return "; ".join(words)
 
 
 def _loss(chunks: int) -> str:

@@ -9,6 +9,13 @@ from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, 
 from autoshard.graph.score_tiles import most_scores
 from autoshard.graph.states import REPLICATED
 
+KEY = "key"
+"""The dim of a mask's keys: as long as the sequence, and never split."""
+CHOSEN = 3
+"""Place of the mask of chosen keys among the inputs of an attention that has one."""
+MASK = "mask_in_numbers"
+"""The mask as numbers that flash attention adds to scores, which it keeps for backward."""
+
 
 class Attention(OperatorKind):
     """softmax(q k^T) v, causal, grouped-query. q: batch seq kvhead group headdim; k, v: batch seq kvhead headdim. Dims
@@ -20,7 +27,9 @@ class Attention(OperatorKind):
 
     More attributes: scale, the factor of the scores, None for 1/sqrt(headdim); softcap: a score s becomes
     softcap * tanh(s / softcap); sinks: the fourth input, [kvhead group], is one more score in each row's softmax, which
-    weighs no value; chunk: a query sees keys of its own chunk of so many tokens alone.
+    weighs no value; chunk: a query sees keys of its own chunk of so many tokens alone; chosen: one more input, bool
+    [batch seq key], says which keys a query sees (graph/indexer_kind.py). FLOPs are those of all keys before a query:
+    no kernel here leaves out what the mask hides.
 
     kernel 'flash' keeps q, k, v, the output and one FP32 log-sum-exp a row, and its backward computes the scores again
     (5 matrix products against 2 forward, Dao et al. 2022); 'plain' keeps the probabilities as well.
@@ -32,9 +41,12 @@ class Attention(OperatorKind):
     """
 
     def input_state(self, op: Operator, dims: tuple[str, ...], index: int, choice: str) -> str:
-        if choice == "seq" and index > 0 and _context_parallel(op) == "all_gather":
+        if choice == "seq" and index > 0 and _context_parallel(op) == "all_gather" and KEY not in dims:
             return REPLICATED
         return super().input_state(op, dims, index, choice)
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return not (op.attributes.get("chosen") and index == CHOSEN)
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """FLOPs of the fullest rank: where causal queries are split contiguously, the last rank sees most keys."""
@@ -43,15 +55,15 @@ class Attention(OperatorKind):
         width = whole if window is None else min(whole, float(str(window)))
         match _context_parallel(op):
             case "ulysses":
-                keys = _mean_keys(0.0, whole, width)
+                keys = mean_keys(0.0, whole, width)
             case "zigzag_ring" if width >= whole:
                 keys = whole / 2  # of an early piece and a late one together, whichever these are
             case "zigzag_ring":
                 ranks, piece = round(whole / local), local / 2
-                pieces = [_mean_keys(index * piece, piece, width) for index in range(2 * ranks)]
+                pieces = [mean_keys(index * piece, piece, width) for index in range(2 * ranks)]
                 keys = max(early + late for early, late in zip(pieces, reversed(pieces), strict=True)) / 2
             case _:
-                keys = _mean_keys(whole - local, local, width)
+                keys = mean_keys(whole - local, local, width)
         if chunk is not None and float(str(chunk)) < whole:
             keys = _keys_in_chunks(op, whole, local, float(str(chunk)))
         return 2.0 * (num_elements(graph, op.inputs[0], sizes) + num_elements(graph, op.output, sizes)) * keys
@@ -80,9 +92,14 @@ class Attention(OperatorKind):
                 written.append(Extra("weights_of_sinks", FLOAT32_BYTES * rows))
             return tuple(written)
         statistics = Extra("log_sum_exp", FLOAT32_BYTES * rows)
+        if op.attributes.get("chosen"):
+            return (statistics, Extra(MASK, element_bytes * num_elements(graph, op.inputs[CHOSEN], sizes)))
         if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
             return (statistics, Extra("output_by_heads", element_bytes * num_elements(graph, op.output, sizes)))
         return (statistics,)
+
+    def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        return float(sum(extra.bytes for extra in self.extra_saved(op, graph, sizes) if extra.name != MASK))
 
     def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes inside a ring's backward at its fullest hop, beyond the gradients that it returns at the end.
@@ -158,7 +175,7 @@ def _ring_size(graph: Graph, sizes: Sizes) -> int:
     return round(graph.sizes["seq"] / sizes["seq"])
 
 
-def _mean_keys(start: float, length: float, window: float) -> float:
+def mean_keys(start: float, length: float, window: float) -> float:
     """Mean number of keys that a query of the positions [start, start + length) sees, causal, at most `window`."""
     ramp = min(max(window - start, 0.0), length)  # queries whose window still reaches the first position
     return ((start + ramp / 2) * ramp + window * (length - ramp)) / length

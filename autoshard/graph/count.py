@@ -219,7 +219,8 @@ def parameter_elements(program: Program) -> dict[str, int]:
 
 def total_flops(graph: Graph, **sizes: float) -> float:
     """Forward FLOPs of the whole unsharded graph: matrix products, attention and what stands in its place (what MFU
-    counts). sizes: of dims that count with another size than the graph's."""
+    counts); what chooses the keys of sparse attention is left out, and that attention counts as that of all keys.
+    sizes: of dims that count with another size than the graph's."""
     counted = ("einsum", "linear_cross_entropy", "attention", "gated_delta_rule", "state_space_scan")
     work = [op for op in graph.operators if op.kind in counted]
     counted_sizes: dict[str, float] = {**graph.sizes, **sizes}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 INDEX_BYTES = 8
 """Token ids and labels are int64, as torch's embedding and cross-entropy want them."""
@@ -162,13 +163,15 @@ class GraphBuilder:
         output_dims: tuple[str, ...],
         loop_dims: tuple[str, ...],
         element_bytes: int | None = None,
+        differentiable: bool = True,
         **attributes: object,
     ) -> str:
         """Append an operator, and return the name of its output tensor, which is the operator's.
 
-        element_bytes: of the output; None is the builder's. attributes: what else the kind needs.
+        element_bytes: of the output; None is the builder's. differentiable: whether the output has a gradient.
+        attributes: what else the kind needs.
         """
-        self._add(Tensor(name, output_dims, "activation", element_bytes or self._element_bytes))
+        self._add(Tensor(name, output_dims, "activation", element_bytes or self._element_bytes, differentiable))
         self._operators.append(Operator(kind, name, inputs, name, loop_dims, self._whole or self.module, attributes))
         return name
 
@@ -200,7 +203,7 @@ class GraphBuilder:
         x1, ... of the expression, as in `elementwise`."""
         return self._elementwise(name, inputs, function="pointwise", expression=expression)
 
-    def _elementwise(self, name: str, inputs: tuple[str, ...], **attributes: object) -> str:
+    def _elementwise(self, name: str, inputs: tuple[str, ...], **attributes: Any) -> str:
         dims = self.dims(inputs[0])
         for tensor in inputs[1:]:
             have = self.dims(tensor)

@@ -1,4 +1,4 @@
-"""The kinds of operators but for attention, routing, recurrences and the loss, and all kinds by name.
+"""The kinds of operators but for attention, indexers, routing, recurrences and the loss, and all kinds by name.
 
 To add one: subclass `OperatorKind`, put it into `KINDS`, give the torch backend a kernel of the same name.
 """
@@ -9,6 +9,7 @@ from math import prod
 
 from autoshard.files.fields import check_choice
 from autoshard.graph.attention_kind import Attention
+from autoshard.graph.indexer_kind import ChooseKeys
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
@@ -191,6 +192,7 @@ KINDS: dict[str, OperatorKind] = {
     "concat": Concat(),
     "dropout": Dropout(),
     "attention": Attention(),
+    "choose_keys": ChooseKeys(),
     "embedding": Embedding(),
     "position_embedding": PositionEmbedding(),
     "cross_entropy": CrossEntropy(),

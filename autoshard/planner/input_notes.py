@@ -20,6 +20,9 @@ def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Itera
         yield f"dropout {model.dropout}: the same elements in every layout; evaluation drops nothing"
     if model.graph is not None:
         yield f"{model.name} was traced with {min(length, LONGEST_TRACE):,} tokens, without dropout"
+    if model.indexer is not None:
+        told = "indexers are loaded, not learned; attention computes the scores of all keys, and MFU counts it alone"
+        yield f"{model.name}: a query sees {model.indexer.index_topk:,} keys at most; {told}"
     if model.multi_token_prediction is not None:
         weight = model.multi_token_prediction.mtp_loss_scaling_factor
         told = "its loss is part of the one that training reports, not of that on held-out text"

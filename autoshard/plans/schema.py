@@ -34,6 +34,7 @@ from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.cluster import Cluster, Device, Domain, Link
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
@@ -49,6 +50,7 @@ TYPES = {
     "model": ModelSpec,
     "rope_scaling": RopeScaling,
     "latent_attention": LatentAttention,
+    "indexer": Indexer,
     "router": Router,
     "traced_graph": TracedGraph,
     "traced_operator": TracedOperator,

@@ -177,7 +177,7 @@ def _is_plainly_causal(place: Place, step: OperatorStep) -> bool:
     attributes, seq = step.operator.attributes, place.graph.sizes["seq"]
     window: Any = attributes["sliding_window"]
     is_whole = place.piece(step, "seq")[1] == 1 and (window is None or window >= seq)
-    return is_whole and not attributes.get("documents") and attributes.get("dropout") is None
+    return is_whole and not (attributes.get("documents") or attributes.get("chosen") or attributes.get("dropout"))
 
 
 def compiled_runs(

@@ -14,6 +14,7 @@ from autoshard.spec.blocks import Blocks, blocks_of
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model_checks import check_model
@@ -83,6 +84,7 @@ class ModelSpec:
     mamba: Sizes of the blocks that are mamba in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
+    indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
     use_qk_norm: Whether each head's query and key have an RMSNorm of their own, in families that leave it to the
         config (glm4_moe); absent where not.
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
@@ -140,6 +142,7 @@ class ModelSpec:
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
+    indexer: Annotated[Indexer | None, Absence.WRITTEN] = None
     use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
     router: Annotated[Router | None, Absence.WRITTEN] = None
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES

@@ -10,6 +10,7 @@ from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model_types import (
@@ -45,6 +46,7 @@ def check_model(model: ModelSpec) -> None:
     _check_fields(model)
     _check_attention(model)
     _check_latent_attention(model)
+    _check_indexer(model)
     _check_experts(model)
     _check_kinds(model)
     _check_prediction(model)
@@ -168,6 +170,29 @@ def _check_latent_attention(model: ModelSpec) -> None:
     for field, right in (("sliding_window", None), ("attention_bias", False), ("partial_rotary_factor", 1.0)):
         if (value := getattr(model, field)) != right:
             raise AutoshardError(f"{field}={show(value)} of {of} is not supported with latent attention; {right} is")
+
+
+def _check_indexer(model: ModelSpec) -> None:
+    """An indexer exactly where the model_type has it, with heads that positions turn, of compressed queries."""
+    indexer, latent, of = model.indexer, model.latent_attention, model.name
+    if not isinstance(indexer, (Indexer, type(None))):
+        raise AutoshardError(f"indexer={show(indexer)} of {of} must be an object with an index_topk")
+    if (objection := _needed_objection(model, "indexer")) is not None:
+        raise AutoshardError(f"{objection}; {with_trait('indexer')} have it")
+    if indexer is None or latent is None:
+        return
+    if latent.q_lora_rank is None:
+        raise AutoshardError(f"q_lora_rank=null of {of} is not supported: its indexer reads compressed queries")
+    if indexer.index_head_dim < latent.qk_rope_head_dim:
+        raise AutoshardError(
+            f"index_head_dim={indexer.index_head_dim} of {of} must be at least qk_rope_head_dim="
+            f"{latent.qk_rope_head_dim}, the numbers that positions turn"
+        )
+    if isinstance(model.dropout, Dropout) and model.dropout.attention:
+        raise AutoshardError(
+            f"dropout.attention={model.dropout.attention:g} of {of} must be 0: no kernel drops probabilities of the "
+            "keys that an indexer chose"
+        )
 
 
 def _needed_objection(model: ModelSpec, field: str) -> str | None:

@@ -15,7 +15,7 @@ TRACED = "traced"
 ROUTED, SHARED = "routed", "shared"
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
 EACH_HEAD, ALL_HEADS = "each_head", "all_heads"
-NEEDED_FIELDS = ("latent_attention", "chunked_attention")
+NEEDED_FIELDS = ("latent_attention", "indexer", "chunked_attention")
 OPTIONAL_FIELDS = (
     "multi_token_prediction",
     "use_parallel_residual",
@@ -109,6 +109,7 @@ class Family:
 
 _MIXTURE, _SHARED = (ROUTED,), (ROUTED, SHARED)
 _LATENT, _PREDICTS = ("latent_attention",), ("multi_token_prediction",)
+_CHOOSES = (*_LATENT, "indexer")
 _BUILT_IN = {
     "llama": Family("llama"),
     "mistral": Family("llama"),
@@ -211,6 +212,8 @@ _BUILT_IN = {
         has_one_branch=True,
         may_have=("moe_latent_size",),
     ),
+    "deepseek_v32": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
+    "glm_moe_dsa": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

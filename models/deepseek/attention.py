@@ -4,6 +4,8 @@
     c, r = down(h)                          one vector for all keys and values, and the part of keys that positions turn
     k = [up(norm(c)), rope(r) for all heads]    v = up(norm(c))
 
+With an indexer, a query sees no keys but those that it chooses by h and norm(down(h)) of the query.
+
 The products that make compressed vectors have no dim of heads: each tensor-parallel rank has them whole, works on its
 part of the sequence where that is split, and the gradients are summed. The products behind them split heads, and gather
 the compressed vectors, which are narrow. They are the module `attention_up`: run again in backward, only compressed
@@ -12,13 +14,16 @@ vectors stay.
 
 from __future__ import annotations
 
+from autoshard.graph.attention_kind import KEY
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import HIDDEN, core_attention, linear, norm, tempered
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
 
-NORM_EPS = 1e-6
-"""Of the norms of compressed vectors, whatever the model's: transformers' default, and DeepSeek's own code."""
+NORM_EPS = INDEXER_EPS = 1e-6
+"""Of the norms of compressed vectors and of an indexer's keys, whatever the model's: transformers' default, and
+DeepSeek's own code."""
 QUERIES, KEYS = "kvhead group headdim", "kvhead kv_b"
 
 
@@ -46,6 +51,7 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
     if latent.q_lora_rank is not None:
         made_of = _norm(b, f"{name}.q_a_layernorm", made_of)
     c = _norm(b, f"{name}.kv_a_layernorm", c)
+    chosen = None if model.indexer is None else _indexer(b, model, model.indexer, f"{name}.indexer", h, made_of)
     b.module = "attention_up"
     q = linear(b, f"{name}.{up}", made_of, f"batch seq {source}, {QUERIES} {source} -> batch seq {QUERIES}", bias=False)
     q = _rope(b, model, f"{name}.q_rope", q, b.size("nopedim"))
@@ -57,11 +63,47 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
     rows = ("batch", "seq", "kvhead")
     k = b.operator("concat", f"{name}.keys", (unturned, turned), (*rows, "headdim"), rows)
     b.module = "core_attention"
-    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)
+    context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, chosen=chosen)
     b.module = "attention"
     expression = "batch seq kvhead group valuedim, embed kvhead group valuedim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, bias=False)
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+
+
+def _indexer(b: GraphBuilder, model: ModelSpec, indexer: Indexer, name: str, h: str, compressed: str) -> str:
+    """Append the choice of the keys that each query sees, and return the mask [batch, seq, key].
+
+    h: [batch, seq, embed]. compressed: queries [batch, seq, q_rank].
+    """
+    latent = model.latent_attention
+    assert latent is not None, model
+
+    def weight(part: str, dims: str, is_matrix: bool) -> str:
+        return b.parameter(f"{name}.{part}", dims, learned=False, matrix=is_matrix)
+
+    inputs = (
+        weight("wq_b.weight", "index_head index_dim q_rank", True),
+        weight("wk.weight", "index_dim embed", True),
+        weight("k_norm.weight", "index_dim", False),
+        weight("k_norm.bias", "index_dim", False),
+        weight("weights_proj.weight", "index_head embed", True),
+    )
+    rows = ("batch", "seq")
+    return b.operator(
+        "choose_keys",
+        name,
+        (h, compressed, *inputs),
+        (*rows, KEY),
+        rows,
+        element_bytes=1,
+        differentiable=False,
+        top_k=indexer.index_topk,
+        eps=INDEXER_EPS,
+        theta=model.rope_theta,
+        scaling=model.rope_scaling,
+        rotary_dim=latent.qk_rope_head_dim,
+        interleaved=indexer.indexer_rope_interleave,
+    )
 
 
 def _norm(b: GraphBuilder, name: str, x: str) -> str:

@@ -1,4 +1,5 @@
-"""The config.json of DeepSeek-V2, V3, R1, Kimi-K2 and GLM-4.7-Flash; what all with latent attention read and write."""
+"""The config.json of DeepSeek-V2, V3, V3.2, R1, Kimi-K2, GLM-4.7-Flash and GLM-5; what all with latent attention read
+and write."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, rope, rope_keys, sizes
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import DENSE, MLP_LAYER_TYPES, MOST_REPEATED, SPARSE
@@ -20,6 +22,8 @@ ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
 }
 UNSUPPORTED = (("attention_bias", True), ("mlp_bias", True))
 SAME: Mapping[str, str] = MappingProxyType({})
@@ -44,11 +48,21 @@ class Defaults:
 
 
 THIRD = Defaults()
+INDEXERS = {
+    "deepseek_v32": Indexer(64, 128, 2048, indexer_rope_interleave=False),
+    "glm_moe_dsa": Indexer(32, 128, 2048, indexer_rope_interleave=True),
+}
+"""Of a model_type that has one, where a config does not say. No config may say another
+indexer_rope_interleave."""
+SAYS_KINDS = ("glm4_moe_lite", *INDEXERS)
+"""The model_types with mlp_layer_types."""
 DEFAULTS = {
     "deepseek_v2": replace(THIRD, first_dense=0, shared=2),
     "deepseek_v3": THIRD,
     "kimi_k2": THIRD,
     "glm4_moe_lite": Defaults(768, 512, 192, 256, 1e-5, n_group=1, topk_group=1, scaling=1.8, first_dense=1),
+    "deepseek_v32": THIRD,
+    "glm_moe_dsa": Defaults(2048, 512, 192, 256, 1e-5, n_group=1, topk_group=1),
 }
 
 
@@ -58,13 +72,15 @@ def read(config: Config, model_type: str) -> ModelSpec:
         router = _second_router(config)
     else:
         router = corrected_router(config, defaults.n_group, defaults.topk_group, defaults.scaling)
+    indexer = INDEXERS.get(model_type)
     return read_with_latent(
         config,
         model_type,
         defaults,
         intermediate_size=config.value("moe_intermediate_size"),
+        indexer=None if indexer is None else _indexer(config, indexer),
         **router,
-        **experts(config, defaults.first_dense, defaults.shared, says_kinds=model_type == "glm4_moe_lite"),
+        **experts(config, defaults.first_dense, defaults.shared, says_kinds=model_type in SAYS_KINDS),
     )
 
 
@@ -151,6 +167,28 @@ def corrected_router(
     return {"router": router, "norm_topk_prob": config.switch("norm_topk_prob", True)}
 
 
+def _indexer(config: Config, usual: Indexer) -> Indexer:
+    """The indexer of every block. usual: with the values that its keys have where they are absent.
+
+    Raises AutoshardError where some blocks see the keys that another one's chose.
+    """
+    config.only("indexer_rope_interleave", usual.indexer_rope_interleave)
+    config.only("index_topk_freq", 1)
+    pattern = config.value("index_topk_pattern", "")
+    types = config.value("indexer_types", [])
+    for key, said, own in (("index_topk_pattern", pattern, ("F", "full")), ("indexer_types", types, ("full",))):
+        if not isinstance(said, (str, list)) or any(word not in own for word in said):
+            raise AutoshardError(
+                f"{key}={show(said)} of {config.name} is not supported: an indexer of its own in each block is"
+            )
+    return Indexer(
+        index_n_heads=config.integer("index_n_heads", usual.index_n_heads),
+        index_head_dim=config.integer("index_head_dim", usual.index_head_dim),
+        index_topk=config.integer("index_topk", usual.index_topk),
+        indexer_rope_interleave=usual.indexer_rope_interleave,
+    )
+
+
 def _second_router(config: Config) -> dict[str, Any]:
     """The fields of DeepSeek-V2's router; transformers never makes the weights of its experts add up to 1."""
     method = config.value("topk_method", GREEDY)
@@ -176,7 +214,9 @@ def write(model: ModelSpec) -> dict[str, Any]:
     config = written_with_latent(model) | expert_keys(model)
     if model.model_type == "deepseek_v2":
         del config["rope_interleave"]
-    return config | (kind_keys(model) if model.model_type == "glm4_moe_lite" else {})
+    if (indexer := model.indexer) is not None:
+        config |= {key: getattr(indexer, key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
+    return config | (kind_keys(model) if model.model_type in SAYS_KINDS else {})
 
 
 def written_with_latent(model: ModelSpec) -> dict[str, Any]:

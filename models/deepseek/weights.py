@@ -31,11 +31,22 @@ def latent_attention(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield Part.same(f"{name}.q_a_proj.weight", "q_rank embed")
         yield Part.same(f"{name}.q_a_layernorm.weight", "q_rank")
         yield Part.same(f"{name}.q_b_proj.weight", f"{queries} q_rank")
+    if model.indexer is not None:
+        yield from _indexer(f"{name}.indexer")
     yield Part.same(f"{name}.kv_a_proj_with_mqa.weight", "kv_a embed")
     yield Part.same(f"{name}.kv_a_layernorm.weight", "kv_rank")
     yield Part.same(f"{name}.kv_b_proj.weight", "(kvhead kv_b) kv_rank")
     yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group valuedim)")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+
+def _indexer(name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for an indexer."""
+    yield Part.same(f"{name}.wq_b.weight", "(index_head index_dim) q_rank")
+    yield Part.same(f"{name}.wk.weight", "index_dim embed")
+    yield Part.same(f"{name}.k_norm.weight", "index_dim")
+    yield Part.same(f"{name}.k_norm.bias", "index_dim")
+    yield Part.same(f"{name}.weights_proj.weight", "index_head embed")
 
 
 def mlp(model: ModelSpec, layer: int, shared: str = "shared_experts", **named: Any) -> Iterator[Part]:

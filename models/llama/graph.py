@@ -268,16 +268,18 @@ def core_attention(
     window: int | None = None,
     sinks: str | None = None,
     chunk: int | None = None,
+    chosen: str | None = None,
 ) -> str:
     """Append attention itself, and return its output [batch, seq, kvhead, group, last dim of v].
 
     q: [batch, seq, kvhead, group, headdim]; k, v: [batch, seq, kvhead, headdim]; or dims of other heads in their
     places. kernel: 'flash' or 'plain'. window:
     keys that a query sees, itself included; None is all before it. sinks: [kvhead, group], a score more in each row's
-    softmax. chunk: a query sees keys of its own chunk of so many tokens alone.
+    softmax. chunk: a query sees keys of its own chunk of so many tokens alone. chosen: [batch, seq, key], the keys
+    that a query sees.
     The operator's attribute valid_group: query heads of each key-value head from there on are empty, and give nothing.
     """
-    form: dict[str, Any] = {"sinks": True} if sinks else {}
+    form: dict[str, Any] = {"sinks": True} if sinks else {"chosen": True} if chosen else {}
     if chunk is not None:
         form["chunk"] = chunk
     if (scalar := model.attention_scores.query_pre_attn_scalar) is not None:
@@ -294,7 +296,7 @@ def core_attention(
     return b.operator(
         "attention",
         name,
-        (q, k, v, *((sinks,) if sinks else ()), *((sequence_keys(b),) if rate else ())),
+        (q, k, v, *((sinks,) if sinks else ()), *((chosen,) if chosen else ()), *((sequence_keys(b),) if rate else ())),
         ("batch", "seq", *heads, b.dims(v)[-1]),
         ("batch", "seq", *heads),
         kernel=kernel,
@@ -309,7 +311,7 @@ def tempered(b: GraphBuilder, name: str, x: str, floor_scale: int | None, attn_s
     """Append the product of queries with a number that grows with their place, and return it. floor_scale, attn_scale,
     more: attributes of the kind position_scale."""
     dims = b.dims(x)
-    scales = {"floor_scale": floor_scale, "attn_scale": attn_scale, **more}
+    scales: dict[str, Any] = {"floor_scale": floor_scale, "attn_scale": attn_scale, **more}
     return b.operator("position_scale", name, (x,), dims, dims[:-1], None, **scales)
 
 
@@ -326,7 +328,8 @@ def cross_entropy(
     labels: name of the input that has them. added_to: (another loss, weight of this one in the sum of both).
     The operator's attribute valid_vocab: columns from there on are padding and never counted.
     """
-    other, weight = ((), {}) if added_to is None else ((added_to[0],), {"weight": added_to[1]})
+    other: tuple[str, ...] = () if added_to is None else (added_to[0],)
+    weight: dict[str, Any] = {} if added_to is None else {"weight": added_to[1]}
     return b.operator(
         "cross_entropy",
         name,

@@ -7,6 +7,7 @@ from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.chunked_attention import ChunkedAttention
 from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
+from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
@@ -312,6 +313,18 @@ MODELS["mistral4"] = replace(
     router=Router("softmax", "greedy"),
     rope_scaling=MODELS["ministral3"].rope_scaling,
     attention_scores=MODELS["ministral3"].attention_scores,
+)
+MODELS["deepseek v3.2"] = replace(
+    MODELS["deepseek v3"],
+    model_type="deepseek_v32",
+    indexer=Indexer(index_n_heads=6, index_head_dim=12, index_topk=5),
+    rope_scaling=MODELS["ministral3"].rope_scaling,
+)
+MODELS["deepseek v3.2, predicting"] = replace(MODELS["deepseek v3.2"], multi_token_prediction=MultiTokenPrediction())
+MODELS["glm 5"] = replace(
+    MODELS["glm4 moe lite"],
+    model_type="glm_moe_dsa",
+    indexer=Indexer(index_n_heads=4, index_head_dim=8, index_topk=5, indexer_rope_interleave=True),
 )
 MODELS["youtu"] = replace(
     LLAMA,

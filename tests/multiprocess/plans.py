@@ -698,6 +698,32 @@ CASES[2] |= {
 }
 CASES[4] |= {"loss in chunks, tp x pp, tied": ("tied", strategy(tp=2, pp=2, recompute="full"), 3)}
 
+CASES[2] |= {
+    "sparse attention, tp": ("deepseek v3.2", strategy(tp=2, recompute="attention_up+core_attention"), 2),
+    "sparse attention, tp, no sequence parallel, plain": ("deepseek v3.2", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "sparse attention, tp, plain, recompute attention": (
+        "glm 5",
+        strategy(tp=2, kernel="plain", recompute="core_attention"),
+        2,
+    ),
+    "sparse attention, ep over cp, ZeRO-3": ("glm 5", strategy(cp=2, ep=2, zero=3, recompute="full"), 2),
+    "sparse attention, ep over cp": ("deepseek v3.2", strategy(cp=2, ep=2, kernel="plain"), 2),
+    "sparse attention, pp, uneven, zero bubble": (
+        "deepseek v3.2",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("attention", "mlp")),
+        3,
+    ),
+    "sparse attention, dp, ep, ZeRO-2": ("deepseek v3.2", strategy(dp=2, ep=2, zero=2, mbs=2), 2),
+    "sparse attention, dp, ZeRO-3": ("glm 5", strategy(dp=2, zero=3, mbs=2), 2),
+    "sparse attention, predicting, tp": ("deepseek v3.2, predicting", strategy(tp=2), 2),
+    "loss in chunks, sparse attention, predicting": ("deepseek v3.2, predicting", strategy(tp=2, sp=False), 2),
+}
+CASES[4] |= {
+    "sparse attention, tp x cp": ("deepseek v3.2", strategy(tp=2, cp=2, ep=2, recompute="full"), 2),
+    "sparse attention, ep x tp": ("glm 5", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "sparse attention, tp x pp": ("glm 5", strategy(tp=2, pp=2, layers=(3, 1)), 3),
+}
+
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried with each world size, and how many families with the same layout
 where there are more than two ranks: the first ones. AUTOSHARD_CASES=all tries all."""
@@ -709,6 +735,7 @@ LATER_FAMILIES = (
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
+    *("deepseek_v32", "glm_moe_dsa"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -25,6 +25,7 @@ CHOSEN = (
     "gpt oss, no windows",
     "granite hybrid, attention alone",
     "gemma4, experts",
+    "glm 5",
 )
 """What is special in a config, keys without which transformers builds no model, and names that are not Llama's."""
 
@@ -33,7 +34,7 @@ CHOSEN = (
 def test_transformers_loads_what_came_back(name: str, tmp_path: Path) -> None:
     reference = published(CONFIGS[name], tmp_path / "hf")
     source = replace(open_source(tmp_path / "hf"), carried=())
-    to = plan(source.model, tp=2, dp=2, layers=(2,))
+    to = plan(source.model, tp=2, dp=2, layers=(source.model.num_hidden_layers,))
     convert(source, tmp_path / "cut", Conversion("plan", to), lambda count: None, lambda count: None)
     convert(open_source(tmp_path / "cut"), tmp_path / "back", Conversion("hf"), lambda count: None, lambda count: None)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()

@@ -12,32 +12,18 @@ from typing import Any
 import numpy as np
 
 from autoshard.graph.ir import FLOAT32_BYTES
-from autoshard.spec.rope import RopeScaling
 from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, ring_reduce
 from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate
-from tests.spmd.place import Gradients, Place, Report, Result
+from tests.spmd.indexer import choose_keys
+from tests.spmd.place import Gradients, Place, Report, Result, contract
 from tests.spmd.pointwise import pointwise
 from tests.spmd.recurrences import causal_conv, gated_delta_rule, state_space_scan
+from tests.spmd.rotation import rotated
 
 
 def run(place: Place, inputs: tuple[Array, ...]) -> Result:
     return KERNELS[place.step.operator.kind](place, *inputs)
-
-
-def contract(*operands: tuple[Array, tuple[str, ...]], out: tuple[str, ...]) -> Array:
-    """einsum over named dims, the mesh in front of each operand; a dim of out that no operand has must not occur."""
-    letters = {dim: chr(ord("a") + i) for i, dim in enumerate(dict.fromkeys(d for _, dims in operands for d in dims))}
-    left = ",".join("..." + "".join(letters[dim] for dim in dims) for _, dims in operands)
-    result: Array = np.einsum(f"{left}->...{''.join(letters[d] for d in out)}", *(x for x, _ in operands))
-    return result
-
-
-def _spread(x: Array, place: Place, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
-    """Lacking dims become size 1."""
-    mesh = x.shape[: len(place.axes)]
-    sizes = dict(zip(have, x.shape[len(mesh) :], strict=True))
-    return x.reshape(*mesh, *(sizes.get(dim, 1) for dim in want))
 
 
 def _einsum(place: Place, x: Array, w: Array) -> Result:
@@ -63,7 +49,7 @@ def _sigmoid(x: Array) -> Array:
 def _elementwise(place: Place, *inputs: Array) -> Result:
     dims = place.output_dims
     have = [place.dims(index) for index in range(len(inputs))]
-    spread = [_spread(x, place, own, dims) for x, own in zip(inputs, have, strict=True)]
+    spread = [place.spread(x, own, dims) for x, own in zip(inputs, have, strict=True)]
     function = str(place.attributes["function"])
     expression = place.attributes.get("expression")
     if expression is not None:
@@ -136,7 +122,7 @@ def _norm(place: Place, x: Array, weight: Array | None = None, *bias: Array) -> 
     centred = x - x.mean(-1, keepdims=True) if place.attributes["function"] == "layer" else x
     scale = (np.square(centred).mean(-1, keepdims=True) + place.attributes["eps"]) ** -0.5
     normal = centred * scale
-    affine = [_spread(one, place, place.dims(1), place.output_dims) for one in (weight, *bias)]
+    affine = [place.spread(one, place.dims(1), place.output_dims) for one in (weight, *bias)]
     affine[0] = affine[0] + bool(place.attributes.get("unit_offset"))
 
     def backward(grad: Array) -> Gradients:
@@ -164,7 +150,7 @@ def _norm_over_several(place: Place, x: Array, weight: Array) -> Result:
         return found
 
     scale = (total(np.square(x), place.report) / width + place.attributes["eps"]) ** -0.5
-    normal, factors = x * scale, _spread(weight, place, place.dims(1), place.output_dims)
+    normal, factors = x * scale, place.spread(weight, place.dims(1), place.output_dims)
 
     def backward(grad: Array) -> Gradients:
         weighted = grad * factors
@@ -172,35 +158,6 @@ def _norm_over_several(place: Place, x: Array, weight: Array) -> Result:
         return grad_x, (grad * normal).sum(rows)
 
     return normal * factors, backward
-
-
-def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
-    """Of each pair of numbers; 'llama3' divides those of long waves by the factor, with a ramp to short ones."""
-    frequencies: Array = theta ** (-np.arange(half) / half)
-    if scaling is None:
-        return frequencies
-    if scaling.rope_type == "yarn":
-        return frequencies * _yarn(half, theta, scaling)
-    if scaling.rope_type == "linear":
-        return frequencies / scaling.factor
-    if scaling.rope_type == "proportional":
-        assert scaling.partial_rotary_factor
-        return frequencies * (np.arange(half) < int(scaling.partial_rotary_factor * half)) / scaling.factor
-    assert scaling.low_freq_factor and scaling.high_freq_factor and scaling.original_max_position_embeddings
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
-    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = np.minimum(np.maximum(ramp, 0), 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
-
-
-def _yarn(half: int, theta: float, scaling: RopeScaling) -> Array:
-    """Of each frequency, its share that is left: from 1 for those that turn beta_fast times, to 1 / factor."""
-    assert scaling.original_max_position_embeddings and scaling.beta_fast and scaling.beta_slow
-    turns = np.array([scaling.beta_fast, scaling.beta_slow])
-    ends = half * np.log(scaling.original_max_position_embeddings / (2 * np.pi * turns)) / np.log(theta)
-    first, last = max(np.floor(ends[0]), 0), min(np.ceil(ends[1]), 2 * half - 1)
-    slow: Array = np.clip((np.arange(half) - first) / max(last - first, 0.001), 0, 1)
-    return slow / scaling.factor + 1 - slow
 
 
 def _slice(place: Place, x: Array) -> Result:
@@ -216,7 +173,7 @@ def _slice(place: Place, x: Array) -> Result:
 
 def _concat(place: Place, x: Array, y: Array) -> Result:
     dims, mesh = place.output_dims, len(place.axes)
-    spread = _spread(y, place, (*place.dims(1)[:-1], dims[-1]), dims)
+    spread = place.spread(y, (*place.dims(1)[:-1], dims[-1]), dims)
     repeated = np.broadcast_to(spread, (*x.shape[:-1], y.shape[-1]))
     lacking = tuple(mesh + i for i, dim in enumerate(dims[:-1]) if dim not in place.dims(1))
 
@@ -226,62 +183,11 @@ def _concat(place: Place, x: Array, y: Array) -> Result:
     return np.concatenate((x, repeated), -1), backward
 
 
-def _rope(place: Place, x: Array) -> Result:
-    """Numbers that are no pairs of neighbours in the graph are made so, and back."""
-    if place.attributes.get("interleaved") or place.attributes.get("first_rotary"):
-        first, turned = place.attributes.get("first_rotary", 0), place.attributes["rotary_dim"]
-        order = np.arange(x.shape[-1])
-        own = order[first : first + turned]
-        if place.attributes.get("interleaved"):
-            own = np.concatenate((own[::2], own[1::2]))
-        order = np.concatenate((own, order[:first], order[first + turned :]))
-        value, backward = _rope_halves(place, x[..., order])
-        back = np.argsort(order)
-        return value[..., back], lambda grad: tuple(
-            one[..., back] for one in backward(grad[..., order]) if one is not None
-        )
-    return _rope_halves(place, x)
-
-
-def _rope_halves(place: Place, x: Array) -> Result:
-    dims = place.output_dims
-    at = len(place.axes) + dims.index("seq")
-    half = place.attributes["rotary_dim"] // 2
-    frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
-    angles = place.positions(x.shape[at])[..., None] * frequencies
-    angles = _spread(np.concatenate((angles, angles), -1), place, ("seq", dims[-1]), dims)
-    scaling = place.attributes["scaling"]
-    factor = 1.0 if scaling is None else scaling.rotation_factor
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-
-    def turn(x: Array, sin: Array) -> Array:
-        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        turned = x[..., : 2 * half] * cos + np.concatenate((-second, first), -1) * sin
-        return np.concatenate((turned, rest), -1)
-
-    return turn(x, sin), lambda grad: (turn(grad, -sin),)
-
-
-def _rope_of_neighbours(place: Place, x: Array) -> Result:
-    dims = place.output_dims
-    at, half = len(place.axes) + dims.index("seq"), place.attributes["rotary_dim"] // 2
-    frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
-    angles = place.positions(x.shape[at])[..., None] * frequencies
-    turns = np.exp(1j * _spread(angles, place, ("seq", "headdim"), dims))
-
-    def turn(x: Array, turns: Array) -> Array:
-        pairs = (x[..., ::2] + 1j * x[..., 1::2]) * turns
-        found: Array = np.stack((pairs.real, pairs.imag), -1).reshape(x.shape)
-        return found
-
-    return turn(x, turns), lambda grad: (turn(grad, turns.conj()),)
-
-
 def _position_scale(place: Place, x: Array) -> Result:
     dims = place.output_dims
     places = place.positions(x.shape[len(place.axes) + dims.index("seq")])
     steps = np.floor((places + place.attributes.get("first", 1)) / place.attributes["floor_scale"])
-    factors = _spread(1 + place.attributes["attn_scale"] * np.log1p(steps), place, ("seq",), dims)
+    factors = place.spread(1 + place.attributes["attn_scale"] * np.log1p(steps), ("seq",), dims)
     return x * factors, lambda grad: (grad * factors,)
 
 
@@ -344,7 +250,9 @@ def _exchanging(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...
 
 
 def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *sequences: Array) -> Result:
-    """positions: of the queries, [*mesh, length]; keys and values are whole. Sinks come before sequences."""
+    """positions: of the queries, [*mesh, length]; keys and values are whole. Sinks, or the mask of chosen keys, come
+    before sequences."""
+    chosen, sequences = (sequences[:1], sequences[1:]) if place.attributes.get("chosen") else ((), sequences)
     sinks, sequences = (sequences[:1], sequences[1:]) if place.attributes.get("sinks") else ((), sequences)
     qd, kd, od = place.dims(0), place.dims(1), place.output_dims
     keys, values = (tuple("key" if dim == "seq" else dim for dim in dims) for dims in (kd, place.dims(2)))
@@ -360,9 +268,12 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
     if (cap := place.attributes.get("softcap")) is not None:
         raw = cap * np.tanh(raw / cap)
         slope = scale * (1 - (raw / cap) ** 2)
-    scores = np.where(_spread(seen, place, ("seq", "key"), grid), raw, -1e30)
+    seen = place.spread(seen, ("seq", "key"), grid)
+    for one in chosen:
+        seen = seen & (place.spread(one, place.dims(3), grid) > 0)
+    scores = np.where(seen, raw, -1e30)
     top = scores.max(-1, keepdims=True)
-    lost = [_spread(one, place, place.dims(3), grid) for one in sinks]
+    lost = [place.spread(one, place.dims(3), grid) for one in sinks]
     for one in lost:
         top = np.maximum(top, one)
     weights, lost = np.exp(scores - top), [np.exp(one - top) for one in lost]
@@ -383,6 +294,7 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
             contract((by_score, grid), (k, keys), out=qd),
             contract((by_score, grid), (q, qd), out=keys),
             contract((weights * kept, grid), (grad, od), out=values),
+            *(None for _ in chosen),
             *(one.sum((len(place.axes), -1)) for one in by_sink),
             *(None for _ in sequences),
         )
@@ -392,7 +304,7 @@ def _attend(place: Place, q: Array, k: Array, v: Array, positions: Array, *seque
 
 def _embedding(place: Place, ids: Array, table: Array) -> Result:
     rows = place.indices("vocab", table.shape[len(place.axes)])
-    picked = (ids[..., None] == _spread(rows, place, ("vocab",), ("batch", "seq", "vocab"))).astype(float)
+    picked = (ids[..., None] == place.spread(rows, ("vocab",), ("batch", "seq", "vocab"))).astype(float)
 
     def backward(grad: Array) -> Gradients:
         return None, np.einsum("...bsv,...bse->...ve", picked, grad)
@@ -475,11 +387,12 @@ KERNELS: dict[str, Callable[..., Result]] = {
     "einsum": _einsum,
     "elementwise": _elementwise,
     "norm": _norm,
-    "rope": _rope,
+    "rope": lambda place, x: rotated(place, x, place.output_dims),
     "slice": _slice,
     "concat": _concat,
     "dropout": _dropout,
     "attention": _attention,
+    "choose_keys": choose_keys,
     "embedding": _embedding,
     "position_embedding": _position_embedding,
     "cross_entropy": _cross_entropy,

@@ -67,3 +67,17 @@ class Place:
         places = np.arange(self.graph.sizes["seq"])
         pieces = self.attributes.get("sequence_pieces")
         return places if pieces is None else places.reshape(len(pieces), -1)[list(pieces)].ravel()
+
+    def spread(self, x: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
+        """x [*mesh, *have] with the dims that it lacks of `want` as size 1."""
+        mesh = x.shape[: len(self.axes)]
+        sizes = dict(zip(have, x.shape[len(mesh) :], strict=True))
+        return x.reshape(*mesh, *(sizes.get(dim, 1) for dim in want))
+
+
+def contract(*operands: tuple[Array, tuple[str, ...]], out: tuple[str, ...]) -> Array:
+    """einsum over named dims, the mesh in front of each operand; a dim of out that no operand has must not occur."""
+    letters = {dim: chr(ord("a") + i) for i, dim in enumerate(dict.fromkeys(d for _, dims in operands for d in dims))}
+    left = ",".join("..." + "".join(letters[dim] for dim in dims) for _, dims in operands)
+    result: Array = np.einsum(f"{left}->...{''.join(letters[d] for d in out)}", *(x for x, _ in operands))
+    return result

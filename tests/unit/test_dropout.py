@@ -113,7 +113,11 @@ def operators(model: ModelSpec) -> list[tuple[str, str]]:
 
 def test_where_each_family_drops() -> None:
     """gpt2 and gpt_neox: where transformers' modules of these names do; experts' answers together, as Megatron does."""
-    found = {name: operators(replace(MODELS[name], dropout=Dropout(0.1, 0.1, 0.1))) for name in MODELS if name != "odd"}
+    found = {
+        name: operators(replace(model, dropout=Dropout(0.1, 0.1, 0.1)))
+        for name, model in MODELS.items()
+        if name != "odd" and model.indexer is None  # attention to chosen keys drops nothing
+    }
     h = "transformer.h.0"
     assert found["gpt2"] == [
         ("dropout", "transformer.drop"),

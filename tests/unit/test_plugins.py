@@ -245,7 +245,10 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
             "has_unit_offset=True of family bad has no kernel with qk_norm=all_heads; False has",
         ),
         ("qk_norm='heads'", "qk_norm='heads' of family bad must be one of: each_head, all_heads"),
-        ("needs=('router',)", "needs='router' of family bad must be one of: latent_attention, chunked_attention"),
+        (
+            "needs=('router',)",
+            "needs='router' of family bad must be one of: latent_attention, indexer, chunked_attention",
+        ),
         (
             "may_have=('mtp',)",
             (

@@ -30,7 +30,7 @@ from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder, weights, write_safetensors
 
-PREDICTING = "deepseek_v3, kimi_k2, glm4_moe, glm4_moe_lite have"
+PREDICTING = "deepseek_v3, kimi_k2, glm4_moe, glm4_moe_lite, deepseek_v32, glm_moe_dsa have"
 MODULE = MultiTokenPrediction()
 TINY = MODELS["deepseek v3, predicting"]
 WITHOUT = MODELS["deepseek v3"]

@@ -64,6 +64,7 @@ UNLIKE_HEADS = replace(
 EXPERTS_OVER_NXD = {"tp": 32, "dp": 2, "ep": 2, "layers": QWEN3_MOE.num_hidden_layers}
 MIXTRAL_TRN2 = {"model": load_model("mixtral-8x7b"), "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"}
 WHOLE = {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-stages"), "backend": "torch"}
+V32 = {"model": load_model("deepseek-v3.2"), "backend": "torch"}
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"model": UNLIKE_HEADS, **on("h100-80gb", 3), "backend": "torch"},
@@ -144,6 +145,32 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
             "ep=8 over 2 replicas and tp/etp=4: an all-to-all of native PyTorch on Neuron takes 4, 8, 16 or a multiple "
             "of 32 ranks; degrees that divide the experts: 4"
         ),
+    ),
+    (
+        {**V32, "cluster": TRN2.under_stack("neuron-compiled")},
+        {"tp": 4, "pp": 1, "dp": 64, "ep": 64, "layers": 61},
+        (
+            "deepseek-v3.2 has an indexer: attention of native PyTorch on Neuron takes no mask of the keys that it "
+            "chooses; plan for GPUs"
+        ),
+    ),
+    (
+        {**V32, **on("h100-80gb", 16)},
+        {"tp": 8, "pp": 1, "dp": 8, "cp": 2, "ep": 16, "layers": 61, "context_parallel": "zigzag_ring"},
+        (
+            "context_parallel=zigzag_ring: the indexer of deepseek-v3.2 chooses among the keys of a whole row; use "
+            "all_gather"
+        ),
+    ),
+    (
+        {**V32, **on("h100-80gb", 16)},
+        {"tp": 8, "pp": 1, "dp": 8, "cp": 2, "ep": 16, "layers": 61, "context_parallel": "ulysses"},
+        "context_parallel=ulysses: the indexer of deepseek-v3.2 chooses among the keys of a whole row; use all_gather",
+    ),
+    (
+        {**V32, **on("trn1.32xlarge", 16), "backend": "nxd"},
+        {"layers": 61},
+        "backend=nxd has no layers for the latent attention of deepseek-v3.2; use backend torch",
     ),
     (
         {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"},

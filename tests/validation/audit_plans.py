@@ -95,6 +95,21 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sinks, heads over cp": ("gpt-oss-20b", 2, {"cp": 2, "dp": 2, "ep": 2, "context_parallel": "ulysses"}),
     "sinks": ("gpt-oss-20b", 4, {"tp": 2, "dp": 4, "ep": 4, "recompute": "mlp"}),
     "chunks": ("llama4-scout", 2, {"tp": 4, "dp": 4, "ep": 4}),
+    "sparse attention": (
+        "deepseek-v3.2",
+        3,
+        {"tp": 4, "dp": 16, "ep": 16, "recompute": "attention_up+core_attention", "sequence_length": 2048},
+    ),
+    "sparse attention, pp, ZeRO-2": (
+        "glm-5",
+        4,
+        {"pp": 2, "dp": 32, "ep": 32, "zero": 2, "recompute": "mlp", "sequence_length": 1024},
+    ),
+    "sparse attention, cp, plain": (
+        "glm-5",
+        2,
+        {"cp": 2, "dp": 32, "ep": 64, "attention_kernel": "plain", "recompute": "full", "sequence_length": 1024},
+    ),
     "latent attention": ("deepseek-v2-lite", 4, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "attention_up"}),
     "latent attention in a ring": (
         "deepseek-v2",
@@ -217,7 +232,7 @@ FURTHER = {
         "latent attention, plain",
     ),
     *("unequal blocks, ZeRO-3", "unequal windows", "dense blocks first, in a ring, ZeRO-3", "prediction module"),
-    *("weights rounded at random", "few tokens at a large head"),
+    *("weights rounded at random", "few tokens at a large head", "sparse attention, cp, plain"),
 }
 """Plans that are audited with AUTOSHARD_CASES=all alone: another plan has each of their mechanisms, in another
 combination."""

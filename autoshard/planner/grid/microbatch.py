@@ -18,7 +18,7 @@ from autoshard.graph.count import operator_steps, times_read
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.planner.grid.arrays import Array
 
-OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "chunked_loss", "route", "activation", "vector")
+OPERATORS = ("matmul", "flash", "plain", "norm", "loss", "chunked_loss", "choice", "route", "activation", "vector")
 
 
 class SentColumns(NamedTuple):

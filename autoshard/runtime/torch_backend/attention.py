@@ -31,13 +31,15 @@ def attention(context: Context, step: OperatorStep) -> Kernel:
     to_heads = [query_dims.index(dim) for dim in ("batch", key_value, group, "seq", width)]
     keys_to_heads = [key_dims.index(dim) for dim in ("batch", key_value, "seq", width)]
     back = [to_heads.index(i) for i in range(len(to_heads))]
-    documents, has_sinks = bool(op.attributes.get("documents")), bool(op.attributes.get("sinks"))
+    documents, has_sinks, chooses = (bool(op.attributes.get(name)) for name in ("documents", "sinks", "chosen"))
     core = _without_empty_heads(context, step, _core(context, step))
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         starts = more[-1] if documents else None
         # permute and flatten, not einops: its six patterns a block take a small step 1.5 % longer
         inputs = q.permute(to_heads), k.permute(keys_to_heads), v.permute(keys_to_heads)
+        if chooses:
+            return core(*inputs, starts=None, chosen=more[0]).permute(back)
         more = more[:-1] if documents else more
         if has_sinks:
             return core(*inputs, *more[1:], starts=starts, sinks=more[0]).permute(back)
@@ -92,7 +94,8 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
         if plain:
             attend = partial(_plain_attention, weigh=weighing(context, step), scale=scale, softcap=softcap)
         inside = _inside_documents(context, mine, window, chunk, not plain)
-        whole = _grouped(attend, _shared_mask(context, (seq, position, count, window, chunk), not plain), inside)
+        shared = _shared_mask(context, (seq, position, count, window, chunk), not plain)
+        whole = _grouped(attend, shared, inside, partial(_of_chosen, added=not plain))
     return _over_heads(whole, group) if group is not None and over_heads else whole
 
 
@@ -125,9 +128,11 @@ def _grouped(
     attend: Kernel,
     mask: Callable[[torch.Tensor], torch.Tensor | None],
     inside: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    of_chosen: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Kernel:
     """The kernel with query heads laid side by side, those that share a key-value head next to each other. q may be a
-    piece of the sequence."""
+    piece of the sequence. mask, inside, of_chosen: make the mask of the places of keys, of documents too, or of chosen
+    keys."""
 
     def run(
         q: torch.Tensor,
@@ -135,12 +140,22 @@ def _grouped(
         v: torch.Tensor,
         *more: torch.Tensor,
         starts: torch.Tensor | None,
+        chosen: torch.Tensor | None = None,
         **sinks: torch.Tensor,
     ) -> torch.Tensor:
-        seen = mask(q) if starts is None else inside(starts, q)
+        if chosen is not None:
+            seen: torch.Tensor | None = of_chosen(chosen, q)
+        else:
+            seen = mask(q) if starts is None else inside(starts, q)
         return attend(q.flatten(1, 2), k, v, seen, *more, **sinks).unflatten(1, q.shape[1:3])
 
     return run
+
+
+def _of_chosen(chosen: torch.Tensor, q: torch.Tensor, added: bool) -> torch.Tensor:
+    """The mask [batch, 1, queries, keys] of chosen keys [batch, queries, keys]. added: as numbers to add to scores."""
+    seen = chosen.unsqueeze(1)
+    return _added(seen, q) if added else seen
 
 
 def _shared_mask(
@@ -267,16 +282,16 @@ class _OnCpu(torch.autograd.Function):
         out = wide.to(q.dtype)
         if width < q.shape[-1]:  # by rows, as the projection behind it reads it
             out = out.transpose(1, 2)[..., :width].contiguous().transpose(1, 2)
-        ctx.save_for_backward(q, k, v, out, log_sum_exp)
-        ctx.mask, ctx.scale, ctx.dtype = seen, scale, dtype
+        ctx.save_for_backward(q, k, v, out, log_sum_exp, seen)
+        ctx.scale, ctx.dtype = scale, dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        q, k, v, out, log_sum_exp = ctx.saved_tensors
+        q, k, v, out, log_sum_exp, seen = ctx.saved_tensors
         values = [_padded(x, q.shape[-1], ctx.dtype) for x in (grads[0], q, k, v, out)]
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *values, log_sum_exp, 0.0, ctx.mask is None, attn_mask=ctx.mask, scale=ctx.scale
+            *values, log_sum_exp, 0.0, seen is None, attn_mask=seen, scale=ctx.scale
         )
         grad_q, grad_k, grad_v = (x.to(q.dtype) for x in found)
         return grad_q, grad_k, grad_v[..., : v.shape[-1]], None, None

@@ -22,7 +22,7 @@ import torch
 
 from autoshard.errors import AutoshardError
 from autoshard.plans.stage_sections import Instruction, Section, Wiring, compiled_runs, is_rotation
-from autoshard.runtime.torch_backend.kernels import Rotation
+from autoshard.runtime.torch_backend.rotation import Rotation
 
 Tensors = tuple[torch.Tensor, ...]
 

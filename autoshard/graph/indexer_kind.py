@@ -1,0 +1,61 @@
+"""The indexer of sparse attention, which chooses the keys that a query attends to (DeepSeek-V3.2, 2512.02556)."""
+
+from __future__ import annotations
+
+from math import prod
+
+from autoshard.graph.attention_kind import mean_keys
+from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.operator_kind import Internal, OperatorKind, Sizes, num_elements
+from autoshard.graph.score_tiles import most_scores
+
+
+class ChooseKeys(OperatorKind):
+    """A mask of the keys that each query attends to: those before it, itself included, that score most.
+
+    Inputs: the hidden state [batch seq embed], the compressed queries [batch seq q_rank], and weights that are not
+    learned: wq_b [index_head index_dim q_rank], wk [index_dim embed], weight and bias of a LayerNorm [index_dim],
+    weights_proj [index_head embed]. Output: bool [batch seq key], True where the query sees the key.
+
+        q = rope(wq_b c), k = rope(norm(wk h)), w = weights_proj h
+        score(query, key) = sum over heads of w relu(q k) / sqrt(index_dim index_head)
+
+    Attributes: top_k, keys that are chosen, of equal scores the first; eps, of the norm; those of Rope, whose numbers
+    are the first of a head. A query that has no more keys before it sees all of them.
+
+    Split over the sequence, each rank scores its own queries, and gathers the keys, which all heads share. Nothing has
+    a gradient, nothing is kept, and backward does nothing: the mask is kept by who reads it.
+    """
+
+    def passes_gradient(self, op: Operator, index: int) -> bool:
+        return False
+
+    def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Projections, and the scores of the keys before each query, of the fullest rank: where the sequence is split,
+        the last one has most."""
+        tokens = prod(sizes[dim] for dim in op.loop_dims)
+        weights = (num_elements(graph, name, sizes) for name in op.inputs[2:] if len(graph.tensors[name].dims) > 1)
+        heads, width = sizes["index_head"], sizes["index_dim"]
+        keys = seen_keys(graph, sizes)
+        return 2.0 * tokens * (sum(weights) + keys * heads * (width + 1))
+
+    def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
+        return 0.0
+
+    def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+        """Bytes of a tile of scores: as the product gives them, and in FP32, in which heads are added up."""
+        scores = most_scores(sizes["index_head"], sizes["seq"], float(graph.sizes["seq"]))
+        element_bytes = graph.tensors[op.inputs[0]].element_bytes
+        return (max(FLOAT32_BYTES, element_bytes) + element_bytes * (element_bytes < FLOAT32_BYTES)) * scores
+
+    def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
+        if sizes["seq"] == graph.sizes["seq"]:
+            return ()
+        keys = sizes["batch"] * graph.sizes["seq"] * sizes["index_dim"]
+        return (("all_gather", "seq", keys * graph.tensors[op.inputs[0]].element_bytes),)
+
+
+def seen_keys(graph: Graph, sizes: Sizes) -> float:
+    """Keys before a query, itself by half, on average over the queries of the rank that has the end of the sequence."""
+    whole, local = float(graph.sizes["seq"]), sizes["seq"]
+    return mean_keys(whole - local, local, whole)

@@ -1,0 +1,76 @@
+"""Which keys a query of sparse attention sees: those that an indexer scores highest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+
+from autoshard.graph.partition import OperatorStep
+from autoshard.graph.score_tiles import tile_rows
+from autoshard.runtime.torch_backend.collectives import all_gather
+from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
+from autoshard.runtime.torch_backend.rotation import rotation
+
+
+def choose_keys(context: Context, step: OperatorStep) -> Kernel:
+    """The kernel of an indexer (graph/indexer_kind.py): hidden state, compressed queries and weights -> the mask
+    [batch, queries, keys], True where a query sees a key. Products are in the dtype of their inputs; heads are weighed
+    and added up in FP32, or FP64, a tile of queries at a time."""
+    attributes: Any = step.operator.attributes
+    top_k, eps = attributes["top_k"], attributes["eps"]
+    group, positions = context.group(step, "seq"), context.positions(step)
+    turn_queries = rotation(context, step, ("batch", "seq", "index_head", "index_dim"))
+    turn_keys = rotation(context, step, ("batch", "seq", "index_dim"))
+    heads, width, length = (context.graph.sizes[dim] for dim in ("index_head", "index_dim", "seq"))
+    scale = (heads * width) ** -0.5
+
+    def run(
+        h: torch.Tensor,
+        compressed: torch.Tensor,
+        wq_b: torch.Tensor,
+        wk: torch.Tensor,
+        norm: torch.Tensor,
+        norm_bias: torch.Tensor,
+        weights_proj: torch.Tensor,
+    ) -> torch.Tensor:
+        q = turn_queries(F.linear(compressed, wq_b.flatten(0, 1)).unflatten(-1, (heads, width)))
+        made = at_least_fp32(F.linear(h, wk))
+        k = turn_keys(F.layer_norm(made, (width,), norm.to(made), norm_bias.to(made), eps).to(h.dtype))
+        if group is not None:
+            k = all_gather(k, group, 1)
+        of_heads = at_least_fp32(weights_proj) * scale
+        here = positions.to(h.device)
+        seen = torch.empty(*h.shape[:2], length, dtype=torch.bool, device=h.device)
+        _, rows = tile_rows(heads, length, h.shape[0])
+        for first in range(0, h.shape[1], rows):
+            tile = slice(first, first + rows)
+            stop = int(positions[tile][-1]) + 1
+            weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
+            scores = _scores(q[:, tile], k[:, :stop], weights)
+            behind = torch.arange(stop, device=h.device) > here[tile].unsqueeze(1)
+            seen[:, tile, :stop] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
+            seen[:, tile, stop:] = False
+        return seen
+
+    return lambda *inputs: torch.no_grad()(run)(*inputs)
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The scores [batch, queries, keys] of q [batch, queries, heads, width] and k [batch, keys, width], with weights
+    [batch, queries, heads]."""
+    of_heads = at_least_fp32((q.flatten(1, 2) @ k.transpose(1, 2)).unflatten(1, q.shape[1:3])).relu_()
+    return (weights.unsqueeze(2) @ of_heads).squeeze(2)
+
+
+def best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Bool like scores, True for the `count` largest of each row; of those that equal the smallest of them, the first
+    ones."""
+    if count >= scores.shape[-1]:
+        return torch.ones_like(scores, dtype=torch.bool)
+    least = scores.topk(count, -1).values[..., -1:]
+    more, equal = scores > least, scores == least
+    missing = count - more.sum(-1, keepdim=True)
+    return more | (equal & (equal.cumsum(-1) <= missing))

@@ -1,0 +1,125 @@
+"""Rotary positions: frequencies, stretched or not, and the rotation of queries and keys with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, floor, log, pi
+from typing import Any
+
+import torch
+from einops import rearrange
+
+from autoshard.graph.partition import OperatorStep
+from autoshard.runtime.torch_backend.context import Context
+from autoshard.runtime.torch_backend.recomputing_ops import Rotate
+from autoshard.spec.rope import PROPORTIONAL
+
+
+def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
+    """Inverse frequencies [rotary_dim / 2]; scaled ones as in transformers' rope utilities."""
+    frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    if scaling is None:
+        return frequencies
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
+    if scaling.rope_type == "yarn":
+        return _yarn_frequencies(frequencies, rotary_dim, theta, scaling)
+    if scaling.rope_type == PROPORTIONAL:
+        turned = int(scaling.partial_rotary_factor * rotary_dim // 2)
+        frequencies[turned:] = 0
+        return frequencies / scaling.factor
+    assert scaling.rope_type == "llama3", scaling
+    wavelengths = 2 * torch.pi / frequencies
+    turns = scaling.original_max_position_embeddings / wavelengths
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = blend.nan_to_num(1.0).clamp(
+        0, 1
+    )  # both ends alike leave nothing between; 0: long waves, divided by the factor; 1: short waves, kept
+    return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
+
+
+def _yarn_frequencies(frequencies: torch.Tensor, rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
+    """Frequencies that turn often over the pre-training's positions as they are, slow ones divided by the factor, and
+    those between blended (Peng et al. 2023, YaRN)."""
+
+    def place(turns: float) -> float:
+        """The index of the frequency that turns so often over the pre-training's positions."""
+        wavelength = scaling.original_max_position_embeddings / turns
+        return rotary_dim * log(wavelength / (2 * pi)) / (2 * log(theta))
+
+    first, last = place(scaling.beta_fast), place(scaling.beta_slow)
+    if scaling.truncate is None or scaling.truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    last = first + 0.001 if first == last else last
+    slow = ((torch.arange(len(frequencies), dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+    return slow * frequencies / scaling.factor + (1 - slow) * frequencies
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotates `turned` numbers of each head from number `first` on, or all. tables: a function to the cosine and
+    sine for a tensor like the given one."""
+
+    tables: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    turned: int | None
+    interleaved: bool
+    first: int = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.turn(x, *self.tables(x))
+
+    def turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x rotated with the given tables."""
+        if self.turned is not None:
+            stop = self.first + self.turned
+            turned = self._all(x[..., self.first : stop], cos, sin)
+            return torch.cat((x[..., : self.first], turned, x[..., stop:]), -1)
+        return self._all(x, cos, sin)
+
+    def _all(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if self.interleaved:  # pairs of neighbours turn
+            turned = Rotate.apply(rearrange(x, "... (pair two) -> ... pair two", two=2), cos, sin)
+            return rearrange(turned, "... pair two -> ... (pair two)")
+        return Rotate.apply(x, cos, sin)
+
+
+def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...]) -> Rotation:
+    """The rotation of tensors with these dims, `seq` among them, by the attributes of the step's operator: rotary_dim,
+    theta and scaling, or else frequencies; interleaved; first_rotary."""
+    op = step.operator
+    positions = context.positions(step).double()
+    turned: Any = op.attributes["rotary_dim"]
+    given: Any = op.attributes.get("frequencies")
+    if given is None:
+        frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
+    else:
+        frequencies = torch.tensor(given, dtype=torch.float64)
+    interleaved = bool(op.attributes.get("interleaved"))
+    shape = [1] * len(dims)
+    shape[dims.index("seq")], shape[-1] = len(positions), turned
+    shape[-1:] = [turned // 2, 2] if interleaved else [turned]
+    named, scaling = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved"), op.attributes.get("scaling")
+    factor: float = 1.0 if scaling is None else scaling.rotation_factor  # type: ignore[attr-defined]
+    key = ("rope", context.piece(step, "seq"), *map(op.attributes.get, named))
+    own: dict[Any, tuple[torch.Tensor, ...]] = {}
+
+    def tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        place = (key, x.dtype, x.device)
+        if place not in context.tables:  # one for all blocks
+            angles = torch.outer(positions, frequencies)
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            join = torch.stack if interleaved else torch.cat
+            table = torch.stack((join((cos, cos), -1), join((-sin, sin), -1)))
+            context.tables[place] = table.to(device=x.device, dtype=x.dtype)
+        return context.tables[place].view(2, *shape).unbind(0)
+
+    def own_tables(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kind = (x.dtype, x.device)
+        if kind not in own:
+            own[kind] = tables(x)
+        return own[kind]
+
+    first: Any = op.attributes.get("first_rotary", 0)
+    return Rotation(own_tables, None if turned == context.graph.sizes[dims[-1]] else turned, interleaved, first)

@@ -1,0 +1,77 @@
+"""The kernel that chooses keys: of equal scores the first, whatever the tiles; and its products are those counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from autoshard.graph import score_tiles
+from autoshard.graph.count import operator_work
+from autoshard.graph.partition import OperatorStep, Program, partition
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.runtime.torch_backend.context import Context
+from autoshard.runtime.torch_backend.indexer import best, choose_keys
+from autoshard.spec.indexer import Indexer
+from tests.multiprocess.models import MODELS
+
+MODEL = MODELS["deepseek v3.2"]
+
+
+def test_of_equal_scores_the_first_are_taken() -> None:
+    scores = torch.tensor([[1.0, 0, 0, 2, 0], [0, 0, 0, 0, 0], [-1, 5, -1, 5, 5], [3, 2, 1, 0, -1]])
+    assert best(scores, 3).int().tolist() == [[1, 1, 0, 1, 0], [1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [1, 1, 1, 0, 0]]
+    assert best(scores, 5).all() and best(scores, 9).all()
+
+
+def program_of(indexer: Indexer, seq: int, batch: int = 2) -> tuple[Program, OperatorStep]:
+    model = replace(MODEL, indexer=indexer)
+    graph = stage_graph(model, dim_sizes(model, batch, seq), (0,), False, False, element_bytes=4)
+    one = partition(graph, {}, {op.name: {} for op in graph.operators})
+    steps = [step for step in one.steps if isinstance(step, OperatorStep) and step.operator.kind == "choose_keys"]
+    return one, steps[0]
+
+
+def inputs_of(program: Program, step: OperatorStep) -> list[torch.Tensor]:
+    graph, generator = program.graph, torch.Generator().manual_seed(0)
+    shapes = [[graph.sizes[dim] for dim in graph.tensors[name].dims] for name in step.operator.inputs]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def test_a_query_sees_itself_and_as_many_keys_before_it_as_there_are() -> None:
+    program, step = program_of(Indexer(6, 12, 5), seq=16)
+    seen = choose_keys(Context(program, None), step)(*inputs_of(program, step))
+    assert seen.dtype == torch.bool and seen.shape == (2, 16, 16)
+    assert not seen.triu(1).any()
+    assert seen.sum(-1).tolist() == [[min(place + 1, 5) for place in range(16)]] * 2
+
+
+@pytest.mark.parametrize("at_once", [16, 500, 2000])
+def test_tiles_change_nothing(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, step = program_of(Indexer(6, 12, 5), seq=40)
+    inputs = inputs_of(program, step)
+    whole = choose_keys(Context(program, None), step)(*inputs)
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once * 6)
+    monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 4)
+    assert torch.equal(choose_keys(Context(program, None), step)(*inputs), whole)
+
+
+def test_nothing_is_kept_for_backward() -> None:
+    program, step = program_of(Indexer(6, 12, 5), seq=16)
+    inputs = [value.requires_grad_() for value in inputs_of(program, step)]
+    kept: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
+        seen = choose_keys(Context(program, None), step)(*inputs)
+    assert not kept and not seen.requires_grad
+
+
+def test_products_are_those_counted() -> None:
+    """Within 3 %: the last keys of a tile lie behind its first queries."""
+    program, step = program_of(Indexer(64, 12, 64), seq=4096, batch=1)
+    inputs = inputs_of(program, step)
+    with FlopCounterMode(display=False) as counter:
+        choose_keys(Context(program, None), step)(*inputs)
+    assert counter.get_total_flops() == pytest.approx(operator_work(program, step).flops, rel=0.03)

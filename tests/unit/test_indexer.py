@@ -1,0 +1,254 @@
+"""The indexer of sparse attention: hand-computed numbers, how ranks share its work, and exact refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.cost.compute import operator_needs, operator_seconds
+from autoshard.errors import AutoshardError
+from autoshard.explanation.describe import _facts
+from autoshard.files.codec import from_json, to_json
+from autoshard.graph.count import forward_collectives, operator_work, total_flops
+from autoshard.graph.partition import OperatorStep, Program, RedistributeStep
+from autoshard.graph.recompute import kept_activations
+from autoshard.interop.export import FORMS, export
+from autoshard.layout.sharding import stage_program
+from autoshard.models.huggingface import from_config, to_config
+from autoshard.models.registry import load_model
+from autoshard.models.stage import dim_sizes, learned_count, parameter_count, stage_graph
+from autoshard.models.weights import not_learned, parameter_dtypes
+from autoshard.planner.inputs import inputs_of
+from autoshard.planner.request import PlanRequest
+from autoshard.runtime.options import RunOptions
+from autoshard.runtime.rehearse import rehearse
+from autoshard.runtime.run import _backend
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.dropout import Dropout
+from autoshard.spec.indexer import Indexer
+from autoshard.spec.model import ModelSpec
+from tests.multiprocess.models import MODELS
+from tests.multiprocess.plans import plan_of, strategy
+from tests.unit.plan_examples import plan_70b
+
+V32, GLM5 = load_model("deepseek-v3.2"), load_model("glm-5")
+TINY = MODELS["deepseek v3.2"]
+PREFIX = "model.layers.0.self_attn."
+SEQ = 64
+
+
+def block_program(model: ModelSpec, axes: dict[str, int], sp: bool = True, kernel: str = "flash") -> Program:
+    sizes = dim_sizes(model, 1, SEQ, axes.get("tp0", 1))
+    return stage_program(stage_graph(model, sizes, (0,), False, False, kernel), axes, sequence_parallel=sp)
+
+
+def indexer_step(program: Program) -> OperatorStep:
+    operators = (step for step in program.steps if isinstance(step, OperatorStep))
+    (found,) = (step for step in operators if step.operator.kind == "choose_keys")
+    return found
+
+
+def test_the_matrices_of_an_indexer_are_held_and_not_learned() -> None:
+    """Queries, keys, their norm, and weights: 1536 x 8192, 7168 x 128, 2 x 128, 7168 x 64; and 58 routers' biases."""
+    of_block = 1536 * 64 * 128 + 7168 * 128 + 2 * 128 + 7168 * 64
+    assert parameter_count(V32) == 671_877_944_064
+    assert parameter_count(V32) - learned_count(V32) == 61 * of_block + 58 * 256
+    assert parameter_count(GLM5) == 743_911_218_432
+    of_block = 2048 * 32 * 128 + 6144 * 128 + 2 * 128 + 6144 * 32
+    assert parameter_count(GLM5) - learned_count(GLM5) == 78 * of_block + 75 * 256
+    held = {f"{PREFIX}indexer.{name}" for name in ("wq_b.weight", "wk.weight", "weights_proj.weight")}
+    norm = {f"{PREFIX}indexer.k_norm.{name}" for name in ("weight", "bias")}
+    assert {name for name in not_learned(TINY) if name.startswith(PREFIX)} == held | norm
+    dtypes = parameter_dtypes(TINY, "BF16")
+    assert {dtypes[name] for name in held} == {"BF16"} and {dtypes[name] for name in norm} == {"F32"}
+
+
+def test_flops_by_hand() -> None:
+    sizes = dim_sizes(V32, 1, 4096)
+    graph = stage_graph(V32, sizes, (0,), False, False)
+    program = stage_program(graph, {}, sequence_parallel=False)
+    work = operator_work(program, indexer_step(program))
+    projections = 1536 * 64 * 128 + 7168 * 128 + 7168 * 64
+    keys = 4096 / 2  # of a query, on average
+    assert work.flops == 2 * 4096 * (projections + keys * 64 * (128 + 1))
+    assert work.backward_flops_ratio == 0
+
+
+def test_mfu_leaves_the_indexer_out() -> None:
+    model = load_model("deepseek-v3")
+    dense, sparse = (total_flops(stage_graph(one, dim_sizes(one, 1, 4096), (0,), False, False)) for one in (model, V32))
+    assert sparse == dense
+
+
+def test_time_of_a_forward_alone() -> None:
+    """Products at the peak's share, and five passes over the scores of 64 heads in FP32."""
+    device = load_cluster("h800-80gb", nodes=1).device
+    sizes = dim_sizes(V32, 1, 4096)
+    program = stage_program(stage_graph(V32, sizes, (0,), False, False), {}, sequence_parallel=False)
+    step = indexer_step(program)
+    seconds, needs = operator_seconds(program, step, device, "bfloat16"), operator_needs(program, step)
+    assert needs.scores_bytes == 4 * 64 * 4096 * 4096 / 2
+    assert seconds.backward == 0
+    moved = 5 * needs.scores_bytes / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
+    assert moved < seconds.forward < moved + needs.flops / (0.1 * device.peak_flops_per_s("bfloat16"))
+
+
+def test_what_attention_keeps_of_its_mask_by_hand() -> None:
+    """64 x 64 elements: numbers of 2 bytes for flash attention, none of it for plain; one byte where it runs again."""
+    mask, numbers = f"{PREFIX}indexer", f"{PREFIX}core_attention:mask_in_numbers"
+    flash = kept_activations(block_program(TINY, {}), "none")
+    assert flash[numbers] == 2 * SEQ * SEQ and mask not in flash
+    again = kept_activations(block_program(TINY, {}), "attention_up+core_attention")
+    assert again[mask] == SEQ * SEQ and numbers not in again
+    plain = kept_activations(block_program(TINY, {}, kernel="plain"), "none")
+    assert mask not in plain and numbers not in plain
+    assert mask not in kept_activations(block_program(TINY, {}), "full")
+
+
+@pytest.mark.parametrize("sp", [True, False])
+def test_ranks_of_tp_share_the_queries_where_they_share_the_sequence(sp: bool) -> None:
+    """Each then gathers the keys, which are narrow, and behind it the mask; else each computes the whole of it."""
+    program = block_program(TINY, {"tp0": 2}, sp)
+    step = indexer_step(program)
+    assert step.choice["tp0"] == ("seq" if sp else "I")
+    states = {program.states[name] for name in step.operator.inputs[2:]}
+    assert states == {("I",)}
+    inside = list(forward_collectives(program, step))
+    assert inside == ([("all_gather", ("tp0",), 2 * SEQ * 12)] if sp else [])
+    moved = [one for one in program.steps if isinstance(one, RedistributeStep) and one.source == f"{PREFIX}indexer"]
+    found = [(move.forward, move.payload_bytes) for one in moved for move in one.transitions]
+    assert found == ([("all_gather", SEQ * SEQ)] if sp else [])
+
+
+def test_ranks_that_share_a_sequence_keep_the_mask_of_their_own_queries() -> None:
+    program = block_program(TINY, {"cp": 2})
+    step = indexer_step(program)
+    assert step.choice["cp"] == "seq"
+    assert list(forward_collectives(program, step)) == [("all_gather", ("cp",), 2 * SEQ * 12)]
+    assert program.local_bytes[f"{PREFIX}indexer"] == SEQ * SEQ / 2
+    assert not [one for one in program.steps if isinstance(one, RedistributeStep) and one.source == f"{PREFIX}indexer"]
+
+
+@pytest.mark.parametrize("name", ["deepseek v3.2", "glm 5"])
+def test_configs_and_plans_give_the_same_model_back(name: str) -> None:
+    model = MODELS[name]
+    assert from_config(to_config(model), model.name) == model
+    assert from_json(ModelSpec, to_json(model), "model") == model
+
+
+CONFIG, OTHER = to_config(TINY), to_config(MODELS["glm 5"])
+
+
+def test_what_a_config_leaves_out() -> None:
+    def bare(config: dict[str, Any]) -> ModelSpec:
+        return from_config({key: value for key, value in config.items() if not key.startswith("index")}, "m")
+
+    assert bare(CONFIG).indexer == Indexer(64, 128, 2048, indexer_rope_interleave=False)
+    assert bare(OTHER).indexer == Indexer(32, 128, 2048, indexer_rope_interleave=True)
+    assert bare({**OTHER, "index_topk_freq": 1, "indexer_types": ["full"] * 4}) == bare(OTHER)
+    assert bare({**OTHER, "index_topk_pattern": "FFFF"}) == bare(OTHER)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({**OTHER, "index_topk_freq": 4}, "index_topk_freq=4 of m is not supported; 1 is"),
+        (
+            {**OTHER, "index_topk_pattern": "FSSF"},
+            "index_topk_pattern='FSSF' of m is not supported: an indexer of its own in each block is",
+        ),
+        (
+            {**OTHER, "indexer_types": ["full", "shared", "full", "full"]},
+            "indexer_types=a list of 4 of m is not supported: an indexer of its own in each block is",
+        ),
+        (
+            {**CONFIG, "indexer_rope_interleave": True},
+            "indexer_rope_interleave=True of m is not supported; False is",
+        ),
+        ({**CONFIG, "index_topk": 0}, "index_topk=0 of m must be a whole number from 1 to 1,000,000,000"),
+        (
+            {**CONFIG, "q_lora_rank": None},
+            "q_lora_rank=null of m is not supported: its indexer reads compressed queries",
+        ),
+        (
+            {**CONFIG, "index_head_dim": 6},
+            "index_head_dim=6 of m must be at least qk_rope_head_dim=8, the numbers that positions turn",
+        ),
+        (
+            {**CONFIG, "model_type": "deepseek_v3"},
+            (
+                "index_topk=5 of m is not a key of model_type=deepseek_v3, which would be another model without it; "
+                "deepseek_v32 or glm_moe_dsa has it"
+            ),
+        ),
+    ],
+)
+def test_what_a_config_cannot_have_is_named(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as raised:
+        from_config(config, "m")
+    assert str(raised.value) == text
+
+
+def test_an_indexer_goes_with_its_families() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        replace(TINY, indexer=None)
+    assert str(raised.value) == (
+        "model_type=deepseek_v32 of tiny-llama needs indexer; deepseek_v32, glm_moe_dsa have it"
+    )
+    with pytest.raises(AutoshardError, match=r"^model_type=deepseek_v3 of tiny-llama has no indexer; deepseek_v32, "):
+        replace(MODELS["deepseek v3"], indexer=TINY.indexer)
+    with pytest.raises(AutoshardError) as raised:
+        replace(TINY, dropout=Dropout(attention=0.1))
+    assert str(raised.value) == (
+        "dropout.attention=0.1 of tiny-llama must be 0: no kernel drops probabilities of the keys that an indexer chose"
+    )
+    assert replace(TINY, dropout=Dropout(residual=0.1)).dropout.residual == 0.1
+
+
+def test_documents_of_a_row_cannot_be_kept_apart() -> None:
+    with pytest.raises(AutoshardError) as raised:
+        _backend(plan_of(TINY, strategy(), 1), RunOptions(document_mask=True), in_cluster=False)
+    assert str(raised.value) == (
+        "document_mask: the indexer of tiny-llama chooses keys of whole rows; leave it out, or give each document a row"
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_framework_gets_a_file_that_leaves_it_out(form: str) -> None:
+    plan = replace(plan_70b(), model=V32, operators={})
+    with pytest.raises(AutoshardError, match=f"^latent_attention of deepseek-v3.2 has no form .* for {form}$"):
+        export(plan, form)
+
+
+def test_a_command_says_it_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--model", "glm-5", "--instance", "h800-80gb", "--nodes", "32", "--cp", "2"]
+    assert main([*asked, "--context-parallel", "zigzag_ring", "--out", str(tmp_path / "plan.json")]) == 2
+    said = capsys.readouterr().err
+    assert "the indexer of glm-5 chooses among the keys of a whole row; use all_gather" in said
+
+
+def test_a_plan_says_what_is_not_learned_and_what_mfu_counts() -> None:
+    *_, notes = inputs_of(PlanRequest(model="glm-5", nodes=32, instance="h800-80gb"))
+    assert notes[0] == (
+        "glm-5: a query sees 2,048 keys at most; indexers are loaded, not learned; attention computes the scores of "
+        "all keys, and MFU counts it alone"
+    )
+
+
+def test_a_plan_says_how_attention_is_computed() -> None:
+    found = dict(_facts(plan_of(TINY, strategy(cp=2, ep=2), 2), ("attention",)))
+    assert found["attention"] == (
+        "flash kernel: scores are never stored; keys and values are gathered over cp; a mask hides all but 5 keys of a "
+        "query, which an indexer chose"
+    )
+
+
+def test_a_rehearsal_chooses_some_of_its_keys() -> None:
+    assert V32.indexer is not None
+    assert V32.indexer.shrunk(8, 32) == Indexer(4, 8, 32, False)
+    original = replace(plan_of(TINY, strategy(tp=2), 2), model=TINY)
+    small = rehearse(original, 2, 96).plan
+    assert small.model.indexer is not None
+    assert small.model.indexer.index_topk < small.training.sequence_length
