@@ -33,9 +33,8 @@ def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tenso
     wavelengths = 2 * torch.pi / frequencies
     turns = scaling.original_max_position_embeddings / wavelengths
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smooth = blend.nan_to_num(1.0).clamp(
-        0, 1
-    )  # both ends alike leave nothing between; 0: long waves, divided by the factor; 1: short waves, kept
+    # Both ends alike leave nothing between. 0: long waves, divided by the factor; 1: short waves, kept.
+    smooth = blend.nan_to_num(1.0).clamp(0, 1)
     return smooth * frequencies + (1 - smooth) * frequencies / scaling.factor
 
 
