@@ -41,7 +41,7 @@ def scheduler(folder: Path, *workers: str) -> Iterator[str]:
     processes = [started("scheduler", "--host", "127.0.0.1", "--port", "0", *common)]
     try:
         until = time.monotonic() + PATIENCE_S
-        while not file.exists():
+        while not file.exists() or not file.read_text().endswith("}"):  # it is written while we look
             assert time.monotonic() < until and processes[0].poll() is None
             time.sleep(0.05)
         if workers:
