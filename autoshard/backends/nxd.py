@@ -125,7 +125,8 @@ def compressed_vectors_run_on_torch(problem: Problem, draft: Draft) -> str | Non
     """NxD 0.18.0 has no layers of latent attention, and routers that choose by a softmax or sigmoid alone."""
     model = problem.model
     if model.latent_attention is not None:
-        return f"backend=nxd has no layers for the latent attention of {model.name}; use backend torch"
+        instead = "use backend torch" if model.indexer is None else "plan for GPUs"  # see native_neuron.py
+        return f"backend=nxd has no layers for the latent attention of {model.name}; {instead}"
     if model.router is not None:
         return f"backend=nxd has no router with topk_method={model.router.topk_method} of {model.name}; use torch"
     return None

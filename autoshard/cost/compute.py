@@ -158,10 +158,10 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         traffic = (work.bytes_moved + logits, lost, work.flops, work.backward_flops_ratio)
         return OperatorNeeds("chunked_loss", m, n, k, *traffic, KINDS[op.kind].groups(op, program.graph, sizes))
     if op.kind == "choose_keys":
-        keys, width = seen_keys(program.graph, sizes), sizes["index_dim"]
-        scores_bytes = FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims) * sizes["index_head"] * keys
-        rows = work.flops / (2.0 * keys * width)
-        return OperatorNeeds("choice", rows, keys, width, work.bytes_moved, scores_bytes, work.flops, 0.0)
+        queries, width = prod(sizes[dim] for dim in op.loop_dims), sizes["index_dim"]
+        scores_bytes = FLOAT32_BYTES * queries * sizes["index_head"] * seen_keys(program.graph, sizes)
+        columns = work.flops / (2.0 * queries * width)
+        return OperatorNeeds("choice", queries, columns, width, work.bytes_moved, scores_bytes, work.flops, 0.0)
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
     if kind == "vector":
         routed = op.kind in ("dispatch", "combine")

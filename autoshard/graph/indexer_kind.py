@@ -7,7 +7,7 @@ from math import prod
 from autoshard.graph.attention_kind import mean_keys
 from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
 from autoshard.graph.operator_kind import Internal, OperatorKind, Sizes, num_elements
-from autoshard.graph.score_tiles import most_scores
+from autoshard.graph.score_tiles import most_choice_scores
 
 
 class ChooseKeys(OperatorKind):
@@ -43,8 +43,8 @@ class ChooseKeys(OperatorKind):
         return 0.0
 
     def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Bytes of a tile of scores: as the product gives them, and in FP32, in which heads are added up."""
-        scores = most_scores(sizes["index_head"], sizes["seq"], float(graph.sizes["seq"]))
+        """Bytes of the scores of some heads: as the product gives them, and in FP32, in which heads are added up."""
+        scores = most_choice_scores(sizes["index_head"], float(graph.sizes["seq"]), sizes["seq"])
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         return (max(FLOAT32_BYTES, element_bytes) + element_bytes * (element_bytes < FLOAT32_BYTES)) * scores
 

@@ -1,4 +1,5 @@
-"""The tiles of scores in which the torch backend computes attention that torch's fused kernels do not know.
+"""The tiles of scores in which the torch backend computes attention that torch's fused kernels do not know, and in
+which an indexer chooses keys.
 
 A tile of several sequences has as many scores as one of a single sequence: what it takes does not grow with the
 microbatch.
@@ -28,3 +29,20 @@ def most_scores(heads: float, length: float, window: float) -> float:
     rows = length if sees_all else min(length, max(FEWEST_ROWS, length / 4))
     columns = min(length, window + rows)
     return min(SCORES_AT_ONCE, heads * rows * columns)
+
+
+CHOICE_TILES = 32
+"""Tiles of an indexer's queries: the last keys of each lie behind its first queries, and are scored in vain."""
+
+
+def choice_tile(heads: int, length: int, queries: int, sequences: int) -> tuple[int, int]:
+    """(queries of a tile, heads that are scored at once) of an indexer. heads: of it. length: of a sequence, tokens.
+    queries: of a sequence, that a rank has. sequences: of a microbatch."""
+    most = SCORES_AT_ONCE // (sequences * length)
+    rows = max(1, min(most, queries, max(FEWEST_ROWS, queries // CHOICE_TILES)))
+    return rows, max(1, min(heads, most // rows))
+
+
+def most_choice_scores(heads: float, length: float, queries: float) -> float:
+    """Scores of an indexer that are held at one time, at most, elements. Arguments are those of `choice_tile`."""
+    return min(SCORES_AT_ONCE, heads * length * min(queries, max(FEWEST_ROWS, queries / CHOICE_TILES)))

@@ -52,8 +52,7 @@ INDEXERS = {
     "deepseek_v32": Indexer(64, 128, 2048, indexer_rope_interleave=False),
     "glm_moe_dsa": Indexer(32, 128, 2048, indexer_rope_interleave=True),
 }
-"""Of a model_type that has one, where a config does not say. No config may say another
-indexer_rope_interleave."""
+"""Of a model_type that has one, where a config does not say. No config may have another indexer_rope_interleave."""
 SAYS_KINDS = ("glm4_moe_lite", *INDEXERS)
 """The model_types with mlp_layer_types."""
 DEFAULTS = {
@@ -170,8 +169,10 @@ def corrected_router(
 def _indexer(config: Config, usual: Indexer) -> Indexer:
     """The indexer of every block. usual: with the values that its keys have where they are absent.
 
-    Raises AutoshardError where some blocks see the keys that another one's chose.
+    Raises AutoshardError where positions turn other numbers than in transformers, or some blocks see the keys that
+    another one's chose.
     """
+    config.only("rope_interleave", True)
     config.only("indexer_rope_interleave", usual.indexer_rope_interleave)
     config.only("index_topk_freq", 1)
     pattern = config.value("index_topk_pattern", "")

@@ -49,13 +49,14 @@ def test_a_query_sees_itself_and_as_many_keys_before_it_as_there_are() -> None:
     assert seen.sum(-1).tolist() == [[min(place + 1, 5) for place in range(16)]] * 2
 
 
-@pytest.mark.parametrize("at_once", [16, 500, 2000])
-def test_tiles_change_nothing(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("at_once", "tile"), [(16, (1, 1)), (500, (4, 1)), (2000, (4, 6)), (800, (4, 2))])
+def test_tiles_change_nothing(at_once: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     program, step = program_of(Indexer(6, 12, 5), seq=40)
     inputs = inputs_of(program, step)
     whole = choose_keys(Context(program, None), step)(*inputs)
-    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once * 6)
+    monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
     monkeypatch.setattr(score_tiles, "FEWEST_ROWS", 4)
+    assert score_tiles.choice_tile(6, 40, 40, 2) == tile
     assert torch.equal(choose_keys(Context(program, None), step)(*inputs), whole)
 
 
@@ -69,9 +70,9 @@ def test_nothing_is_kept_for_backward() -> None:
 
 
 def test_products_are_those_counted() -> None:
-    """Within 3 %: the last keys of a tile lie behind its first queries."""
+    """Within 4 %: the last keys of a tile, of which there are 32, lie behind its first queries."""
     program, step = program_of(Indexer(64, 12, 64), seq=4096, batch=1)
     inputs = inputs_of(program, step)
     with FlopCounterMode(display=False) as counter:
         choose_keys(Context(program, None), step)(*inputs)
-    assert counter.get_total_flops() == pytest.approx(operator_work(program, step).flops, rel=0.03)
+    assert counter.get_total_flops() == pytest.approx(operator_work(program, step).flops, rel=0.04)

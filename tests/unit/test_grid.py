@@ -137,6 +137,8 @@ SHAPES = (
     ("mixtral-8x7b", LocalShape(2, 1, 4, 1, True, "flash")),
     ("gpt3-175b", LocalShape(1, 2, 1, 1, False, "flash", "all_gather")),
     ("qwen2-7b", LocalShape(2, 2, 1, 1, True, "flash", "ulysses")),
+    ("glm-5", LocalShape(4, 2, 8, 1, True, "flash", "all_gather")),
+    ("deepseek-v3.2", LocalShape(1, 1, 8, 1, False, "plain")),
 )
 
 

@@ -154,6 +154,7 @@ def test_what_a_config_leaves_out() -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
+        ({**OTHER, "rope_interleave": False}, "rope_interleave=False of m is not supported; True is"),
         ({**OTHER, "index_topk_freq": 4}, "index_topk_freq=4 of m is not supported; 1 is"),
         (
             {**OTHER, "index_topk_pattern": "FSSF"},

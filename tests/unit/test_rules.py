@@ -170,7 +170,7 @@ BROKEN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {**V32, **on("trn1.32xlarge", 16), "backend": "nxd"},
         {"layers": 61},
-        "backend=nxd has no layers for the latent attention of deepseek-v3.2; use backend torch",
+        "backend=nxd has no layers for the latent attention of deepseek-v3.2; plan for GPUs",
     ),
     (
         {"model": LLAMA_8B, "cluster": TRN2.under_stack("neuron-compiled"), "backend": "torch"},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.score_tiles import tile_rows
+from autoshard.graph.score_tiles import choice_tile
 from autoshard.runtime.torch_backend.collectives import all_gather
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
@@ -18,7 +19,7 @@ from autoshard.runtime.torch_backend.rotation import rotation
 def choose_keys(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of an indexer (graph/indexer_kind.py): hidden state, compressed queries and weights -> the mask
     [batch, queries, keys], True where a query sees a key. Products are in the dtype of their inputs; heads are weighed
-    and added up in FP32, or FP64, a tile of queries at a time."""
+    and added up in FP32, or FP64, some of them at a time for a tile of queries."""
     attributes: Any = step.operator.attributes
     top_k, eps = attributes["top_k"], attributes["eps"]
     group, positions = context.group(step, "seq"), context.positions(step)
@@ -44,12 +45,13 @@ def choose_keys(context: Context, step: OperatorStep) -> Kernel:
         of_heads = at_least_fp32(weights_proj) * scale
         here = positions.to(h.device)
         seen = torch.empty(*h.shape[:2], length, dtype=torch.bool, device=h.device)
-        _, rows = tile_rows(heads, length, h.shape[0])
+        rows, at_once = choice_tile(heads, length, h.shape[1], h.shape[0])
         for first in range(0, h.shape[1], rows):
             tile = slice(first, first + rows)
             stop = int(positions[tile][-1]) + 1
             weights = F.linear(h[:, tile].to(of_heads.dtype), of_heads)
-            scores = _scores(q[:, tile], k[:, :stop], weights)
+            several = zip(q[:, tile].split(at_once, 2), weights.split(at_once, 2), strict=True)
+            scores = reduce(torch.Tensor.add_, (_scores(some, k[:, :stop], weight) for some, weight in several))
             behind = torch.arange(stop, device=h.device) > here[tile].unsqueeze(1)
             seen[:, tile, :stop] = best(scores.masked_fill_(behind, float("-inf")), top_k) & ~behind
             seen[:, tile, stop:] = False
