@@ -99,8 +99,8 @@ HEADER = (
 
 PAGE = """\
 One model of each family, planned at full size on Trainium 2, or on H800s what cannot run there, with `--backend torch`.
-Its first and its last stage are
-audited, the runtime's own program on fake tensors; the row is that of the stage that is furthest off in peak memory.
+Its first and its last stage are audited, the runtime's own program on fake tensors; the row is that of the stage that
+is furthest off in peak memory.
 
 tests/multiprocess/test_transformers.py holds of every family that logits and gradients equal those of transformers in
 FP32, that weights are read and written as transformers does, and of every built-in config that its parameters are as
