@@ -222,6 +222,6 @@ def test_no_other_file_names_a_schedule() -> None:
         "conversion/nxd_layout.py",
         "spec/traced.py",
         "tracer/rules/positions.py",
-        "runtime/torch_backend/kernels.py",
+        "runtime/torch_backend/rotation.py",
     }
     assert found - other_tools - rotary == {"schedules/orders.py"}
