@@ -26,7 +26,7 @@ from tests.cases import ALL, some
 from tests.unit.as_estimated import check_as_estimated
 from tests.unit.kind_models import SETS, random_layout, table_of
 
-INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "60" if ALL else "30"))
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "60" if ALL else "20"))
 MOST_TRIED = 20_000
 """Of more choices, so many are drawn."""
 
@@ -79,7 +79,7 @@ def test_one_chunk_a_rank_is_proven(seed: int, schedules: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("most", ["MOST_BEGINNINGS", "MOST_HALVINGS", "MOST_LISTED", "MOST_ROUNDS"])
-@pytest.mark.parametrize("seed", some(range(30), 15))
+@pytest.mark.parametrize("seed", some(range(30), 10))
 def test_what_is_not_tried_is_a_proven_gap(seed: int, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one_by_one = most in ("MOST_LISTED", "MOST_ROUNDS")
     problem, draft = random_layout(seed, ("zero_bubble",) if one_by_one else ("1f1b", "gpipe"))
@@ -138,7 +138,7 @@ def test_layouts_with_chunks_that_are_not_solved_are_a_proven_gap(monkeypatch: p
 
 
 @pytest.mark.parametrize("most", ["MOST_CUTS", "MOST_TRIED", "MOST_ROUNDS", "MOST_PAIRS"])
-@pytest.mark.parametrize("seed", some(range(30), 15))
+@pytest.mark.parametrize("seed", some(range(30), 10))
 def test_chunks_that_are_not_tried_are_a_proven_gap(seed: int, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, draft = random_layout(seed, ("interleaved",))
     (priced,) = table_of(problem, draft, by_stage=True).price()

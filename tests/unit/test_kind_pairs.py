@@ -28,7 +28,7 @@ from tests.cases import ALL
 from tests.unit.kind_models import SETS, random_layout, table_of
 from tests.unit.test_kind_cuts import best_of_all, every_choice, limit_of
 
-INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40" if ALL else "20"))
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40" if ALL else "12"))
 ROUNDING = 1e-9
 
 

@@ -81,7 +81,7 @@ def bounds_of(problem: Problem, drafts: list[Draft], sets: tuple[str, ...], limi
 @pytest.mark.parametrize(
     ("seed", "pins"),
     [
-        *((seed, Pins()) for seed in some(range(12), 4)),
+        *((seed, Pins()) for seed in some(range(12), 3)),
         *((0, IN_GROUPS), (104, IN_GROUPS), (11, ANY_GROUPS)),
         *((0, HALVES), (1, WHOLE), (3, HALVES), (13, WHOLE), (1, ANY_PARTS)),
     ],
@@ -198,7 +198,7 @@ def test_bounds_know_how_far_from_each_other_an_order_of_axes_puts_ranks(
     assert np.median(shares) > reached
 
 
-@pytest.mark.parametrize("seed", some(range(24), 8))
+@pytest.mark.parametrize("seed", some(range(24), 5))
 def test_no_cut_and_no_sets_by_stage_are_below_a_bound(seed: int) -> None:
     """Stages with any number of blocks of several kinds, ends of the model without any, and a set for each stage."""
     choose = random.Random(seed)
@@ -273,7 +273,7 @@ def test_no_group_along_two_axes_has_a_better_law(instance: str, nodes: int) -> 
 @pytest.mark.parametrize(
     ("seed", "pins"),
     [
-        *((seed, Pins()) for seed in some(range(100, 110), 5)),
+        *((seed, Pins()) for seed in some(range(100, 110), 3)),
         *((100, IN_GROUPS), (107, ANY_GROUPS)),
         *((109, WHOLE), (110, WHOLE), (114, HALVES), (102, ANY_PARTS)),
     ],
@@ -317,7 +317,7 @@ def test_of_many_layouts_that_do_not_fit_a_bound_is_told(monkeypatch: pytest.Mon
     assert capacity < float(quick[3]) <= float(slow[3])
 
 
-@pytest.mark.parametrize("seed", some(range(12), 6))
+@pytest.mark.parametrize("seed", some(range(12), 4))
 @pytest.mark.parametrize("pins", [Pins(), IN_GROUPS, WHOLE, ANY_PARTS], ids=str)
 def test_no_layout_needs_less_than_equal_shares_of_the_state(seed: int, pins: Pins) -> None:
     problem = random_problem(seed)

@@ -278,7 +278,7 @@ def random_legal_plan(random: Random) -> Plan:
         return make_plan(spec, training, cluster, "torch", chosen, estimate(spec, training, cluster, chosen))
 
 
-@settings(max_examples=200 if ALL else 70)
+@settings(max_examples=200 if ALL else 40)
 @given(st.integers(0, 2**32), st.sampled_from((2, 4, 8, 16, 32)))
 def test_a_shrunken_plan_obeys_every_rule_that_the_plan_obeyed(seed: int, processes: int) -> None:
     original = random_legal_plan(Random(seed))

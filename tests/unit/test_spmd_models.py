@@ -69,16 +69,18 @@ LAYOUTS = {
 """tp, dp, cp, ep."""
 
 
+LEGAL = [
+    (name, layout)
+    for name, model in MODELS.items()
+    for layout, (_, _, cp, ep) in LAYOUTS.items()
+    if (ep % cp == 0 if model.is_moe else ep == 1)  # as the planner's rules have it
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        (name, layout)
-        for name, model in MODELS.items()
-        for layout, (_, _, cp, ep) in LAYOUTS.items()
-        if (ep % cp == 0 if model.is_moe else ep == 1)  # as the planner's rules have it
-    ],
+    ("name", "layout", "sequence_parallel"),
+    [(*one, sp) for place, one in enumerate(LEGAL) for sp in (True, False) if ALL or sp == (place % 2 == 0)],
 )
-@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no sp"])
 def test_layouts(name: str, layout: str, sequence_parallel: bool) -> None:
     tp, dp, cp, ep = LAYOUTS[layout]
     mesh = build_mesh(tp=tp, pp=1, dp=dp, cp=cp, ep=ep, num_key_value_heads=key_value_heads(MODELS[name], tp))

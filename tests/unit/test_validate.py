@@ -222,7 +222,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=400 if ALL else 200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400 if ALL else 100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), name=st.sampled_from(sorted(EXAMPLES)))
 def test_any_changed_leaf_is_refused_or_kept(data: st.DataObject, name: str) -> None:
     """Never another exception, and never a plan that says other than the file."""
