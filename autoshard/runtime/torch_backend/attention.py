@@ -241,7 +241,7 @@ def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """The mask as numbers to add to scores, in their dtype; with a boolean mask torch makes and keeps such a copy for
     every microbatch."""
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
+        mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
     return mask.to(scores)
 
 
