@@ -16,7 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # An interrupted `venv` leaves a python without pip behind: make it anew.
 CREATE_VENV = $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-# Packages are compiled as far as they are imported, which is a tenth of them; ours as a whole.
+# Other packages are compiled when they are imported, which is less than a third of their files, and kept compiled even
+# where the environment says otherwise; ours are compiled at once.
 INSTALL = $(VENV)/bin/python -m pip install -qq --no-compile --constraint constraints.txt --editable
 COMPILE = $(VENV)/bin/python -m compileall -q autoshard tests
 export PYTHONDONTWRITEBYTECODE :=
@@ -32,8 +33,8 @@ demo: $(VENV)/.demo
 	autoshard run plan.json
 
 # Types are checked beside the first tests: both together use both cores. Tests of several processes wait for each other
-# at times, which a third one at a time fills. What asserts compare is looked at only where a test fails, and is then
-# run again.
+# at times, which a third one at a time fills. To look into what asserts compare takes long: only tests that failed are
+# run again with it.
 PYTEST = python -m pytest --dist loadfile --assert=plain
 AGAIN = { python -m pytest --last-failed --last-failed-no-failures none; false; }
 test: lint
