@@ -56,13 +56,16 @@ SAME = ("name", "devices", "torch", "autoshard")
 
 def parts(device: str, quick: bool, devices: int) -> Iterator[Part]:
     """Yields what is measured after the environment, the most telling first. devices: of this machine."""
-    from benchmarks.on_gpu_parts import MODES, QUICK, SHARDED, SIZES
+    from benchmarks.on_gpu_parts import CUTS, MODES, QUICK, SHARDED, SIZES
 
     yield Part("parity", "parity", ("eager",), 120)
+    yield Part("parity, families", "families", (), 180)
     yield Part("calibration", "calibration", limit_s=180 if quick else 600)
     for size in QUICK[device] if quick else SIZES[device]:
         for mode in MODES[device]:
             yield Part(f"step, {size}, {mode}", "step", (size, mode), 120 if quick else PART_S)
+    for name in CUTS[device]:
+        yield Part(f"step, {name}, planned", "step", (name, "planned"), 60)
     if device != "cpu":  # inductor takes half a minute a program there
         yield Part("parity, compiled", "parity", ("compiled",), 120 if quick else PART_S)
     for world, layouts in SHARDED.items():

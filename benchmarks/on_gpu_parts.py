@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from autoshard import __version__
+from autoshard.backends.rules import check_strategy
 from autoshard.calibration.devices import DeviceUnderTest, count, open_device
 from autoshard.calibration.fit import Fit
 from autoshard.calibration.hardware_file import hardware_file
@@ -30,6 +31,7 @@ from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.launch import run_processes
+from autoshard.runtime.rehearse import telling_blocks
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.devices import connect, group_timeout
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
@@ -96,6 +98,45 @@ SIZES: dict[str, dict[str, Size]] = {
     "cpu": {"tiny": Size(2, 64, 4, 2, 128, 256, 64, 2, 2)},
 }
 QUICK = {"cuda": ("1b", "200m"), "cpu": ("tiny",)}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A training step of a few blocks of a built-in model, at full width. layers: how many; of every kind of block
+    that finds room. experts: of a block, where all of them would not fit. seq, sequences, microbatches: as in Size."""
+
+    layers: int
+    sequences: int = 1
+    seq: int = 4096
+    microbatches: int = 2
+    experts: int | None = None
+
+    def model(self, name: str) -> ModelSpec:
+        whole = load_model(name)
+        few = whole if self.experts is None else replace(whole, num_local_experts=self.experts)
+        return few.some_blocks(telling_blocks(few, self.layers))
+
+
+CUTS: dict[str, dict[str, Cut]] = {
+    "cuda": {
+        "qwen3-0.6b": Cut(28, 2),
+        "gemma2-2b": Cut(8),
+        "gemma4-31b": Cut(2),
+        "qwen3.5-27b": Cut(2),
+        "granite-4.0-h-micro": Cut(8),
+        "mixtral-8x7b": Cut(1, 2),
+        "olmoe-1b-7b": Cut(4, 2),
+        "qwen3-30b-a3b": Cut(2, 2),
+        "gpt-oss-20b": Cut(2),
+        "deepseek-v2-lite": Cut(3),
+        "nemotron-3-nano-30b-a3b": Cut(4),
+        "deepseek-v3": Cut(2, experts=16),
+        "deepseek-v3.2": Cut(2, experts=16),
+    },
+    "cpu": {"smollm2-135m": Cut(1, seq=128)},
+}
+"""Built-in models whose blocks are timed, by the plan's program alone. A parameter takes 18 bytes in mixed precision:
+what is here fits into 80 GB."""
 MODES = {
     "cuda": ("planned", "plain", "planned compiled", "plain compiled", "planner's pick"),
     "cpu": ("planned", "plain", "planner's pick"),
@@ -144,7 +185,7 @@ def cluster_of(machine: Cluster, devices: int) -> Cluster:
     return replace(machine, devices_per_node=devices, devices_per_chip=per_chip, intra_node=((devices, link),))
 
 
-def plan_of(size: Size, model: ModelSpec, cluster: Cluster, precision: str, **changed: Any) -> Plan:
+def plan_of(size: Size | Cut, model: ModelSpec, cluster: Cluster, precision: str, **changed: Any) -> Plan:
     """The plan of a layout of these sizes, with one microbatch's sequences as they are and nothing recomputed, but for
     what is changed in its strategy."""
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages"), 1)
@@ -157,7 +198,7 @@ def plan_of(size: Size, model: ModelSpec, cluster: Cluster, precision: str, **ch
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
 
 
-def picked(size: Size, model: ModelSpec, cluster: Cluster, precision: str) -> Plan:
+def picked(size: Size | Cut, model: ModelSpec, cluster: Cluster, precision: str) -> Plan:
     """The plan that the planner finds best for the same training."""
     from autoshard.planner.search import search
 
@@ -244,6 +285,29 @@ def parity(options: Options, which: str) -> dict[str, Any]:
     return {"variants": found, "close": CLOSE, "right": all(one.get("off", 1.0) < CLOSE for one in found.values())}
 
 
+def families(options: Options) -> dict[str, Any]:
+    """The same for every small model of the tests, with flash and with plain attention: losses and gradient norms of
+    one process on the device against the CPU's, by model."""
+    from tests.multiprocess.models import MODELS
+    from tests.multiprocess.plans import FP32, plan_of, strategy
+
+    under_test, found = open_device(options.device), {}
+    for name, model in MODELS.items():
+        for attention in ("flash", "plain"):
+            layout = strategy(layers=(model.num_hidden_layers,), kernel=attention)
+            case = f"{name}{', plain attention' if attention == 'plain' else ''}"
+            plan = plan_of(model, layout, 2, FP32)
+            try:
+                check_strategy(model, plan.training, plan.cluster, "torch", layout)
+            except AutoshardError:  # there is no such attention with this model's dropout, say
+                continue
+            try:
+                found[case] = _compared(under_test.device, plan, None)
+            except Exception as error:  # one model says nothing of the others
+                found[case] = {"error": _one_line(error)}
+    return {"variants": found, "close": CLOSE, "right": all(one.get("off", 1.0) < CLOSE for one in found.values())}
+
+
 def _parity_or_error(device: torch.device, fields: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     try:
         return _parity_of(device, fields, changed)
@@ -256,7 +320,11 @@ def _parity_of(device: torch.device, fields: dict[str, Any], changed: dict[str, 
     plan = plan_of(
         TINY, replace(TINY.model("parity"), **fields), cluster_of(load_cluster("cpu", 1), 1), "fp32", **changed
     )
-    here = _losses(session_of(plan, device, compiler=Compiler() if compiles else None), plan)
+    return _compared(device, plan, Compiler() if compiles else None)
+
+
+def _compared(device: torch.device, plan: Plan, compiler: Compiler | None) -> dict[str, Any]:
+    here = _losses(session_of(plan, device, compiler=compiler), plan)
     host = _losses(session_of(plan, torch.device("cpu")), plan)
     return {"losses": here, "cpu": host, "off": _off(here, host)}
 
@@ -277,7 +345,7 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
     """One step's time and the device's peak memory, beside both predictions: with the packaged hardware file, and with
     the one that calibrating wrote."""
     under_test = open_device(options.device)
-    shape, precision = SIZES[options.device][size], precision_of(options.device)
+    shape, precision = {**SIZES[options.device], **CUTS[options.device]}[size], precision_of(options.device)
     model = shape.model(size)
     machines = _machines(options, under_test.name)
     cluster = next(reversed(machines.values()), cluster_of(load_cluster("cpu", 1), 1))
@@ -472,6 +540,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "environment": environment,
     "calibration": calibration,
     "parity": parity,
+    "families": families,
     "step": step,
     "sharded": sharded,
 }
