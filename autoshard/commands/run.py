@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SUMMARY = "execute a plan, or rehearse it on this machine"
 USAGE = "autoshard run PLAN [options]"
 DESCRIPTION = """\
-Execute a plan. At the plan's world size (torchrun, Slurm) it runs as planned. On anything smaller it rehearses: the
-same schedule, recompute and ZeRO on a shrunken mesh and model, compared with one process.
+Execute a plan. At the plan's world size (torchrun, Slurm, or GPUs of this machine) it runs as planned. On anything
+smaller it rehearses: the same schedule, recompute and ZeRO on a shrunken mesh and model, compared with one process.
 Exit code 0 when they agree, 1 when they do not.
 
   autoshard run plan.json

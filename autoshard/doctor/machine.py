@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 PACKAGES = (
@@ -99,7 +100,7 @@ def look(
         cores=_cores(root),
         lnc=found.get("NEURON_LOGICAL_NC_CONFIG"),
         adapters=_adapters(root),
-        gpus=len(_names(root / "proc/driver/nvidia/gpus", r".+")),
+        gpus=num_gpus(root),
         cpus=os.cpu_count() or 1,
         memory_bytes=_memory_bytes(root),
         packages=installed_packages(version),
@@ -113,6 +114,21 @@ def look(
         has_native_compiler=has_native_compiler(),
         variables={name: found[name] for name in VARIABLES if found.get(name)},
     )
+
+
+def num_gpus(root: Path = Path("/")) -> int:
+    """How many GPUs NVIDIA's driver gives this machine or container. root: stands for /."""
+    return len(_names(root / "dev", r"nvidia\d+"))
+
+
+def visible_gpus(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> int:
+    """How many of them CUDA_VISIBLE_DEVICES leaves to processes, without asking torch. root: stands for /."""
+    named = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return num_gpus(root)
+    # CUDA stops at the first that is not there; -1 is a usual way to hide all
+    left = list(takewhile(lambda one: one.strip() not in ("", "-1"), named.split(",")))
+    return min(len(left), num_gpus(root))
 
 
 def _text(file: Path) -> str | None:

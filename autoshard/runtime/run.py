@@ -20,6 +20,7 @@ from autoshard.backends.products import check_runs
 from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.doctor.here import check_here
+from autoshard.doctor.machine import visible_gpus
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
@@ -68,9 +69,17 @@ def run_plan(
         require_cpp_compiler()
     if environment is not None:
         return _run_in_cluster(plan, options, environment, on_folder)
-    run = _run_here if plan.cluster.instance == "cpu" and plan.mesh.world_size <= options.processes else _rehearse
+    run = _run_here if _has_place_for(plan, options) else _rehearse
     with starter(options) if start is None else nullcontext(start) as begin:
         return run(plan, options, begin, on_folder)
+
+
+def _has_place_for(plan: Plan, options: RunOptions) -> bool:
+    """Whether this machine alone runs the plan as it is: on processes where it is for a CPU, else on GPUs."""
+    if plan.cluster.instance == "cpu":
+        return plan.mesh.world_size <= options.processes
+    on_gpus = plan.cluster.platform.is_cuda and options.device in ("auto", "cuda")
+    return on_gpus and plan.mesh.world_size <= visible_gpus()
 
 
 def _backend(plan: Plan, options: RunOptions, in_cluster: bool) -> str:
@@ -148,7 +157,8 @@ def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
         directory = _run_directory(plan, options, "run")
         on_folder(directory)
         write_plan(plan, directory / "plan.json")
-        print(f"Running as planned: {plan.mesh.world_size} processes of this machine", flush=True)
+        kind = "GPUs" if plan.cluster.platform.is_cuda else "processes"
+        print(f"Running as planned: {plan.mesh.world_size} {kind} of this machine", flush=True)
         print(f"text: {_made_of(plan, options, data, learned)}", flush=True)
         arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
         with _metrics(directory, plan, options) as metrics:

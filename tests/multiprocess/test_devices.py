@@ -13,6 +13,9 @@ import torch
 from autoshard.backends import native_neuron
 from autoshard.backends.native_neuron import COMPILE_ONLY, check_native
 from autoshard.errors import AutoshardError
+from autoshard.runtime.options import RunOptions
+from autoshard.runtime.processes import start_interpreter
+from autoshard.runtime.run import run_plan
 from autoshard.runtime.torch_backend.devices import computes, connect, device_of
 from autoshard.spec.cluster import load_cluster
 from tests.multiprocess.models import MODELS
@@ -77,6 +80,31 @@ def test_auto_computes_a_plan_for_gpus_on_the_host_only_in_a_rehearsal(monkeypat
     told = "device=cuda: torch sees 0 GPUs here, rank 0 needs one; device=cpu computes on the host"
     with pytest.raises(AutoshardError, match=f"^{told}$"):
         device_of(on_gpus, "auto", False, 0)
+
+
+def test_auto_takes_gpus_where_every_rank_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = plan(dp=2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    assert device_of(pair, "auto", False, 0) == device_of(pair, "auto", False, 1) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device_of(pair, "auto", False, rank) for rank in (0, 1)] == [torch.device("cuda", rank) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "run"),
+    [(1, "auto", "here"), (1, "cuda", "here"), (1, "cpu", "rehearsed"), (0, "auto", "rehearsed")],
+)
+def test_a_plan_for_gpus_of_this_machine_runs_as_planned(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, device: str, run: str
+) -> None:
+    chosen = []
+    monkeypatch.setattr("autoshard.runtime.run.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("autoshard.runtime.run._run_here", lambda *values: chosen.append("here") or 0)
+    monkeypatch.setattr("autoshard.runtime.run._rehearse", lambda *values: chosen.append("rehearsed") or 0)
+    on_gpus = replace(plan(), cluster=load_cluster("h100-80gb", 1))
+    assert run_plan(on_gpus, RunOptions(device=device), start=start_interpreter) == 0
+    assert chosen == [run]
 
 
 def plan(**layout: Any) -> Any:

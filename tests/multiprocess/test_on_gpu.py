@@ -34,13 +34,16 @@ def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found) == {
         "environment",
         "parity",
+        "parity, families",
         "calibration",
         "step, tiny, planned",
         "step, tiny, plain",
         "step, tiny, planner's pick",
+        "step, smollm2-135m, planned",
         "sharded, tp=2",
     }
-    assert found["parity"]["result"]["right"] and found["sharded, tp=2"]["result"]["right"]
+    assert found["parity"]["result"]["right"] and found["parity, families"]["result"]["right"]
+    assert found["sharded, tp=2"]["result"]["right"]
     planned = found["step, tiny, planned"]["result"]
     assert planned["predicted"].keys() == {"packaged", "calibrated"} and planned["step_time_s"] > 0
     assert load_cluster(None, 1, hardware_file=tmp_path / "on_gpu_hardware.json").instance == "cpu"

@@ -16,7 +16,7 @@ from autoshard.cli import main
 from autoshard.doctor.finding import Finding
 from autoshard.doctor.findings import checkpoint_bytes, findings
 from autoshard.doctor.here import check_here
-from autoshard.doctor.machine import Machine, look
+from autoshard.doctor.machine import Machine, look, visible_gpus
 from autoshard.doctor.native import numbers
 from autoshard.errors import AutoshardError
 from autoshard.explanation.describe import describe
@@ -84,6 +84,16 @@ def test_an_empty_machine_has_nothing(tmp_path: Path) -> None:
     assert (found.packages, found.file_system, found.memory_bytes, found.lnc) == ({}, None, 0, None)
     assert found.free_disk_bytes > 0
     assert {one.level for one in findings(found, None)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("named", "count"), [(None, 4), ("", 0), ("-1", 0), ("2", 1), ("0,3", 2), ("0, -1, 2", 1), ("0,1,2,3,4,5", 4)]
+)
+def test_gpus_are_counted_without_torch(tmp_path: Path, named: str | None, count: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        put(tmp_path, f"dev/{name}")
+    assert look(tmp_path, {}, not_installed).gpus == 4
+    assert visible_gpus(tmp_path, {} if named is None else {"CUDA_VISIBLE_DEVICES": named}) == count
 
 
 def test_a_trn1_node_by_its_files(tmp_path: Path) -> None:

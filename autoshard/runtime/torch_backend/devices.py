@@ -21,14 +21,14 @@ _GROUP_TIMEOUT_S = 30 * 60.0
 
 
 def device_of(plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> torch.device:
-    """auto is a rank's own GPU where it has one or the plan is for GPUs; else the native Neuron device for a plan for
-    Trainium, the CPU for others. A rehearsal, whose ranks share a machine, takes the CPU.
+    """auto is a rank's own GPU where every rank has one or the plan is for GPUs; else the native Neuron device for a
+    plan for Trainium, the CPU for others. A rehearsal, whose ranks share a machine, takes the CPU.
 
     Raises AutoshardError where this machine, or the plan, has nothing for the device that was asked for.
     """
     name = asked
     if name == "auto":
-        name = "cpu" if is_rehearsal else _device_of_plan(plan, local_rank)
+        name = "cpu" if is_rehearsal else _device_of_plan(plan)
     if name == "neuron":
         return _native_neuron(plan, local_rank)
     if name != "cuda":
@@ -42,10 +42,14 @@ def device_of(plan: Plan, asked: str, is_rehearsal: bool, local_rank: int) -> to
     return torch.device("cuda", local_rank)
 
 
-def _device_of_plan(plan: Plan, local_rank: int) -> str:
-    if plan.cluster.platform.is_cuda or torch.cuda.device_count() > local_rank:
+def _device_of_plan(plan: Plan) -> str:
+    if plan.cluster.platform.is_cuda or torch.cuda.device_count() >= _ranks_per_machine(plan):
         return "cuda"  # not silently the CPU of a node of GPUs whose torch does not see them
     return "neuron" if plan.cluster.platform.is_trainium else "cpu"
+
+
+def _ranks_per_machine(plan: Plan) -> int:
+    return min(plan.mesh.world_size, plan.cluster.devices_per_node)
 
 
 def connect(device: torch.device, timeout: timedelta, reporter: Reporter) -> None:
@@ -119,8 +123,7 @@ def _native_neuron(plan: Plan, local_rank: int) -> torch.device:
         )
         raise AutoshardError(f"device=neuron: {reason}; --device cpu computes on the host") from None
     check_native(plan.training.precision, plan.strategy.pp, plan.cluster.has_p2p)
-    ranks_per_machine = min(plan.mesh.world_size, plan.cluster.devices_per_node)
-    for name, value in (("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", ranks_per_machine)):
+    for name, value in (("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", _ranks_per_machine(plan))):
         os.environ.setdefault(name, str(value))
     os.environ.setdefault("NEURON_RT_VISIBLE_CORES", os.environ["LOCAL_RANK"])  # else a rank alone takes all cores
     return device
