@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder is no package
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
-from benchmarks.on_gpu_page import page
+from benchmarks.on_gpu_page import FAMILIES, page
 from benchmarks.one_error import one_error
 
 REPOSITORY = Path(__file__).parents[1]
@@ -59,13 +59,14 @@ def parts(device: str, quick: bool, devices: int) -> Iterator[Part]:
     from benchmarks.on_gpu_parts import CUTS, MODES, QUICK, SHARDED, SIZES
 
     yield Part("parity", "parity", ("eager",), 120)
-    yield Part("parity, families", "families", (), 180)
+    yield Part(FAMILIES, "families", limit_s=180)
     yield Part("calibration", "calibration", limit_s=180 if quick else 600)
     for size in QUICK[device] if quick else SIZES[device]:
         for mode in MODES[device]:
             yield Part(f"step, {size}, {mode}", "step", (size, mode), 120 if quick else PART_S)
     for name in CUTS[device]:
-        yield Part(f"step, {name}, planned", "step", (name, "planned"), 60)
+        for mode in ("planned",) if quick or device == "cpu" else ("planned", "planned compiled"):
+            yield Part(f"step, {name}, {mode}", "step", (name, mode), 60 if quick else PART_S)
     if device != "cpu":  # inductor takes half a minute a program there
         yield Part("parity, compiled", "parity", ("compiled",), 120 if quick else PART_S)
     for world, layouts in SHARDED.items():

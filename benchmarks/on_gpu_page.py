@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autoshard.units import GIB, format_seconds
+
+FAMILIES = "parity, families"
+"""The part that compares every small model."""
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -17,7 +20,7 @@ def page(found: Mapping[str, Any]) -> str:
     steps = {name: one for name, one in known.items() if name.startswith("step, ")}
     if steps:
         lines += ["## Steps", "", *_steps(steps), ""]
-    parities = [one for name, one in known.items() if name.startswith("parity")]
+    parities = {name: one for name, one in known.items() if name.startswith("parity")}
     if parities:
         lines += ["## FP32 against the CPU", "", *_parity(parities), ""]
     sharded = {name: one for name, one in known.items() if name.startswith("sharded, ")}
@@ -74,14 +77,31 @@ def _beside(predicted: Mapping[str, float] | None, measured_s: float) -> str:
     return f"{format_seconds(predicted['step_time_s'])} ({predicted['step_time_s'] / measured_s - 1:+.0%})"
 
 
-def _parity(parities: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    right = all(one["right"] for one in parities)
-    yield f"Losses and gradient norms of three steps; all within {parities[0]['close']:g}: {'yes' if right else 'NO'}."
+SHOWN = 8
+"""Rows of a part of many models: those that are off the most."""
+
+
+def _parity(parities: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    right = all(one["right"] for one in parities.values())
+    close = next(iter(parities.values()))["close"]
+    yield f"Losses and gradient norms of three steps; all within {close:g}: {'yes' if right else 'NO'}."
     yield ""
     yield "| variant | largest relative difference |"
     yield "|---|---|"
-    for name, variant in (pair for one in parities for pair in one["variants"].items()):
-        yield _row(name, variant["error"] if "error" in variant else f"{variant['off']:.1e}")
+    for part, one in parities.items():
+        variants = one["variants"]
+        shown = sorted(variants, key=lambda name: -_off(variants[name])) if part == FAMILIES else list(variants)
+        yield from (_row(name, _difference(variants[name])) for name in shown[:SHOWN])
+        if len(shown) > SHOWN:
+            yield _row(f"{len(shown) - SHOWN} others of {part}", f"at most {_difference(variants[shown[SHOWN]])}")
+
+
+def _off(variant: Mapping[str, Any]) -> float:
+    return float(variant.get("off", float("inf")))
+
+
+def _difference(variant: Mapping[str, Any]) -> str:
+    return str(variant["error"]) if "error" in variant else f"{variant['off']:.1e}"
 
 
 def _sharded(layouts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
