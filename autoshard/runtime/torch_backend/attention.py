@@ -16,6 +16,7 @@ from autoshard.runtime.torch_backend.collectives import all_to_all, differentiab
 from autoshard.runtime.torch_backend.context import Context, Kernel
 from autoshard.runtime.torch_backend.document_mask import document_mask
 from autoshard.runtime.torch_backend.dropout import Mask, dropped_product, places
+from autoshard.runtime.torch_backend.flex_attention import Kind, block_mask, flex_attention
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.heads import heads_of_rows, rows_of_keys
 from autoshard.runtime.torch_backend.recomputing_ops import MaskedSoftmax, SoftCap
@@ -96,7 +97,28 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
         inside = _inside_documents(context, mine, window, chunk, not plain)
         shared = _shared_mask(context, (seq, position, count, window, chunk), not plain)
         whole = _grouped(attend, shared, inside, partial(_of_chosen, added=not plain))
+    if not plain:
+        first = position * (seq // count)
+        has_sinks = bool(op.attributes.get("sinks"))
+        whole = _flexible(context, Kind(first, seq, window, chunk, softcap, scale, has_sinks), whole)
     return _over_heads(whole, group) if group is not None and over_heads else whole
+
+
+def _flexible(context: Context, kind: Kind, otherwise: Kernel) -> Kernel:
+    """The kernel that takes flex_attention where that has one, and the other way elsewhere: on other devices, and where
+    a microbatch has documents or chosen keys of its own."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, **named: Any) -> torch.Tensor:
+        if named["starts"] is None and named.get("chosen") is None and kind.takes(q, k, v):
+            key = ("blocks", kind, q.shape[-2], q.device)
+            if key not in context.tables:
+                context.tables[key] = block_mask(kind, q.shape[-2], q.device)
+            out = flex_attention(kind, q, k, v, named.get("sinks"), context.tables[key])
+            if out is not None:
+                return out
+        return otherwise(q, k, v, *more, **named)
+
+    return run
 
 
 def _in_tiles(ring: Ring, mine: torch.Tensor) -> Kernel:

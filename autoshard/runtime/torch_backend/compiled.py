@@ -46,7 +46,7 @@ class Compiler:
         self._functions: dict[Hashable, _Function] = {}
         self._shared: dict[Hashable, Callable[..., Any]] = {}
         self.segments, self.functions, self.compile_time_s = 0, 0, 0.0
-        _configure()
+        configure()
 
     @property
     def compiles_all(self) -> bool:
@@ -207,7 +207,7 @@ class _Function:
                 backend, instead = self._compiler.names
                 raise AutoshardError(
                     f"compile: {backend} cannot compile {self._culprit(values) or ' to '.join(names)}: "
-                    f"{_first_line(error)}; {instead}"
+                    f"{first_line(error)}; {instead}"
                 ) from error
         self._known.add(torch.is_grad_enabled())
         return found
@@ -225,15 +225,19 @@ class _Function:
         return None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The cause of an error in one line, without torch's own messages around it."""
     inner = getattr(error, "inner_exception", None) or error.__cause__ or error
     return next((line.strip() for line in str(inner).splitlines() if line.strip()), type(inner).__name__)
 
 
-def _configure() -> None:
-    """Configures torch.compile in this process. Ranks on CPUs compile in their own process; else each would start as
-    many more as there are CPUs."""
+MOST_KINDS = 64
+"""How many kinds of one function are compiled: torch leaves a ninth one uncompiled otherwise, with a warning."""
+
+
+def configure() -> None:
+    """Configures torch.compile in this process: what backward cannot compile is an error of forward. Ranks on CPUs
+    compile in their own process; else each would start as many more as there are CPUs."""
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config
@@ -241,5 +245,6 @@ def _configure() -> None:
     if not torch.cuda.is_available():
         torch._inductor.config.compile_threads = 1
     torch._functorch.config.force_non_lazy_backward_lowering = True
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_KINDS)
     for name in ("torch._dynamo", "torch._inductor", "torch._functorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
