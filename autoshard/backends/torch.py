@@ -9,8 +9,35 @@ from autoshard.backends.native_neuron import (
     NATIVE_STATE_RULES,
     native_warnings,
 )
+from autoshard.backends.problem import Problem
+from autoshard.layout.strategy import Strategy
+from autoshard.spec.model import ModelSpec
 
 _RUNTIME = "autoshard.runtime.torch_backend.runtime"
+
+EAGER, COMPILED, OF_EXPERTS, OF_RECURRENCES = "1.25 to 1.7", "1.05 and 1.2", "1.2 and 1.7", "1.8 and 9"
+"""A step on one H200 against its prediction: three dense models, two of them compiled, two with experts, two with
+recurrences [benchmarks/results/on_gpu.md]."""
+
+
+def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
+    """Sentences on what native PyTorch does with a layout, and on how this runtime keeps its time on GPUs."""
+    found = native_warnings(problem, strategy)
+    return (*found, _on_gpus(problem.model)) if problem.cluster.platform.is_cuda else found
+
+
+def _on_gpus(model: ModelSpec) -> str:
+    kinds = []
+    if model.num_local_experts:
+        kinds.append(f"{OF_EXPERTS} with experts")
+    if model.is_recurrent:
+        kinds.append(f"{OF_RECURRENCES} with recurrences")
+    eager = f"{EAGER} times as long without --compile" + "".join(f", {kind}" for kind in kinds)
+    return (
+        "time: predicted for kernels fused as Megatron's are; autoshard's own runtime took, on one H200, "
+        f"{COMPILED} times as long with --compile and {eager}; autoshard calibrate --device cuda measures yours"
+    )
+
 
 TORCH = Backend(
     "torch",
@@ -23,6 +50,6 @@ TORCH = Backend(
     mesh_rules=NATIVE_MESH_RULES,
     kernel_rules=NATIVE_KERNEL_RULES,
     state_rules=NATIVE_STATE_RULES,
-    warnings=native_warnings,
+    warnings=warnings,
     runs_stacks=True,
 )
