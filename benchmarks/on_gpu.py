@@ -64,6 +64,8 @@ def parts(device: str, quick: bool, devices: int) -> Iterator[Part]:
     for size in QUICK[device] if quick else SIZES[device]:
         for mode in MODES[device]:
             yield Part(f"step, {size}, {mode}", "step", (size, mode), 120 if quick else PART_S)
+    if device == "cuda":
+        yield Part("attention", "attention", limit_s=120)
     for name in CUTS[device]:
         for mode in ("planned",) if quick or device == "cpu" else ("planned", "planned compiled"):
             yield Part(f"step, {name}, {mode}", "step", (name, mode), 60 if quick else PART_S)

@@ -20,6 +20,8 @@ def page(found: Mapping[str, Any]) -> str:
     steps = {name: one for name, one in known.items() if name.startswith("step, ")}
     if steps:
         lines += ["## Steps", "", *_steps(steps), ""]
+    if "attention" in known:
+        lines += ["## Attention that torch's flash kernel does not know", "", *_attention(known["attention"]), ""]
     parities = {name: one for name, one in known.items() if name.startswith("parity")}
     if parities:
         lines += ["## FP32 against the CPU", "", *_parity(parities), ""]
@@ -47,8 +49,8 @@ def _environment(one: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield "| step | layout | measured | predicted, packaged | calibrated | tokens/s | peak memory | planned |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| step | layout | measured | predicted, packaged | calibrated | tokens/s | peak memory | audited | planned |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for name, one in steps.items():
         predicted = one["predicted"]
         memory = next(iter(predicted.values()), None)
@@ -59,6 +61,7 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             *(_beside(predicted.get(kind), one["step_time_s"]) for kind in ("packaged", "calibrated")),
             f"{one['tokens_per_s']:,.0f}",
             _gib(one["peak_memory_bytes"]),
+            _off_memory(one["audited_memory_bytes"], one["peak_memory_bytes"]),
             "-" if memory is None else _gib(memory["memory_bytes"]),
         )
     yield ""
@@ -67,8 +70,22 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"* {name}: the clock was held down ({', '.join(one['slowed_by'])})"
     yield (
         "Times: the median step after three that warm up. Memory: the peak of torch's allocator (on a CPU: of the "
-        "process), beside the plan's without its reserve; a plain module keeps other things than the plan says."
+        "process), beside what an audit expects of this runtime, uncompiled, and beside the plan's without its "
+        "reserve, which has the gradients that a compiled backward hands over at its end. A plain module keeps other "
+        "things than the plan says."
     )
+
+
+def _attention(one: Mapping[str, Any]) -> Iterator[str]:
+    yield "| forward and backward, 4,096 tokens | by flex_attention | in tiles, or behind a mask | |"
+    yield "|---|---|---|---|"
+    for name, times in one["kinds"].items():
+        faster = f"{times['otherwise_s'] / times['flex_s']:.1f} times"
+        yield _row(name, format_seconds(times["flex_s"]), format_seconds(times["otherwise_s"]), faster)
+
+
+def _off_memory(expected_bytes: float, measured_bytes: float) -> str:
+    return f"{_gib(expected_bytes)} ({expected_bytes / measured_bytes - 1:+.1%})"
 
 
 def _beside(predicted: Mapping[str, float] | None, measured_s: float) -> str:

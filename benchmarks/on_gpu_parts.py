@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from autoshard import __version__
+from autoshard.audits.expected import expectation
 from autoshard.backends.rules import check_strategy
 from autoshard.calibration.devices import DeviceUnderTest, count, open_device
 from autoshard.calibration.fit import Fit
@@ -40,6 +41,7 @@ from autoshard.runtime.worker import Reporter
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
+from benchmarks.on_gpu_attention import KINDS, times_s
 from benchmarks.plain_llama import PlainLlama
 
 LEARNING_RATE = 1e-4
@@ -157,6 +159,8 @@ PARITY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "compiled": ({}, {"compile": True}),
 }
 """Name -> (fields of the model, of the strategy) that differ from a tiny Llama's."""
+LONG = ("llama", "mistral", "gemma2", "gemma3", "gpt oss", "gpt oss of 3 kv heads", "llama4")
+"""Models that are compared with longer rows and wider heads, too, for which a GPU has kernels of its own."""
 PARITY_STEPS, CLOSE = 3, 1e-4
 """Losses of FP32 steps on both devices agree so far: they sum in another order."""
 SHARDED: dict[int, dict[str, dict[str, Any]]] = {
@@ -296,20 +300,24 @@ def families(options: Options) -> dict[str, Any]:
     from tests.multiprocess.plans import FP32, plan_of, strategy
 
     under_test, found = open_device(options.device), {}
-    tried = list(MODELS.items())[: 2 if options.device == "cpu" else None]  # which would be compared with itself
-    for name, model in tried:
-        for attention in ("flash", "plain"):
-            layout = strategy(layers=(model.num_hidden_layers,), kernel=attention)
-            case = f"{name}{', plain attention' if attention == 'plain' else ''}"
-            plan = plan_of(model, layout, 2, FP32)
-            try:
-                check_strategy(model, plan.training, plan.cluster, "torch", layout)
-            except AutoshardError:  # there is no such attention with this model's dropout, say
-                continue
-            try:
-                found[case] = _compared(under_test.device, plan, None)
-            except Exception as error:  # one model says nothing of the others
-                found[case] = {"error": _one_line(error)}
+    tried = list(MODELS)[: 2 if options.device == "cpu" else None]  # which is compared with itself
+    cases = [(name, attention, False) for name in tried for attention in ("flash", "plain")]
+    cases += [(name, "flash", True) for name in LONG if name in tried]
+    for name, attention, long in cases:
+        case = f"{name}{', plain attention' if attention == 'plain' else ''}{', long' if long else ''}"
+        model = replace(MODELS[name], head_dim=16, max_position_embeddings=256) if long else MODELS[name]
+        layout = strategy(layers=(model.num_hidden_layers,), kernel=attention)
+        plan = plan_of(model, layout, 2, FP32)
+        if long:
+            plan = replace(plan, training=replace(plan.training, sequence_length=256))
+        try:
+            check_strategy(model, plan.training, plan.cluster, "torch", layout)
+        except AutoshardError:  # there is no such attention with this model's dropout, say
+            continue
+        try:
+            found[case] = _compared(under_test.device, plan, None)
+        except Exception as error:  # one model says nothing of the others
+            found[case] = {"error": _one_line(error)}
     return {"variants": found, "close": CLOSE, "right": all(one.get("off", 1.0) < CLOSE for one in found.values())}
 
 
@@ -346,9 +354,15 @@ def _off(ones: list[list[float]], others: list[list[float]]) -> float:
     return max(abs(a - b) / max(abs(b), 1e-12) for a, b in pairs)
 
 
+def attention(options: Options) -> dict[str, Any]:
+    """Seconds of kinds of attention, by flex_attention and as they are computed elsewhere."""
+    under_test = open_device(options.device)
+    return {"kinds": {name: times_s(kind, sizes, under_test) for name, (kind, sizes) in KINDS.items()}}
+
+
 def step(options: Options, size: str, mode: str) -> dict[str, Any]:
     """One step's time and the device's peak memory, beside both predictions: with the packaged hardware file, and with
-    the one that calibrating wrote."""
+    the one that calibrating wrote; and beside the memory that an audit of the plan expects of this runtime."""
     under_test = open_device(options.device)
     shape, precision = shape_of(options.device, size), precision_of(options.device)
     model = shape.model(size)
@@ -376,6 +390,7 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds,
         "model_flops_per_s": plan.estimate.model_flops_per_step / seconds,
         "peak_memory_bytes": under_test.peak_bytes() - before,
+        "audited_memory_bytes": sum(expectation(plan, 0).held.values()),
         "reserved_memory_bytes": under_test.reserved_bytes() - before,
         "used_memory_bytes": under_test.memory_bytes - under_test.free_bytes(),
         "state": None if state is None else asdict(state),
@@ -452,7 +467,8 @@ def _plain_step(plan: Plan, device: torch.device, compiled: bool, batch: tuple[A
 
 
 def _step_times(run: Callable[[], Any], under_test: DeviceUnderTest, options: Options) -> tuple[list[float], float]:
-    """(seconds of each step that counts, of the first one). Three steps warm up; at most 20, or 10 seconds, count."""
+    """(seconds of each step that counts, of the first one). Three steps warm up; at most 20, or 10 seconds (quick: 3),
+    count."""
 
     def once() -> float:
         under_test.wait()
@@ -466,7 +482,7 @@ def _step_times(run: Callable[[], Any], under_test: DeviceUnderTest, options: Op
         once()
     times: list[float] = []
     least = 3 if options.device == "cpu" else 5
-    while len(times) < least or (len(times) < 20 and sum(times) < (5 if options.quick else 10)):
+    while len(times) < least or (len(times) < 20 and sum(times) < (3 if options.quick else 10)):
         times.append(once())
         if options.device == "cpu" and len(times) >= least:
             break
@@ -546,6 +562,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "calibration": calibration,
     "parity": parity,
     "families": families,
+    "attention": attention,
     "step": step,
     "sharded": sharded,
 }
