@@ -4,10 +4,12 @@ computes the same function without gradients: `benchmarks.on_gpu` compares those
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.runtime.torch_backend import flex_attention as ours
 from autoshard.runtime.torch_backend.flex_attention import Kind, block_mask, flex_attention
@@ -70,6 +72,18 @@ def test_where_it_is_the_kernel() -> None:
     assert not on("cuda", PLAIN)  # the flash kernel's
     assert not on("cuda", replace(PLAIN, window=SEQ)) and on("cuda", replace(PLAIN, first=128))
     assert not on("cuda", window, seq=64) and not on("cuda", window, width=8) and not on("cuda", window, width=48)
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def test_it_is_not_the_kernel_where_every_operator_is_watched() -> None:
+    window = KINDS["window"]
+    with Watching():
+        assert not on("cuda", window)
+    assert on("cuda", window)
 
 
 def test_where_torch_has_no_kernel_tiles_are_taken_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ class Kind:
         keys headdim]."""
         if q.device.type != "cuda" or self.is_causal_alone or self in _WITHOUT_KERNEL:
             return False
+        if torch._C._len_torch_dispatch_stack() > 0:  # watched by operators: torch would compile nothing
+            return False
         wide = (q.shape[-1], v.shape[-1])
         return min(q.shape[-2], k.shape[-2]) >= FEWEST_ROWS and all(
             width >= LEAST_WIDTH and width.bit_count() == 1 for width in wide
