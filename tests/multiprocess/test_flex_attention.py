@@ -86,7 +86,7 @@ def test_it_is_not_the_kernel_where_every_operator_is_watched() -> None:
     assert on("cuda", window)
 
 
-def test_where_torch_has_no_kernel_tiles_are_taken_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torch_has_no_kernel_attention_goes_without_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*values: object, **named: object) -> None:
         raise torch._dynamo.exc.BackendCompilerFailed(None, RuntimeError("out of resource: shared memory"), None)
 
@@ -95,7 +95,9 @@ def test_where_torch_has_no_kernel_tiles_are_taken_and_said_once(monkeypatch: py
     monkeypatch.setattr(ours, "_WITHOUT_KERNEL", set())
     q, k, v, sinks = inputs(SEQ)
     assert on("cuda", kind)
-    with pytest.warns(UserWarning, match=r"^flex_attention has no kernel for heads of 16 \(.*shared memory.*tiles$"):
+    with pytest.warns(
+        UserWarning, match=r"^flex_attention has no kernel for heads of 16 \(.*shared memory.*attention goes without$"
+    ):
         assert flex_attention(kind, q, k, v, sinks, None) is None
     assert not on("cuda", kind)
 

@@ -89,7 +89,7 @@ def flex_attention(
     except torch._dynamo.exc.BackendCompilerFailed as error:
         reason = first_line(error)
         warnings.warn(
-            f"flex_attention has no kernel for heads of {q.shape[-1]} ({reason}); scores in tiles", stacklevel=2
+            f"flex_attention has no kernel for heads of {q.shape[-1]} ({reason}); attention goes without", stacklevel=2
         )
         _WITHOUT_KERNEL.add(kind)
         return None
