@@ -32,6 +32,8 @@ def hardware_file(
     measured = f"measured by autoshard calibrate on {found.name}, {today()}"
     if found.device == "cpu":
         _set_cpu(content, found, rates, dtype, measured)
+    if found.device == "cuda" and found.devices != content["chips_per_node"]["value"]:
+        _set_gpus(content, found.devices, measured)
     cluster = _cluster(content, instance)
     fitted = with_curves(found, dtype)
     device = fit_device(fitted, cluster.device, dtype)
@@ -129,6 +131,13 @@ def _set_cpu(content: dict[str, Any], found: Measurements, rates: Mapping[str, f
     }
     logical["memory_bytes"] = {"value": found.memory_bytes, "source": f"{source}: a core's share of the machine's"}
     logical["devices_per_chip"] = {"value": found.devices, "source": f"{source}: cores"}
+
+
+def _set_gpus(content: dict[str, Any], gpus: int, source: str) -> None:
+    """Writes how many GPUs the machine has, where it is no usual node of them."""
+    content["chips_per_node"] = {"value": gpus, "source": f"{source}: GPUs that torch saw"}
+    adapters = min(gpus, content["adapters_per_node"]["value"])
+    content["adapters_per_node"] = {"value": adapters, "source": "guess: one a GPU, as in a usual node"}
 
 
 def _set_collectives(content: dict[str, Any], found: Measurements, fit: Fit, left_out: Sequence[float]) -> None:

@@ -253,6 +253,21 @@ def test_an_accelerator_without_one(
     assert main(too_many) == 2
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 4, 16])
+def test_a_machine_of_other_gpus_than_a_usual_node(gpus: int, tmp_path: Path) -> None:
+    answers, ranks = accelerated("cuda"), min(gpus, 8)
+    times = [one | {"ranks": ranks} for one in answers["collectives"]["collectives"]] if ranks > 1 else []
+    found = answers["one_device"] | {"device": "cuda", "devices": gpus, "collectives": times}
+    rates, dtype = found.pop("rates"), found.pop("dtype")
+    content, _, _ = hardware_file(from_json(Measurements, found, "measurements"), rates, dtype, "h200-141gb")
+    assert content["chips_per_node"]["value"] == gpus
+    assert "GPUs that torch saw" in content["chips_per_node"]["source"]
+    (out := tmp_path / "my.json").write_text(json.dumps(content), encoding="utf-8")
+    cluster = load_cluster(None, 1, hardware_file=out)
+    assert (cluster.world_size, cluster.adapters_per_node) == (gpus, ranks)
+    assert cluster.intra_node[-1][0] == gpus
+
+
 def _check_curves(measured: dict[str, Any], page: str, peak: float) -> None:
     products, reached = measured["products_flops_per_s"], 0.8 * 4096 / 4296 * peak
     assert products["4096 x 4096 by 4096 x 4096 bfloat16"] == pytest.approx(reached, rel=1e-3)
