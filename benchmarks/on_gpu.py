@@ -64,17 +64,17 @@ def parts(device: str, quick: bool, devices: int) -> Iterator[Part]:
     for size in QUICK[device] if quick else SIZES[device]:
         for mode in MODES[device]:
             yield Part(f"step, {size}, {mode}", "step", (size, mode), 120 if quick else PART_S)
-    if device == "cuda":
-        yield Part("attention", "attention", limit_s=120)
-    for name in CUTS[device]:
-        for mode in ("planned",) if quick or device == "cpu" else ("planned", "planned compiled"):
-            yield Part(f"step, {name}, {mode}", "step", (name, mode), 60 if quick else PART_S)
     if device != "cpu":  # inductor takes half a minute a program there
         yield Part("parity, compiled", "parity", ("compiled",), 120 if quick else PART_S)
     for world, layouts in SHARDED.items():
         if world <= (devices if device == "cuda" else min(devices, 2)):
             for layout in tuple(layouts)[: 1 if quick else None]:
                 yield Part(f"sharded, {layout}", "sharded", (layout,), 120 if quick else PART_S)
+    if device == "cuda":
+        yield Part("attention", "attention", limit_s=120)
+    for name in CUTS[device]:
+        for mode in ("planned",) if quick or device == "cpu" else ("planned", "planned compiled"):
+            yield Part(f"step, {name}, {mode}", "step", (name, mode), 60 if quick else PART_S)
 
 
 class Run:
