@@ -772,6 +772,11 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     return found
 
 
+def _first_of_its_model(name: str) -> bool:
+    models = {named: one[0] for cases in CASES.values() for named, one in cases.items()}
+    return name == next(other for other, model in models.items() if model == models[name])
+
+
 if not ALL:
     CASES = {world_size: _tried(world_size) for world_size in CASES}
 
@@ -785,6 +790,11 @@ PACKED = tuple(name for cases in CASES.values() for name in cases if name.starts
 
 IN_BF16 = ("dp", "dp, ZeRO-3", "HSDP", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
 """Cases that are run in BF16 as well."""
+
+IN_FP32 = {
+    world_size: {name for name in cases if ALL or _first_of_its_model(name)} for world_size, cases in CASES.items()
+}
+"""Cases that are run in FP32 as well: by default the first of each model, as FP64 tells all but what a dtype does."""
 
 
 def plan_of(
