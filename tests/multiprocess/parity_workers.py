@@ -32,24 +32,21 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         reporter.last_action = name
         leave_groups()
         plan = of_few_blocks(case(reporter.world_size, name))
-        packed, again = name in PACKED, name in IN_FP32[reporter.world_size]
-        exact, exact_outcomes, counter = train(plan, reporter.rank, STEPS, counted=not again, documents=packed)
-        own = {"fp64": local_arrays(exact), "actions": counter.actions[: len(counter.actions) // STEPS]}
-        if again:
-            single = replace(plan, training=replace(plan.training, precision=FP32))
-            rounded, rounded_outcomes, counter = train(single, reporter.rank, 1, counted=True, documents=packed)
-            own |= {"fp32": local_arrays(rounded), "collectives": surplus(single, rounded, counter)}
-        else:
-            own["collectives"] = surplus(plan, exact, counter)
+        single = replace(plan, training=replace(plan.training, precision=FP32))
+        packed, compared = name in PACKED, name in IN_FP32[reporter.world_size]
+        exact, exact_outcomes, _ = train(plan, reporter.rank, STEPS, documents=packed)
+        rounded, rounded_outcomes, counter = train(single, reporter.rank, 1, counted=True, documents=packed)
+        rounded_arrays = local_arrays(rounded) if compared else {}
+        own = local_arrays(exact), rounded_arrays, surplus(single, rounded, counter), counter.actions
         if ranks := at_rank_0(own, reporter):
-            of_ranks = {what: [one[what] for one in ranks] for what in own}
             found[name] = {
-                "fp64": against_one_process(plan, exact_outcomes, of_ranks["fp64"], packed),
-                "collectives": of_ranks["collectives"],
-                "actions": of_ranks["actions"],
+                "fp64": against_one_process(plan, exact_outcomes, [one[0] for one in ranks], packed),
+                "collectives": [one[2] for one in ranks],
+                "actions": [one[3] for one in ranks],
             }
-            if again:
-                found[name]["fp32"] = against_one_process(single, rounded_outcomes, of_ranks["fp32"], packed)
+            if compared:
+                arrays = [one[1] for one in ranks]
+                found[name]["fp32"] = against_one_process(single, rounded_outcomes, arrays, packed)
         if name in IN_BF16:
             differences = [_bf16_difference(plan, precision, reporter.rank) for precision in BF16]
             if reporter.rank == 0:
