@@ -409,7 +409,14 @@ class OneByOne(Searches):
 PINS = {
     "llama3-8b": (1, 256, Pins(tp=8, cp=1), 0.9, "nxd", "trn1.32xlarge"),
     "mistral-7b": (1, 64, Pins(tp=2, cp=1), 0.9, "torch", "h100-80gb"),
-    "mixtral-8x7b": (4, 64, Pins(tp=8, cp=1, ep=1, num_virtual_stages=1), 0.5, "nxd", "trn1.32xlarge"),
+    "mixtral-8x7b": (
+        4,
+        64,
+        Pins(tp=8, cp=1, ep=1, num_virtual_stages=1, microbatch_size=1),
+        0.5,
+        "nxd",
+        "trn1.32xlarge",
+    ),
 }
 
 
