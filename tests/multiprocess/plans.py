@@ -744,6 +744,9 @@ FURTHER = {
     *("whole experts x dp", "whole experts over tp and dp", "experts cut by a part of tp", "HSDP, ZeRO-1"),
     *("tp x cp x pp interleaved", "tp x dp x pp, gpipe", "whole experts over tp and dp x dp, ZeRO-2"),
     *("whole experts over tp and dp x pp", "experts cut by a part of tp x dp", "HSDP, mixtral ep, ZeRO-1"),
+    *("mixtral ep x pp", "qwen2 moe ep x tp", "HSDP x pp, tied, ZeRO-2", "dp x zigzag ring x pp"),
+    *("gemma3 tp x pp", "gpt oss tp x pp", "seed oss tp x pp", "dots.llm1 tp x pp", "olmoe tp x pp", "youtu tp x pp"),
+    *("cwm, kv replicated", "minimax, whole experts"),
 }
 """Layouts of four and eight ranks that AUTOSHARD_CASES=all alone tries: others have each of their mechanisms, together
 with another one."""
@@ -759,8 +762,6 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     found = {}
     for name, one in CASES[world_size].items():
         model, layout = MODELS[one[0]], one[1]
-        if name in FURTHER:
-            continue
         if model.model_type in LATER_FAMILIES and not name.startswith(CHUNKED):
             family = (model.model_type, model.multi_token_prediction is not None)
             most = MOST_OF_A_LAYOUT if world_size > 2 else len(LATER_FAMILIES)
@@ -768,7 +769,8 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
                 continue
             of_family[family] += 1
             with_layout[layout] += 1
-        found[name] = one
+        if name not in FURTHER:
+            found[name] = one
     return found
 
 
