@@ -13,7 +13,7 @@ from tests.cases import ALL
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A slow moment of a shared machine is not a failure.
-settings.register_profile("autoshard", deadline=None, max_examples=100 if ALL else 40)
+settings.register_profile("autoshard", deadline=None, max_examples=100 if ALL else 25)
 settings.load_profile("autoshard")
 
 MULTIPROCESS = Path(__file__).parent / "multiprocess"

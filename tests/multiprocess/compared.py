@@ -40,6 +40,7 @@ Arrays = dict[int, dict[str, tuple[Array, Array]]]
 
 def connect(reporter: Reporter, device: torch.device = CPU) -> None:
     devices.connect(device, timedelta(seconds=TIMEOUT_S), reporter)
+    gc.freeze()  # what was imported: to look through it after each case takes longer than all that cases leave
 
 
 class CollectiveCounter(Onlooker):

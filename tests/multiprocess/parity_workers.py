@@ -16,7 +16,7 @@ from tests.multiprocess.compared import (
     surplus,
     train,
 )
-from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, PACKED, case, of_few_blocks
+from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, IN_FP32, PACKED, case, of_few_blocks
 
 STEPS, BF16_STEPS = 2, 3
 """The second step begins with what the first one left: other weights, the optimizer's state, sums to set to zero."""
@@ -27,23 +27,26 @@ BF16_LEARNING_RATE = 1e-3
 def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Rank 0 returns, for each case, how far the sharded run is from one process."""
     connect(reporter)
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name in arguments.get("names", CASES[reporter.world_size]):
         reporter.last_action = name
         leave_groups()
         plan = of_few_blocks(case(reporter.world_size, name))
         single = replace(plan, training=replace(plan.training, precision=FP32))
-        packed = name in PACKED
+        packed, compared = name in PACKED, name in IN_FP32[reporter.world_size]
         exact, exact_outcomes, _ = train(plan, reporter.rank, STEPS, documents=packed)
         rounded, rounded_outcomes, counter = train(single, reporter.rank, 1, counted=True, documents=packed)
-        own = local_arrays(exact), local_arrays(rounded), surplus(single, rounded, counter), counter.actions
+        rounded_arrays = local_arrays(rounded) if compared else {}
+        own = local_arrays(exact), rounded_arrays, surplus(single, rounded, counter), counter.actions
         if ranks := at_rank_0(own, reporter):
             found[name] = {
                 "fp64": against_one_process(plan, exact_outcomes, [one[0] for one in ranks], packed),
-                "fp32": against_one_process(single, rounded_outcomes, [one[1] for one in ranks], packed),
                 "collectives": [one[2] for one in ranks],
                 "actions": [one[3] for one in ranks],
             }
+            if compared:
+                arrays = [one[1] for one in ranks]
+                found[name]["fp32"] = against_one_process(single, rounded_outcomes, arrays, packed)
         if name in IN_BF16:
             differences = [_bf16_difference(plan, precision, reporter.rank) for precision in BF16]
             if reporter.rank == 0:

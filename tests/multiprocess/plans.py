@@ -744,6 +744,9 @@ FURTHER = {
     *("whole experts x dp", "whole experts over tp and dp", "experts cut by a part of tp", "HSDP, ZeRO-1"),
     *("tp x cp x pp interleaved", "tp x dp x pp, gpipe", "whole experts over tp and dp x dp, ZeRO-2"),
     *("whole experts over tp and dp x pp", "experts cut by a part of tp x dp", "HSDP, mixtral ep, ZeRO-1"),
+    *("mixtral ep x pp", "qwen2 moe ep x tp", "HSDP x pp, tied, ZeRO-2", "dp x zigzag ring x pp"),
+    *("gemma3 tp x pp", "gpt oss tp x pp", "seed oss tp x pp", "dots.llm1 tp x pp", "olmoe tp x pp", "youtu tp x pp"),
+    *("cwm, kv replicated", "minimax, whole experts"),
 }
 """Layouts of four and eight ranks that AUTOSHARD_CASES=all alone tries: others have each of their mechanisms, together
 with another one."""
@@ -759,8 +762,6 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
     found = {}
     for name, one in CASES[world_size].items():
         model, layout = MODELS[one[0]], one[1]
-        if name in FURTHER:
-            continue
         if model.model_type in LATER_FAMILIES and not name.startswith(CHUNKED):
             family = (model.model_type, model.multi_token_prediction is not None)
             most = MOST_OF_A_LAYOUT if world_size > 2 else len(LATER_FAMILIES)
@@ -768,8 +769,14 @@ def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
                 continue
             of_family[family] += 1
             with_layout[layout] += 1
-        found[name] = one
+        if name not in FURTHER:
+            found[name] = one
     return found
+
+
+def _first_of_its_model(name: str) -> bool:
+    models = {named: one[0] for cases in CASES.values() for named, one in cases.items()}
+    return name == next(other for other, model in models.items() if model == models[name])
 
 
 if not ALL:
@@ -785,6 +792,12 @@ PACKED = tuple(name for cases in CASES.values() for name in cases if name.starts
 
 IN_BF16 = ("dp", "dp, ZeRO-3", "HSDP", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
 """Cases that are run in BF16 as well."""
+
+IN_FP32 = {
+    world_size: {name for name in cases if ALL or _first_of_its_model(name)} for world_size, cases in CASES.items()
+}
+"""Cases that are compared in FP32 as well: by default the first of each model, as FP64 tells all but what a dtype does.
+The collectives of all of them are counted in FP32."""
 
 
 def plan_of(

@@ -24,6 +24,7 @@ from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import Precision
 from benchmarks.checkpoint_faults import EVERY, survive
+from tests.cases import ALL
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, FP64, plan_of, strategy
 
@@ -282,9 +283,10 @@ def test_a_second_run_in_the_folder_is_refused_and_a_dead_ones_lock_is_not(tmp_p
 
 
 def test_kill_9_loses_no_checkpoint(tmp_path: Path) -> None:
-    """Three random moments of the benchmark's thirty."""
-    seen = survive(tmp_path, 3, random.randrange(2**32))
-    assert seen["moments"] == 3
+    """Some random moments of the benchmark's thirty."""
+    moments = 3 if ALL else 2
+    seen = survive(tmp_path, moments, random.randrange(2**32))
+    assert seen["moments"] == moments
     assert seen["most steps done anew"] <= 2 * EVERY  # a save that was under way, and the steps up to the next
 
 

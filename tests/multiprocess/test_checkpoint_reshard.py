@@ -29,7 +29,7 @@ from autoshard.runtime.torch_backend.sharded_weights import ShardedWeights
 from autoshard.runtime.torch_backend.sums import Sums
 from autoshard.runtime.trainer.shard_files import read_rank, write_rank
 from benchmarks.random_layouts import legal
-from tests.cases import ALL
+from tests.cases import ALL, some
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 
@@ -91,9 +91,9 @@ PAIRS = [
     (model, source, target)
     for model, layouts in LAYOUTS.items()
     for (i, source), (j, target) in product(enumerate(layouts), enumerate(layouts))
-    if ALL or (i + j) % 2 == 1
+    if ALL or (j - i) % len(layouts) in (1 % len(layouts), len(layouts) // 2)
 ]
-"""By default half of them, in which each layout reads another one and is read by one."""
+"""By default each layout reads the next one and the one half way round, and is read by two."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def test_every_layout_reads_every_other(model: str, source: str, target: str, ro
     assert_read(saved(model, source, root), saved(model, target, root))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some(range(12), step=3))
 def test_random_layouts_read_each_other(seed: int, tmp_path: Path) -> None:
     """Of any family, on 1 to 16 ranks, with all that a layout may have at once."""
     draw = Random(seed)

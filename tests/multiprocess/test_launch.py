@@ -25,6 +25,8 @@ from tests.multiprocess.started import by_default
 
 WORKERS = "tests.multiprocess.launch_workers:"
 FORKED = (WORKERS[:-1],)
+WITH_TORCH = (*FORKED, "tests.multiprocess.masked_workers")
+"""With what `ring` and `pipelined` import: once, and not in each fork."""
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 10.0
 
@@ -60,9 +62,17 @@ class Run:
 
 @pytest.fixture(params=["interpreters", "forked"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    yield from running(request.param == "forked", tmp_path, FORKED)
+
+
+@pytest.fixture(params=["interpreters", "forked"])
+def run_torch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    yield from running(request.param == "forked", tmp_path, WITH_TORCH)
+
+
+def running(forked: bool, tmp_path: Path, imported: tuple[str, ...]) -> Iterator[Run]:
     before = set(psutil.Process().children(recursive=True))
-    forked = request.param == "forked"
-    with fork_server(FORKED) if forked else nullcontext(start_interpreter) as start:
+    with fork_server(imported) if forked else nullcontext(start_interpreter) as start:
         result = Run(tmp_path / "logs", start)
         yield result
     assert set(psutil.Process().children(recursive=True)) <= before
@@ -103,47 +113,47 @@ def test_memory_of_a_worker_is_its_own(run: Run) -> None:
     assert 5e6 < result["memory_bytes"] < 60e6 < len(ballast)
 
 
-def test_gloo_finishes_and_exits_cleanly(run: Run) -> None:
+def test_gloo_finishes_and_exits_cleanly(run_torch: Run) -> None:
     # The group is still alive at the end, where gloo would abort in an ordinary exit.
-    outcome = run("ring", {"steps": 6}, 4)
+    outcome = run_torch("ring", {"steps": 6}, 2)
     assert outcome.exit_code == 0, outcome.message
-    # three sums over 4 ranks make 4^3, the averages between them keep it
-    assert outcome.results == ({"sum": 64.0, "group_is_alive": True},) * 4
+    # three sums over 2 ranks make 2^3, the averages between them keep it
+    assert outcome.results == ({"sum": 8.0, "group_is_alive": True},) * 2
 
 
-def test_one_rank_raises_while_others_are_in_a_collective(run: Run) -> None:
-    outcome = run("ring", {"raise": True}, 4)
-    assert time.monotonic() - run.last_message_s < LIMIT_S
+def test_one_rank_raises_while_others_are_in_a_collective(run_torch: Run) -> None:
+    outcome = run_torch("ring", {"raise": True}, 3)
+    assert time.monotonic() - run_torch.last_message_s < LIMIT_S
     assert outcome.exit_code == 1
     headline, *tail = outcome.message.splitlines()
-    assert headline == "rank 1 failed in all-reduce 3: ValueError: loss is nan; the other 3 ranks were stopped"
+    assert headline == "rank 1 failed in all-reduce 3: ValueError: loss is nan; the other 2 ranks were stopped"
     assert tail[0] == f"the end of {outcome.log_files[1]}:"
     assert tail[-1] == "    ValueError: loss is nan"
     assert "Connection closed" not in outcome.message
 
 
-def test_what_a_pipelines_stage_raises_is_named_as_it_is(run: Run) -> None:
-    outcome = run("pipelined", {}, 2)
+def test_what_a_pipelines_stage_raises_is_named_as_it_is(run_torch: Run) -> None:
+    outcome = run_torch("pipelined", {}, 2)
     headline, *tail = outcome.message.splitlines()
     assert headline == "rank 1 failed in F1.0: ValueError: loss is nan; the other rank was stopped"
     assert tail[-1] == "    ValueError: loss is nan"
 
 
-def test_one_rank_killed_while_others_are_in_a_collective(run: Run) -> None:
+def test_one_rank_killed_while_others_are_in_a_collective(run_torch: Run) -> None:
     killed_s = 0.0
 
     def kill_rank_1(message: Message) -> None:
         nonlocal killed_s
-        run.on_message(message)
-        if len(run.pids) == 4:
-            os.kill(next(m.values["pid"] for m in run.messages if m.rank == 1), signal.SIGKILL)
+        run_torch.on_message(message)
+        if len(run_torch.pids) == 3:
+            os.kill(next(m.values["pid"] for m in run_torch.messages if m.rank == 1), signal.SIGKILL)
             killed_s = time.monotonic()
 
-    outcome = run("ring", {}, 4, on_message=kill_rank_1)
+    outcome = run_torch("ring", {}, 3, on_message=kill_rank_1)
     assert time.monotonic() - killed_s < LIMIT_S
     assert outcome.exit_code == 1
     assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL) in all-reduce ")
-    assert "the other 3 ranks were stopped" in outcome.message
+    assert "the other 2 ranks were stopped" in outcome.message
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_they_are_those_of_transformers_in_fp32(
 
 @pytest.mark.parametrize(
     ("name", "recompute"),
-    some(product(("granite hybrid", "olmo2", "granite", "nemotron"), ("none", "core_attention+mlp", "full")), step=2),
+    some(product(("granite hybrid", "olmo2", "granite", "nemotron"), ("none", "core_attention+mlp", "full")), step=4),
 )
 def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> None:
     for row in measure(MODELS[name], name, recompute):

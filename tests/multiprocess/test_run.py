@@ -71,14 +71,14 @@ def plan_of_four(folder: Path) -> None:
 
 def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
     assert autoshard(tmp_path, "plan", "--model", "llama3-70b", "--nodes", "16").returncode == 0
-    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "6", "--wandb")
+    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3", "--wandb")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "REHEARSAL of llama3-70b on 16 x trn1.32xlarge" in ran.stdout
     assert ran.stdout.rstrip().endswith("OK: the sharded run equals one process")
     assert "\x1b" not in ran.stdout
     (directory,) = (tmp_path / "runs").glob("[!.]*")
     steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in steps] == [1, 2, 3, 4, 5, 6]
+    assert [one["step"] for one in steps] == [1, 2, 3]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert list((directory / "tensorboard").iterdir())
     (kept,) = directory.glob("wandb/offline-run-*")
@@ -92,7 +92,7 @@ def test_a_moe_plan_with_expert_parallelism_is_rehearsed(tmp_path: Path) -> None
     pins = ("--tp", "8", "--pp", "4", "--ep", "4")
     made = autoshard(tmp_path, "plan", "--model", "mixtral-8x7b", "--nodes", "8", *pins)
     assert made.returncode == 0, made.stderr
-    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3")
+    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "not rehearsed: dp (all axes together take --processes 16)" in ran.stdout
 

@@ -37,6 +37,7 @@ from autoshard.plans.validate import read_plan
 from autoshard.spec.cluster import Cluster, Link, load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import GB
+from tests.cases import some
 from tests.unit.test_search import toy_model
 
 MIXED = load_precision("mixed_precision")
@@ -113,7 +114,7 @@ def test_orders_of_axes_of_one_rank_are_one() -> None:
     assert other_orders(problem._replace(backend="nxd"), Pins(), Draft(8, 1, 2, 1, 1)) == ()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 2))
 def test_search_finds_the_best_of_all_orders(seed: int) -> None:
     choose = random.Random(seed)
     kind = choose.choice(["llama3-8b", "mixtral-8x7b"])

@@ -234,7 +234,7 @@ def errors_with(file: Path, table: Sequence[Mapping[str, str]]) -> list[float]:
 
 def test_the_error_beside_own_collectives_is_that_of_the_file(tmp_path: Path) -> None:
     """The constants of the results are fitted with the links that the file has after its collectives."""
-    file, table = tmp_path / "my.json", rows()
+    file, table = tmp_path / "my.json", rows()[:4]
     slow = {"op": "all_reduce", "nodes": "1", "instance_stated": TRN1, "size_bytes": "4096", "time_us": "2000"}
     collectives = write(tmp_path / "times.csv", [{**slow, "ranks": str(ranks)} for ranks in (2, 8, 32)])
     runs = write(tmp_path / "runs.csv", table)
@@ -248,7 +248,7 @@ def test_the_error_beside_own_collectives_is_that_of_the_file(tmp_path: Path) ->
 
 def test_a_fast_release_is_fitted_where_a_share_reaches_the_peak(tmp_path: Path) -> None:
     """2.20 is faster than the newest release with results, so that a share of the peak is at most 1 under it."""
-    file, table = tmp_path / "my.json", [{**row, "sdk": "2.20"} for row in rows()]
+    file, table = tmp_path / "my.json", [{**row, "sdk": "2.20"} for row in rows()[:4]]
     quick = [{**row, "step_time_s": f"{0.5 * float(row['step_time_s']):.6g}"} for row in table]
     assert main(["calibrate", "--results", write(tmp_path / "runs.csv", quick), "-o", str(file)]) == 0
     calibration = json.loads(file.read_text(encoding="utf-8"))["calibration"]
@@ -268,7 +268,7 @@ def test_a_run_that_something_slowed_down_does_not_pull(tmp_path: Path, capsys: 
 
 def test_a_fit_ends_where_it_no_longer_moves(tmp_path: Path) -> None:
     """Of runs 40 times slower than the file says, as far as constants go in one round; another fit finds no more."""
-    slow = [{**row, "step_time_s": f"{40 * float(row['step_time_s']):.6g}"} for row in rows()]
+    slow = [{**row, "step_time_s": f"{40 * float(row['step_time_s']):.6g}"} for row in rows()[:4]]
     content = hardware_content(FOLDER / f"{TRN1}.json")
     problem = Problem([instance_case(row) for row in slow], own_constants(content), content)
     at = fit(problem)

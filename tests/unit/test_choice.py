@@ -28,6 +28,7 @@ from autoshard.plans.search_result import OPTIMAL, Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.units import format_bytes, format_seconds
+from tests.cases import some
 from tests.unit.plan_examples import plan_70b
 
 MODEL, TRN1 = load_model("llama3-70b"), load_cluster("trn1.32xlarge", 16)
@@ -87,7 +88,7 @@ def test_the_simpler_one_of_two_that_are_as_fast() -> None:
     assert simplest_of_equals(TRN1, ranked[::-1]) == 0
 
 
-@pytest.mark.parametrize(("backend", "nodes", "batch"), [("nxd", 32, 2048), ("torch", 8, 2048)])
+@pytest.mark.parametrize(("backend", "nodes", "batch"), some([("nxd", 32, 2048), ("torch", 8, 2048)], 1))
 def test_what_is_taken_does_not_depend_on_what_was_solved_on_the_way(backend: str, nodes: int, batch: int) -> None:
     """Every cut and every set by stage that beats the best even layout is solved here. In both cases one that no search
     for the fastest needs is simpler than the fastest, and within a toss-up of it."""

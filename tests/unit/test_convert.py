@@ -38,7 +38,7 @@ def run(source: Path, target: Path, form: str = "hf", to: Plan | None = None, **
 
 
 PUBLISHED = [name for name, model in MODELS.items() if weights_of(model.family) is not None]
-CASES = [(name, "tp x pp x dp") for name in some(PUBLISHED, step=3)] + [("llama", layout) for layout in LAYOUTS]
+CASES = [(name, "tp x pp x dp") for name in some(PUBLISHED, step=6)] + [("llama", layout) for layout in LAYOUTS]
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES)

@@ -7,6 +7,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +27,14 @@ def sources() -> Iterator[tuple[str, Path]]:
         yield "models", path
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def fragments(source: str) -> Iterator[str]:
     """'line: docstring' of a module's public docstrings that begin with one of FRAGMENT_WORDS."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node) or ""
             if docstring.startswith(FRAGMENT_WORDS) and not getattr(node, "name", "").startswith("_"):
@@ -46,7 +52,7 @@ def test_no_public_docstring_is_a_fragment() -> None:
 def headless(source: str) -> Iterator[str]:
     """'line: docstring' of a module's classes and functions that explain an argument before they say what they
     are. Of __init__ the class says that."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name != "__init__":
             docstring = ast.get_docstring(node) or ""
             if re.match(r"[a-z_]+(, [a-z_]+)*: ", docstring):

@@ -13,6 +13,7 @@ from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search
 from autoshard.planner.watching import BestSoFar, shown_to, who_is_shown
 from autoshard.plans.search_result import Pins
+from tests.cases import some
 
 ASKED = [("llama3-8b", "trn1.32xlarge", 1, "nxd"), ("llama3-70b", "trn1.32xlarge", 4, "torch"),
          ("mixtral-8x7b", "p5.48xlarge", 2, "torch")]  # fmt: skip
@@ -23,7 +24,7 @@ def problem_of(model: str, instance: str, nodes: int, backend: str) -> Problem:
     return Problem(*inputs_of(request)[:3], backend)
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked[0])
+@pytest.mark.parametrize("asked", some(ASKED, step=2), ids=lambda asked: asked[0])
 def test_what_is_shown_is_sound_and_changes_nothing(asked: tuple[str, str, int, str]) -> None:
     problem = problem_of(*asked)
     shown: list[BestSoFar] = []

@@ -36,6 +36,7 @@ from autoshard.plans.validate import plan_from_dict
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec, load_precision
 from autoshard.units import format_seconds
+from tests.cases import some
 from tests.multiprocess.models import LLAMA
 from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.test_grid import priced
@@ -229,8 +230,18 @@ def test_a_group_costs_as_if_it_were_alone_but_for_one_sum_of_its_shards(zero: i
     assert differing == {"gradient reduce-scatter"}
 
 
-@pytest.mark.parametrize("pins", [Pins(dp_replicate=2), Pins(searches_replicas=True)])
-@pytest.mark.parametrize(("model", "instance"), [("llama3-8b", "trn2.48xlarge"), ("mixtral-8x7b", "h100-80gb")])
+@pytest.mark.parametrize(
+    ("model", "instance", "pins"),
+    some(
+        [
+            ("llama3-8b", "trn2.48xlarge", Pins(dp_replicate=2)),
+            ("mixtral-8x7b", "h100-80gb", Pins(searches_replicas=True)),
+            ("llama3-8b", "trn2.48xlarge", Pins(searches_replicas=True)),
+            ("mixtral-8x7b", "h100-80gb", Pins(dp_replicate=2)),
+        ],
+        2,
+    ),
+)
 def test_thousands_are_priced_as_one_by_one(model: str, instance: str, pins: Pins) -> None:
     training = TrainingSpec(4096, 64, load_precision("mixed_precision"))
     problem = Problem(load_model(model), training, load_cluster(instance, 2), "torch")

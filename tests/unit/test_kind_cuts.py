@@ -26,7 +26,7 @@ from tests.cases import ALL, some
 from tests.unit.as_estimated import check_as_estimated
 from tests.unit.kind_models import SETS, random_layout, table_of
 
-INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "60" if ALL else "20"))
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "60" if ALL else "8"))
 MOST_TRIED = 20_000
 """Of more choices, so many are drawn."""
 

@@ -22,6 +22,7 @@ from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.cases import some
 
 MODELS = ("gemma3-1b", "gpt-oss-20b", "deepseek-v2-lite", "llama4-scout")
 FASTER = 0.5
@@ -50,7 +51,7 @@ def random_problem(seed: int) -> Problem:
     return Problem(model, training, replace(cluster, device=device), "torch")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 2))
 def test_no_layout_that_fits_is_ruled_out_for_its_own_time(seed: int) -> None:
     problem = random_problem(seed)
     assert len(problem.model.kinds) > 1
@@ -75,7 +76,7 @@ def test_no_layout_that_fits_is_ruled_out_for_its_own_time(seed: int) -> None:
     assert checked == 0 or ruled_out > 0
 
 
-@pytest.mark.parametrize(("model", "nodes"), [("deepseek-v3", 64), ("deepseek-v2", 16)])
+@pytest.mark.parametrize(("model", "nodes"), some([("deepseek-v2", 16), ("deepseek-v3", 64)], 1))
 def test_large_mixtures_are_proven_within_three_percent(model: str, nodes: int) -> None:
     result = search(load_model(model), TRAINING, load_cluster("trn2.48xlarge", nodes), backend="torch")
     found = re.match(r"within ([\d.]+) % of the optimum", result.optimality)

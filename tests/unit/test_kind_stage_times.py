@@ -20,7 +20,7 @@ from autoshard.planner.grid.whole import Whole
 from tests.cases import ALL
 from tests.unit.kind_models import FindLayout, random_layout, random_wide_layout, table_of
 
-INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40" if ALL else "12"))
+INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "40" if ALL else "5"))
 ROUNDING = 1e-9
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -41,9 +41,14 @@ def sources() -> Iterator[tuple[str, Path]]:
             yield folder.name, path
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imported(source: str) -> Iterator[str]:
     """The folders that a module imports from, at its top or inside its functions."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("autoshard."))
         elif isinstance(node, ast.ImportFrom) and node.module == "autoshard":
@@ -87,7 +92,7 @@ def files() -> dict[str, Path]:
 def imported_files(source: str, known: Mapping[str, object]) -> set[str]:
     """The modules among `known` that a module imports: at its top, inside its functions, or for its types alone."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

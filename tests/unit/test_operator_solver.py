@@ -84,7 +84,7 @@ def with_capacity(problem: OperatorProblem, capacity_bytes: float) -> OperatorPr
     return replace(problem, prices=replace(problem.prices, memory=rows))
 
 
-@pytest.mark.parametrize("chunk", some(range(10), 5))
+@pytest.mark.parametrize("chunk", some(range(10), 2))
 def test_the_integer_program_is_brute_force(chunk: int) -> None:
     solved = 0
     for seed in range(chunk * 20, chunk * 20 + 20):

@@ -51,6 +51,7 @@ from autoshard.plans.plan import operator_choices
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import DTYPE_BYTES, TrainingSpec, load_precision
+from tests.cases import some
 from tests.unit.test_search import every_draft, toy_cluster, toy_model
 
 
@@ -85,7 +86,7 @@ def cost(problem: Problem, strategy: Strategy, operators: OperatorChoices) -> Es
         return None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), step=2))
 def test_no_sharding_beats_the_bounds(seed: int) -> None:
     """Neither that of perfect shares nor that of the integer program, and neither says that one that fits does not."""
     problem, rng = toy_problem(seed), random.Random(seed)
@@ -291,7 +292,7 @@ def few(graph: Graph, op: Operator, axes: Axes, backend: str, sequence_parallel:
     return first, *(one for one in others if "tp" in axes and one["tp"] == wanted)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4, 5])
+@pytest.mark.parametrize("seed", some([2, 5, 1, 4], 2))
 def test_the_outer_search_is_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is memory, what is found is what trying everything finds; where there is little, what is proven
     holds."""

@@ -24,6 +24,7 @@ from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.cases import ALL
 from tests.unit.kind_models import SETS, random_layout, table_of
 from tests.unit.test_mesh_bounds import random_problem
 
@@ -119,9 +120,10 @@ def test_bounds_in_pieces_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPat
     training = TrainingSpec(4096, 256, load_precision("mixed_precision"))
     problem = Problem(load_model("gemma3-1b"), training, load_cluster("h100-80gb", 1), "torch")
     wholes = all_and_pairs(problem)[1].wholes
-    together, found = [*map(pairs_at_least_s, wholes)], search(*problem[:3], backend="torch")
+    pins = Pins() if ALL else Pins(cp=1, microbatch_size=1)
+    together, found = [*map(pairs_at_least_s, wholes)], search(*problem[:3], pins, "torch")
     monkeypatch.setattr("autoshard.planner.grid.pairs.CHUNK", 7)
     monkeypatch.setattr("autoshard.planner.grid.refine.KINDS_AT_ONCE", 3)
     assert all(np.array_equal(pairs_at_least_s(one), its) for one, its in zip(wholes, together, strict=True))
-    again = search(*problem[:3], backend="torch")
+    again = search(*problem[:3], pins, "torch")
     assert (again.best, again.optimality) == (found.best, found.optimality)

@@ -804,7 +804,7 @@ def test_a_cost_model_that_is_none_is_refused(
     monkeypatch.delitem(sys.modules, "bad_cost", raising=False)
     _forget()
     with pytest.raises(AutoshardError) as refused:
-        autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, cost_model="bad")
+        autoshard.plan("llama3-8b", nodes=1, seq_len=2048, global_batch=64, cost_model="bad")
     assert said in re.sub(r"\(\d+,\)", "(N,)", str(refused.value))
     assert isinstance(refused.value, NoLayoutFits) == ("smallest" in said)
 
@@ -837,7 +837,7 @@ def test_a_searcher_cannot_change_prices(tmp_path: Path, monkeypatch: pytest.Mon
     for name, cost_model in (("memory", "autoshard"), ("time", "autoshard"), ("memory", "plain"), ("time", "plain")):
         said = f"^plug-in {name} of eraser 1.0 fails: ValueError: assignment destination is read-only$"
         with pytest.raises(AutoshardError, match=said):
-            autoshard.plan("llama3.2-1b", seq_len=2048, global_batch=64, search=name, cost_model=cost_model)
+            autoshard.plan("llama3.2-1b", seq_len=2048, global_batch=64, search=name, cost_model=cost_model, tp=8)
 
 
 def test_a_searcher_that_returns_no_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

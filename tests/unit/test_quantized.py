@@ -41,6 +41,7 @@ from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Device, load_cluster
 from autoshard.spec.product_format import PRODUCT_FORMATS
 from autoshard.spec.training import PRECISIONS, TrainingSpec, load_precision
+from tests.cases import some
 
 BF16 = PRECISIONS["mixed_precision"]
 B200 = load_cluster("b200-180gb", 1)
@@ -438,7 +439,7 @@ def test_with_blocks_in_bf16_a_search_by_bounds_finds_what_an_exhaustive_one_doe
     assert quick.optimality.endswith("(several chunks of a rank have as many blocks each)")
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero", some([0, 3, 1, 2], 2))
 @pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("mxfp8", 0), ("nvfp4", 2)])
 def test_the_search_is_brute_force_over_estimates(name: str, last: int, zero: int) -> None:
     training = TrainingSpec(2048, 32, load_precision(name), unquantized_first=min(last, 1), unquantized_last=last)

@@ -61,7 +61,7 @@ def random_table(seed: int) -> tuple[Problem, Table, Draft]:
     return problem, table, draft
 
 
-@pytest.mark.parametrize("seed", some(range(150), 20))
+@pytest.mark.parametrize("seed", some(range(150), 10))
 def test_stages_are_chosen_as_by_trying_all(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all cuts enumerated, and by moving blocks one at a time: that finds the best of these small ones too."""
     problem, table, draft = random_table(seed)

@@ -12,8 +12,10 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.cases import ALL
 
-NUM_LAYERS = 4
+NUM_LAYERS, FEW_LAYERS = 4, 2
+"""Blocks; by default the second where all are on one stage and no weights of the next one are gathered ahead."""
 SEQUENCE_LENGTH = 4096
 PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "one device": ("llama3-8b", 4, {}),
@@ -233,6 +235,8 @@ FURTHER = {
     ),
     *("unequal blocks, ZeRO-3", "unequal windows", "dense blocks first, in a ring, ZeRO-3", "prediction module"),
     *("weights rounded at random", "few tokens at a large head", "sparse attention, cp, plain"),
+    *("HSDP, kv replicated, ZeRO-2", "HSDP of experts, ZeRO-3", "loss in chunks, zero bubble"),
+    *("a shared expert, in a ring, ZeRO-3", "sparse attention, pp, ZeRO-2", "FP32, one table, ZeRO-3"),
 }
 """Plans that are audited with AUTOSHARD_CASES=all alone: another plan has each of their mechanisms, in another
 combination."""
@@ -240,30 +244,30 @@ combination."""
 
 def plan(name: str) -> Plan:
     model_name, microbatches, changes = PLANS[name]
+    apart = {"pp", "num_virtual_stages"} & changes.keys() or changes.get("zero") == 3
+    few = FEW_LAYERS if not (ALL or apart) else NUM_LAYERS
     if model_name == "padded":  # an odd vocabulary
-        model = replace(load_model("llama3-8b"), vocab_size=50257, num_hidden_layers=NUM_LAYERS)
+        model = replace(load_model("llama3-8b"), vocab_size=50257, num_hidden_layers=few)
     elif model_name == "tied":
-        model = replace(load_model("llama3-8b"), tie_word_embeddings=True, num_hidden_layers=NUM_LAYERS)
+        model = replace(load_model("llama3-8b"), tie_word_embeddings=True, num_hidden_layers=few)
     elif model_name == "dense first":
-        types = ("dense", *("sparse",) * (NUM_LAYERS - 1))
+        types = ("dense", *("sparse",) * (few - 1))
         model = replace(
             load_model("qwen3-30b-a3b"),
-            num_hidden_layers=NUM_LAYERS,
+            num_hidden_layers=few,
             mlp_layer_types=types,
             dense_intermediate_size=6144,
         )
     elif model_name == "two dense first":
         model = load_model("deepseek-v3").some_blocks((1, 2, 3, 4))
     elif model_name == "windows":
-        types = ("sliding_attention", "full_attention") * (NUM_LAYERS // 2)
-        model = replace(load_model("qwen3-8b"), num_hidden_layers=NUM_LAYERS, sliding_window=512, layer_types=types)
+        types = ("sliding_attention", "full_attention") * (few // 2)
+        model = replace(load_model("qwen3-8b"), num_hidden_layers=few, sliding_window=512, layer_types=types)
     elif model_name == "predicting":
         model = load_model("glm-4.5-air")
-        model = replace(
-            model.some_blocks(telling_blocks(model, NUM_LAYERS)), multi_token_prediction=MultiTokenPrediction(1)
-        )
+        model = replace(model.some_blocks(telling_blocks(model, few)), multi_token_prediction=MultiTokenPrediction(1))
     else:
-        model = load_model(model_name).some_blocks(telling_blocks(load_model(model_name), NUM_LAYERS))
+        model = load_model(model_name).some_blocks(telling_blocks(load_model(model_name), few))
     fields: dict[str, Any] = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "num_virtual_stages", "microbatch_size"), 1)
     fields |= {"schedule": "1f1b", "recompute": "none", "zero": 1, "attention_kernel": "flash", **changes}
     length = fields.pop("sequence_length", SEQUENCE_LENGTH)
@@ -273,7 +277,7 @@ def plan(name: str) -> Plan:
     if fields["num_virtual_stages"] > 1:
         fields["schedule"] = "interleaved"
     stages = fields["pp"] * fields["num_virtual_stages"]
-    fields.setdefault("stage_layers", even_stage_layers(NUM_LAYERS, stages))
+    fields.setdefault("stage_layers", even_stage_layers(model.num_hidden_layers, stages))
     strategy = Strategy(**fields)
     length = min(length, model.max_position_embeddings)
     training = TrainingSpec(length, microbatches * strategy.dp, precision, loss_chunks=loss_chunks)

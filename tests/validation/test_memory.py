@@ -7,6 +7,7 @@ import pickle
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,12 @@ def small() -> Any:
 @pytest.fixture(scope="module")
 def memory(small: Any) -> Any:
     return autoshard.memory(small)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Any:
+    """What a rank holds, recorded once for all mistakes that are made beside it."""
+    return cache(rank_memory)
 
 
 def test_the_snapshot_is_what_pytorchs_own_functions_read(memory: Any, tmp_path: Path) -> None:
@@ -214,9 +221,15 @@ def test_the_visualisers_form_of_a_step() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(
-    options: list[str], message: str, small: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    message: str,
+    small: Any,
+    recorded: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_plan(replace(small), "plan.json")
+    monkeypatch.setattr("autoshard.allocations.record.rank_memory", recorded)
     Path("hostile.pickle").write_bytes(b"\x80\x02cos\nsystem\nX\x08\x00\x00\x00touch ran\x85R.")
     Path("other.pickle").write_bytes(pickle.dumps({"segments": 3}, 4))
     Path("cut.pickle").write_bytes(pickle.dumps([1, 2], 4)[:-3])
