@@ -15,9 +15,10 @@ from autoshard.spec.model import ModelSpec
 
 _RUNTIME = "autoshard.runtime.torch_backend.runtime"
 
-EAGER, COMPILED, OF_EXPERTS, OF_RECURRENCES = "1.25 to 1.7", "1.05 and 1.2", "1.2 and 1.7", "1.8 and 9"
+EAGER, COMPILED = "1.25 to 1.7", "1.05 and 1.2"
+OF_EXPERTS, OF_RECURRENCES, OF_GEMMA = "1.2 and 1.7", "1.8 and 9", "2.6 and 2.9"
 """A step on one H200 against its prediction: three dense models, two of them compiled, two with experts, two with
-recurrences [benchmarks/results/on_gpu.md]."""
+recurrences, Gemma 4 and 2 [benchmarks/results/on_gpu.md]."""
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
@@ -32,10 +33,12 @@ def _on_gpus(model: ModelSpec) -> str:
         kinds.append(f"{OF_EXPERTS} with experts")
     if model.is_recurrent:
         kinds.append(f"{OF_RECURRENCES} with recurrences")
-    eager = f"{EAGER} times as long without --compile" + "".join(f", {kind}" for kind in kinds)
+    if model.model_type.startswith("gemma"):
+        kinds.append(f"{OF_GEMMA} for Gemma 4 and 2")
     return (
         "time: predicted for kernels fused as Megatron's are; autoshard's own runtime took, on one H200, "
-        f"{COMPILED} times as long with --compile and {eager}; autoshard calibrate --device cuda measures yours"
+        f"{COMPILED} times as long with --compile, {EAGER} without{''.join(f', {kind}' for kind in kinds)}; autoshard "
+        "calibrate --device cuda measures yours"
     )
 
 

@@ -38,6 +38,7 @@ from autoshard.runtime.starting import TRAINER, starter
 from autoshard.runtime.toolchain import require_cpp_compiler
 from autoshard.runtime.unpriced import document_masks
 from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
+from autoshard.units import counted
 
 if TYPE_CHECKING:
     from autoshard.runtime.data import TokenFile, TokenStream
@@ -157,8 +158,8 @@ def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
         directory = _run_directory(plan, options, "run")
         on_folder(directory)
         write_plan(plan, directory / "plan.json")
-        kind = "GPUs" if plan.cluster.platform.is_cuda else "processes"
-        print(f"Running as planned: {plan.mesh.world_size} {kind} of this machine", flush=True)
+        kind = "GPU" if plan.cluster.platform.is_cuda else "process"
+        print(f"Running as planned: {counted(plan.mesh.world_size, kind)} of this machine", flush=True)
         print(f"text: {_made_of(plan, options, data, learned)}", flush=True)
         arguments = _arguments(directory / "plan.json", options, data, None, _checkpoints(plan, options))
         with _metrics(directory, plan, options) as metrics:

@@ -638,7 +638,25 @@ def test_warnings_name_what_nxd_gets_wrong() -> None:
     assert warnings(problem(), strategy(tp=8, dp=8)) == ()
     on_torch = problem(backend="torch")
     assert warnings(on_torch, strategy(dp=1, cp=2)) == (device_objection(on_torch.cluster),)
-    assert warnings(on_torch._replace(cluster=load_cluster("h100-80gb", 1)), strategy(dp=1, cp=2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("llama3-8b", ""),
+        ("mixtral-8x7b", ", 1.2 and 1.7 with experts"),
+        ("granite-4.0-h-tiny", ", 1.2 and 1.7 with experts, 1.8 and 9 with recurrences"),
+        ("gemma2-2b", ", 2.6 and 2.9 for Gemma 4 and 2"),
+    ],
+)
+def test_a_plan_for_gpus_says_how_this_runtime_kept_its_time(model: str, more: str) -> None:
+    on_gpus = problem(model=load_model(model), backend="torch", cluster=load_cluster("h100-80gb", 1))
+    assert warnings(on_gpus, strategy(tp=1, pp=1)) == (
+        (
+            "time: predicted for kernels fused as Megatron's are; autoshard's own runtime took, on one H200, 1.05 and 1.2 "
+            f"times as long with --compile, 1.25 to 1.7 without{more}; autoshard calibrate --device cuda measures yours"
+        ),
+    )
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, (1,)), (12, (1, 2, 3, 4, 6, 12)), (49, (1, 7, 49))])
