@@ -653,8 +653,9 @@ def test_a_plan_for_gpus_says_how_this_runtime_kept_its_time(model: str, more: s
     on_gpus = problem(model=load_model(model), backend="torch", cluster=load_cluster("h100-80gb", 1))
     assert warnings(on_gpus, strategy(tp=1, pp=1)) == (
         (
-            "time: predicted for kernels fused as Megatron's are; autoshard's own runtime took, on one H200, 1.05 and 1.2 "
-            f"times as long with --compile, 1.25 to 1.7 without{more}; autoshard calibrate --device cuda measures yours"
+            "time: predicted for kernels fused as Megatron's are; autoshard's own runtime took, on one H200, 1.05 and "
+            f"1.2 times as long with --compile, 1.25 to 1.7 without{more}; autoshard calibrate --device cuda measures "
+            "yours"
         ),
     )
 
