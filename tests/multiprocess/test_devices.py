@@ -98,13 +98,12 @@ def test_auto_takes_gpus_where_every_rank_has_one(monkeypatch: pytest.MonkeyPatc
 def test_a_plan_for_gpus_of_this_machine_runs_as_planned(
     monkeypatch: pytest.MonkeyPatch, gpus: int, device: str, run: str
 ) -> None:
-    chosen = []
+    codes = {"here": 3, "rehearsed": 4}
     monkeypatch.setattr("autoshard.runtime.run.visible_gpus", lambda: gpus)
-    monkeypatch.setattr("autoshard.runtime.run._run_here", lambda *values: chosen.append("here") or 0)
-    monkeypatch.setattr("autoshard.runtime.run._rehearse", lambda *values: chosen.append("rehearsed") or 0)
+    monkeypatch.setattr("autoshard.runtime.run._run_here", lambda *values: codes["here"])
+    monkeypatch.setattr("autoshard.runtime.run._rehearse", lambda *values: codes["rehearsed"])
     on_gpus = replace(plan(), cluster=load_cluster("h100-80gb", 1))
-    assert run_plan(on_gpus, RunOptions(device=device), start=start_interpreter) == 0
-    assert chosen == [run]
+    assert run_plan(on_gpus, RunOptions(device=device), start=start_interpreter) == codes[run]
 
 
 def plan(**layout: Any) -> Any:
