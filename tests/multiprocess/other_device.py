@@ -23,6 +23,7 @@ from autoshard.audits.measure import fake_world
 from autoshard.runtime.torch_backend.onlooker import Onlooker
 from autoshard.spec.cluster import load_cluster
 from benchmarks import on_gpu_parts as parts
+from tests.cases import ALL
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import BF16, CASES, plan_of
 
@@ -76,7 +77,8 @@ def works() -> Iterator[tuple[str, Callable[[], None]]]:
         plan = plan_of(MODELS[model], strategy, microbatches, BF16[1])  # no master copy: rounded at random, by place
         yield name, partial(layout, plan, 1)
     for mode, name in (("planned", "mixed_precision"), ("plain", "fp32")):  # autocast knows no such device
-        yield f"1b, {mode}", partial(step, parts.SIZES["cuda"]["1b"], mode, name)
+        size = "1b" if ALL else "200m"
+        yield f"{size}, {mode}", partial(step, parts.SIZES["cuda"][size], mode, name)
 
 
 def mixes() -> None:

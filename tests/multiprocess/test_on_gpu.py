@@ -171,3 +171,6 @@ def test_every_layout_and_size_of_a_gpu_has_a_plan() -> None:
         plan = on_gpu_parts.plan_of(size, size.model(name), cluster, "mixed_precision")
         assert plan.estimate.fits and on_gpu_parts.RESERVE in {term.name for term in plan.estimate.fullest.terms}
         assert on_gpu_parts.picked(size, size.model(name), cluster, "mixed_precision").estimate.fits
+    smaller = on_gpu_parts.cluster_of(load_cluster("h100-80gb", 1), 1)
+    for name, cut in on_gpu_parts.CUTS["cuda"].items():
+        assert on_gpu_parts.plan_of(cut, cut.model(name), smaller, "mixed_precision").estimate.fits, name
