@@ -161,7 +161,7 @@ def test_a_family_with_experts_is_planned_and_built(tmp_path: Path, monkeypatch:
     assert autoshard.validate(plan).plan == plan
     assert autoshard.audit(plan, stages=[0], use_cache=False).agrees
     dense = autoshard.model({**config, "model_type": "routed_mixture", "shared_expert_intermediate_size": 0})
-    assert autoshard.plan(dense, nodes=1, global_batch=64).model.is_moe
+    assert autoshard.plan(dense, nodes=1, global_batch=64, ep=4, tp=1, pp=2).model.is_moe
     for changes, said in (
         ({"num_local_experts": 1}, "num_experts_per_tok=2 of m must be from 1 to num_local_experts=1"),
         (

@@ -288,7 +288,7 @@ def test_a_layout_breaks_between_its_parts_and_a_long_table_scrolls() -> None:
 
 
 def test_the_front_names_no_context_parallelism_where_there_is_none() -> None:
-    plan = autoshard.plan("llama3-8b", nodes=4)
+    plan = autoshard.plan("llama3-8b", nodes=4, tp=8)
     view = view_of(plan)
     assert view.found is not None
     columns, front = view.found.columns, list(view.found.front)
