@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder is no package
 
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
-from benchmarks.on_gpu_page import FAMILIES, page
+from benchmarks.on_gpu_page import page
 from benchmarks.one_error import one_error
 
 REPOSITORY = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def parts(device: str, quick: bool, devices: int) -> Iterator[Part]:
     from benchmarks.on_gpu_parts import CUTS, MODES, QUICK, SHARDED, SIZES
 
     yield Part("parity", "parity", ("eager",), 120)
-    yield Part(FAMILIES, "families", limit_s=180)
+    yield Part("parity, families", "families", limit_s=180)
     yield Part("calibration", "calibration", limit_s=180 if quick else 600)
     for size in QUICK[device] if quick else SIZES[device]:
         for mode in MODES[device]:

@@ -7,9 +7,6 @@ from typing import Any
 
 from autoshard.units import GIB, format_seconds
 
-FAMILIES = "parity, families"
-"""The part that compares every small model."""
-
 
 def page(found: Mapping[str, Any]) -> str:
     """Markdown. found: as on_gpu.json holds it."""
@@ -107,7 +104,7 @@ def _parity(parities: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "|---|---|"
     for part, one in parities.items():
         variants = one["variants"]
-        shown = sorted(variants, key=lambda name: -_off(variants[name])) if part == FAMILIES else list(variants)
+        shown = sorted(variants, key=lambda name: -_off(variants[name]))
         yield from (_row(name, _difference(variants[name])) for name in shown[:SHOWN])
         if len(shown) > SHOWN:
             yield _row(f"{len(shown) - SHOWN} others of {part}", f"at most {_difference(variants[shown[SHOWN]])}")

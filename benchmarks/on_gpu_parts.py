@@ -212,6 +212,7 @@ def picked(size: Size | Cut, model: ModelSpec, cluster: Cluster, precision: str)
 
 
 def shape_of(device: str, size: str) -> Size | Cut:
+    """The step of this name, among those that a device is timed with."""
     return CUTS[device].get(size) or SIZES[device][size]
 
 
@@ -294,8 +295,8 @@ def parity(options: Options, which: str) -> dict[str, Any]:
 
 
 def families(options: Options) -> dict[str, Any]:
-    """The same for every small model of the tests, with flash and with plain attention: losses and gradient norms of
-    one process on the device against the CPU's, by model."""
+    """FP32 losses and gradient norms of three steps on the device against the CPU's, by small model of the tests, with
+    flash and with plain attention; of LONG with longer rows, too."""
     from tests.multiprocess.models import MODELS
     from tests.multiprocess.plans import FP32, plan_of, strategy
 

@@ -122,7 +122,8 @@ def num_gpus(root: Path = Path("/")) -> int:
 
 
 def visible_gpus(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> int:
-    """How many of them CUDA_VISIBLE_DEVICES leaves to processes, without asking torch. root: stands for /."""
+    """How many of this machine's GPUs CUDA_VISIBLE_DEVICES leaves to processes, without asking torch. root: stands for
+    /. environment: variables; None takes this process's."""
     named = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return num_gpus(root)

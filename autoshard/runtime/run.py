@@ -150,7 +150,7 @@ def _rehearse(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
 
 
 def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder) -> int:
-    """The plan is for processes of this machine: nothing is shrunk, nothing is compared."""
+    """The plan is for processes or GPUs of this machine: nothing is shrunk, nothing is compared."""
     data = _data(options, plan.training.sequence_length)
     learned = _check_data(plan, options, data)
     with _checkpoint_lock(plan, options):

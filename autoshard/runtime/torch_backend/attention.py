@@ -14,7 +14,7 @@ from autoshard.graph.partition import OperatorStep
 from autoshard.layout.context_parallel import RINGS
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
 from autoshard.runtime.torch_backend.context import Context, Kernel
-from autoshard.runtime.torch_backend.document_mask import document_mask
+from autoshard.runtime.torch_backend.document_mask import document_mask, sees, sees_all_before
 from autoshard.runtime.torch_backend.dropout import Mask, dropped_product, places
 from autoshard.runtime.torch_backend.flex_attention import Kind, block_mask, flex_attention
 from autoshard.runtime.torch_backend.groups import Group
@@ -185,7 +185,7 @@ def _shared_mask(
 ) -> Callable[[torch.Tensor], torch.Tensor | None]:
     """A function from queries to their mask, which is made once for all blocks of the stage. place: arguments of
     `_attention_mask`. added: the mask is numbers to add to scores."""
-    if _sees_all_before(*place):
+    if _is_causal_alone(*place):
         return lambda q: None
 
     def mask(q: torch.Tensor) -> torch.Tensor:
@@ -241,22 +241,19 @@ class _ReplayMark(torch.autograd.Function):
         return grads[0]
 
 
-def _sees_all_before(seq: int, position: int, count: int, window: Any, chunk: Any = None) -> bool:
+def _is_causal_alone(seq: int, position: int, count: int, window: Any, chunk: Any = None) -> bool:
     """Whether the mask is plain causality over the whole sequence."""
-    return count == 1 and all(limit is None or limit >= seq for limit in (window, chunk))
+    return count == 1 and sees_all_before(seq, window, chunk)
 
 
 def _attention_mask(seq: int, position: int, count: int, window: Any, chunk: Any = None) -> torch.Tensor | None:
     """Boolean mask [queries, keys], True where a query sees a key; None where plain causality over the whole sequence
     says it all."""
-    if _sees_all_before(seq, position, count, window, chunk):
+    if _is_causal_alone(seq, position, count, window, chunk):
         return None
     length = seq // count
     query = torch.arange(position * length, (position + 1) * length).unsqueeze(1)
-    key = torch.arange(seq).unsqueeze(0)
-    seen = key <= query
-    seen = seen if window is None else seen & (key > query - window)
-    return seen if chunk is None else seen & (key >= query // chunk * chunk)
+    return sees(query, torch.arange(seq), window, chunk)
 
 
 def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

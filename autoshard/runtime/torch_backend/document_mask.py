@@ -1,4 +1,4 @@
-"""Masks attention where several documents share a row: a query sees keys of its own document, up to itself."""
+"""Which keys a query sees: by its place, and where several documents share a row those of its own document."""
 
 from __future__ import annotations
 
@@ -44,11 +44,20 @@ def document_mask(
     keys that a query sees, itself included. chunk: it sees keys of its own chunk of so many places of the row alone.
     """
     here = positions.to(starts.device)
-    query = here.unsqueeze(1)
     key = torch.arange(starts.shape[1], device=starts.device)
-    seen = (key <= query) & (key >= starts[:, here].unsqueeze(-1))
-    if window is not None:
-        seen &= key > query - window
-    if chunk is not None:
-        seen &= key >= query // chunk * chunk
+    seen = sees(here.unsqueeze(1), key, window, chunk) & (key >= starts[:, here].unsqueeze(-1))
     return seen.unsqueeze(1)
+
+
+def sees(query: torch.Tensor, key: torch.Tensor, window: int | None, chunk: int | None) -> torch.Tensor:
+    """Whether the query at one place of the row sees the key at another; the places broadcast. window, chunk: as in
+    document_mask."""
+    seen = key <= query
+    if window is not None:
+        seen = seen & (key > query - window)
+    return seen if chunk is None else seen & (key >= query // chunk * chunk)
+
+
+def sees_all_before(seq: int, window: int | None, chunk: int | None) -> bool:
+    """Whether each query of a row of so many places sees all keys up to itself."""
+    return all(limit is None or limit >= seq for limit in (window, chunk))

@@ -17,6 +17,7 @@ import torch
 import torch.nn.attention.flex_attention as flex
 
 from autoshard.runtime.torch_backend.compiled import configure, first_line
+from autoshard.runtime.torch_backend.document_mask import sees, sees_all_before
 
 FEWEST_ROWS = 128
 """Rows of queries and keys of a block, below which the kernel has nothing to pass over."""
@@ -49,15 +50,17 @@ class Kind:
 
     @property
     def is_causal_alone(self) -> bool:
-        """Whether it is what the flash kernel computes: all keys up to a query, scores as they are."""
-        limits = (self.window, self.chunk)
-        sees_all = self.first == 0 and all(limit is None or limit >= self.seq for limit in limits)
+        """Whether it is what the flash kernel computes of a whole sequence: all keys up to a query, scores as they
+        are."""
+        sees_all = self.first == 0 and sees_all_before(self.seq, self.window, self.chunk)
         return sees_all and self.softcap is None and not self.sinks
 
     def takes(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         """Whether flex_attention is the kernel for these. q [batch kvhead group rows headdim], k and v [batch kvhead
         keys headdim]."""
-        if q.device.type != "cuda" or self.is_causal_alone or self in _WITHOUT_KERNEL:
+        if q.device.type != "cuda" or self in _WITHOUT_KERNEL:
+            return False
+        if self.is_causal_alone and q.shape[-2] == k.shape[-2]:
             return False
         if torch._C._len_torch_dispatch_stack() > 0:  # watched by operators: torch would compile nothing
             return False
@@ -127,10 +130,6 @@ def _capped(softcap: float) -> Callable[..., torch.Tensor]:
 @cache
 def _seen(first: int, window: int | None, chunk: int | None) -> Places:
     def seen(batch: torch.Tensor, head: torch.Tensor, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        query = row + first
-        found = key <= query
-        if window is not None:
-            found = found & (key > query - window)
-        return found if chunk is None else found & (key >= query // chunk * chunk)
+        return sees(row + first, key, window, chunk)
 
     return seen

@@ -100,7 +100,8 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...
 def _gradients_in_pieces(
     expression: Expression, tensors: tuple[torch.Tensor, ...], needed: tuple[bool, ...]
 ) -> Sequence[torch.Tensor]:
-    """What `_gradients` returns; those of single numbers are sums over all pieces, in FP32 at least."""
+    """Gradients of the inputs that need one, computed a piece at a time; those of single numbers are sums over all
+    pieces, in FP32 at least. Arguments as of `_gradients`."""
     wanted = [x for x, use in zip(tensors, needed, strict=False) if use]
     found = [
         torch.empty_like(x) if x.dim() else x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
