@@ -7,10 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from autoshard.audits.block_gradients import at_block_gradients_bytes, has_one_for_all
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
-from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS
-from autoshard.cost.working_bytes import working_bytes
 from autoshard.graph.count import (
     Collective,
     loop_sizes,
@@ -19,16 +16,14 @@ from autoshard.graph.count import (
     parameter_elements,
     saved_activations,
 )
-from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
-from autoshard.graph.recompute import Segment, kept_activations, segments
-from autoshard.graph.weight_gradients import waiting_bytes
+from autoshard.graph.recompute import Segment, segments
 from autoshard.layout.buckets import bucket_elements, bucket_key, tied_parameters
 from autoshard.layout.template import template_of
 from autoshard.plans.plan import Plan
 from autoshard.plans.stage_sections import RankGraphs, rank_graphs
 from autoshard.plans.step_collectives import step_collectives
-from autoshard.plans.timeline import planned_given_back_bytes
+from autoshard.plans.timeline import memory_by_operators
 from autoshard.schedules import SCHEDULES, actions, rank_holds
 from autoshard.spec.training import DTYPE_BYTES
 
@@ -214,76 +209,19 @@ def _hidden_bytes(program: Program) -> int:
 
 def _memory(plan: Plan, programs: list[Program], tied: frozenset[str], pipeline_rank: int) -> _Bytes:
     """(bytes by kind, bytes without counterpart) out of the plan's terms."""
-    terms = {term.name: term.value for term in plan.estimate.memory[pipeline_rank].terms}
-    elements = bucket_elements(programs, plan.mesh, tied, plan.strategy.zero)
-    learned = ((key, count) for key, count in elements.items() if key.learned)
-    summed = sum(count // (plan.mesh.size(key.shard_axes) if key.unit else 1) for key, count in learned)
-    gradients = float(summed * DTYPE_BYTES[plan.training.precision.gradient_accumulation_dtype])
+    terms = memory_by_operators(plan, pipeline_rank)
+    more_bytes = plan.estimate.memory[pipeline_rank].total_bytes - sum(terms.values())
     unmatched = {name: terms.pop(name) for name in (RESERVE, BUCKETS)}
-    unmatched["gradients that a compiled backward hands over at its end"] = terms["gradients"] - gradients
-    terms["gradients"] = gradients
+    unmatched["gradients that a compiled backward hands over at its end"] = more_bytes
     held = {kind: terms.pop(kind) for kind in STATE_KINDS}
     kept = ("kept activations", "embedding, logits and loss", "pipeline buffers")  # most of them outputs that are kept
     held["kept activations"] = sum(terms.pop(name) for name in kept)
-    handed_over = pipeline_rank == 0 and plan.training.precision.sums_apart
-    at_table = _table_bytes(plan, programs[0]) if handed_over else 0.0
-    at_head = _head_bytes(plan, programs[-1]) if pipeline_rank == plan.strategy.pp - 1 else 0.0
-    at_blocks = at_block_gradients_bytes(plan, pipeline_rank)
-    one_gradient = planned_given_back_bytes(plan, pipeline_rank) + max(at_table, at_head, at_blocks)
-    held["working"] = max(sum(terms.values()), one_gradient)
+    held["working"] = sum(terms.values())
     update = _update_bytes(plan, programs, tied)
     if update > held["kept activations"] + held["working"]:
         held["kept activations"], held["working"] = 0.0, update
     held["token ids and labels"] = held["tables"] = 0.0
     return held, {name: value for name, value in unmatched.items() if value > 0}
-
-
-def _table_bytes(plan: Plan, program: Program) -> float:
-    """Beside what is kept, when the backward of a microbatch ends at the embedding: gradients of its output and of its
-    table, the largest of all, less what the blocks kept and gave back. The plan has the table's with all those that a
-    compiled backward hands over at its end; this runtime has one at a time."""
-    every = [one for step in program.steps for one in operator_steps(step)]
-    step = next(one for one in every if one.operator.kind == "embedding")
-    uses = sum(step.inputs[1] in one.inputs for one in every)  # the head and a prediction module may have it too
-    gradients = SUMMED_GRADIENTS if uses > 1 else 1
-    table = parameter_elements(program)[step.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
-    given_back = sum(kept_activations(program, plan.strategy.recompute[0]).values())
-    if SCHEDULES[plan.strategy.schedule].weights_apart:
-        given_back -= waiting_bytes(program)
-    return gradients * table + program.local_bytes[step.operator.output] - given_back
-
-
-def _head_bytes(plan: Plan, program: Program) -> float:
-    """Beside what is kept, when the backward of the model's head has the gradient of its weights; behind that of a
-    prediction module, which has the same table, two of them and their sum. A loss in chunks adds to the gradient while
-    it works. 0 where the plan has it itself, and where gradients of weights are put off."""
-    if plan.training.loss_chunks > 1:
-        return _chunked_head_bytes(plan, program)
-    weights_apart = SCHEDULES[plan.strategy.schedule].weights_apart
-    predicts = plan.model.multi_token_prediction is not None and not weights_apart
-    if not (predicts or has_one_for_all(plan)):
-        return 0.0
-    elements, tensors = parameter_elements(program), program.graph.tensors
-    singles = ((place, one) for place, step in enumerate(program.steps) for one in operator_steps(step))
-    products = ((place, one) for place, one in singles if one.operator.kind == "einsum" and one.inputs[1] in elements)
-    heads = ((place, one) for place, one in products if "vocab" in tensors[one.operator.output].dims)
-    place, head = next(heads, (0, None))  # a module's is behind it; a traced model may make logits in another way
-    if head is None:
-        return 0.0
-    table = elements[head.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
-    kept = [saved_activations(program, step) for step in program.steps]
-    earlier = {name for names in kept[: place + 1] for name in names}
-    given_back = {name: size for names in kept[place + 1 :] for name, size in names.items() if name not in earlier}
-    gradients = SUMMED_GRADIENTS if predicts else 1
-    return gradients * table + working_bytes(program, program.steps[place]) - sum(given_back.values())
-
-
-def _chunked_head_bytes(plan: Plan, program: Program) -> float:
-    """`_head_bytes` where the loss comes in chunks: that of the model, in whose backward a module's gradient waits."""
-    losses = [step for step in program.steps for one in operator_steps(step) if num_chunks(one.operator) > 1]
-    first = operator_steps(losses[0])[0].operator
-    table = parameter_elements(program)[first.inputs[1]] * DTYPE_BYTES[plan.training.precision.parameter_dtype]
-    return max(len(losses) * table + working_bytes(program, losses[0]), (len(losses) > 1) * SUMMED_GRADIENTS * table)
 
 
 def _update_bytes(plan: Plan, programs: list[Program], tied: frozenset[str]) -> float:

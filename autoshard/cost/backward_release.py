@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements, saved_activations
@@ -28,7 +28,8 @@ class Moments(NamedTuple):
 
     early: one step works with most; nothing has been given back. late: the last gradient of experts or of an MLP.
     after: most activations after that. end: the last gradient of all. before: most activations up to the late moment;
-    of this one and `after` one has given nothing back.
+    of this one and `after` one has given nothing back. weights: the operator whose weights have most elements has their
+    gradients, which are all that is made if each operator's are added to their sum at once; those of this one alone.
     """
 
     early: Moment = NO_MOMENT
@@ -36,6 +37,7 @@ class Moments(NamedTuple):
     after: Moment = NO_MOMENT
     end: Moment = NO_MOMENT
     before: Moment = NO_MOMENT
+    weights: Moment = NO_MOMENT
 
 
 def moments(
@@ -50,20 +52,17 @@ def moments(
     """
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
-    if late is None:
-        return Moments()
     held = [need - gone for need, gone in zip(working, given_back, strict=True)]
-    first, most = max(range(len(needed)), key=needed.__getitem__), max(needed)
+    most, elements = max(needed, default=0.0), parameter_elements(program)
+    weights = _of_largest_operator(program, held, most, elements)
+    if late is None:
+        return Moments(weights=weights)
+    first = max(range(len(needed)), key=needed.__getitem__)
     after = max(held[:late], default=held[late])
     before = max(range(late, len(needed)), key=needed.__getitem__)
-    elements = parameter_elements(program)
 
     def made(since: int) -> dict[tuple[str, ...], int]:
-        counts: dict[tuple[str, ...], int] = {}
-        for name in {name for names in read[since:] for name in names}:
-            axes = program.gradient_sync.get(name, ())
-            counts[axes] = counts.get(axes, 0) + elements[name]
-        return counts
+        return _by_axes(program, {name for names in read[since:] for name in names}, elements)
 
     end = next(index for index, names in enumerate(read) if names)
     return Moments(
@@ -72,7 +71,26 @@ def moments(
         Moment(most - after, made(0)),
         Moment(most - held[end], made(0)),
         Moment(most - needed[before] if after == most else 0.0, made(before)),
+        weights,
     )
+
+
+def _of_largest_operator(program: Program, held: Sequence[float], most: float, elements: Mapping[str, int]) -> Moment:
+    """Moments.weights. held: bytes at each step, less what was given back before. most: bytes at the fullest one."""
+    learned = {tensor.name for tensor in program.graph.learned()}
+    by_step = [{view for one in operator_steps(step) for view in one.inputs} & learned for step in program.steps]
+    counts = [sum(elements[name] for name in names) for names in by_step]
+    place = max(range(len(counts)), key=lambda step: (counts[step], held[step]), default=None)
+    return NO_MOMENT if place is None else Moment(most - held[place], _by_axes(program, by_step[place], elements))
+
+
+def _by_axes(program: Program, names: Iterable[str], elements: Mapping[str, int]) -> dict[tuple[str, ...], int]:
+    """Elements of some parameters, by the axes over which their gradients are summed."""
+    counts: dict[tuple[str, ...], int] = {}
+    for name in names:
+        axes = program.gradient_sync.get(name, ())
+        counts[axes] = counts.get(axes, 0) + elements[name]
+    return counts
 
 
 def _matrices(program: Program, index: int) -> tuple[str, ...]:

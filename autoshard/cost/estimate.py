@@ -99,7 +99,7 @@ def _placed(
 ) -> _Placed:
     mesh = strategy_mesh(model, cluster, strategy)
     parts = strategy_parts(model, training, cluster, strategy, software, operators, dense)
-    state = parts_state(parts, strategy.zero, training.precision, mesh, cluster)
+    state = parts_state(parts, strategy.zero, training.precision, mesh, cluster, software.hands_over)
     return _Placed(mesh, parts, state, strategy.num_microbatches(training.global_batch_size))
 
 

@@ -99,14 +99,15 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     """Memory of one pipeline rank of one layout, of many, or in numbers with derivatives. state: of their meshes.
 
     parameters: as forward and backward read them, under ZeRO-3 the rank's share. gradients: their sum over
-    microbatches, under ZeRO-2 and -3 the rank's share, else whole and where that has a dtype of its own with the
-    gradients that one backward, a compiled graph, hands over at its end.
+    microbatches, under ZeRO-2 and -3 the rank's share, else whole; where a backward is one compiled graph and the sum
+    has a dtype of its own, with the gradients that it hands over at its end.
     optimizer state: master weights and two moments, under ZeRO-1 1/n of them on each of the n ranks that sum a
     gradient. kept activations: of every microbatch in flight, chunk by chunk, less what blocks behind the one at work
     have given back, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep; where blocks run backward, the loss is over.
-    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator, or
-    gradients of an end's weights; under ZeRO-2 and -3 what travels (cost/travelling_bytes.py).
+    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator, of
+    its weights too unless they are handed over at the end, or gradients of an end's weights; under ZeRO-2 and -3 what
+    travels (cost/travelling_bytes.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     Where chunks differ, the rank with the head may need most while it holds nothing of the head.
@@ -131,7 +132,7 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
 
     activations = _activations_bytes(at_work, software)
     kept = activations + _waiting_bytes(at_work, software) if at_work.weights_apart else activations
-    backwards = _backwards(at_work, software)
+    backwards = _backwards(at_work, software, _at_once_bytes(at_work, state, parameter))
     replay, working, over, given_back = _in_work(at_work, software, backwards)
     ends = 0.0 if not at_work.ends else _ends_bytes(at_work, software) - over
     if software is not COMPILED:
@@ -142,7 +143,7 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
         travelling = _travelling_bytes(at_work, state, (parameter, reduced), kept, backwards)
         travelling = added(travelling, -replay, over, given_back)
         working = where(state.travels, largest(working, travelling), working)
-    if software is COMPILED and not precision.sums_apart:
+    if software is COMPILED and not anywhere(state.block.handed_over):
         for gradient in _end_gradients_bytes(at_work, activations, parameter):
             at_end = added(gradient, -replay, over, given_back)
             working = where(state.travels, working, largest(working, at_end))
@@ -195,8 +196,8 @@ def living_bytes(
         sums = sum((unit.sums for unit in ends), blocks * block.sums)
         staying = count - sum((unit.going for unit in ends), blocks * block.going)
     gradients = sums * (summed * share_of_sums)
-    if software.hands_over_gradients and precision.sums_apart:
-        gradients = gradients + sum((unit.staying for unit in ends), handed_over) * parameter
+    if anywhere(block.handed_over):
+        gradients = gradients + sum((unit.handed_over for unit in ends), handed_over) * parameter
     weights = weights + sum((unit.frozen for unit in ends), blocks * block.frozen)
     held = weights * (parameter * share)
     if precision.products is not None:
@@ -207,10 +208,27 @@ def living_bytes(
 def _handed_over(rank: Rank, state: State) -> Number:
     """Elements of blocks whose gradients the backward of one chunk hands over at its end, of the chunk with the most.
     state: as the rank has it."""
-    if rank.kind_counts is None:
-        return rank.most_blocks * state.block.staying
-    kinds = [[count * state.kinds[kind].staying for count in counts] for kind, counts in rank.kind_counts.items()]
+    if rank.kind_counts is None or not anywhere(state.block.handed_over):
+        return rank.most_blocks * state.block.handed_over
+    kinds = [[count * state.kinds[kind].handed_over for count in counts] for kind, counts in rank.kind_counts.items()]
     return reduce(largest, map(sum, zip(*kinds, strict=True)))
+
+
+def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[Number]:
+    """Bytes by which gradients of weights that are there at one time make a block's backward work with more than it
+    does without any, by kind, in the order of Rank.kinds; none where they travel in every microbatch, which counts
+    them. Where gradients are put off, these are bytes of their own: they come when that backward is over, and what its
+    blocks kept of the microbatch is gone but for what waits."""
+    found: list[Number] = []
+    for elements, back in state.at_once or [(state.block.at_once, state.block.back_at_once)] * len(rank.kinds):
+        more = 0.0
+        if anywhere(elements):
+            gone = back * rank.hidden_bytes
+            if rank.weights_apart:
+                gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
+            more = where(state.travels, 0.0, largest(0.0, elements * parameter_bytes - gone))
+        found.append(more)
+    return found
 
 
 def _ends_bytes(rank: Rank, software: Software) -> Number:
@@ -267,26 +285,31 @@ def _travelling_bytes(
 
 def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) -> Iterator[Number]:
     """Bytes beside all that is kept when backward has the gradients of an end's weights, for each end of the rank.
-    Where sums have a dtype of their own, these count among what a backward hands over at its end. activations: bytes
-    that blocks keep.
+    activations: bytes that blocks keep.
 
     At the head, its gradient and that of the logits; the loss is over. A loss in chunks makes it chunk by chunk: all
-    that it works with is there. At the embedding, the gradients of its output
+    that it works with is there. Behind a prediction module, which has read the same table, its gradient waits and is
+    added. At the embedding, the gradients of its output
     and of its table, of which a head that has it too made another one, and their sum; of what its blocks kept of the
     microbatch nothing is left.
     """
     for end in rank.ends:
-        weights, kept_by_end = parameter_bytes * end.unit.parameters, end.part.kept_bytes if end.has_loss else 0.0
+        unit, kept_by_end = end.unit, end.part.kept_bytes if end.has_loss else 0.0
+        predicts = anywhere(unit.head_at_once)
+        weights = parameter_bytes * (unit.at_once if anywhere(unit.at_once) else unit.parameters)
+        table = parameter_bytes * unit.head_at_once if predicts else weights
         if end.chunks_loss:
             yield weights + end.part.working_bytes
+            if predicts:
+                yield largest(SUMMED_GRADIENTS * table, 2 * table + end.part.working_bytes)
         elif end.has_loss and not rank.weights_apart:
             logits = parameter_bytes / loss_work_bytes(parameter_bytes) * end.part.working_bytes
-            yield weights + logits - kept_by_end
+            yield largest(weights, SUMMED_GRADIENTS * table if predicts else 0.0) + logits - kept_by_end
         if end.has_table:
             gradients = SUMMED_GRADIENTS if end.has_loss else 1
             waiting = rank.most_blocks * rank.block.weights_waiting_bytes if rank.weights_apart else 0.0
             of_microbatch = activations / rank.in_flight - waiting
-            yield gradients * weights + rank.hidden_bytes - of_microbatch - kept_by_end
+            yield gradients * table + rank.hidden_bytes - of_microbatch - kept_by_end
 
 
 def _ends_in_turns(rank: Rank) -> Ends:
@@ -372,23 +395,25 @@ class Backward(NamedTuple):
         return added(self.replay, self.working, -self.over, -self.given_back)
 
 
-def _backwards(rank: Rank, software: Software) -> list[list[Backward]]:
+def _backwards(rank: Rank, software: Software, gradients: Sequence[Number]) -> list[list[Backward]]:
     """Bytes at work when the last block of each kind runs backward, by kind, then chunk, as if the loss kept all.
+    gradients: as `_at_once_bytes` has them.
 
     What the block behind the embedding replays more than others is charged to the embedding: to all blocks of its kind,
     the first one, on the embedding's rank.
     """
     of_ends = _of_ends(rank)[0]
 
-    def backward(last: LastBlock, is_first: bool) -> Backward:
-        replayed, given_back = last.part.replay_bytes, 0.0
+    def backward(last: LastBlock, kind: int) -> Backward:
+        replayed, given_back, working = last.part.replay_bytes, 0.0, last.part.working_bytes
         for _, block, count in last.behind:
             waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
             given_back = given_back + count * (_kept_by(rank, block, software) - waiting)
-        replayed = largest(replayed, of_ends) if is_first and rank.ends else replayed
-        return Backward(last.part, last.there, replayed, last.part.working_bytes, 0.0, given_back)
+        replayed = largest(replayed, of_ends) if not kind and rank.ends else replayed
+        working = largest(working, gradients[kind]) if rank.weights_apart else added(working, gradients[kind])
+        return Backward(last.part, last.there, replayed, working, 0.0, given_back)
 
-    return [[backward(last, not kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]
+    return [[backward(last, kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]
 
 
 def _in_work(rank: Rank, software: Software, backwards: Sequence[Sequence[Backward]]) -> tuple[Number, ...]:

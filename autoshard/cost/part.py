@@ -65,7 +65,8 @@ class Part:
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
     moments: of a block's backward. quantized: parameters that products read quantised. frozen: further elements, which
-    are not trained. chunks_loss: whether it ends in a loss in chunks.
+    are not trained. chunks_loss: whether it ends in a loss in chunks. head_gradients: elements of the head's table,
+    where the losses of two modules read it, else 0.
     """
 
     forward: Seconds
@@ -86,6 +87,7 @@ class Part:
     quantized: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     frozen: float = 0
     chunks_loss: bool = False
+    head_gradients: float = 0
 
     @cached_property
     def forward_s(self) -> Number:

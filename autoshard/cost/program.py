@@ -14,7 +14,7 @@ from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.working_bytes import at_steps, tile_bytes
+from autoshard.cost.working_bytes import LOSSES, at_steps, tile_bytes
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -125,6 +125,7 @@ class ProgramWork:
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     frozen: int = 0
     chunks_loss: bool = False
+    head_gradients: int = 0
     _recompute: dict[str, Recompute] = field(default_factory=dict)
 
     def recompute(self, name: str) -> Recompute:
@@ -186,6 +187,7 @@ class PricedProgram:
             quantized=work.quantized,
             frozen=work.frozen,
             chunks_loss=work.chunks_loss,
+            head_gradients=work.head_gradients,
         )
         if not software.adapts:
             return part
@@ -272,7 +274,20 @@ def program_work(program: Program) -> ProgramWork:
         quantized,
         sum(elements.values()) - sum(parameters.values()),
         any(num_chunks(op) > 1 for op in program.graph.operators),
+        _head_gradients(program, {name: elements[name] for name in learned}),
     )
+
+
+def _head_gradients(program: Program, elements: Mapping[str, int]) -> int:
+    """As in Part. elements: of each weight that is learned."""
+    heads = Counter(
+        name
+        for step in program.steps
+        for one in operator_steps(step)
+        if one.operator.kind in LOSSES or "vocab" in program.tensor(one.operator.output).dims
+        for name in {*one.inputs} & elements.keys()
+    )
+    return max((elements[name] for name, uses in heads.items() if uses > 1), default=0)
 
 
 def _operator(program: Program, step: OperatorStep) -> Operators:

@@ -66,7 +66,8 @@ class Software:
       tensor-parallel ranks: Transformer Engine's modules quantise before gather_along_first_dim.
       keeps_loss: what the loss keeps is charged to blocks that run backward too, when it is over: so the stack's
       constants of memory were fitted.
-      hands_over_gradients: a backward hands its gradients over at its end, beside their sum.
+      hands_over: what a backward computes before it hands its gradients over (Cluster.hands_over); None: as the
+      cluster's does.
       whole_logits: every tensor-parallel rank gathers all logits and works on them.
       replays_head: full recompute repeats the head as well.
       keeps_gathered: with sequence parallelism, layers keep their whole gathered input for backward; else their ranks'
@@ -120,7 +121,7 @@ class Software:
     accumulation_share: float = 1.0
     gathers_quantized: bool = False
     keeps_loss: bool = False
-    hands_over_gradients: bool = True
+    hands_over: str | None = "stages"
     adapts: bool = False
     sharded_parameters: bool = False
     sharded_gradients: bool = False
@@ -135,13 +136,13 @@ pass before. From fine-tuning on one chip: TinyLlama-1.1B and Qwen3-1.7B take 12
 and on trn2 alike, far above what their work takes. The seconds of an operator are a hand fit to the two."""
 TRACED_LORA = replace(TRACED, name="traced LoRA", adapts=True)
 """The same host with adapters of low rank beside all linear layers, which it traces too."""
-XLA_FSDP = Software("xla-fsdp", sharded_parameters=True, sharded_gradients=True, hands_over_gradients=False)
+XLA_FSDP = Software("xla-fsdp", sharded_parameters=True, sharded_gradients=True, hands_over="operators")
 """JAX through XLA on trn2, as AXLearn shards weights: one graph gathers them for forward and for backward, and scatters
 the gradients of a block as they come. Nothing hides behind work: a collective in the graph of a matrix product makes it
 19 to 42 % longer (yahavb/trn2-matmul-bench)."""
 EAGER = Software("eager", cpu_s_per_operator=6e-5)
 """Native torch on Neuron without a compiler: 55 to 65 us an operator, whatever it computes (torch-neuronx 2.12)."""
-COMPILED = Software("compiled")
+COMPILED = Software("compiled", hands_over=None)
 """Both backends of autoshard: one compiled graph a pass. Passes of plain attention set by hand to published Llama-2-7B
 results on trn1: the softmax is fused with the product before it and only the probabilities are written; backward, they
 are read and their gradient is written. Unfused it would be 4 and 7."""

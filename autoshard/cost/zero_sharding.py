@@ -184,7 +184,12 @@ class Unit(NamedTuple):
     """Elements of a block or an end of the model on one rank, over rows. owned: those whose optimizer state it keeps.
     travelling: STAYS where no row is under ZeRO-2 or -3. copies_bytes: held beside the parameters for products that
     read them quantised; 0.0 where no row has any. frozen: further elements, which are not trained and not shared; 0.0
-    where no row has any. chunks_loss: whether the loss that it ends in, if it does in any row, comes in chunks."""
+    where no row has any. chunks_loss: whether the loss that it ends in, if it does in any row, comes in chunks.
+
+    Of gradients beside their sums: handed_over: elements that a backward has all together at its end, a microbatch's
+    that do not travel; else at_once: of those that it has at one time, back_at_once: activations that are gone by then,
+    in hidden activations of a microbatch, and head_at_once: elements of the head's table where the losses of two
+    modules read it. 0.0 in all rows where none has any."""
 
     parameters: Number
     owned: Number
@@ -192,6 +197,10 @@ class Unit(NamedTuple):
     copies_bytes: Number = 0.0
     frozen: Number = 0.0
     chunks_loss: bool = False
+    handed_over: Number = 0.0
+    at_once: Number = 0.0
+    back_at_once: Number = 0.0
+    head_at_once: Number = 0.0
 
     @property
     def weights(self) -> Number:
@@ -215,16 +224,8 @@ class Unit(NamedTuple):
 
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
-        copies_bytes, frozen = (
-            held if isinstance(held, float) else held[rows] for held in (self.copies_bytes, self.frozen)
-        )
-        held = self._replace(
-            parameters=self.parameters[rows],
-            owned=self.owned[rows],
-            travelling=STAYS,
-            copies_bytes=copies_bytes,
-            frozen=frozen,
-        )
+        some = {name: column[rows] for name in MAY_BE_NONE if not isinstance(column := getattr(self, name), float)}
+        held = self._replace(parameters=self.parameters[rows], owned=self.owned[rows], travelling=STAYS, **some)
         if self.travelling is STAYS:
             return held
         numbers = (column[rows] for column in self.travelling[:-1])
@@ -232,12 +233,17 @@ class Unit(NamedTuple):
         return held._replace(travelling=Travelling._make((*numbers, turns)))
 
 
+MAY_BE_NONE = ("copies_bytes", "frozen", "handed_over", "at_once", "back_at_once", "head_at_once")
+"""Fields of Unit that are a plain 0.0 where no row has any."""
+
+
 class State(NamedTuple):
     """Parameters of the model on the ranks of a mesh, over rows: a block, the end on the first rank and that on the
     last one; where these are one rank and share their table, both are in `first`.
 
     kinds: the units of the model's kinds of blocks, where it has several; `block` is then of its first one, or the mean
-    of those that `of` was asked for. turns: of each of these, whether it is there, and what of it travels.
+    of those that `of` was asked for. turns: of each of these, whether it is there, and what of it travels. at_once: of
+    each of these, at_once and back_at_once.
     shares: whether other ranks keep the rest of a rank's optimizer state, so that gradients and parameters travel in
     buckets. owners: how many ranks share a table. gathers: 1 under ZeRO-3, else 0. travels: which rows are under ZeRO-2
     or -3; False where none is.
@@ -252,6 +258,7 @@ class State(NamedTuple):
     travels: Any
     kinds: Mapping[int, Unit] = {}
     turns: Sequence[tuple[Any, Turns]] = ()
+    at_once: Sequence[tuple[Number, Number]] = ()
 
     def of(self, kinds: Iterable[tuple[int, Number]]) -> State:
         """The state as a stage or a rank with these blocks has it, (kind, how many): `block` is their mean."""
@@ -259,7 +266,8 @@ class State(NamedTuple):
             return self
         units, counts = zip(*((self.kinds[kind], count) for kind, count in kinds), strict=True)
         turns = tuple((share > 0, unit.travelling.turns) for share, unit in zip(shares(counts), units, strict=True))
-        return self._replace(block=mean_unit(units, counts), turns=turns)
+        at_once = [(unit.at_once, unit.back_at_once) for unit in units]
+        return self._replace(block=mean_unit(units, counts), turns=turns, at_once=at_once)
 
     def take(self, rows: Any) -> State:
         """These rows alone, in their order."""
@@ -282,7 +290,7 @@ class Contents(NamedTuple):
     """A block or an end of the model on one rank: elements by the axes over which their gradient is summed once a step;
     of these, matrices, which ZeRO-2 and -3 share; how many parameters these are; moments of its backward; of the
     matrices, those that products read quantised; further elements, which are not trained; whether it ends in a loss in
-    chunks."""
+    chunks; elements of the head's table where two losses read it."""
 
     parameters: Counts = {}
     matrices: Counts = {}
@@ -291,12 +299,12 @@ class Contents(NamedTuple):
     quantized: Counts = {}
     frozen: float = 0
     chunks_loss: bool = False
+    head_gradients: float = 0
 
 
 def contents_of(part: Part | ProgramWork) -> Contents:
     """Contents of a part of a stage, or of its program."""
-    counts = part.parameters, part.matrices, part.num_tensors
-    return Contents(*counts, part.moments, part.quantized, part.frozen, part.chunks_loss)
+    return Contents(*(getattr(part, name) for name in Contents._fields))
 
 
 class ModelContents(NamedTuple):
@@ -336,9 +344,17 @@ def parts_contents(parts: Sequence[Parts], pp: int) -> ModelContents:
     return model_contents(blocks, parts[0].embedding, parts[-1].head, parts[0].tied_ends, pp == 1)
 
 
-def parts_state(parts: Sequence[Parts], zero: int, precision: Precision, mesh: Mesh, cluster: Cluster) -> State:
-    """The state of a mesh on which stages are made of these parts."""
-    return mesh_state(parts_contents(parts, mesh.pp), parts[0].hidden_bytes, zero, precision, mesh, cluster)
+def parts_state(
+    parts: Sequence[Parts],
+    zero: int,
+    precision: Precision,
+    mesh: Mesh,
+    cluster: Cluster,
+    hands_over: str | None = None,
+) -> State:
+    """The state of a mesh on which stages are made of these parts. hands_over: as in `mesh_state`."""
+    contents = parts_contents(parts, mesh.pp)
+    return mesh_state(contents, parts[0].hidden_bytes, zero, precision, mesh, cluster, hands_over)
 
 
 def mesh_state(
@@ -348,9 +364,12 @@ def mesh_state(
     precision: Precision,
     mesh: Mesh,
     cluster: Cluster,
+    hands_over: str | None = None,
 ) -> State:
-    """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are."""
-    owners = mesh.size(ZERO_AXES)
+    """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are.
+
+    hands_over: what a backward computes before it hands its gradients over; None: as the cluster does."""
+    owners, hands_over = mesh.size(ZERO_AXES), hands_over or cluster.hands_over
     zero = zero if owners > 1 else min(zero, 1)  # a rank alone shares nothing: nothing of it travels
     tied = not contents.last.parameters
     more_bytes = 0.0
@@ -358,13 +377,22 @@ def mesh_state(
         element_bytes = DTYPE_BYTES[precision.parameter_dtype]
         more_bytes = precision.products.held_bytes(element_bytes, zero) - element_bytes
 
+    def gradients_of(of: Contents, staying: float, is_block: bool) -> tuple[float, float, float, float]:
+        if hands_over == "stages":
+            return staying * precision.sums_apart, 0.0, 0.0, 0.0
+        if is_block and hands_over == "regions":
+            return 0.0, staying, 0.0, 0.0
+        back, made = of.moments.weights
+        return 0.0, float(sum(made.values())), back / hidden_bytes, float(of.head_gradients)
+
     def unit(of: Contents, is_block: bool = False, reads_table_once: bool = False) -> Unit:
-        counts, matrices, _, times, quantized, frozen, chunks_loss = of
+        counts, matrices, _, times, quantized, frozen, chunks_loss, *_ = of
         parameters, owned = float(sum(counts.values())), owned_elements(counts, mesh, zero)
         shared = sum(count for axes, count in quantized.items() if zero == 3 and mesh.size(zero_axes(axes)) > 1)
         copies_bytes = (sum(quantized.values()) - shared) * more_bytes
+        others = copies_bytes, float(frozen), chunks_loss
         if zero < 2:
-            return Unit(parameters, owned, STAYS, copies_bytes, float(frozen), chunks_loss)
+            return Unit(parameters, owned, STAYS, *others, *gradients_of(of, parameters, is_block))
         gather_s, scatter_s = moved(matrices, zero, precision, mesh, cluster, quantized)
         again_s = 0.0 if reads_table_once else gather_s
         weights, sums = (held_elements(counts, matrices, mesh, zero >= stage) for stage in (3, 2))
@@ -375,7 +403,7 @@ def mesh_state(
             cast_s = shared * cast_s_per_weight(precision, cluster.device)
             turns = turns._replace(copies_bytes=shared * precision.products.copies_bytes)
         travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, turns)
-        return Unit(parameters, owned, travelling, copies_bytes, float(frozen), chunks_loss)
+        return Unit(parameters, owned, travelling, *others, *gradients_of(of, parameters - turns.all, is_block))
 
     kinds = {kind: unit(block, is_block=True) for kind, block in contents.blocks.items()}
     first = unit(contents.first, reads_table_once=not tied)  # an embedding's backward does not read its table
@@ -386,19 +414,21 @@ def mesh_state(
 
 def mean_unit(units: Sequence[Unit], counts: Sequence[Number]) -> Unit:
     """A block as the mean of blocks of several kinds on one stage or rank, over rows; of its turns it has only how many
-    elements travel. counts: how many are of each kind; where there are none, the first one stands for all."""
+    elements travel, and nothing of the gradients that it has at one time. counts: how many are of each kind; where
+    there are none, the first one stands for all."""
     if len(units) == 1:
         return units[0]
     share = shares(counts)
     parameters, owned = mean(share, [unit.parameters for unit in units]), mean(share, [unit.owned for unit in units])
-    copies_bytes, frozen = (mean(share, [getattr(unit, name) for unit in units]) for name in ("copies_bytes", "frozen"))
+    names = ("copies_bytes", "frozen", "handed_over")
+    others = {name: mean(share, [getattr(unit, name) for unit in units]) for name in names}
     travelling = [unit.travelling for unit in units]
     if travelling[0] is STAYS:
-        return Unit(parameters, owned, copies_bytes=copies_bytes, frozen=frozen)
+        return Unit(parameters, owned, **others)
     turns = NO_TURNS._replace(all=mean(share, [moved.turns.all for moved in travelling]))
     *numbers, _ = zip(*travelling, strict=True)
     means = (mean(share, values) for values in numbers)
-    return Unit(parameters, owned, Travelling._make((*means, turns)), copies_bytes, frozen)
+    return Unit(parameters, owned, Travelling._make((*means, turns)), **others)
 
 
 def moved(matrices: Counts, zero: int, precision: Precision, mesh: Mesh, cluster: Cluster, quantized: Counts) -> Moved:

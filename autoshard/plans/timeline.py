@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.cost.memory import load_memory
+from autoshard.cost.memory import MEMORY_TERMS, memory_values
 from autoshard.cost.rank_load import rank_load, telling_ranks
 from autoshard.cost.stage import Parts, strategy_parts
 from autoshard.cost.step import accumulation_s_per_parameter, busiest_rank, pipeline_work
@@ -31,12 +31,15 @@ def planned_waits_s(plan: Plan) -> tuple[float, float]:
     return busiest.gathering_s, busiest.scattering_s
 
 
-def planned_given_back_bytes(plan: Plan, pipeline_rank: int) -> float:
-    """Bytes of kept activations that are gone at the worst moment of a pipeline rank, as blocks have run backward: the
-    term of the plan's estimate does not have them."""
-    parts = _parts(plan)
+def memory_by_operators(plan: Plan, pipeline_rank: int) -> dict[str, float]:
+    """MEMORY_TERMS of a pipeline rank whose backward adds the gradient of each operator's weights to its sum when it is
+    there, as the runtime on CPU processes does; the plan's own, where its cluster does too."""
+    if plan.cluster.hands_over == "operators":
+        return {term.name: term.value for term in plan.estimate.memory[pipeline_rank].terms}
+    parts, precision = _parts(plan), plan.training.precision
     load = rank_load(plan.strategy, parts, plan.num_microbatches, pipeline_rank)
-    return float(load_memory(load, _state(plan, parts), plan.training.precision).given_back)
+    state = parts_state(parts, plan.strategy.zero, precision, plan.mesh, plan.cluster, hands_over="operators")
+    return dict(zip(MEMORY_TERMS, memory_values(load, state, precision, plan.cluster.device), strict=True))
 
 
 def _parts(plan: Plan) -> tuple[Parts, ...]:

@@ -394,6 +394,17 @@ class Cluster:
         return self.compiles_regions or self.compiles_stages
 
     @property
+    def hands_over(self) -> str:
+        """What a backward computes before it hands its gradients of weights over: "stages", "regions" or "operators".
+
+        Where each pass is one compiled graph, that is the backward of a whole stage. A GPU or a CPU adds the gradient
+        of each operator's weights to its sum when it is there.
+        """
+        if self.stack is not None:
+            return STACKS[self.stack].compiles
+        return "stages" if self.platform.is_trainium else "operators"
+
+    @property
     def compiles_regions(self) -> bool:
         """Whether what ranks compute between collectives is compiled, which native PyTorch does by default."""
         return self.stack is not None and STACKS[self.stack].compiles == "regions"

@@ -344,12 +344,12 @@ def test_what_a_row_says_reaches_the_cost_model() -> None:
     row = {**ROW, "framework": "NeMo 25.04", "mem_kind": "max_memory_allocated", "notes": "no TP/DP/p2p overlap"}
     cluster, software = machine(gpu_case(row), {**FIXED, **constants}, constants)
     assert cluster.device.reserved_memory_bytes == software.reserved_bytes == 0
-    assert software.overlap == software.tensor_overlap == 0 and not software.hands_over_gradients
+    assert software.overlap == software.tensor_overlap == 0 and software.hands_over == "operators"
     assert software.gathers_quantized
     other = {**ROW, "framework": "nanotron", "zero": "0", "notes": "CUDA graphs", "precision": "mxfp8"}
     cluster, software = machine(gpu_case(other), {**FIXED, **constants}, constants)
     assert cluster.device.reserved_memory_bytes > 0 and software.reserved_bytes > 0
-    assert software.overlap > 0 and software.tensor_overlap > 0 and software.hands_over_gradients
+    assert software.overlap > 0 and software.tensor_overlap > 0 and software.hands_over == "stages"
     assert software.cpu_s_per_operator == 0 and software.quantized_efficiency == FAMILY["mxfp8_efficiency"].prior
 
 

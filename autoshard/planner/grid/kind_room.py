@@ -83,7 +83,7 @@ class Blocks:
 
     def _lives(self, unit: Unit, handed_over: float = 1.0) -> Array:
         """Bytes that are there all the time. handed_over: the share of gradients that one backward hands over."""
-        held = living_bytes(1, handed_over * unit.staying, unit, (), self.whole.problem.training.precision)
+        held = living_bytes(1, handed_over * unit.handed_over, unit, (), self.whole.problem.training.precision)
         return np.asarray(held.parameters + held.gradients + held.optimizer_state)
 
     @cached_property

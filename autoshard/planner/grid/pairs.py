@@ -66,7 +66,7 @@ def pairs_need_bytes(whole: Whole, draft: Array, recompute: Array, limit_bytes: 
     hands_all = float(family.num_virtual_stages == 1)
 
     def lives(count: float, ends: Sequence[Unit] = (), block: Unit = state.block) -> Array:
-        handed_over = hands_all * count * block.staying
+        handed_over = hands_all * count * block.handed_over
         living = living_bytes(count, handed_over, block, ends, problem.training.precision, owners=state.owners)
         return np.broadcast_to(sum(living[:3]), m.shape)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.local_shape import LocalShape, hidden_bytes
 from autoshard.cost.step import hop_law
 from autoshard.cost.zero_sharding import (
+    MAY_BE_NONE,
     STAYS,
     ModelContents,
     State,
@@ -171,14 +173,14 @@ def stacked(states: Sequence[State]) -> State:
 def _held(units: Sequence[Unit]) -> Unit:
     """A row for each unit. Where nothing travels in any of them, no row says what does."""
     parameters, owned = np.array([unit[:2] for unit in units], dtype=float).T
-    copies_bytes, frozen = (
-        np.array(held) if any(held) else 0.0
-        for held in ([getattr(unit, name) for unit in units] for name in ("copies_bytes", "frozen"))
-    )
-    chunks_loss = any(unit.chunks_loss for unit in units)
+    others: dict[str, Any] = {
+        name: np.array(held) if any(held) else 0.0
+        for name, held in ((name, [getattr(unit, name) for unit in units]) for name in MAY_BE_NONE)
+    }
+    others["chunks_loss"] = any(unit.chunks_loss for unit in units)
     if all(unit.travelling is STAYS for unit in units):
-        return Unit(parameters, owned, STAYS, copies_bytes, frozen, chunks_loss)
+        return Unit(parameters, owned, STAYS, **others)
     numbers = [(unit.weights, unit.sums, *unit.travelling[2:-1], *unit.travelling.turns) for unit in units]
     weights, sums, gather_s, again_s, scatter_s, cast_s, *turns = np.array(numbers, dtype=float).T
     travelling = Travelling(weights, sums, gather_s, again_s, scatter_s, cast_s, Turns(*turns))
-    return Unit(parameters, owned, travelling, copies_bytes, frozen, chunks_loss)
+    return Unit(parameters, owned, travelling, **others)

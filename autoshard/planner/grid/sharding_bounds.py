@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.backends.rules import Draft, Problem
+from autoshard.cost.backward_release import Moment, Moments
 from autoshard.cost.collectives import CollectiveLaw
 from autoshard.cost.local_shape import LocalShape, local_shape
 from autoshard.cost.step import accumulation_s_per_parameter
@@ -76,7 +77,10 @@ def _among(tp: int, unit: Contents) -> Contents:
     parameters, matrices = (
         {axes: count // tp for axes, count in counts.items()} for counts in (unit.parameters, unit.matrices)
     )
-    return Contents(parameters, matrices, frozen=unit.frozen // tp, chunks_loss=unit.chunks_loss)
+    moment = unit.moments.weights
+    weights = Moment(moment.given_back / tp, {axes: count // tp for axes, count in moment.made.items()})
+    times, others = Moments(weights=weights), (unit.chunks_loss, unit.head_gradients // tp)
+    return Contents(parameters, matrices, 0, times, {}, unit.frozen // tp, *others)
 
 
 def _at_once(unit: Unit) -> Travelling:

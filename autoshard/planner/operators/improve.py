@@ -249,7 +249,7 @@ def _row(problem: Problem, strategy: Strategy, mesh: Mesh, load: RankLoad) -> Me
         element, precision = {axes: 1}, problem.training.precision
         contents = ModelContents({0: Contents(element, element if matrix else {})}, Contents())
         block = mesh_state(contents, 1.0, strategy.zero, precision, mesh, problem.cluster).block
-        return float(sum(living_bytes(load.num_blocks, load.most_blocks * block.staying, block, (), precision)[:3]))
+        return float(sum(living_bytes(load.num_blocks, load.most_blocks * block.handed_over, block, (), precision)[:3]))
 
     fixed_bytes = float(load.num_blocks * DTYPE_BYTES[problem.training.precision.parameter_dtype])
     return MemoryRow(state_bytes, float(load.in_flight * load.most_blocks), 1.0, 1.0, inf, fixed_bytes)
