@@ -68,8 +68,7 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield (
         "Times: the median step after three that warm up. Memory: the peak of torch's allocator (on a CPU: of the "
         "process), beside what an audit expects of this runtime, uncompiled, and beside the plan's without its "
-        "reserve, which has the gradients that a compiled backward hands over at its end. A plain module keeps other "
-        "things than the plan says."
+        "reserve. A plain module keeps other things than the plan says."
     )
 
 
