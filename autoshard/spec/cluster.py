@@ -395,10 +395,10 @@ class Cluster:
 
     @property
     def hands_over(self) -> str:
-        """What a backward computes before it hands its gradients of weights over: "stages", "regions" or "operators".
+        """After how much of a backward gradients of weights are handed over: "stages", "regions" or "operators".
 
-        Where each pass is one compiled graph, that is the backward of a whole stage. A GPU or a CPU adds the gradient
-        of each operator's weights to its sum when it is there.
+        Where each pass is one compiled graph, it hands over those of a whole stage. A GPU or a CPU adds the gradient of
+        each operator's weights to its sum when it is there.
         """
         if self.stack is not None:
             return STACKS[self.stack].compiles
