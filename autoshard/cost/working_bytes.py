@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 
 from autoshard.graph.count import loop_sizes
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
+from autoshard.graph.redistribute import local_sizes
 from autoshard.models.prediction import PREDICTION
 
 SHARED_EXPERT = "shared_ffn"
@@ -21,7 +23,8 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
     `tile_bytes`. given_back: as `given_back_bytes` has them.
 
     What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
-    its block and has buffers of its own; at the end of the model, where the loss keeps as much as a softcap of logits
+    its block and has buffers of its own; for an exchange of pieces that are copied, such as those of what experts made,
+    which is behind the sum of it; at the end of the model, where the loss keeps as much as a softcap of logits
     works with, and with a prediction module, where it is as long as a block; and with a shared expert, whose backward
     is before that of the others: their gradients wait for it. It is left out elsewhere: the step with the most bytes is
     then one of the first of its block's backward.
@@ -33,7 +36,10 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
     is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
     of_steps = zip(working, given_back, program.steps, strict=True)
-    needed = [need - gone if is_long or _inner_bytes(program, step) else need for need, gone, step in of_steps]
+    needed = [
+        need - gone if is_long or _inner_bytes(program, step) or _copied_bytes(program, step) else need
+        for need, gone, step in of_steps
+    ]
     return working, needed
 
 
@@ -76,11 +82,23 @@ def working_bytes(program: Program, step: Step) -> float:
     Of its own the loss makes the gradient of probabilities, and plain attention that of its scores.
     """
     if isinstance(step, RedistributeStep):
-        return view_bytes(program, step.source) + view_bytes(program, step.target)
+        return view_bytes(program, step.source) + view_bytes(program, step.target) + _copied_bytes(program, step)
     if isinstance(step, GatherEinsumStep):
         written = sum(view_bytes(program, einsum.operator.output) for einsum in step.einsums)
         return 2 * view_bytes(program, step.gather.target) + written
     return operator_bytes(program, step)
+
+
+def _copied_bytes(program: Program, step: Step) -> float:
+    """Bytes of pieces that an all-to-all sends or has received, where they are no views: they lie one after the other
+    in the tensor only if nothing but its first dim is split or gathered."""
+    if not isinstance(step, RedistributeStep) or not any(one.forward == "all_to_all" for one in step.transitions):
+        return 0.0
+    dims = program.tensor(step.source).dims
+    later = max(dims.index(dim) for one in step.transitions for dim in (one.source_dim, one.target_dim) if dim in dims)
+    sizes = (local_sizes(program.graph, dims, program.states[one], program.axes) for one in (step.source, step.target))
+    before = min(prod(size for dim, size in zip(dims[:later], of, strict=False) if dim != "batch") for of in sizes)
+    return view_bytes(program, step.source) if before > 1 else 0.0
 
 
 def operator_bytes(program: Program, step: OperatorStep) -> float:

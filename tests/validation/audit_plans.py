@@ -87,6 +87,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "unequal blocks": ("dense first", 8, {"tp": 2, "pp": 2, "dp": 4, "ep": 4, "recompute": "mlp_norm+mlp"}),
     "unequal blocks, ZeRO-3": ("dense first", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
     "unequal windows": ("windows", 8, {"tp": 4, "pp": 2, "num_virtual_stages": 2, "recompute": "core_attention"}),
+    "a shared expert, eight others on a rank": (
+        "glm-4.5-air",
+        2,
+        {"tp": 4, "pp": 2, "dp": 16, "ep": 16, "recompute": "full"},
+    ),
     "the head alone on a chunk": (
         "gemma2-2b",
         8,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoshard.cost.collectives import exposed_ring_s
-from autoshard.cost.working_bytes import operator_bytes, view_bytes
+from autoshard.cost.working_bytes import operator_bytes, working_bytes
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -128,5 +128,5 @@ def _working_bytes(program: Program, step: Step) -> float:
     """Bytes that the backward of a step works in. Of operators that share a gather each stands for itself: the integer
     program does not know which do."""
     if isinstance(step, RedistributeStep):
-        return view_bytes(program, step.source) + view_bytes(program, step.target)
+        return working_bytes(program, step)
     return max(operator_bytes(program, one) for one in operator_steps(step))
