@@ -45,8 +45,6 @@ from benchmarks.on_gpu_attention import KINDS, times_s
 from benchmarks.plain_llama import PlainLlama
 
 LEARNING_RATE = 1e-4
-RESERVE = "runtime and compiler reserve"
-"""The part of planned memory that torch's allocator does not see."""
 
 
 @dataclass(frozen=True)
@@ -414,11 +412,11 @@ def _machines(options: Options, name: str, devices: int = 1) -> dict[str, Cluste
 
 def _predicted(plan: Plan, cluster: Cluster) -> dict[str, float]:
     found = estimate(plan.model, plan.training, cluster, plan.strategy)
-    terms = {term.name: term.value for term in found.fullest.terms}
+    fullest = found.fullest
     return {
         "step_time_s": found.step_time_s,
-        "memory_bytes": found.fullest.total_bytes - terms.get(RESERVE, 0.0),
-        "reserve_bytes": terms.get(RESERVE, 0.0),
+        "memory_bytes": fullest.total_bytes - fullest.reserved_bytes,  # torch's allocator does not see them
+        "reserve_bytes": fullest.reserved_bytes,
     }
 
 

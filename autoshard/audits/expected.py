@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from autoshard.audits.values import STATE_KINDS, Flops, Transfer
+from autoshard.cost.values import RESERVE
 from autoshard.graph.count import (
     Collective,
     loop_sizes,
@@ -29,7 +30,7 @@ from autoshard.spec.training import DTYPE_BYTES
 
 NUMBER_BYTES = 8
 """The loss and the squared gradient norm are summed over all ranks, each in FP64."""
-RESERVE, BUCKETS = "runtime and compiler reserve", "collective buckets"
+BUCKETS = "collective buckets"
 _Bytes = tuple[dict[str, float], dict[str, float]]
 
 

@@ -15,6 +15,7 @@ from autoshard.cost.rank import LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS, Ends, in_work_bytes, loss_work_bytes
+from autoshard.cost.values import RESERVE
 from autoshard.cost.zero_sharding import STAYS, State, Turns, Unit
 from autoshard.rows import Number, added, anywhere, largest, smallest, where
 from autoshard.spec.cluster import Device
@@ -42,7 +43,7 @@ MEMORY_TERMS = (
     "working buffers",
     "pipeline buffers",
     "collective buckets",
-    "runtime and compiler reserve",
+    RESERVE,
 )
 
 

@@ -52,6 +52,10 @@ TERMS_FORM = Form(
 )
 
 
+RESERVE = "runtime and compiler reserve"
+"""The term of memory that the device's own software takes."""
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """Bytes on each device of one pipeline rank, at the worst moment of a step."""
@@ -63,6 +67,11 @@ class StageMemory:
     def total_bytes(self) -> float:
         """The sum of the terms, on one device."""
         return sum(term.value for term in self.terms)
+
+    @property
+    def reserved_bytes(self) -> float:
+        """The share of the device's own software, which counters of a device leave out."""
+        return sum(term.value for term in self.terms if term.name == RESERVE)
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
     step_time_s = step_times(trained).median
     tokens_per_s = plan.training.tokens_per_step / step_time_s
     held_out = trained["held_out_losses"]
-    compiled = trained["compiled"]
+    compiled, planned = trained["compiled"], plan.estimate.memory[0]
     return "\n".join(
         [
             f"loss {trained['losses'][0]:.4f} -> {trained['losses'][-1]:.4f} in {len(trained['losses'])} steps"
@@ -219,7 +219,8 @@ def run_summary(plan: Plan, results: Sequence[Result | None]) -> str:
             ),
             (
                 f"peak memory of rank 0: {format_bytes(result['peak_memory_bytes'])} "
-                f"(planned ~{format_bytes(plan.estimate.memory[0].total_bytes)})"
+                f"(planned ~{format_bytes(planned.total_bytes)}, "
+                f"{format_bytes(planned.reserved_bytes)} of it for libraries)"
             ),
         ]
     )
