@@ -49,7 +49,7 @@ MEMORY_TERMS = (
 
 class Memory(NamedTuple):
     """Bytes on one rank, over rows: MEMORY_TERMS without the reserve. buckets: all of them; they count as far as
-    activations leave no room. given_back: what is not in `kept` any more, of blocks that ran backward before."""
+    activations leave no room."""
 
     parameters: Number
     gradients: Number
@@ -60,7 +60,6 @@ class Memory(NamedTuple):
     working: Number
     boundary: Number
     buckets: Number
-    given_back: Number = 0.0
 
     @property
     def lives(self) -> Number:
@@ -82,18 +81,13 @@ def memory_values(
     load: RankLoad, state: State, precision: Precision, device: Device, software: Software = COMPILED
 ) -> tuple[float, ...]:
     """Bytes of one rank of one layout, in the order of MEMORY_TERMS. state: of its mesh."""
-    memory = load_memory(load, state, precision, software)
+    state = state.of(load.block_kinds.items())
+    memory = rank_memory(rank_of(load, state), state, precision, software)
     # where the first block keeps less than others, blocks keep less, not the embedding that this was charged to
     memory = memory._replace(kept=memory.kept + smallest(0.0, memory.ends), ends=largest(0.0, memory.ends))
-    *terms, all_buckets, _ = memory
+    *terms, all_buckets = memory
     buckets = largest(0.0, all_buckets - memory.in_work)
     return (*terms, buckets, device.reserved_memory_bytes + software.reserved_bytes)
-
-
-def load_memory(load: RankLoad, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
-    """Memory of one rank of one layout. state: of its mesh."""
-    state = state.of(load.block_kinds.items())
-    return rank_memory(rank_of(load, state), state, precision, software)
 
 
 def rank_memory(rank: Rank, state: State, precision: Precision, software: Software = COMPILED) -> Memory:
@@ -157,7 +151,7 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
     staying = lives.staying
     buckets = smallest(BUCKET_BYTES, staying * reduced) + smallest(BUCKET_BYTES, staying * parameter)
     kept = added(kept, -given_back)
-    return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0), given_back)
+    return Memory(*lives[:3], kept, ends, replay, working, boundary, where(state.shares, buckets, 0.0))
 
 
 class Living(NamedTuple):
@@ -289,10 +283,9 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
     activations: bytes that blocks keep.
 
     At the head, its gradient and that of the logits; the loss is over. A loss in chunks makes it chunk by chunk: all
-    that it works with is there. Behind a prediction module, which has read the same table, its gradient waits and is
-    added. At the embedding, the gradients of its output
-    and of its table, of which a head that has it too made another one, and their sum; of what its blocks kept of the
-    microbatch nothing is left.
+    that it works with is there. Where a prediction module has read the same table, its gradient waits and is added. At
+    the embedding, the gradients of its output and of its table, of which a head that has it too made another one, and
+    their sum; of what its blocks kept of the microbatch nothing is left.
     """
     for end in rank.ends:
         unit, kept_by_end = end.unit, end.part.kept_bytes if end.has_loss else 0.0

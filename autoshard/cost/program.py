@@ -279,7 +279,8 @@ def program_work(program: Program) -> ProgramWork:
 
 
 def _head_gradients(program: Program, elements: Mapping[str, int]) -> int:
-    """As in Part. elements: of each weight that is learned."""
+    """Elements of the head's table where the losses of two modules read it, else 0. elements: of each weight that is
+    learned."""
     heads = Counter(
         name
         for step in program.steps

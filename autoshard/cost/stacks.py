@@ -66,8 +66,8 @@ class Software:
       tensor-parallel ranks: Transformer Engine's modules quantise before gather_along_first_dim.
       keeps_loss: what the loss keeps is charged to blocks that run backward too, when it is over: so the stack's
       constants of memory were fitted.
-      hands_over: what a backward computes before it hands its gradients over (Cluster.hands_over); None: as the
-      cluster's does.
+      hands_over: after how much of a backward gradients of weights are handed over (Cluster.hands_over); "nothing":
+      products add to the sums themselves; None: as the cluster's does.
       whole_logits: every tensor-parallel rank gathers all logits and works on them.
       replays_head: full recompute repeats the head as well.
       keeps_gathered: with sequence parallelism, layers keep their whole gathered input for backward; else their ranks'
@@ -136,7 +136,7 @@ pass before. From fine-tuning on one chip: TinyLlama-1.1B and Qwen3-1.7B take 12
 and on trn2 alike, far above what their work takes. The seconds of an operator are a hand fit to the two."""
 TRACED_LORA = replace(TRACED, name="traced LoRA", adapts=True)
 """The same host with adapters of low rank beside all linear layers, which it traces too."""
-XLA_FSDP = Software("xla-fsdp", sharded_parameters=True, sharded_gradients=True, hands_over="operators")
+XLA_FSDP = Software("xla-fsdp", sharded_parameters=True, sharded_gradients=True, hands_over="nothing")
 """JAX through XLA on trn2, as AXLearn shards weights: one graph gathers them for forward and for backward, and scatters
 the gradients of a block as they come. Nothing hides behind work: a collective in the graph of a matrix product makes it
 19 to 42 % longer (yahavb/trn2-matmul-bench)."""

@@ -217,11 +217,6 @@ class Unit(NamedTuple):
         """Elements that travel in every microbatch."""
         return self.travelling.turns.all
 
-    @property
-    def staying(self) -> Number:
-        """Elements whose gradients do not travel in every microbatch."""
-        return self.parameters - self.going
-
     def take(self, rows: Any) -> Unit:
         """These rows alone, in their order."""
         some = {name: column[rows] for name in MAY_BE_NONE if not isinstance(column := getattr(self, name), float)}
@@ -368,7 +363,7 @@ def mesh_state(
 ) -> State:
     """The state of one mesh. hidden_bytes: of the microbatch for which the moments of the contents are.
 
-    hands_over: what a backward computes before it hands its gradients over; None: as the cluster does."""
+    hands_over: as Software has it; None: as the cluster does."""
     owners, hands_over = mesh.size(ZERO_AXES), hands_over or cluster.hands_over
     zero = zero if owners > 1 else min(zero, 1)  # a rank alone shares nothing: nothing of it travels
     tied = not contents.last.parameters
@@ -378,6 +373,8 @@ def mesh_state(
         more_bytes = precision.products.held_bytes(element_bytes, zero) - element_bytes
 
     def gradients_of(of: Contents, staying: float, is_block: bool) -> tuple[float, float, float, float]:
+        if hands_over == "nothing":
+            return 0.0, 0.0, 0.0, 0.0
         if hands_over == "stages":
             return staying * precision.sums_apart, 0.0, 0.0, 0.0
         if is_block and hands_over == "regions":

@@ -344,7 +344,7 @@ def test_what_a_row_says_reaches_the_cost_model() -> None:
     row = {**ROW, "framework": "NeMo 25.04", "mem_kind": "max_memory_allocated", "notes": "no TP/DP/p2p overlap"}
     cluster, software = machine(gpu_case(row), {**FIXED, **constants}, constants)
     assert cluster.device.reserved_memory_bytes == software.reserved_bytes == 0
-    assert software.overlap == software.tensor_overlap == 0 and software.hands_over == "operators"
+    assert software.overlap == software.tensor_overlap == 0 and software.hands_over == "nothing"
     assert software.gathers_quantized
     other = {**ROW, "framework": "nanotron", "zero": "0", "notes": "CUDA graphs", "precision": "mxfp8"}
     cluster, software = machine(gpu_case(other), {**FIXED, **constants}, constants)

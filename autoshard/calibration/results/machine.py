@@ -199,7 +199,7 @@ def _software(case: Case, family: Constants, stack: Constants) -> Software:
         reserved_bytes=0.0 if case.allocated_only else stack["reserved_bytes"],
         gathers_quantized=case.gathers_quantized,
         keeps_loss=True,
-        hands_over="stages" if case.zero < 2 and stack_of(case.stack)[0] not in FUSED_ACCUMULATION else "operators",
+        hands_over="stages" if case.zero < 2 and stack_of(case.stack)[0] not in FUSED_ACCUMULATION else "nothing",
         sharded_parameters=case.zero >= 3,
         sharded_gradients=case.zero >= 2,
         step_overhead_s=family["step_overhead_s"],

@@ -173,10 +173,8 @@ def stacked(states: Sequence[State]) -> State:
 def _held(units: Sequence[Unit]) -> Unit:
     """A row for each unit. Where nothing travels in any of them, no row says what does."""
     parameters, owned = np.array([unit[:2] for unit in units], dtype=float).T
-    others: dict[str, Any] = {
-        name: np.array(held) if any(held) else 0.0
-        for name, held in ((name, [getattr(unit, name) for unit in units]) for name in MAY_BE_NONE)
-    }
+    columns = {name: [getattr(unit, name) for unit in units] for name in MAY_BE_NONE}
+    others: dict[str, Any] = {name: np.array(held) if any(held) else 0.0 for name, held in columns.items()}
     others["chunks_loss"] = any(unit.chunks_loss for unit in units)
     if all(unit.travelling is STAYS for unit in units):
         return Unit(parameters, owned, STAYS, **others)

@@ -79,8 +79,14 @@ def _among(tp: int, unit: Contents) -> Contents:
     )
     moment = unit.moments.weights
     weights = Moment(moment.given_back / tp, {axes: count // tp for axes, count in moment.made.items()})
-    times, others = Moments(weights=weights), (unit.chunks_loss, unit.head_gradients // tp)
-    return Contents(parameters, matrices, 0, times, {}, unit.frozen // tp, *others)
+    return Contents(
+        parameters,
+        matrices,
+        moments=Moments(weights=weights),
+        frozen=unit.frozen // tp,
+        chunks_loss=unit.chunks_loss,
+        head_gradients=unit.head_gradients // tp,
+    )
 
 
 def _at_once(unit: Unit) -> Travelling:
