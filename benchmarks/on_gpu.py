@@ -59,13 +59,15 @@ def parts(device: str, quick: bool, devices: int) -> Iterator[Part]:
     from benchmarks.on_gpu_parts import CUTS, MODES, QUICK, SHARDED, SIZES
 
     yield Part("parity", "parity", ("eager",), 120)
-    yield Part("parity, families", "families", limit_s=180)
+    yield Part("parity, families", "families", ("eager",), 180)
     yield Part("calibration", "calibration", limit_s=180 if quick else 600)
     for size in QUICK[device] if quick else SIZES[device]:
         for mode in MODES[device]:
             yield Part(f"step, {size}, {mode}", "step", (size, mode), 120 if quick else PART_S)
     if device != "cpu":  # inductor takes half a minute a program there
         yield Part("parity, compiled", "parity", ("compiled",), 120 if quick else PART_S)
+        if not quick:
+            yield Part("parity, families compiled", "families", ("compiled",), 1200)
     for world, layouts in SHARDED.items():
         if world <= (devices if device == "cuda" else min(devices, 2)):
             for layout in tuple(layouts)[: 1 if quick else None]:

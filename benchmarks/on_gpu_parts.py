@@ -292,16 +292,20 @@ def parity(options: Options, which: str) -> dict[str, Any]:
     return {"variants": found, "close": CLOSE, "right": all(one.get("off", 1.0) < CLOSE for one in found.values())}
 
 
-def families(options: Options) -> dict[str, Any]:
-    """FP32 losses and gradient norms of three steps on the device against the CPU's, by small model of the tests, with
-    flash and with plain attention; of LONG with longer rows, too."""
+def families(options: Options, which: str) -> dict[str, Any]:
+    """FP32 losses and gradient norms of three steps on the device against the CPU's, by small model of the tests.
+
+    which: eager, with flash and with plain attention, and of LONG with longer rows, too; or compiled, with flash
+    attention.
+    """
     from tests.multiprocess.models import MODELS
     from tests.multiprocess.plans import FP32, plan_of, strategy
 
-    under_test, found = open_device(options.device), {}
+    under_test, found, compiles = open_device(options.device), {}, which == "compiled"
     tried = list(MODELS)[: 2 if options.device == "cpu" else None]  # which is compared with itself
-    cases = [(name, attention, False) for name in tried for attention in ("flash", "plain")]
-    cases += [(name, "flash", True) for name in LONG if name in tried]
+    kernels = ("flash",) if compiles else ("flash", "plain")
+    cases = [(name, attention, False) for name in tried for attention in kernels]
+    cases += [(name, "flash", True) for name in LONG if name in tried and not compiles]
     for name, attention, long in cases:
         case = f"{name}{', plain attention' if attention == 'plain' else ''}{', long' if long else ''}"
         model = replace(MODELS[name], head_dim=16, max_position_embeddings=256) if long else MODELS[name]
@@ -314,7 +318,7 @@ def families(options: Options) -> dict[str, Any]:
         except AutoshardError:  # there is no such attention with this model's dropout, say
             continue
         try:
-            found[case] = _compared(under_test.device, plan, None)
+            found[case] = _compared(under_test.device, plan, Compiler() if compiles else None)
         except Exception as error:  # one model says nothing of the others
             found[case] = {"error": _one_line(error)}
     return {"variants": found, "close": CLOSE, "right": all(one.get("off", 1.0) < CLOSE for one in found.values())}

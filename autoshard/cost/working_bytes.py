@@ -22,9 +22,9 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
     """Bytes that backward of each step works with, and those beyond all that was kept or is run again, both without
     `tile_bytes`. given_back: as `given_back_bytes` has them.
 
-    What lies behind a step has been given back by then. It counts for the backward of a ring, which lies behind all of
-    its block and has buffers of its own; for an exchange of pieces that are copied, such as those of what experts made,
-    which is behind the sum of it; at the end of the model, where the loss keeps as much as a softcap of logits
+    What lies behind a step has been given back by then. It counts for the backward of what has buffers of its own: a
+    ring, which lies behind all of its block, a recurrence, an exchange of pieces that are copied, such as those of what
+    experts made, which is behind the sum of it; at the end of the model, where the loss keeps as much as a softcap of logits
     works with, and with a prediction module, where it is as long as a block; and with a shared expert, whose backward
     is before that of the others: their gradients wait for it. It is left out elsewhere: the step with the most bytes is
     then one of the first of its block's backward.
@@ -37,8 +37,7 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
     is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
     of_steps = zip(working, given_back, program.steps, strict=True)
     needed = [
-        need - gone if is_long or _inner_bytes(program, step) or _copied_bytes(program, step) else need
-        for need, gone, step in of_steps
+        need - gone if is_long or _buffers_bytes(program, step) else need for need, gone, step in of_steps
     ]
     return working, needed
 
@@ -109,6 +108,11 @@ def operator_bytes(program: Program, step: OperatorStep) -> float:
     inner = _inner_bytes(program, step) + tile_bytes(program, step)
     views = (view for view in (*step.inputs, op.output) if not _is_mask(program, view))
     return sum(view_bytes(program, view) for view in views) + own + inner
+
+
+def _buffers_bytes(program: Program, step: Step) -> float:
+    """Bytes of a step's buffers beside the tensors that it reads and writes, and their gradients."""
+    return _inner_bytes(program, step) + tile_bytes(program, step) + _copied_bytes(program, step)
 
 
 def _is_mask(program: Program, view: str) -> bool:

@@ -46,3 +46,17 @@ def choice_tile(heads: int, length: int, queries: int, sequences: int) -> tuple[
 def most_choice_scores(heads: float, length: float, queries: float) -> float:
     """Scores of an indexer that are held at one time, at most, elements. Arguments are those of `choice_tile`."""
     return min(SCORES_AT_ONCE, heads * length * min(queries, max(FEWEST_ROWS, queries / CHOICE_TILES)))
+
+
+def scan_tile(groups: int, heads: int, scores: int, sequences: int) -> tuple[int, int]:
+    """(groups of heads, heads of a group) that a state space is scanned for at once: several whole groups, or some
+    heads of one. heads: of a group. scores: pairs of tokens in a chunk, of one head and sequence. sequences: of a
+    microbatch."""
+    at_once = max(1, SCORES_AT_ONCE // scores // sequences)
+    return (min(groups, at_once // heads), heads) if at_once >= heads else (1, at_once)
+
+
+def most_scan_scores(heads: float, scores: float) -> float:
+    """Scores of a scan that are held at one time, at most, elements. heads: of all groups. scores: as in
+    `scan_tile`."""
+    return max(scores, min(SCORES_AT_ONCE, heads * scores))

@@ -1,6 +1,7 @@
 """Recurrences in chunks: equal to going token by token and to transformers, and they keep their inputs alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,9 +10,14 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
+from autoshard.graph import score_tiles
+from autoshard.graph.partition import OperatorStep, partition
 from autoshard.graph.recurrent_kinds import DELTA_CHUNK
+from autoshard.models.stage import dim_sizes, stage_graph
+from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
-from autoshard.runtime.torch_backend.recurrences import WHOLE, Slices, _Again, _delta_rule, _scan
+from autoshard.runtime.torch_backend.recurrences import GROUPS, _delta_rule, _scan, state_space_scan
+from autoshard.spec.linear_attention import Mamba
 from benchmarks.graph_counts import measure
 from tests.cases import some
 from tests.multiprocess.models import MODELS
@@ -71,17 +77,13 @@ def grouped_scan_inputs(dtype: torch.dtype, length: int) -> Values:
     return numbers(dtype, (*token, HEADS, KEY), (*token, HEADS), (*token, STATE), (*token, STATE), *heads)
 
 
-def by_groups(scan: Callable[..., torch.Tensor], values: Values) -> torch.Tensor:
-    groups = zip(*(x.unbind(2 if i < 4 else 0) for i, x in enumerate(values)), strict=True)
-    return torch.stack([scan(*one) for one in groups], 2)
-
-
 def grouped_scan_token_by_token(*values: torch.Tensor) -> torch.Tensor:
-    return by_groups(scan_token_by_token, values)
+    groups = zip(*(x.unbind(dim) for x, dim in zip(values, GROUPS, strict=True)), strict=True)
+    return torch.stack([scan_token_by_token(*one) for one in groups], 2)
 
 
 def grouped_scan_in_chunks(*values: torch.Tensor) -> torch.Tensor:
-    return by_groups(scan_in_chunks, values)
+    return _scan(*values, chunk=16)
 
 
 def grouped_scan_of_transformers(*values: torch.Tensor) -> torch.Tensor:
@@ -111,7 +113,7 @@ def scan_of_transformers(*values: torch.Tensor) -> torch.Tensor:
 
 
 def scan_in_chunks(*values: torch.Tensor) -> torch.Tensor:
-    return _scan(*values, chunk=16)
+    return _scan(*(x.unsqueeze(dim) for x, dim in zip(values, GROUPS, strict=True)), chunk=16).squeeze(2)
 
 
 Function = Callable[..., torch.Tensor]
@@ -160,16 +162,30 @@ def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> Non
             assert row.measured == pytest.approx(row.counted, abs=8192), row
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_scan_in_slices_of_its_heads_is_the_same(size: int) -> None:
-    """Of 3 heads; B and C are those of all of them, so their gradients are sums over slices."""
-    slices = Slices((2, 2, None, None, 0, 0, 0), size)
+@pytest.mark.parametrize(
+    ("groups", "heads_at_once", "tile"),
+    [(1, 1, (1, 1)), (1, 3, (1, 3)), (1, 8, (1, 8)), (4, 1, (1, 1)), (4, 2, (1, 2)), (4, 6, (3, 2)), (4, 99, (4, 2))],
+)
+def test_a_scan_in_slices_is_the_same(
+    groups: int, heads_at_once: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one head, some heads, one group, and several groups, of 8 heads: B and C are those of all heads of a group,
+    so their gradients are sums over slices."""
+    mamba = Mamba(8, 6, 5, 4, 4, True, groups)
+    model = replace(MODELS["granite hybrid"], mamba=mamba)
+    graph = stage_graph(model, dim_sizes(model, BATCH, 11), (0,), False, False, element_bytes=8)
+    program = partition(graph, {}, {op.name: {} for op in graph.operators})
+    [step] = [one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == "state_space_scan"]
+    shapes = [tuple(graph.sizes[dim] for dim in graph.tensors[name].dims) for name in step.operator.inputs]
     found = []
-    for how in (slices, WHOLE):
-        inputs = scan_inputs(torch.float64, 11)
-        out = _Again.apply(lambda *values: _scan(*values, chunk=4), how, *inputs)
+    for at_once in (BATCH * 11 * 4 * heads_at_once, score_tiles.SCORES_AT_ONCE):
+        monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
+        inputs = numbers(torch.float64, *shapes)
+        out = state_space_scan(Context(program, None), step)(*inputs)
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
         found.append((out.detach(), *(value.grad for value in inputs)))
+        tiles = score_tiles.scan_tile(groups, 8 // groups, 11 * 4, BATCH)
+        assert tiles == (tile if len(found) == 1 else (groups, 8 // groups))
     for sliced, whole in zip(*found, strict=True):
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
-from einops import rearrange, repeat
+from einops import rearrange
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.states import PARTIAL
@@ -128,25 +128,18 @@ def _tokens_in_slots(context: Context, step: OperatorStep) -> Kernel:
 
     def position_in_queue(chosen: torch.Tensor) -> torch.Tensor:
         if in_order:
-            return chosen.cumsum(1) - 1
+            return chosen.cumsum(-1) - 1
         original = places.to(chosen.device)
-        return chosen[:, original.argsort()].cumsum(1)[:, original] - 1
+        return chosen[..., original.argsort()].cumsum(-1)[..., original] - 1
 
     def tokens(gates: torch.Tensor) -> torch.Tensor:
         batch, seq, experts = gates.shape
-        chosen = gates != 0
+        chosen = rearrange(gates != 0, "batch seq expert -> batch expert seq").contiguous()  # a queue lies in one piece
         slot = position_in_queue(chosen)
-        spare = experts * capacity  # tokens without a slot point behind the last one
-        index = torch.arange(experts, device=gates.device) * capacity + slot
-        index = torch.where(chosen & (slot < capacity), index, spare)
-        token = torch.full((batch, spare + 1), seq, device=gates.device)
-        source = repeat(
-            torch.arange(seq, device=gates.device), "seq -> batch (seq expert)", batch=batch, expert=experts
-        )
-        token.scatter_(1, rearrange(index, "batch seq expert -> batch (seq expert)"), source)
-        return rearrange(
-            token[:, :spare], "batch (expert capacity) -> expert batch capacity", expert=experts
-        ).contiguous()
+        slot = torch.where(chosen & (slot < capacity), slot, capacity)  # others point behind the last one
+        token = torch.full((batch, experts, capacity + 1), seq, device=gates.device)
+        token.scatter_(2, slot, torch.arange(seq, device=gates.device).expand_as(slot))
+        return rearrange(token[..., :capacity], "batch expert capacity -> expert batch capacity").contiguous()
 
     return tokens
 

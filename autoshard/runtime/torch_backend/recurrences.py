@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 
 from autoshard.graph.partition import OperatorStep
 from autoshard.graph.recurrent_kinds import DELTA_CHUNK
+from autoshard.graph.score_tiles import scan_tile
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.given import Given
 from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
@@ -47,11 +48,6 @@ class Slices:
 
 
 WHOLE = Slices()
-
-
-SCANNED = 4
-"""A scan holds a number for each pair of tokens in a chunk and each head. It works off so many heads at a time that
-these are at most a quarter as many as the numbers of its input."""
 
 
 class _Again(torch.autograd.Function):
@@ -167,32 +163,72 @@ def _delta_rule(
     asked = q * since.unsqueeze(-1)
     told = k * between[..., -1, :].unsqueeze(-1)
     fading = since[..., -1, None, None]
-    state = v.new_zeros(*v.shape[:3], k.shape[-1], v.shape[-1])
-    answers = []
-    for index in range(v.shape[3]):
-        moved = new[:, :, :, index] - known[:, :, :, index] @ state
-        answers.append(asked[:, :, :, index] @ state + inside[:, :, :, index] @ moved)
-        state = state * fading[:, :, :, index] + told[:, :, :, index].transpose(-1, -2) @ moved
-    out = torch.stack(answers, 3).permute(0, 3, 4, 1, 2, 5).flatten(1, 2)
+    moved, answered = _StatesOfChunks.apply(*(x.flatten(0, 2) for x in (new, known, told, fading, asked)))
+    answers = inside @ moved.view(v.shape) + answered.view(v.shape)
+    out = answers.permute(0, 3, 4, 1, 2, 5).flatten(1, 2)
     return out[:, :seq].to(dtype)
+
+
+class _StatesOfChunks(torch.autograd.Function):
+    """The delta rule from chunk to chunk: (values moved, what states answer), each [rows, chunk, token, valuedim], of
+    new [rows, chunk, token, valuedim], known, told and asked [rows, chunk, token, keydim], fading [rows, chunk, 1, 1].
+
+    A chunk moves what is new but for what its state knows; its state fades, and is told what was moved. What does not
+    wait for another chunk is one product of all of them, forward and backward: for a GPU the launches count.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        new, known, told, fading, asked = values
+        (rows, chunks), keys = new.shape[:2], known.shape[-1]
+        moved, states = torch.empty_like(new), new.new_empty(rows, chunks, keys, new.shape[-1])
+        states[:, 0] = 0
+        for i in range(chunks):
+            torch.baddbmm(new[:, i], known[:, i], states[:, i], alpha=-1, out=moved[:, i])
+            if i + 1 < chunks:
+                behind = torch.mul(states[:, i], fading[:, i], out=states[:, i + 1])
+                behind.baddbmm_(told[:, i].mT, moved[:, i])
+        ctx.save_for_backward(known, told, fading, asked, moved, states)
+        return moved, asked @ states
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        known, told, fading, asked, moved, states = ctx.saved_tensors
+        of_moved, of_answers = grads
+        new, behind = torch.empty_like(moved), torch.empty_like(states)  # behind: of the state behind each chunk
+        behind[:, -1] = 0
+        for i in reversed(range(moved.shape[1])):
+            torch.baddbmm(of_moved[:, i], told[:, i], behind[:, i], out=new[:, i])
+            if i:
+                before = torch.mul(behind[:, i], fading[:, i], out=behind[:, i - 1])
+                before.baddbmm_(asked[:, i].mT, of_answers[:, i]).baddbmm_(known[:, i].mT, new[:, i], alpha=-1)
+        faded = states.flatten(-2).unsqueeze(-2) @ behind.flatten(-2).unsqueeze(-1)
+        return new, (new @ states.mT).neg_(), moved @ behind.mT, faded, of_answers @ states.mT
+
+
+GROUPS, HEADS = (2, 2, 2, 2, 0, 0, 0), (3, 3, None, None, 1, 1, 1)
+"""The dims of groups, and of their heads, of a scan's inputs."""
 
 
 def state_space_scan(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of Mamba-2's state space: x [batch, seq, head, width], dt [batch, seq, head], B, C [batch, seq,
     state], A_log, D, dt_bias [head] -> a tensor like x. Groups of heads, each with its B and C, are a dim more."""
     chunk: Any = step.operator.attributes["chunk_size"]
-    sizes, (_, ranks) = context.graph.sizes, context.piece(step, "mamba_head")
-    heads = sizes["mamba_head"] // ranks * sizes["mamba_headdim"] // (SCANNED * chunk)
-    slices = Slices((2, 2, None, None, 0, 0, 0), max(1, heads))
-    scan = _in_order(context, step, lambda *values: _scan(*values, chunk=chunk), 4, slices)
-    if "mamba_group" not in step.operator.loop_dims:
+
+    def run(slices: Slices, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _in_order(context, step, lambda *some: _scan(*some, chunk=chunk), 4, slices)(*values)
+
+    def scan(*values: torch.Tensor) -> torch.Tensor:
+        batch, seq, groups, heads = values[1].shape
+        some_groups, some_heads = scan_tile(groups, heads, seq * min(chunk, seq), batch)
+        if some_heads == heads:
+            return run(Slices(GROUPS, some_groups), values)
+        each = zip(*(x.split(1, dim) for x, dim in zip(values, GROUPS, strict=True)), strict=True)
+        return torch.cat([run(Slices(HEADS, some_heads), one) for one in each], 2)
+
+    if "mamba_group" in step.operator.loop_dims:
         return scan
-
-    def of_groups(*values: torch.Tensor) -> torch.Tensor:
-        groups = zip(*(x.unbind(2 if i < 4 else 0) for i, x in enumerate(values)), strict=True)
-        return torch.stack([scan(*one) for one in groups], 2)
-
-    return of_groups
+    return lambda *values: scan(*(x.unsqueeze(dim) for x, dim in zip(values, GROUPS, strict=True))).squeeze(2)
 
 
 def _scan(
@@ -206,23 +242,24 @@ def _scan(
     *,
     chunk: int,
 ) -> torch.Tensor:
-    """The scan as in arXiv 2405.21060, section 6."""
+    """The scan as in arXiv 2405.21060, section 6: x [batch, seq, group, head, width], dt [batch, seq, group, head], b,
+    c [batch, seq, group, state], others [group, head]."""
     dtype, seq, given = x.dtype, x.shape[1], x
     x, dt, b, c, a_log, d, dt_bias = map(at_least_fp32, (x, dt, b, c, a_log, d, dt_bias))
     dt = F.softplus(dt + dt_bias)
     chunk = min(chunk, seq)
-    # [batch, head, chunk, token, width]; B and C are those of all heads
-    decay = _chunks(-a_log.exp() * dt, chunk).permute(0, 3, 1, 2)
-    values = _chunks(x * dt.unsqueeze(-1), chunk).permute(0, 3, 1, 2, 4)
-    b, c = (_chunks(one, chunk).unsqueeze(1) for one in (b, c))
+    # [batch, group, head, chunk, token, width]; B and C are those of all heads of a group
+    decay = _chunks(-a_log.exp() * dt, chunk).permute(0, 3, 4, 1, 2)
+    values = _chunks(x * dt.unsqueeze(-1), chunk).permute(0, 3, 4, 1, 2, 5)
+    b, c = (_chunks(one, chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for one in (b, c))
     since, between = decay.cumsum(-1).exp(), _kept_between(decay)
-    inside = ((c @ b.transpose(-1, -2)) * between) @ values
-    told = values.transpose(-1, -2) @ (b * between[..., -1, :].unsqueeze(-1))
+    inside = ((c @ b.mT) * between) @ values
+    told = values.mT @ (b * between[..., -1, :].unsqueeze(-1))
     # a chunk starts with what those before it told, faded by the chunks in between
     ends = _kept_between(decay.sum(-1)) @ told.flatten(-2)
-    starts = F.pad(ends[:, :, :-1], (0, 0, 1, 0)).view(told.shape)
-    before = (c @ starts.transpose(-1, -2)) * since.unsqueeze(-1)
-    out = (inside + before).permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :seq]
+    starts = F.pad(ends[..., :-1, :], (0, 0, 1, 0)).view(told.shape)
+    before = (c @ starts.mT) * since.unsqueeze(-1)
+    out = (inside + before).permute(0, 3, 4, 1, 2, 5).flatten(1, 2)[:, :seq]
     return (out + at_least_fp32(given) * d.unsqueeze(-1)).to(dtype)
 
 
