@@ -24,10 +24,10 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
 
     What lies behind a step has been given back by then. It counts for the backward of what has buffers of its own: a
     ring, which lies behind all of its block, a recurrence, an exchange of pieces that are copied, such as those of what
-    experts made, which is behind the sum of it; at the end of the model, where the loss keeps as much as a softcap of logits
-    works with, and with a prediction module, where it is as long as a block; and with a shared expert, whose backward
-    is before that of the others: their gradients wait for it. It is left out elsewhere: the step with the most bytes is
-    then one of the first of its block's backward.
+    experts made, which is behind the sum of it. It counts at the end of the model, where the loss keeps as much as a
+    softcap of logits works with, and with a prediction module, where it is as long as a block; and with a shared
+    expert, whose backward is before that of the others: their gradients wait for it. It is left out elsewhere: the step
+    with the most bytes is then one of the first of its block's backward.
     """
     operators = program.graph.operators
     working = [working_bytes(program, step) - tile_bytes(program, step) for step in program.steps]
@@ -36,9 +36,7 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
     is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
     of_steps = zip(working, given_back, program.steps, strict=True)
-    needed = [
-        need - gone if is_long or _buffers_bytes(program, step) else need for need, gone, step in of_steps
-    ]
+    needed = [need - gone if is_long or _buffers_bytes(program, step) else need for need, gone, step in of_steps]
     return working, needed
 
 

@@ -52,8 +52,8 @@ def scan_tile(groups: int, heads: int, scores: int, sequences: int) -> tuple[int
     """(groups of heads, heads of a group) that a state space is scanned for at once: several whole groups, or some
     heads of one. heads: of a group. scores: pairs of tokens in a chunk, of one head and sequence. sequences: of a
     microbatch."""
-    at_once = max(1, SCORES_AT_ONCE // scores // sequences)
-    return (min(groups, at_once // heads), heads) if at_once >= heads else (1, at_once)
+    at_once = max(1, min(groups * heads, SCORES_AT_ONCE // scores) // sequences)
+    return (at_once // heads, heads) if at_once >= heads else (1, at_once)
 
 
 def most_scan_scores(heads: float, scores: float) -> float:

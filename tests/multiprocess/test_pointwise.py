@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autoshard.graph.xielu import BETA, EPS, EXPRESSION, LEARNED, PARTS
 from autoshard.runtime.torch_backend import pointwise as module
@@ -78,6 +79,13 @@ def test_values_in_pieces_have_the_dtype_of_the_whole(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "AT_ONCE", 7)
     found = pointwise(EXPRESSION)(x, *numbers)
     assert (found.dtype, found.equal(whole)) == (torch.bfloat16, True)
+
+
+def test_a_compiler_sees_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would get a few operators for each of 30 pieces."""
+    monkeypatch.setattr(module, "AT_ONCE", 5)
+    graph = make_fx(lambda x: gradients(SOFTCAP, x))(torch.ones(3, 50))
+    assert 5 < len(graph.graph.nodes) < 30
 
 
 def test_xielu_of_padding_is_nothing() -> None:

@@ -1,23 +1,33 @@
 """Recurrences in chunks: equal to going token by token and to transformers, and they keep their inputs alone."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from autoshard.graph import score_tiles
-from autoshard.graph.partition import OperatorStep, partition
+from autoshard.graph.count import loop_sizes
+from autoshard.graph.operators import KINDS
+from autoshard.graph.partition import OperatorStep, Program, partition
 from autoshard.graph.recurrent_kinds import DELTA_CHUNK
+from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.runtime.torch_backend.context import Context
+from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
 from autoshard.runtime.torch_backend.recurrences import GROUPS, _delta_rule, _scan, state_space_scan
-from autoshard.spec.linear_attention import Mamba
+from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.model import ModelSpec
 from benchmarks.graph_counts import measure
 from tests.cases import some
 from tests.multiprocess.models import MODELS
@@ -162,9 +172,42 @@ def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> Non
             assert row.measured == pytest.approx(row.counted, abs=8192), row
 
 
+class Held(TorchDispatchMode):
+    """The most bytes that tensors hold at once: those given, and those made meanwhile."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.now, self.most, self.known = 0, 0, set[int]()
+        self.see(tensors)
+
+    def see(self, values: Any) -> None:
+        for storage in (x.untyped_storage() for x in tree_leaves(values) if isinstance(x, torch.Tensor)):
+            if storage._cdata not in self.known:
+                self.known.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
+        self.most = max(self.most, self.now)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        self.see(out)
+        return out
+
+    def forget(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+def program_of(model: ModelSpec, kind: str, seq: int) -> tuple[Program, OperatorStep]:
+    graph = stage_graph(model, dim_sizes(model, 1, seq), (0,), False, False)
+    program = partition(graph, {}, {op.name: {} for op in graph.operators})
+    [step] = [one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == kind]
+    return program, step
+
+
 @pytest.mark.parametrize(
     ("groups", "heads_at_once", "tile"),
-    [(1, 1, (1, 1)), (1, 3, (1, 3)), (1, 8, (1, 8)), (4, 1, (1, 1)), (4, 2, (1, 2)), (4, 6, (3, 2)), (4, 99, (4, 2))],
+    [(1, 1, (1, 1)), (1, 3, (1, 3)), (1, 8, (1, 8)), (4, 1, (1, 1)), (4, 2, (1, 2)), (4, 6, (3, 2)), (4, 8, (4, 2))],
 )
 def test_a_scan_in_slices_is_the_same(
     groups: int, heads_at_once: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -173,21 +216,51 @@ def test_a_scan_in_slices_is_the_same(
     so their gradients are sums over slices."""
     mamba = Mamba(8, 6, 5, 4, 4, True, groups)
     model = replace(MODELS["granite hybrid"], mamba=mamba)
-    graph = stage_graph(model, dim_sizes(model, BATCH, 11), (0,), False, False, element_bytes=8)
-    program = partition(graph, {}, {op.name: {} for op in graph.operators})
-    [step] = [one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == "state_space_scan"]
+    program, step = program_of(model, "state_space_scan", 11)
+    graph = program.graph
     shapes = [tuple(graph.sizes[dim] for dim in graph.tensors[name].dims) for name in step.operator.inputs]
     found = []
-    for at_once in (BATCH * 11 * 4 * heads_at_once, score_tiles.SCORES_AT_ONCE):
+    for at_once in (11 * 4 * heads_at_once, score_tiles.SCORES_AT_ONCE):
         monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
         inputs = numbers(torch.float64, *shapes)
         out = state_space_scan(Context(program, None), step)(*inputs)
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
         found.append((out.detach(), *(value.grad for value in inputs)))
-        tiles = score_tiles.scan_tile(groups, 8 // groups, 11 * 4, BATCH)
+        tiles = score_tiles.scan_tile(groups, 8 // groups, 11 * 4, 1)
         assert tiles == (tile if len(found) == 1 else (groups, 8 // groups))
     for sliced, whole in zip(*found, strict=True):
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
+
+
+MAMBA, LINEAR = load_model("granite-4.0-h-micro").mamba, load_model("qwen3-next-80b-a3b").linear_attention
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "close"),
+    [
+        ("gated_delta_rule", LINEAR, 0.02),
+        ("gated_delta_rule", LinearAttention(8, 8, 64, 128, 4), 0.02),
+        ("state_space_scan", MAMBA, 0.04),
+        ("state_space_scan", Mamba(32, 64, 128, 4, 128, True, 4), 0.05),
+    ],
+)
+def test_backward_holds_what_is_planned(kind: str, sizes: Any, close: float) -> None:
+    """Beside its inputs, its output and their gradients. The scan's 64 heads of a chunk of 256 are two tiles."""
+    field = "mamba" if kind == "state_space_scan" else "linear_attention"
+    model = replace(load_model("granite-4.0-h-micro" if field == "mamba" else "qwen3-next-80b-a3b"), **{field: sizes})
+    program, step = program_of(model, kind, 2048)
+    graph, types = program.graph, KINDS[kind]
+    shapes = [[graph.sizes[dim] for dim in graph.tensors[name].dims] for name in step.operator.inputs]
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+        with Held(inputs) as held:
+            out = kernel(Context(program, None), step)(*inputs)
+            grad = torch.ones_like(out)
+            held.most = before = held.now
+            out.backward(grad)
+    local = loop_sizes(program, step)
+    inner = types.inner_backward_bytes(step.operator, graph, local) + types.tile_bytes(step.operator, graph, local)
+    assert held.most - before == pytest.approx(inner, rel=close)
 
 
 def test_a_layer_norm_of_weight_one_plus_w_loses_nothing_in_bf16() -> None:

@@ -80,7 +80,10 @@ def _functions(expression: Expression) -> int:
 
 
 def _has_pieces(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the tensors are large, of one shape and contiguous; single numbers aside."""
+    """Whether the tensors are large, of one shape and contiguous; single numbers aside. Not while a compiler traces:
+    it makes one kernel of the whole, and thousands of operators of hundreds of pieces."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        return False
     whole = [x for x in tensors if x.dim()]
     return whole[0].numel() > _at_once(whole[0]) and all(x.shape == whole[0].shape and x.is_contiguous() for x in whole)
 
