@@ -133,7 +133,7 @@ CUTS: dict[str, dict[str, Cut]] = {
         "deepseek-v3": Cut(2, experts=16),
         "deepseek-v3.2": Cut(2, experts=16),
     },
-    "cpu": {"smollm2-135m": Cut(1, seq=128)},
+    "cpu": {"smollm2-135m": Cut(1, seq=16, microbatches=1)},
 }
 """Built-in models whose blocks are timed, by the plan's program alone. A parameter takes 18 bytes in mixed precision:
 what is here fits into 80 GB."""

@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
@@ -58,7 +60,7 @@ def _config_file(name_or_path: str) -> Path | str:
     for repository, name in repositories.items():
         if repository.lower() == name_or_path.lower():
             return files[name]
-    files |= _plugin_config_files()
+    files = {**files, **_plugin_config_files()}
     if name_or_path in files:
         return files[name_or_path]
     if name_or_path.endswith(".json") or (os.sep in name_or_path and not REPOSITORY.fullmatch(name_or_path)):
@@ -71,7 +73,9 @@ def _config_file(name_or_path: str) -> Path | str:
     )
 
 
-def _config_files() -> dict[str, Path]:
+@cache
+def _config_files() -> Mapping[str, Path]:
+    """The built-in models' config files, by name; they are this version's, so they are looked for once."""
     return {file.stem: file for file in FOLDER.glob("*/configs/*.json")}
 
 

@@ -87,9 +87,9 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     over_heads = group is not None and kind == "ulysses"
     if over_heads:
         position, count, mine = 0, 1, torch.arange(seq)
+    tiles = _in_tiles(Ring(None, tuple(range(count)), seq // count, reach, scale, softcap, chunk, position), mine)
     if not plain and (softcap is not None or op.attributes.get("sinks")):
-        # torch's fused attention knows neither
-        whole = _in_tiles(Ring(None, tuple(range(count)), seq // count, reach, scale, softcap, chunk, position), mine)
+        whole = tiles  # torch's fused attention knows neither
     else:
         attend: Kernel = partial(_fused_attention, scale=scale)
         if plain:
@@ -100,7 +100,8 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
     if not plain:
         first = position * (seq // count)
         has_sinks = bool(op.attributes.get("sinks"))
-        whole = _flexible(context, Kind(first, seq, window, chunk, softcap, scale, has_sinks), whole)
+        kind = Kind(first, seq, window, chunk, softcap, scale, has_sinks)
+        whole = _flexible(context, kind, _unless_wide(whole, tiles))
     return _over_heads(whole, group) if group is not None and over_heads else whole
 
 
@@ -119,6 +120,25 @@ def _flexible(context: Context, kind: Kind, otherwise: Kernel) -> Kernel:
         return otherwise(q, k, v, *more, **named)
 
     return run
+
+
+WIDEST_ON_GPU = 256
+"""The widest heads of torch's flash kernels on a GPU. For wider ones it writes all scores in FP32, and keeps them."""
+
+
+def _unless_wide(whole: Kernel, tiles: Kernel) -> Kernel:
+    """The kernel that computes tile by tile what a GPU has no flash kernel for; for chosen keys there are no tiles."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, **named: Any) -> torch.Tensor:
+        if named.get("chosen") is None and _is_too_wide(q):
+            return tiles(q, k, v, *more, **named)
+        return whole(q, k, v, *more, **named)
+
+    return run
+
+
+def _is_too_wide(q: torch.Tensor) -> bool:
+    return q.device.type == "cuda" and q.shape[-1] > WIDEST_ON_GPU
 
 
 def _in_tiles(ring: Ring, mine: torch.Tensor) -> Kernel:
