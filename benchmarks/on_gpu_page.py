@@ -49,8 +49,11 @@ def _environment(one: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield "| step | layout | measured | predicted, packaged | calibrated | tokens/s | peak memory | audited | planned |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield (
+        "| step | layout | measured | in kernels | predicted, packaged | calibrated | tokens/s | peak memory | audited "
+        "| planned |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for name, one in steps.items():
         predicted = one["predicted"]
         memory = next(iter(predicted.values()), None)
@@ -58,6 +61,7 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             name.removeprefix("step, "),
             one["layout"],
             format_seconds(one["step_time_s"]),
+            f"{format_seconds(one['kernels_s'])} in {one['kernels']:,}" if "kernels" in one else "-",
             *(_beside(predicted.get(kind), one["step_time_s"]) for kind in ("packaged", "calibrated")),
             f"{one['tokens_per_s']:,.0f}",
             _gib(one["peak_memory_bytes"]),
@@ -69,7 +73,8 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if one["slowed_by"]:
             yield f"* {name}: the clock was held down ({', '.join(one['slowed_by'])})"
     yield (
-        "Times: the median step after three that warm up. Memory: the peak of torch's allocator (on a CPU: of the "
+        "Times: the median step after three that warm up; in kernels: what those of one step take, and how many they "
+        "are. Memory: the peak of torch's allocator (on a CPU: of the "
         "process), beside what an audit expects of this runtime, uncompiled, and beside the plan's without its "
         "reserve. A plain module keeps other things than the plan says."
     )

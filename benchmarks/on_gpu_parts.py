@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from autoshard import __version__
 from autoshard.audits.expected import expectation
@@ -44,7 +46,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from benchmarks.on_gpu_attention import KINDS, times_s
 from benchmarks.plain_llama import PlainLlama
 
-LEARNING_RATE = 1e-4
+LEARNING_RATE, MICROSECONDS = 1e-4, 1e6
 
 
 @dataclass(frozen=True)
@@ -381,6 +383,7 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
     run, compiler = _running(plan, mode, under_test.device)
     times, first_s = _step_times(run, under_test, options)
     seconds, state = median(times), under_test.state()
+    peak_bytes = under_test.peak_bytes() - before
     tokens = plan.training.global_batch_size * plan.training.sequence_length
     return {
         "layout": _layout(plan),
@@ -392,7 +395,8 @@ def step(options: Options, size: str, mode: str) -> dict[str, Any]:
         "compile_time_s": None if compiler is None else compiler.compile_time_s,
         "tokens_per_s": tokens / seconds,
         "model_flops_per_s": plan.estimate.model_flops_per_step / seconds,
-        "peak_memory_bytes": under_test.peak_bytes() - before,
+        "peak_memory_bytes": peak_bytes,
+        **_kernels(run, under_test),
         "audited_memory_bytes": sum(expectation(plan, 0).held.values()),
         "reserved_memory_bytes": under_test.reserved_bytes() - before,
         "used_memory_bytes": under_test.memory_bytes - under_test.free_bytes(),
@@ -467,6 +471,17 @@ def _plain_step(plan: Plan, device: torch.device, compiled: bool, batch: tuple[A
         return float(total)
 
     return run
+
+
+def _kernels(run: Callable[[], Any], under_test: DeviceUnderTest) -> dict[str, float]:
+    """How many kernels a step launches on a GPU, and the seconds that they take themselves; nothing on a CPU."""
+    if under_test.device.type != "cuda":
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+        under_test.wait()
+    times = [one.device_time for one in profiled.events() if one.device_type == DeviceType.CUDA]
+    return {"kernels": len(times), "kernels_s": sum(times) / MICROSECONDS}
 
 
 def _step_times(run: Callable[[], Any], under_test: DeviceUnderTest, options: Options) -> tuple[list[float], float]:
