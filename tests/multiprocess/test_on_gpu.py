@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autoshard.spec.cluster import load_cluster
 from benchmarks import on_gpu, on_gpu_page, on_gpu_parts
@@ -25,8 +27,32 @@ HERE = {
 }
 
 
-def test_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every part has a result; a hardware file to plan with; the second start measures nothing again."""
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """Every part has a result; a hardware file to plan with; the second start measures nothing again. A process of its
+    own has the first part alone: the others would import torch again."""
+    in_a_process = on_gpu.in_a_process
+
+    def here(command: Sequence[str], limit_s: float) -> dict[str, Any]:
+        asked = json.loads(command[-1])
+        if asked["part"] == "environment":
+            return in_a_process(command, limit_s)
+        part = on_gpu_parts.PARTS[asked["part"]]
+        found: dict[str, Any] = json.loads(
+            json.dumps({"result": part(on_gpu_parts.Options(**asked["options"]), *asked["arguments"])})
+        )
+        return found
+
+    monkeypatch.setattr(on_gpu, "in_a_process", here)
     arguments = ["--device", "cpu", "--quick", "--folder", str(tmp_path)]
     assert on_gpu.main(arguments) == 0, capsys.readouterr().out
     found = json.loads((tmp_path / "on_gpu.json").read_text())["parts"]
