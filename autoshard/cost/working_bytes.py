@@ -36,7 +36,10 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
     is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
     of_steps = zip(working, given_back, program.steps, strict=True)
-    needed = [need - gone if is_long or _buffers_bytes(program, step) else need for need, gone, step in of_steps]
+    needed = [
+        need - gone if is_long or _inner_bytes(program, step) or _copied_bytes(program, step) else need
+        for need, gone, step in of_steps
+    ]
     return working, needed
 
 
@@ -106,11 +109,6 @@ def operator_bytes(program: Program, step: OperatorStep) -> float:
     inner = _inner_bytes(program, step) + tile_bytes(program, step)
     views = (view for view in (*step.inputs, op.output) if not _is_mask(program, view))
     return sum(view_bytes(program, view) for view in views) + own + inner
-
-
-def _buffers_bytes(program: Program, step: Step) -> float:
-    """Bytes of a step's buffers beside the tensors that it reads and writes, and their gradients."""
-    return _inner_bytes(program, step) + tile_bytes(program, step) + _copied_bytes(program, step)
 
 
 def _is_mask(program: Program, view: str) -> bool:

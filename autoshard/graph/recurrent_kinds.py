@@ -97,7 +97,7 @@ class StateSpaceScan(OperatorKind):
     def saved_inputs(self, op: Operator, graph: Graph) -> tuple[int, ...]:
         return (0, 1, 2, 3)
 
-    def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
+    def inner_backward_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of the FP32 numbers that the torch runtime holds of the heads that it scans at once, as it computes
         forward again and goes back.
 
@@ -108,7 +108,8 @@ class StateSpaceScan(OperatorKind):
         chunk = min(float(str(op.attributes["chunk_size"])), seq)
         at_once = most_scan_scores(sizes.get("mamba_group", 1.0) * heads, seq * chunk) / (seq * chunk)
         of_head = 2.65 * chunk + 10.5 * width + 3.3 * width * state / chunk + 1.2 * state
-        return FLOAT32_BYTES * seq * (at_once * of_head + max(1.0, at_once / heads) * 6.1 * state)
+        of_token = at_once * of_head + max(1.0, at_once / heads) * 6.1 * state
+        return FLOAT32_BYTES * sizes["batch"] * seq * of_token
 
 
 def _as_product(flops: float, rows: float, columns: float) -> tuple[float, float, float]:

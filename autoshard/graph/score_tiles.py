@@ -1,8 +1,8 @@
-"""The tiles of scores in which the torch backend computes attention that torch's fused kernels do not know, and in
-which an indexer chooses keys.
+"""The tiles of scores in which the torch backend computes attention that torch's fused kernels do not know, in which
+an indexer chooses keys, and in which a state space is scanned.
 
-A tile of several sequences has as many scores as one of a single sequence: what it takes does not grow with the
-microbatch.
+A tile of several sequences has as many scores as one of a single sequence, but for a scan: what it takes does not grow
+with the microbatch.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ def most_choice_scores(heads: float, length: float, queries: float) -> float:
     return min(SCORES_AT_ONCE, heads * length * min(queries, max(FEWEST_ROWS, queries / CHOICE_TILES)))
 
 
-def scan_tile(groups: int, heads: int, scores: int, sequences: int) -> tuple[int, int]:
+def scan_tile(groups: int, heads: int, scores: int) -> tuple[int, int]:
     """(groups of heads, heads of a group) that a state space is scanned for at once: several whole groups, or some
-    heads of one. heads: of a group. scores: pairs of tokens in a chunk, of one head and sequence. sequences: of a
-    microbatch."""
-    at_once = max(1, min(groups * heads, SCORES_AT_ONCE // scores) // sequences)
+    heads of one. heads: of a group. scores: pairs of tokens in a chunk, of one head and sequence.
+
+    All sequences of a microbatch are scanned together: of few heads each, they would be more operators.
+    """
+    at_once = min(groups * heads, max(1, SCORES_AT_ONCE // scores))
     return (at_once // heads, heads) if at_once >= heads else (1, at_once)
 
 
 def most_scan_scores(heads: float, scores: float) -> float:
-    """Scores of a scan that are held at one time, at most, elements. heads: of all groups. scores: as in
+    """Scores of each sequence's scan that are held at one time, at most, elements. heads: of all groups. scores: as in
     `scan_tile`."""
     return max(scores, min(SCORES_AT_ONCE, heads * scores))

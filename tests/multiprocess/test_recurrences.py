@@ -199,7 +199,7 @@ class Held(TorchDispatchMode):
 
 
 def program_of(model: ModelSpec, kind: str, seq: int) -> tuple[Program, OperatorStep]:
-    graph = stage_graph(model, dim_sizes(model, 1, seq), (0,), False, False)
+    graph = stage_graph(model, dim_sizes(model, BATCH, seq), (0,), False, False)
     program = partition(graph, {}, {op.name: {} for op in graph.operators})
     [step] = [one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == kind]
     return program, step
@@ -226,7 +226,7 @@ def test_a_scan_in_slices_is_the_same(
         out = state_space_scan(Context(program, None), step)(*inputs)
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
         found.append((out.detach(), *(value.grad for value in inputs)))
-        tiles = score_tiles.scan_tile(groups, 8 // groups, 11 * 4, 1)
+        tiles = score_tiles.scan_tile(groups, 8 // groups, 11 * 4)
         assert tiles == (tile if len(found) == 1 else (groups, 8 // groups))
     for sliced, whole in zip(*found, strict=True):
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)

@@ -45,23 +45,21 @@ def test_rows_of_tiles_by_hand() -> None:
 
 
 def test_tiles_of_a_scan_by_hand() -> None:
-    """4,096 scores at once: 4 of 8 heads with 1,000 each, 2 of each of two sequences; three of 5 groups of 2 heads with
-    600; all, or as many of two sequences; one head, however many it has."""
-    assert scan_tile(1, 8, 1000, 1) == (1, 4)
-    assert scan_tile(1, 8, 1000, 2) == (1, 2)
-    assert scan_tile(5, 2, 600, 1) == (3, 2)
-    assert [scan_tile(5, 2, 100, sequences) for sequences in (1, 2)] == [(5, 2), (2, 2)]
-    assert scan_tile(5, 2, 5000, 1) == (1, 1)
+    """4,096 scores at once: 4 of 8 heads with 1,000 each; three of 5 groups of 2 heads with 600; all; one head, however
+    many it has."""
+    assert scan_tile(1, 8, 1000) == (1, 4)
+    assert scan_tile(5, 2, 600) == (3, 2)
+    assert scan_tile(5, 2, 100) == (5, 2)
+    assert scan_tile(5, 2, 5000) == (1, 1)
     assert [most_scan_scores(heads, 1000) for heads in (2, 8)] == [2000, LIMIT]
     assert most_scan_scores(8, 5000) == 5000
 
 
-@given(groups=st.integers(1, 9), heads=HEADS, scores=st.integers(1, 2 * LIMIT), sequences=st.integers(1, 4))
-def test_no_tile_of_a_scan_has_more_scores_than_planned(groups: int, heads: int, scores: int, sequences: int) -> None:
-    some_groups, some_heads = scan_tile(groups, heads, scores, sequences)
+@given(groups=st.integers(1, 9), heads=HEADS, scores=st.integers(1, 2 * LIMIT))
+def test_no_tile_of_a_scan_has_more_scores_than_planned(groups: int, heads: int, scores: int) -> None:
+    some_groups, some_heads = scan_tile(groups, heads, scores)
     assert 1 <= some_groups <= groups and 1 <= some_heads <= heads and (some_groups == 1 or some_heads == heads)
-    one_head = sequences * scores
-    assert some_groups * some_heads * one_head <= max(one_head, most_scan_scores(groups * heads, scores))
+    assert some_groups * some_heads * scores <= most_scan_scores(groups * heads, scores)
 
 
 @given(

@@ -219,8 +219,8 @@ def state_space_scan(context: Context, step: OperatorStep) -> Kernel:
         return _in_order(context, step, lambda *some: _scan(*some, chunk=chunk), 4, slices)(*values)
 
     def scan(*values: torch.Tensor) -> torch.Tensor:
-        batch, seq, groups, heads = values[1].shape
-        some_groups, some_heads = scan_tile(groups, heads, seq * min(chunk, seq), batch)
+        _, seq, groups, heads = values[1].shape
+        some_groups, some_heads = scan_tile(groups, heads, seq * min(chunk, seq))
         if some_heads == heads:
             return run(Slices(GROUPS, some_groups), values)
         each = zip(*(x.split(1, dim) for x, dim in zip(values, GROUPS, strict=True)), strict=True)
