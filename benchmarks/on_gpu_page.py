@@ -9,7 +9,7 @@ from autoshard.units import GIB, format_seconds
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown. found: as on_gpu.json holds it; a part may have a note of what was changed since it was measured."""
+    """Markdown. found: as on_gpu.json holds it; a part may have a note: how it was measured, what was changed since."""
     known = {name: part["result"] for name, part in found["parts"].items() if "result" in part}
     lines = ["# What a device does, beside what the plan says", "", _how(found["options"]), ""]
     if "environment" in known:
@@ -29,7 +29,7 @@ def page(found: Mapping[str, Any]) -> str:
         lines += ["## Calibration", "", *_calibration(known["calibration"]), ""]
     noted = {name: part["note"] for name, part in found["parts"].items() if "note" in part}
     if noted:
-        lines += ["## Since then", "", *(f"* {name}: {note}" for name, note in noted.items()), ""]
+        lines += ["## Notes", "", *(f"* {name}: {note}" for name, note in noted.items()), ""]
     failed = {name: part for name, part in found["parts"].items() if "error" in part}
     if failed:
         lines += ["## Without a result", "", *(f"* {name}: {part['error']}" for name, part in failed.items()), ""]
