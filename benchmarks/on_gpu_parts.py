@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from autoshard import __version__
@@ -480,7 +479,7 @@ def _kernels(run: Callable[[], Any], under_test: DeviceUnderTest) -> dict[str, f
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         run()
         under_test.wait()
-    times = [one.device_time for one in profiled.events() if one.device_type == DeviceType.CUDA]
+    times = [one.device_time for one in profiled.events() if one.device_type.name == "CUDA"]
     return {"kernels": len(times), "kernels_s": sum(times) / MICROSECONDS}
 
 
