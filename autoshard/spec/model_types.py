@@ -154,8 +154,11 @@ _BUILT_IN = {
     "olmo2": Family("olmo2", qk_norm=ALL_HEADS),
     "granite": Family("llama"),
     "qwen3_next": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True),
+    "granitemoe": Family("granite_hybrid", experts=_MIXTURE),
+    "granitemoeshared": Family("granite_hybrid", experts=_SHARED),
     "granitemoehybrid": Family("granite_hybrid", experts=_SHARED, has_optional_experts=True),
     "seed_oss": Family("seed_oss", has_output_bias=False),
+    "glm": Family("glm", has_output_bias=False, turns_neighbours=True),
     "glm4": Family("glm4", has_output_bias=False, turns_neighbours=True),
     "ernie4_5": Family("ernie4_5", turns_neighbours=True),
     "ernie4_5_moe": Family("ernie4_5", experts=_SHARED, counts_shared_experts=True, turns_neighbours=True),
@@ -167,6 +170,7 @@ _BUILT_IN = {
         "nemotron", activations=("relu2",), has_gate=False, normalization=LAYER_NORM, has_unit_offset=True
     ),
     "olmo3": Family("olmo2", qk_norm=ALL_HEADS),
+    "flex_olmo": Family("olmo2", experts=_MIXTURE, qk_norm=ALL_HEADS),
     "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True),
     "qwen3_5_moe_text": Family(
         "qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True

@@ -1,4 +1,4 @@
-"""The config.json of Granite 4, granitemoehybrid."""
+"""The config.json of Granite 4, granitemoehybrid, and of Granite 3's mixtures, granitemoe and granitemoeshared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import FULL_ATTENTION, MAMBA, MOST_REPEATED, NOPE
 
-ARCHITECTURES = {"granitemoehybrid": "GraniteMoeHybridForCausalLM"}
+ARCHITECTURES = {
+    "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+}
 DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0)
 UNSUPPORTED: tuple[tuple[str, object], ...] = (("mamba_proj_bias", True),)
 WORDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": FULL_ATTENTION, "full_attention": FULL_ATTENTION}
@@ -24,7 +28,14 @@ UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}], [0.0, 1e308]
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    """The model of a config of Granite 4. Without experts its shared MLP is its only one."""
+    """The model of a config of Granite 4, or of a mixture of Granite 3: such blocks with attention and experts alone.
+    Granite 4 without experts has its shared MLP as its only one."""
+    if model_type != "granitemoehybrid":
+        shared = config.integer("shared_intermediate_size", 0, at_least=0) if model_type == "granitemoeshared" else 0
+        experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED)
+        more = {"multipliers": multipliers(config), **_experts(config, experts, shared)}
+        bias = config.value("attention_bias", False)
+        return read_as_llama(config, model_type, DEFAULTS, attention_bias=bias, **more)
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     words = ("mamba",) * layers
     if config.gives("layer_types") or config.gives("layers_block_type"):
@@ -32,23 +43,25 @@ def read(config: Config, model_type: str) -> ModelSpec:
         words = config.words(key, layers, tuple(WORDS))
     types = tuple(WORDS[word] for word in words)
     experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED, at_least=0)
-    more: dict[str, Any] = {"multipliers": multipliers(config)}
+    more = {"multipliers": multipliers(config)}
     if MAMBA in types:
         more |= {"layer_types": types, "mamba": _mamba(config)}
     else:
         _ = [config.gives(key) for key in ("mamba_n_heads", "mamba_d_state")]  # sizes of blocks that are not there
     if experts:
-        more |= {
-            "num_local_experts": experts,
-            "num_experts_per_tok": config.value("num_experts_per_tok", 2),
-            "shared_expert_intermediate_size": config.integer("shared_intermediate_size", 1024),
-            **routers_loss(config),
-        }
+        more |= _experts(config, experts, config.integer("shared_intermediate_size", 1024))
     if config.value("position_embedding_type", NOPE) != "rope":
         more["position_types"] = (NOPE,) * layers
     width = "intermediate_size" if experts else "shared_intermediate_size"
     bias = config.value("attention_bias", False)
     return read_as_llama(config, model_type, DEFAULTS, width=width, attention_bias=bias, **more)
+
+
+def _experts(config: Config, experts: int, shared: int) -> dict[str, Any]:
+    """Fields of the model for so many experts. shared: width of the MLP beside them, 0 for none."""
+    chosen = config.value("num_experts_per_tok", 2)
+    fields = {"num_local_experts": experts, "num_experts_per_tok": chosen, **routers_loss(config)}
+    return fields | ({"shared_expert_intermediate_size": shared} if shared else {})
 
 
 def _mamba(config: Config) -> Mamba:
@@ -87,10 +100,16 @@ def write(model: ModelSpec) -> dict[str, Any]:
     config = written_as_llama(model) | vars(model.multipliers) | routers_loss_keys(model)
     config |= {
         "attention_bias": model.attention_bias,
-        "position_embedding_type": "nope" if model.position_types else "rope",
-        "layer_types": [names[word] for word in model.layer_types or (FULL_ATTENTION,) * model.num_hidden_layers],
         "num_local_experts": model.num_local_experts,
         "num_experts_per_tok": model.num_experts_per_tok,
+    }
+    if model.model_type == "granitemoe":
+        return config
+    if model.model_type == "granitemoeshared":
+        return config | {"shared_intermediate_size": model.shared_expert_intermediate_size or 0}
+    config |= {
+        "position_embedding_type": "nope" if model.position_types else "rope",
+        "layer_types": [names[word] for word in model.layer_types or (FULL_ATTENTION,) * model.num_hidden_layers],
         "shared_intermediate_size": model.shared_expert_intermediate_size or model.intermediate_size,
     }
     if model.mamba is None:

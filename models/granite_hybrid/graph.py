@@ -1,4 +1,4 @@
-"""The graph of Granite 4 as operators over named dims."""
+"""The graph of Granite 4 as operators over named dims, and of Granite 3's mixtures."""
 
 from __future__ import annotations
 
@@ -36,9 +36,17 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     if model.is_moe:
         routed = mixture(b, model, h, f"{prefix}.block_sparse_moe")
         branches.append((routed, f"{prefix}.block_sparse_moe.dropout"))
-    shared = gated_mlp(b, model, h, f"{prefix}.shared_mlp", "shared_ffn" if model.is_moe else "ffn")
-    branches.append((shared, f"{prefix}.shared_mlp.dropout"))
+    if ffn := mlp_dim(model):
+        shared = gated_mlp(b, model, h, f"{prefix}.shared_mlp", ffn)
+        branches.append((shared, f"{prefix}.shared_mlp.dropout"))
     return residual(b, model, f"{prefix}.mlp_residual", x, *branches)
+
+
+def mlp_dim(model: ModelSpec) -> str:
+    """The inner dim of the MLP that every token goes to; empty where there is none."""
+    if not model.is_moe:
+        return "ffn"
+    return "shared_ffn" if model.shared_expert_intermediate_size else ""
 
 
 def _mamba(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:

@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of Granite 4.
+"""The names and the form of our parameters in Hugging Face checkpoints of Granite 4 and of Granite 3's mixtures.
 
 in_proj holds the gate, what is convolved (x, B, C) and the time steps behind one another, conv1d the channels of x, B
 and C; input_linear holds gate and up, of all experts or of the shared MLP.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoshard.models.granite_hybrid.graph import mamba_dims
+from autoshard.models.granite_hybrid.graph import mamba_dims, mlp_dim
 from autoshard.models.llama.weights import attention, ends, norms
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
@@ -26,10 +26,11 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield from attention(model, prefix)
     if model.is_moe:
         yield from _experts(f"{prefix}.block_sparse_moe")
-    name, ffn = f"{prefix}.shared_mlp", "shared_ffn" if model.is_moe else "ffn"
-    for index, part in enumerate(("gate_proj", "up_proj")):
-        yield Part(f"{name}.input_linear.weight", f"(part {ffn}) embed", f"{name}.{part}.weight", index, 2)
-    yield Part(f"{name}.output_linear.weight", f"embed {ffn}", f"{name}.down_proj.weight")
+    if ffn := mlp_dim(model):
+        name = f"{prefix}.shared_mlp"
+        for index, part in enumerate(("gate_proj", "up_proj")):
+            yield Part(f"{name}.input_linear.weight", f"(part {ffn}) embed", f"{name}.{part}.weight", index, 2)
+        yield Part(f"{name}.output_linear.weight", f"embed {ffn}", f"{name}.down_proj.weight")
 
 
 def _experts(name: str) -> Iterator[Part]:

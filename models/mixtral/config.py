@@ -18,9 +18,10 @@ def read(config: Config, model_type: str) -> ModelSpec:
     return read_as_llama(config, model_type, DEFAULTS, sliding_window=config.window(None), **more)
 
 
-def routers_loss(config: Config) -> dict[str, Any]:
-    """The weight of the routers' loss, which transformers adds where it gives their logits."""
-    weight = config.value("router_aux_loss_coef", 0.001)
+def routers_loss(config: Config, default: float = 0.001) -> dict[str, Any]:
+    """The weight of the routers' loss, which transformers adds where it gives their logits. default: without the
+    key."""
+    weight = config.value("router_aux_loss_coef", default)
     return {"router_aux_loss_coef": weight} if config.value("output_router_logits", False) else {}
 
 

@@ -1,1 +1,1 @@
-"""OLMo 2 and 3, EXAONE 4: Llama with norms behind attention and MLP, and of queries and keys."""
+"""OLMo 2 and 3, FlexOlmo, EXAONE 4: Llama with norms behind attention and MLP or experts, and of queries and keys."""

@@ -1,4 +1,4 @@
-"""The config.json of OLMo 2 and 3, and of EXAONE 4."""
+"""The config.json of OLMo 2 and 3, FlexOlmo and EXAONE 4."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, one_kind, ropes_of_kinds
 from autoshard.models.llama.config import Defaults, every_few, read_as_llama, turned_windows, windows, written_as_llama
+from autoshard.models.olmoe.config import mixture, mixture_keys
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import (
     FULL_ATTENTION,
@@ -16,9 +17,19 @@ from autoshard.spec.model_types import (
     SLIDING_ATTENTION,
 )
 
-ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
+ARCHITECTURES = {
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+}
 OLMO = Defaults(norm_eps=1e-5, rope_theta=10_000.0)
-DEFAULTS = {"olmo2": OLMO, "olmo3": OLMO, "exaone4": replace(OLMO, num_key_value_heads=32)}
+DEFAULTS = {
+    "olmo2": OLMO,
+    "olmo3": OLMO,
+    "flex_olmo": Defaults(norm_eps=1e-6, rope_theta=500_000.0),
+    "exaone4": replace(OLMO, num_key_value_heads=32),
+}
 THETA, WINDOW, PATTERN = 500_000.0, 4096, 4
 """Without the keys: every so many blocks there is one without a window; of OLMo 3 the base of its positions."""
 
@@ -30,7 +41,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
         more = exaone_kinds(config)
     else:
         more = {"attention_bias": config.value("attention_bias", False)}
-        more |= {} if model_type == "olmo2" else _kinds(config)
+        more |= _kinds(config) if model_type == "olmo3" else {}
+        more |= mixture(config, 7, 5) if model_type == "flex_olmo" else {}
     return read_as_llama(config, model_type, DEFAULTS[model_type], **more)
 
 
@@ -74,6 +86,8 @@ def write(model: ModelSpec) -> dict[str, Any]:
         return config | exaone_kind_keys(model)
     types = list(model.layer_types or one_kind(model))
     config["attention_bias"] = model.attention_bias
+    if model.model_type == "flex_olmo":
+        return config | mixture_keys(model)
     if model.model_type == "olmo2":
         return config
     theta, scaling = config.pop("rope_theta"), config.pop("rope_scaling")

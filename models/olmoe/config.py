@@ -16,28 +16,34 @@ DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=10_000.0)
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    """The model of a config of OLMoE. Queries, keys and values that are cut off (clip_qkv) are refused: transformers
-    cuts them behind their norms, which no published model does."""
+    shared_out(config, "hidden_size", "num_attention_heads")  # the norms have the hidden size
+    bias = config.value("attention_bias", False)
+    return read_as_llama(config, model_type, DEFAULTS, attention_bias=bias, **mixture(config, 64, 8))
+
+
+def mixture(config: Config, experts: int, chosen: int) -> dict[str, Any]:
+    """Fields of the model for its experts. experts, chosen: their number, and how many a token goes to, without the
+    keys. Queries, keys and values that are cut off (clip_qkv) are refused: transformers cuts OLMoE's behind their
+    norms, which no published model does, and FlexOlmo's not at all."""
     if config.gives("clip_qkv"):
         raise AutoshardError(f"clip_qkv={show(config.value('clip_qkv'))} of {config.name} is not supported; null is")
-    shared_out(config, "hidden_size", "num_attention_heads")  # the norms have the hidden size
-    return read_as_llama(
-        config,
-        model_type,
-        DEFAULTS,
-        attention_bias=config.value("attention_bias", False),
-        num_local_experts=config.value("num_experts", 64),
-        num_experts_per_tok=config.value("num_experts_per_tok", 8),
-        norm_topk_prob=config.value("norm_topk_prob", False),
-        **routers_loss(config),
-    )
+    return {
+        "num_local_experts": config.value("num_experts", experts),
+        "num_experts_per_tok": config.value("num_experts_per_tok", chosen),
+        "norm_topk_prob": config.value("norm_topk_prob", False),
+        **routers_loss(config, 0.01),
+    }
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_as_llama(model) | routers_loss_keys(model)
-    return config | {
-        "attention_bias": model.attention_bias,
+    return written_as_llama(model) | {"attention_bias": model.attention_bias} | mixture_keys(model)
+
+
+def mixture_keys(model: ModelSpec) -> dict[str, Any]:
+    """The keys that `mixture` reads."""
+    return {
         "num_experts": model.num_local_experts,
         "num_experts_per_tok": model.num_experts_per_tok,
         "norm_topk_prob": model.norm_topk_prob,
+        **routers_loss_keys(model),
     }

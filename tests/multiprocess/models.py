@@ -146,6 +146,7 @@ MODELS["seed oss"] = replace(LLAMA, model_type="seed_oss", attention_bias=True, 
 MODELS["glm4"] = replace(
     LLAMA, model_type="glm4", num_key_value_heads=2, head_dim=16, partial_rotary_factor=0.5, attention_bias=True
 )
+MODELS["glm"] = replace(MODELS["glm4"], model_type="glm")
 MODELS["ernie 4.5"] = replace(LLAMA, model_type="ernie4_5", num_key_value_heads=2, tie_word_embeddings=True)
 MODELS["ernie 4.5 moe"] = replace(
     MODELS["ernie 4.5"],
@@ -248,6 +249,7 @@ MODELS["minimax m2"] = replace(
     router=Router("sigmoid", "noaux_tc"),
 )
 MODELS["olmoe"] = replace(LLAMA, model_type="olmoe", num_local_experts=8, num_experts_per_tok=3, norm_topk_prob=False)
+MODELS["flex olmo"] = replace(MODELS["olmoe"], model_type="flex_olmo", num_experts_per_tok=8)
 MODELS["minimax m2, shared heads"] = replace(MODELS["minimax m2"], num_attention_heads=6, num_key_value_heads=2)
 MODELS["granite"] = replace(
     LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)
@@ -286,6 +288,16 @@ MODELS["granite hybrid, experts"] = replace(
     num_experts_per_tok=2,
     shared_expert_intermediate_size=48,
     mamba=Mamba(3, 64, 12, 4, 256, False),
+)
+MODELS["granite moe, shared"] = replace(
+    MODELS["granite"],
+    model_type="granitemoeshared",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=48,
+)
+MODELS["granite moe"] = replace(
+    MODELS["granite moe, shared"], model_type="granitemoe", shared_expert_intermediate_size=0
 )
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
 MODELS["cohere2"] = replace(

@@ -539,6 +539,9 @@ CASES[2] |= {
     "packed documents, exaone4, ulysses": ("exaone4", strategy(cp=2, attention="ulysses"), 2),
 }
 CASES[4] |= {
+    "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
+    "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
+    "flex olmo tp x pp": ("flex olmo", strategy(tp=2, pp=2), 3),
     "dots.llm1 ep x tp": ("dots.llm1", strategy(tp=2, dp=2, ep=2), 2),
     "dots.llm1 tp x pp": ("dots.llm1", strategy(tp=2, pp=2, layers=(3, 1)), 3),
     "glm4 moe lite, ep x tp": ("glm4 moe lite", strategy(tp=2, dp=2, ep=2), 2),
@@ -566,6 +569,18 @@ CASES[4] |= {
     "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
 }
 CASES[2] |= {
+    "glm tp": ("glm", strategy(tp=2, recompute="attention+mlp"), 2),
+    "glm zigzag ring, ZeRO-3": ("glm", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "granite moe ep over cp, ulysses": ("granite moe", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "granite moe tp": ("granite moe", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "granite moe, shared, ep, ZeRO-3": ("granite moe, shared", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+    "granite moe, shared, pp, uneven, zero bubble": (
+        "granite moe, shared",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
+        3,
+    ),
+    "flex olmo tp": ("flex olmo", strategy(tp=2, recompute="attention+mlp"), 2),
+    "flex olmo ep, ZeRO-3": ("flex olmo", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
     "olmo3 tp": ("olmo3", strategy(tp=2, recompute="attention+mlp"), 2),
     "olmo3 zigzag ring, ZeRO-3": ("olmo3", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "olmo3 ulysses": ("olmo3", strategy(cp=2, attention="ulysses"), 2),
@@ -735,7 +750,7 @@ LATER_FAMILIES = (
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
-    *("deepseek_v32", "glm_moe_dsa"),
+    *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -282,6 +282,26 @@ CONFIGS["seed oss, other biases"] = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
+CONFIGS["glm"] = {**SMALL, "model_type": "glm", "head_dim": 16, **NO_TOKENS}
+CONFIGS["glm, a quarter turns"] = {
+    **SMALL,
+    "model_type": "glm",
+    "head_dim": 16,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
+GRANITE_MOE = {**SMALL, **MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3}
+CONFIGS["granite moe"] = {**GRANITE_MOE, "model_type": "granitemoe"}
+CONFIGS["granite moe, biases"] = {
+    **GRANITE_MOE,
+    "model_type": "granitemoe",
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+}
+CONFIGS["granite moe, shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 48}
+CONFIGS["granite moe, none shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 0}
 CONFIGS["glm4"] = {**SMALL, "model_type": "glm4", "head_dim": 16, **NO_TOKENS}
 CONFIGS["glm4, a quarter turns"] = {
     **SMALL,
@@ -412,6 +432,14 @@ OLMOE = {
 }
 CONFIGS["olmoe"] = OLMOE
 CONFIGS["olmoe, biases"] = {**OLMOE, "attention_bias": True, "norm_topk_prob": True, "num_key_value_heads": 8}
+CONFIGS["flex olmo"] = {**OLMOE, "model_type": "flex_olmo", "num_key_value_heads": 8}
+CONFIGS["flex olmo, all experts"] = {
+    **OLMOE,
+    "model_type": "flex_olmo",
+    "num_experts_per_tok": 8,
+    "attention_bias": True,
+    "norm_topk_prob": True,
+}
 CONFIGS["arcee"] = {**SMALL, "model_type": "arcee", "head_dim": 8, **NO_TOKENS}
 CONFIGS["arcee, biases, yarn"] = {
     **SMALL,

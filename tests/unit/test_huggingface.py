@@ -110,7 +110,7 @@ def parameters(model: ModelSpec) -> int:
         block = (attention + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
         return vocabulary + layers * block + 2 * hidden
     if model.model_type in ("qwen2", "qwen2_moe") or (
-        model.model_type in ("seed_oss", "glm4") and model.attention_bias
+        model.model_type in ("seed_oss", "glm", "glm4") and model.attention_bias
     ):
         attention += queries + 2 * keys  # biases of q, k and v
     if model.model_type == "glm4":  # norms behind attention and MLP, too
@@ -131,6 +131,7 @@ def parameters(model: ModelSpec) -> int:
         "olmo3",
         "minimax_m2",
         "olmoe",
+        "flex_olmo",
     ):  # a norm of all heads' queries and one of their keys
         attention += queries + keys
     if model.model_type in (
@@ -142,7 +143,7 @@ def parameters(model: ModelSpec) -> int:
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
     shared = 3 * hidden * model.shared_expert_intermediate_size
-    shared_gate = hidden if shared and model.mamba is None else 0
+    shared_gate = hidden if shared and model.multipliers is None else 0
     mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
     recurrent = sum(word in ("linear_attention", "mamba") for word in model.layer_types)
     mixers = (layers - recurrent) * attention + recurrent * recurrence(model)
@@ -234,6 +235,8 @@ def recurrence(model: ModelSpec) -> int:
         ("smollm3-3b", 3_075_098_624),
         ("granite-3.1-2b", 2_533_531_648),
         ("granite-3.1-8b", 8_170_848_256),
+        ("granite-3.1-1b-a400m", 1_334_628_352),
+        ("granite-3.1-3b-a800m", 3_298_793_472),
         ("phi3-mini-4k", 3_821_079_552),
         ("phi3-medium-4k", 13_960_238_080),
         ("phi4", 14_659_507_200),
@@ -246,6 +249,7 @@ def recurrence(model: ModelSpec) -> int:
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),
         ("seed-oss-36b", 36_151_104_512),
+        ("glm-4-9b", 9_399_951_360),
         ("glm-4-9b-0414", 9_400_279_040),
         ("glm-4-32b-0414", 32_566_081_536),
         ("ernie-4.5-0.3b", 360_748_032),
@@ -255,6 +259,7 @@ def recurrence(model: ModelSpec) -> int:
         ("exaone-4.0-32b", 32_003_216_384),
         ("glm-4.7-flash", 29_943_390_976),
         ("olmoe-1b-7b", 6_919_161_856),
+        ("flexolmo-7x7b", 33_270_665_216),
         ("minitron-4b", 4_190_509_056),
         ("nemotron4-340b", 341_029_195_776),
         ("solar-open-100b", 102_651_793_408),

@@ -100,6 +100,23 @@ def test_what_seed_oss_and_glm4_configs_leave_out(tmp_path: Path) -> None:
     assert (glm.attention_bias, glm.output_projection_bias, glm.num_key_value_heads) == (True, False, 2)
     assert (glm.rotary_dim, glm.family.turns_neighbours, glm.norm_eps) == (64, True, 1.5625e-7)
     assert from_config(to_config(glm), "m") == glm
+    older = read("glm")
+    assert replace(older, model_type="glm4") == glm
+    assert from_config(to_config(older), "m") == older
+
+
+def test_what_a_config_of_granites_mixtures_leaves_out() -> None:
+    model = read("granitemoe")
+    assert (model.num_local_experts, model.num_experts_per_tok, model.shared_expert_intermediate_size) == (8, 2, 0)
+    assert (model.norm_eps, model.num_key_value_heads, model.norm_topk_prob) == (1e-6, 32, True)
+    assert (model.attention_bias, model.position_types) == (False, ())
+    assert from_config(to_config(model), "m") == model
+    shared = read("granitemoeshared", shared_intermediate_size=1024, output_router_logits=True)
+    assert (shared.shared_expert_intermediate_size, shared.router_aux_loss_coef) == (1024, 0.001)
+    assert from_config(to_config(shared), "m") == shared
+    alone = read("granitemoeshared")
+    assert alone.shared_expert_intermediate_size == 0
+    assert from_config(to_config(alone), "m") == alone
 
 
 def test_what_ernie_configs_leave_out() -> None:
@@ -177,8 +194,19 @@ def test_what_an_olmoe_config_leaves_out() -> None:
     assert (model.num_key_value_heads, model.norm_eps, model.router) == (32, 1e-5, None)
     assert (model.normalizes_all_heads, model.normalizes_heads) == (True, False)
     assert from_config(to_config(model), "m") == model
-    balanced = read("olmoe", output_router_logits=True, router_aux_loss_coef=0.01)
+    balanced = read("olmoe", output_router_logits=True)
     assert balanced.router_aux_loss_coef == 0.01
+    assert from_config(to_config(balanced), "m") == balanced
+
+
+def test_what_a_flex_olmo_config_leaves_out() -> None:
+    model = read("flex_olmo")
+    assert (model.num_local_experts, model.num_experts_per_tok, model.norm_topk_prob) == (7, 5, False)
+    assert (model.num_key_value_heads, model.norm_eps, model.rope_theta) == (32, 1e-6, 5e5)
+    assert (model.normalizes_all_heads, model.router) == (True, None)
+    assert from_config(to_config(model), "m") == model
+    balanced = read("flex_olmo", output_router_logits=True, attention_bias=True)
+    assert (balanced.router_aux_loss_coef, balanced.attention_bias) == (0.01, True)
     assert from_config(to_config(balanced), "m") == balanced
 
 
@@ -634,6 +662,13 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "mlp_layer_types=a list of 1 of m must be a list of 4 words, one a block",
         ),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0 of m is not supported; null is"),
+        ("flex_olmo", {"clip_qkv": 8.0}, "clip_qkv=8.0 of m is not supported; null is"),
+        (
+            "granitemoe",
+            {"shared_intermediate_size": 512},
+            "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
+            "without it; granitemoehybrid or minimax_m2 has it",
+        ),
         (
             "olmoe",
             {"head_dim": 64},
@@ -779,7 +814,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"num_experts": 8},
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
-                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or qwen3_5_moe_text or exaone_moe or hy_v3 or "
+                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or hy_v3 or "
                 "afmoe or gemma4_text or hunyuan_v1_moe has it"
             ),
         ),

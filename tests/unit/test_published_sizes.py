@@ -43,6 +43,11 @@ def active(model: ModelSpec) -> int:
     return parameter_count(model) - idle - (tables(model) - embedding(model))
 
 
+def active_blocks(model: ModelSpec) -> int:
+    """The same without the head's table."""
+    return active(model) - embedding(model)
+
+
 PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("deepseek-v2-lite", parameter_count, "16e9", "README of deepseek-ai/DeepSeek-V2"),
     ("deepseek-v2-lite", active, "2.4e9", "README of deepseek-ai/DeepSeek-V2"),
@@ -127,6 +132,11 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("qwen3-next-80b-a3b", active, "3e9", "model card"),
     ("qwen3.5-35b-a3b", parameter_count, "35e9", "model card"),
     ("qwen3.5-35b-a3b", active, "3e9", "model card"),
+    ("granite-3.1-1b-a400m", parameter_count, "1.3e9", "model card"),
+    ("granite-3.1-1b-a400m", active_blocks, "0.4e9", "model card"),
+    ("granite-3.1-3b-a800m", parameter_count, "3.3e9", "model card"),
+    ("granite-3.1-3b-a800m", active_blocks, "0.8e9", "model card"),
+    ("flexolmo-7x7b", parameter_count, "33e9", "model card"),
     ("granite-4.0-h-small", parameter_count, "32e9", "model card"),
     ("granite-4.0-h-small", active, "9e9", "model card"),
 )
