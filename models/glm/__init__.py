@@ -1,1 +1,1 @@
-"""GLM-4 of 2024: Llama with half of each head turned, as pairs of neighbours, and biases on queries, keys and values."""
+"""GLM-4 of 2024: Llama with half of each head turned, as pairs of neighbours, and biases on queries, keys, values."""

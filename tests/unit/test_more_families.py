@@ -666,8 +666,10 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         (
             "granitemoe",
             {"shared_intermediate_size": 512},
-            "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
-            "without it; granitemoehybrid or minimax_m2 has it",
+            (
+                "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
+                "without it; granitemoehybrid or minimax_m2 has it"
+            ),
         ),
         (
             "olmoe",
@@ -814,8 +816,8 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"num_experts": 8},
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
-                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or hy_v3 or "
-                "afmoe or gemma4_text or hunyuan_v1_moe has it"
+                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
+                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe has it"
             ),
         ),
         (
