@@ -59,6 +59,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "experts": ("mixtral-8x7b", 2, {"tp": 2, "dp": 4, "ep": 4, "recompute": "full"}),
     "experts whole, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 8, "zero": 3, "recompute": "full"}),
     "experts apart, ZeRO-3": ("mixtral-8x7b", 4, {"pp": 2, "dp": 16, "ep": 4, "zero": 3, "recompute": "full"}),
+    "experts cut by tp, ZeRO-3": (
+        "mixtral-8x7b",
+        3,
+        {"tp": 4, "dp": 16, "zero": 3, "recompute": "mlp", "sequence_length": 2048},
+    ),
     "experts over tp": ("qwen3-30b-a3b", 2, {"tp": 4, "dp": 2, "ep": 4, "etp": 1, "recompute": "mlp_norm"}),
     "experts over tp and dp": ("mixtral-8x7b", 4, {"tp": 4, "pp": 2, "dp": 4, "ep": 8, "etp": 1}),
     "experts over tp, dp and cp, ZeRO-3": (

@@ -192,6 +192,7 @@ class ShardedBucket(_Flat):
     `weights` hands the parameters out whole; gradients from their backward are reduce-scattered and added to the shard.
     Under ZeRO-3 backward reads them from `again`, where they stay until their gradients leave. before, behind: the
     buckets that the stage uses before and after this one; their parameters are gathered while this one's are used.
+    together: this bucket and those that backward gathers with it.
     """
 
     def __init__(
@@ -215,8 +216,9 @@ class ShardedBucket(_Flat):
         mine = self._shard()
         self.master = nn.Parameter(mine if self._own_masters else mine.to(s.master_dtype))
         self.is_first = False
-        self.before: ShardedBucket | None = None
-        self.behind: ShardedBucket | None = None
+        self.before: tuple[ShardedBucket, ...] = ()
+        self.behind: tuple[ShardedBucket, ...] = ()
+        self.together: tuple[ShardedBucket, ...] = (self,)
         self._arriving: Started | None = None
         self._whole: torch.Tensor | None = None
 
@@ -246,25 +248,27 @@ class ShardedBucket(_Flat):
             self._arriving = start_all_gather(self.parameters, self.data_group, 0)
 
     def take(self) -> torch.Tensor:
-        """The flat parameters whole; it also starts to gather those of the bucket behind."""
+        """The flat parameters whole; it also starts to gather those of the buckets behind."""
         if not self.gathers:
             return self.parameters
         self.start()
         assert self._arriving is not None
         arrived, self._arriving = self._arriving(), None
-        if self.behind is not None:
-            self.behind.start()
+        for following in self.behind:
+            following.start()
         return arrived
 
     def again(self) -> torch.Tensor:
         """The flat parameters whole for backward, until their gradients leave; it also starts to gather those of the
-        bucket before."""
+        buckets before."""
         if self._whole is None:
-            self.start()
+            if self._arriving is None:  # it is the first of them that backward asks for
+                for one in self.together:
+                    one.start()
             assert self._arriving is not None
             self._whole, self._arriving = self._arriving(), None
-            if self.before is not None:
-                self.before.start()
+            for one in self.before:
+                one.start()
         return self._whole
 
     def leave(self, gradients: Sequence[torch.Tensor | None]) -> None:

@@ -5,9 +5,9 @@ Autograd keeps, in place of a parameter that is gathered again for backward, whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -45,10 +45,16 @@ class ShardedWeights:
             self.buckets.append(ShardedBucket(key, shapes, common, dtype, device, self.leaving, backward))
         for first in self.buckets[:1]:
             first.is_first = True
-        for one, following in pairwise(self.buckets):
-            one.behind = following
-        for one, following in pairwise([bucket for bucket in self.buckets if bucket.read_in_backward]):
-            following.before = one
+        for turn, following in pairwise(_in_turns(self.buckets)):
+            for one in turn:
+                one.behind = following
+        again = _in_turns([bucket for bucket in self.buckets if bucket.read_in_backward])
+        for turn in again:
+            for one in turn:
+                one.together = turn
+        for turn, following in pairwise(again):
+            for one in following:
+                one.before = turn
         self._gathered: dict[int, tuple[StorageWeakRef, ShardedBucket]] = {}
 
     @property
@@ -82,6 +88,13 @@ class ShardedWeights:
         if known is None or known[0].expired():
             return tensor
         return known[1], tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _in_turns(buckets: Iterable[ShardedBucket]) -> list[tuple[ShardedBucket, ...]]:
+    """Those of a unit that the same ranks share are gathered together: what tensor parallelism sums afterwards, such as
+    the gradient of a router, has a bucket of its own, and few weights."""
+    of_turn = groupby(buckets, lambda bucket: (bucket.key.unit, bucket.key.shard_axes))
+    return [tuple(several) for _, several in of_turn]
 
 
 def _unpack(packed: Any) -> torch.Tensor:
