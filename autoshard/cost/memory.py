@@ -248,6 +248,7 @@ def _travelling_bytes(
 
     def needed(turns: Turns, block_work: Number, chunks: Sequence[LastBlock]) -> Number:
         last, opens, before = chunks[0], 1.0, 0.0
+        behind = reduce(smallest, (kept_behind(one.part) for one in chunks))
         kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
         replay_bytes = reduce(largest, (one.part.replay_bytes for one in chunks))
         turns = turns.run_again(replay_bytes > 0, kept_bytes <= rank.hidden_bytes)
@@ -267,7 +268,12 @@ def _travelling_bytes(
             rank.hidden_bytes,
             opens,
             before,
+            behind,
         )
+
+    def kept_behind(block: Any) -> Number:
+        waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
+        return largest(0.0, block.kept_bytes - waiting)
 
     works = [reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards]
     if not state.turns:

@@ -55,6 +55,7 @@ def in_work_bytes(
     hidden_bytes: Number,
     opens: Number = 1.0,
     before: Number = 0.0,
+    behind: Number = 0.0,
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
@@ -62,7 +63,8 @@ def in_work_bytes(
     at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
     is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one
     of a backward, else 0: then the bucket of the head has left before, and the head comes before a block of another
-    kind. before: elements of the last bucket of that block on its way.
+    kind. before: elements of the last bucket of that block on its way. behind: bytes that the block behind this one no
+    longer keeps, at least, where there is one.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -80,7 +82,7 @@ def in_work_bytes(
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     kept_by_blocks, kept_by_loss = kept
     in_front = opens * last * (1 + 1 / owners) + before
-    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes
+    given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes, behind
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
     before_table = (blocks > 0) * block.last_on_its_way * reduced
     table_leaves = first * (parameter + on_its_way)
@@ -118,16 +120,17 @@ def _larger_first(
     blocks: Number,
     sizes: tuple[Number, Number, Number],
     hidden_bytes: Number,
+    behind: Number,
 ) -> Number:
     """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
     elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight that is
-    gathered, of a gradient on its way."""
+    gathered, of a gradient on its way. behind: as of in_work_bytes."""
     (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
     larger_leaves = reduced * block.larger_on_its_way
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
     behind_head = several * ahead * whole + head * reduced
-    between = many * ahead * whole + several * reduced * block.other_on_its_way
+    between = many * ahead * whole + several * (reduced * block.other_on_its_way - behind)
     late = block.late * parameter - block.back_late * hidden_bytes
     at_end = larger * parameter - block.back_after * hidden_bytes
     gradients = largest(largest(block.early * parameter, late), where(apart, late, at_end) if two_buckets else at_end)
@@ -148,6 +151,7 @@ def _larger_last(
     blocks: Number,
     sizes: tuple[Number, Number, Number],
     hidden_bytes: Number,
+    behind: Number,
 ) -> Number:
     """Bytes of a block whose experts, the smaller bucket, leave first. Arguments as of _larger_first.
 
@@ -160,7 +164,9 @@ def _larger_last(
         work - back * hidden_bytes
         for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
     )
-    before = largest(several * experts * whole + head * reduced, many * experts * whole + several * rest_leaves)
+    before = largest(
+        several * experts * whole + head * reduced, many * experts * whole + several * (rest_leaves - behind)
+    )
     gradients = largest(early + block.early * parameter, late + block.late * parameter)
     of_experts = block.all * whole + gradients + before
     gathered = (rest + several * experts) * whole
