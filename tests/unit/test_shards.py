@@ -105,6 +105,9 @@ def test_the_worst_moment() -> None:
     assert at_worst(0, ends=without, kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
     alone: dict[str, Any] = {"at_work": (500.0, 0.0), "kept": (50.0, 0.0), "ends": without}
     assert at_worst(1, **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
+    # what the block behind no longer keeps; without it the first block is the worst, whose gradients then leave
+    assert at_worst(1, **alone, behind=7.0) == 500 + 2 * 20 + 2 * 10 + 10 * sent - 7
+    assert at_worst(1, **alone, behind=90.0) == 500 + 2 * 10 + 2 * 10 + 10 * sent
     early = turns(10, 10, 10, early=4, back_late=3.0, back_after=20.0)  # half of the gradients, then fewer activations
     assert at_worst(1, block=early, **alone) == 500 + 2 * 20 + max(2 * 4, 2 * 10 - 30) + 10 * sent
     # eight of ten elements are experts: their gradients while those of the other two leave, or the other way round
@@ -138,6 +141,7 @@ def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
     # all of the block, the next one's experts, the other block's rest on its way; one gradient is there
     most_before = experts._replace(back_after=20.0)
     assert at_worst(most_before) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 8 * sent
+    assert at_worst(most_before, behind=7.0) == at_worst(most_before) - 7
     # the head leaves before the first block only: then the block is of another kind
     assert at_worst(most_before, last=100) == 500 + 2 * 10 + 2 * 1 + 2 * 2 + 100 * sent
     assert at_worst(most_before, last=100, opens=0.0) == at_worst(most_before)
