@@ -24,10 +24,10 @@ transformers 5 may have."""
 STRUCTURE = frozenset(
     (
         *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "kv_lora_rank", "q_lora_rank"),
-        *("shared_intermediate_size",),
         *("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_chunk_size", "no_rope_layers"),
         *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "linear_num_key_heads"),
         *("linear_num_value_heads", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "index_topk"),
+        "shared_intermediate_size",
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""

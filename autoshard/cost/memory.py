@@ -248,7 +248,7 @@ def _travelling_bytes(
 
     def needed(turns: Turns, block_work: Number, chunks: Sequence[LastBlock]) -> Number:
         last, opens, before = chunks[0], 1.0, 0.0
-        behind = reduce(smallest, (kept_behind(one.part) for one in chunks))
+        behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
         replay_bytes = reduce(largest, (one.part.replay_bytes for one in chunks))
         turns = turns.run_again(replay_bytes > 0, kept_bytes <= rank.hidden_bytes)
@@ -268,12 +268,8 @@ def _travelling_bytes(
             rank.hidden_bytes,
             opens,
             before,
-            behind,
+            largest(0.0, behind),
         )
-
-    def kept_behind(block: Any) -> Number:
-        waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
-        return largest(0.0, block.kept_bytes - waiting)
 
     works = [reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards]
     if not state.turns:
@@ -345,6 +341,12 @@ def _kept_by(rank: Rank, block: Any, software: Software) -> Number:
     return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
 
 
+def _given_back(rank: Rank, block: Any, kept_bytes: Number) -> Number:
+    """Bytes of those that a block keeps of one microbatch that are gone when its backward is over: what waits for
+    gradients of weights is not."""
+    return kept_bytes - (block.weights_waiting_bytes if rank.weights_apart else 0.0)
+
+
 def _activations_bytes(rank: Rank, software: Software) -> Number:
     """Bytes that all blocks keep when most is held."""
 
@@ -407,8 +409,7 @@ def _backwards(rank: Rank, software: Software, gradients: Sequence[Number]) -> l
     def backward(last: LastBlock, kind: int) -> Backward:
         replayed, given_back, working = last.part.replay_bytes, 0.0, last.part.working_bytes
         for _, block, count in last.behind:
-            waiting = block.weights_waiting_bytes if rank.weights_apart else 0.0
-            given_back = given_back + count * (_kept_by(rank, block, software) - waiting)
+            given_back = given_back + count * _given_back(rank, block, _kept_by(rank, block, software))
         replayed = largest(replayed, of_ends) if not kind and rank.ends else replayed
         working = largest(working, gradients[kind]) if rank.weights_apart else added(working, gradients[kind])
         return Backward(last.part, last.there, replayed, working, 0.0, given_back)

@@ -28,14 +28,25 @@ UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}], [0.0, 1e308]
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    """The model of a config of Granite 4, or of a mixture of Granite 3: such blocks with attention and experts alone.
-    Granite 4 without experts has its shared MLP as its only one."""
-    if model_type != "granitemoehybrid":
-        shared = config.integer("shared_intermediate_size", 0, at_least=0) if model_type == "granitemoeshared" else 0
-        experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED)
-        more = {"multipliers": multipliers(config), **_experts(config, experts, shared)}
-        bias = config.value("attention_bias", False)
-        return read_as_llama(config, model_type, DEFAULTS, attention_bias=bias, **more)
+    """The model of a config of Granite 4 or of a mixture of Granite 3."""
+    match model_type:
+        case "granitemoe":
+            return _granite_3(config, model_type, 0)
+        case "granitemoeshared":
+            return _granite_3(config, model_type, config.integer("shared_intermediate_size", 0, at_least=0))
+        case _:
+            return _granite_4(config, model_type)
+
+
+def _granite_3(config: Config, model_type: str, shared: int) -> ModelSpec:
+    """The model of blocks with attention and experts alone. shared: as of `_experts`."""
+    experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED)
+    more = {"multipliers": multipliers(config), **_experts(config, experts, shared)}
+    return read_as_llama(config, model_type, DEFAULTS, attention_bias=config.value("attention_bias", False), **more)
+
+
+def _granite_4(config: Config, model_type: str) -> ModelSpec:
+    """The model of a config of Granite 4. Without experts its shared MLP is its only one."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     words = ("mamba",) * layers
     if config.gives("layer_types") or config.gives("layers_block_type"):
@@ -43,7 +54,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         words = config.words(key, layers, tuple(WORDS))
     types = tuple(WORDS[word] for word in words)
     experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED, at_least=0)
-    more = {"multipliers": multipliers(config)}
+    more: dict[str, Any] = {"multipliers": multipliers(config)}
     if MAMBA in types:
         more |= {"layer_types": types, "mamba": _mamba(config)}
     else:
@@ -106,7 +117,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     if model.model_type == "granitemoe":
         return config
     if model.model_type == "granitemoeshared":
-        return config | {"shared_intermediate_size": model.shared_expert_intermediate_size or 0}
+        return config | {"shared_intermediate_size": model.shared_expert_intermediate_size}
     config |= {
         "position_embedding_type": "nope" if model.position_types else "rope",
         "layer_types": [names[word] for word in model.layer_types or (FULL_ATTENTION,) * model.num_hidden_layers],

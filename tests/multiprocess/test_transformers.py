@@ -282,16 +282,6 @@ CONFIGS["seed oss, other biases"] = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
-CONFIGS["glm"] = {**SMALL, "model_type": "glm", "head_dim": 16, **NO_TOKENS}
-CONFIGS["glm, a quarter turns"] = {
-    **SMALL,
-    "model_type": "glm",
-    "head_dim": 16,
-    "partial_rotary_factor": 0.25,
-    "attention_bias": False,
-    "tie_word_embeddings": True,
-    **NO_TOKENS,
-}
 GRANITE_MOE = {**SMALL, **MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3}
 CONFIGS["granite moe"] = {**GRANITE_MOE, "model_type": "granitemoe"}
 CONFIGS["granite moe, biases"] = {
@@ -310,6 +300,12 @@ CONFIGS["glm4, a quarter turns"] = {
     "partial_rotary_factor": 0.25,
     "attention_bias": False,
     **NO_TOKENS,
+}
+CONFIGS["glm"] = {**CONFIGS["glm4"], "model_type": "glm"}
+CONFIGS["glm, a quarter turns"] = {
+    **CONFIGS["glm4, a quarter turns"],
+    "model_type": "glm",
+    "tie_word_embeddings": True,
 }
 CONFIGS["ernie 4.5"] = {**SMALL, "model_type": "ernie4_5", "head_dim": 16}
 CONFIGS["ernie 4.5, biases"] = {**SMALL, "model_type": "ernie4_5", "use_bias": True, "tie_word_embeddings": False}

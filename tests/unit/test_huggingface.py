@@ -143,7 +143,7 @@ def parameters(model: ModelSpec) -> int:
     experts = max(1, model.num_local_experts)
     router = hidden * model.num_local_experts
     shared = 3 * hidden * model.shared_expert_intermediate_size
-    shared_gate = hidden if shared and model.multipliers is None else 0
+    shared_gate = hidden if shared and model.multipliers is None else 0  # Granite has none
     mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
     recurrent = sum(word in ("linear_attention", "mamba") for word in model.layer_types)
     mixers = (layers - recurrent) * attention + recurrent * recurrence(model)

@@ -91,8 +91,11 @@ class ShardedWeights:
 
 
 def _in_turns(buckets: Iterable[ShardedBucket]) -> list[tuple[ShardedBucket, ...]]:
-    """Those of a unit that the same ranks share are gathered together: what tensor parallelism sums afterwards, such as
-    the gradient of a router, has a bucket of its own, and few weights."""
+    """The buckets, which come in the order of first use, by turns: those of a turn are gathered together.
+
+    A turn has the neighbours of one unit that the same ranks share. They are several where tensor parallelism sums some
+    gradients of the unit, such as a router's, which then have a bucket of their own, and few weights.
+    """
     of_turn = groupby(buckets, lambda bucket: (bucket.key.unit, bucket.key.shard_axes))
     return [tuple(several) for _, several in of_turn]
 
