@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +16,11 @@ from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.values import Measurements
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.launch import Message, run_processes
+from autoshard.runtime.processes import Start, start_interpreter
 
+_WORKER = "autoshard.calibration.worker"
 DEVICES = ("cpu", "cuda", "neuron")
 Progress = Callable[[str], None]
 SIGNALLED = 128
@@ -34,9 +39,9 @@ def measure(
     """
     if find_spec("torch") is None:
         raise AutoshardError("autoshard calibrate needs torch: pip install 'autoshard[torch]'")
-    with TemporaryDirectory(prefix="autoshard-calibrate-") as folder:
-        logs = Path(folder)
-        (present,) = _run("present", CalibrationArguments(device), 1, logs, progress)
+    with TemporaryDirectory(prefix="autoshard-calibrate-") as folder, _starter(device) as start:
+        run = partial(_run, start=start, logs=Path(folder), progress=progress)
+        (present,) = run("present", CalibrationArguments(device), 1)
         devices = present["devices"]
         if devices == 0:
             raise AutoshardError(f"device={device} is not on this machine: {present['why']}")
@@ -45,8 +50,8 @@ def measure(
         ranks = min(devices, 8) if processes is None else processes
         if ranks > devices:
             raise AutoshardError(f"processes={ranks} is more than the {devices} {_units(device)} of this machine")
-        (one,) = _run("one_device", CalibrationArguments(device, shapes), 1, logs, progress)
-        together = _run("collectives", CalibrationArguments(device), ranks, logs, progress)[0] if ranks > 1 else {}
+        (one,) = run("one_device", CalibrationArguments(device, shapes), 1)
+        together = run("collectives", CalibrationArguments(device), ranks)[0] if ranks > 1 else {}
     found = {**one, **together, "device": device, "devices": devices}
     found.setdefault("collectives", [])
     rates = {name: found.pop(name) for name in ("rates", "dtype")}
@@ -57,8 +62,13 @@ def _units(device: str) -> str:
     return {"cpu": "cores", "cuda": "GPUs", "neuron": "NeuronCores"}[device]
 
 
+def _starter(device: str) -> AbstractContextManager[Start]:
+    """How processes start: on the CPU as forks of one that imports torch once for all of them."""
+    return fork_server([_WORKER]) if device == "cpu" else nullcontext(start_interpreter)
+
+
 def _run(
-    what: str, arguments: CalibrationArguments, processes: int, logs: Path, progress: Progress
+    what: str, arguments: CalibrationArguments, processes: int, *, start: Start, logs: Path, progress: Progress
 ) -> list[dict[str, Any]]:
     def show(message: Message) -> None:
         values = message.values
@@ -67,8 +77,9 @@ def _run(
 
     logs = logs / what
     logs.mkdir()
-    worker = f"autoshard.calibration.worker:{what}"
-    outcome = run_processes(worker, to_json(arguments), processes, on_message=show, log_directory=logs)
+    outcome = run_processes(
+        f"{_WORKER}:{what}", to_json(arguments), processes, on_message=show, log_directory=logs, start=start
+    )
     reason = outcome.message.splitlines()[0] if outcome.message else "stopped"
     if outcome.exit_code > SIGNALLED:
         progress(reason)

@@ -65,7 +65,8 @@ class ForkServer:
     def _answer(self, beginning: Beginning, stopped: Callable[[], bool]) -> dict[str, int] | None:
         if self._connection is None:
             return None
-        asked = json.dumps([beginning.rank, str(beginning.spec_path), beginning.environment]).encode()
+        places = [str(beginning.spec_path), str(beginning.folder)]
+        asked = json.dumps([beginning.rank, *places, beginning.environment]).encode()
         fds = [beginning.stdin_fd, beginning.log_fd, beginning.report_fd]
         with suppress(OSError), _adopting_orphans():
             socket.send_fds(self._connection, [asked], fds)
@@ -179,12 +180,13 @@ def _fork_again(connection: socket.socket, asked: bytes, fds: Sequence[int], tel
 
 
 def _begin(asked: bytes, fds: Sequence[int], forked_by: int) -> NoReturn:
-    rank, spec_path, environment = json.loads(asked)
+    rank, spec_path, folder, environment = json.loads(asked)
     stdin_fd, log_fd, report_fd = fds
     for fd, standard in ((stdin_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, standard)
     os.close(stdin_fd)
     os.close(log_fd)
+    os.chdir(folder)
     os.environ.update(environment)
     while os.getppid() == forked_by:
         time.sleep(_ADOPTED_S)

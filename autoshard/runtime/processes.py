@@ -39,12 +39,13 @@ def python_command(statements: str, *arguments: str) -> list[str]:
 class Beginning:
     """A process of a run, as it is about to begin.
 
-    environment: variables that are this rank's own. stdin_fd, log_fd, report_fd: the ends of its lifeline, its log and
-    its pipe to the supervisor.
+    folder: where it works. environment: variables that are this rank's own. stdin_fd, log_fd, report_fd: the ends of
+    its lifeline, its log and its pipe to the supervisor.
     """
 
     rank: int
     spec_path: Path
+    folder: Path
     environment: dict[str, str]
     stdin_fd: int
     log_fd: int
@@ -79,6 +80,7 @@ def start_interpreter(beginning: Beginning, stopped: Callable[[], bool]) -> Proc
         stderr=subprocess.STDOUT,
         pass_fds=[report_fd],
         start_new_session=True,  # a group to end as one, and Ctrl-C reaches the supervisor alone
+        cwd=beginning.folder,
         env=common_environment() | beginning.environment,
     )
 
@@ -128,7 +130,8 @@ class WorkerProcess:
             theirs.callback(os.close, stdin_fd)
             log = theirs.enter_context(log_file.open("wb"))
             environment = _environment(rank, num_processes)
-            process = start(Beginning(rank, spec_path, environment, stdin_fd, log.fileno(), write_fd), stopped)
+            fds = (stdin_fd, log.fileno(), write_fd)
+            process = start(Beginning(rank, spec_path, Path.cwd(), environment, *fds), stopped)
             if process is None:
                 raise Stopped
             ours.pop_all()

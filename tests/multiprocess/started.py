@@ -4,16 +4,19 @@ import atexit
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autoshard.backends.torch import TORCH
 from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.launch import RunOutcome, run_processes
-from autoshard.runtime.processes import Start, start_interpreter
+from autoshard.runtime.processes import Start, common_environment, start_interpreter
+from autoshard.runtime.starting import TRAINER
 
-IMPORTED = ("tests.multiprocess.compared",)
+IMPORTED = ("tests.multiprocess.compared", TRAINER, *TORCH.early_imports)
 """Modules that most functions need, with torch and the runtime: imported once for all processes of many tests."""
 
 
@@ -41,13 +44,21 @@ def start(
             log_directory=Path(logs),
             hang_timeout_s=hang_timeout_s,
             trusted_prefix="tests.",
-            start=_forked() if package == "multiprocess" else start_interpreter,
+            start=forked() if package == "multiprocess" else start_interpreter,
         )
 
 
+def forked() -> Start:
+    """How processes of these tests start: as forks of one that imports once and ends with this one, with the variables
+    that are set by then."""
+    server = _server()
+    return lambda beginning, stopped: server(
+        replace(beginning, environment=common_environment() | beginning.environment), stopped
+    )
+
+
 @cache
-def _forked() -> Start:
-    """How processes of these tests start: as forks of one that imports once and ends with this one."""
+def _server() -> Start:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(fork_server(IMPORTED))

@@ -25,6 +25,7 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import Precision
 from benchmarks.checkpoint_faults import EVERY, survive
 from tests.cases import ALL
+from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, FP64, plan_of, strategy
 
@@ -52,24 +53,23 @@ SAVING = ("--checkpoint-every", "2", "--checkpoint-dir", "saved")
 Layout = tuple[str, Strategy, int, Precision]
 
 
-def command(folder: Path, layout: Layout, *options: str, steps: int = STEPS, save: bool = True) -> list[str]:
+def arguments(folder: Path, layout: Layout, *options: str, steps: int = STEPS, save: bool = True) -> list[str]:
+    """Of a run of the layout, whose plan is in the folder then."""
     name, chosen, microbatches, precision = layout
     write_plan(plan_of(MODEL, chosen, microbatches, precision), folder / name)
     saving = SAVING if save else ()
-    given = ["run", name, "--steps", str(steps), "--processes", "8"]
-    return [sys.executable, "-m", "autoshard", *given, *saving, *options]
+    return ["run", name, "--steps", str(steps), "--processes", "8", *saving, *options]
+
+
+def command(folder: Path, layout: Layout, *options: str, steps: int = STEPS) -> list[str]:
+    """Of the run in a process of its own, which something happens to."""
+    return [sys.executable, "-m", "autoshard", *arguments(folder, layout, *options, steps=steps)]
 
 
 def run(
     folder: Path, layout: Layout, *options: str, steps: int = STEPS, save: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    arguments = command(folder, layout, *options, steps=steps, save=save)
-    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=150)
-
-
-def autoshard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "autoshard", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
+    return autoshard(folder, *arguments(folder, layout, *options, steps=steps, save=save))
 
 
 def losses(folder: Path) -> list[list[float]]:
@@ -325,8 +325,8 @@ def test_a_full_disk_is_one_message_and_training_goes_on(tmp_path: Path, undistu
     else:  # files that must not grow beyond half a megabyte are much the same
         script = 'ulimit -f 512; "$@"; code=$?; cp -r saved kept; exit $code'
     (tmp_path / "saved").mkdir()
-    arguments = [*mounts, "bash", "-c", script, "bash", *command(tmp_path, ONE, "--keep", "9")]
-    ran = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    limited = [*mounts, "bash", "-c", script, "bash", *command(tmp_path, ONE, "--keep", "9")]
+    ran = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert ran.returncode == 1, ran.stderr
     assert losses(tmp_path)[-1] == undisturbed[ONE[0]]
     said = "".join(ran.stdout.split("\n"))
@@ -355,7 +355,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
     if mounts := private_mounts():  # root may write to any folder, but not to a disk that is read-only
         script = 'mount -t tmpfs -o ro tmpfs saved; exec "$@"'
         (tmp_path / "saved").mkdir()
-        arguments = [*mounts, "bash", "-c", script, "bash", *command(tmp_path, ONE)]
-        ran = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+        limited = [*mounts, "bash", "-c", script, "bash", *command(tmp_path, ONE)]
+        ran = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=150)
         assert ran.returncode == 2
         assert ran.stderr == "autoshard: error: checkpoint_dir=saved cannot be written to: Read-only file system\n"

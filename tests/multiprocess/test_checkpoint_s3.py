@@ -1,9 +1,6 @@
 """A run that saves to S3 and goes on from there, while requests fail and one save fails for good."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.plans.plan_json import write_plan
+from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import LLAMA
 from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.s3_server import BUCKET, ERROR_500, OK, SLOW_DOWN_503, Proxy, environment, s3_server
@@ -27,14 +25,10 @@ def proxy() -> Iterator[Proxy]:
 def run(folder: Path, proxy: Proxy, *options: str) -> tuple[str, list[float]]:
     """-> what it said, without line breaks, and its losses."""
     output = f"runs-{len(list(folder.glob('runs-*')))}"
-    ran = subprocess.run(
-        [sys.executable, "-m", "autoshard", "run", "plan.json", "--steps", "7", "--output", output, *options],
-        cwd=folder,
-        env=os.environ | environment(proxy),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(proxy).items():
+            patch.setenv(name, value)
+        ran = autoshard(folder, "run", "plan.json", "--steps", "7", "--output", output, *options)
     assert ran.returncode == 0, ran.stderr
     (file,) = folder.glob(f"{output}/*/metrics.jsonl")
     return " ".join(ran.stdout.split()), [json.loads(line)["loss"] for line in file.read_text().splitlines()]

@@ -22,6 +22,7 @@ from autoshard.runtime.worker_arguments import CheckpointOptions
 from autoshard.units import format_bytes
 from tests.multiprocess.models import LLAMA, MODELS
 from tests.multiprocess.saving_workers import session, train
+from tests.multiprocess.started import forked
 
 SLOW_S = 0.6
 
@@ -157,6 +158,7 @@ def test_each_byte_is_read_by_one_data_parallel_rank(tmp_path: Path) -> None:
         on_message=print,
         log_directory=tmp_path / "logs",
         trusted_prefix="tests.multiprocess.",
+        start=forked(),
     )
     assert outcome.exit_code == 0, outcome.message
     first, second = outcome.results
@@ -176,6 +178,7 @@ def started_from(folders: list[Path], logs: Path) -> list[dict[str, Any]]:
         on_message=print,
         log_directory=logs,
         trusted_prefix="tests.multiprocess.",
+        start=forked(),
     )
     assert outcome.exit_code == 0, outcome.message
     return [result for result in outcome.results if result is not None]

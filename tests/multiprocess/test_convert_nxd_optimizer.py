@@ -6,8 +6,6 @@ Files that the library itself wrote: tests/nxd/test_optimizer_files.py.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from autoshard.errors import AutoshardError
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.spec.model import ModelSpec
+from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
@@ -127,7 +126,7 @@ def test_a_run_resumes_from_it(
     told = capsys.readouterr().out
     assert "with the optimizer's state after step 7\nnext: autoshard run plan.json --resume step\n" in told
     arguments = ("run", "plan.json", "--resume", "step", "--steps", "8", "--processes", "1")
-    done = subprocess.run([sys.executable, "-m", "autoshard", *arguments], capture_output=True, text=True, timeout=150)
+    done = autoshard(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert "step, after step 7: " in done.stdout
     rows = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()

@@ -1,8 +1,6 @@
 """The bias of a router's choice has no gradient: training, checkpoints and other layouts keep every bit of it, at any
 precision of the weights."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +16,13 @@ from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.trainer.initial_weights import load_weights
 from autoshard.spec.training import Precision
 from tests.cases import some
+from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import BF16, FP32, FP64, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder
 
 MODEL = replace(MODELS["deepseek v3"], vocab_size=256)
 BIAS, GATE = (f"model.layers.1.mlp.gate.{name}" for name in ("e_score_correction_bias", "weight"))
-
-
-def autoshard(folder: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "autoshard", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
 
 
 def start(folder: Path) -> dict[str, torch.Tensor]:
@@ -47,7 +40,8 @@ def start(folder: Path) -> dict[str, torch.Tensor]:
 def trained(folder: Path, chosen: Strategy, microbatches: int, steps: int, precision: Precision, *options: str) -> None:
     write_plan(plan_of(MODEL, chosen, microbatches, precision), folder / "plan.json")
     saving = ("--checkpoint-every", "2", "--checkpoint-dir", "saved")
-    autoshard(folder, "run", "plan.json", "--steps", str(steps), *saving, *options)
+    done = autoshard(folder, "run", "plan.json", "--steps", str(steps), *saving, *options)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("precision", some([BF16[0], FP32, BF16[1]], step=2), ids=lambda one: str(one.name))
@@ -55,7 +49,7 @@ def test_training_and_checkpoints_keep_the_bias(precision: Precision, tmp_path: 
     before = start(tmp_path / "hf")
     trained(tmp_path, strategy(tp=2, dp=2, ep=2, zero=3), 2, 2, precision, "--weights", "hf")
     trained(tmp_path, strategy(pp=2, layers=(3, 1), zero=1), 4, 4, precision)  # another layout goes on
-    autoshard(tmp_path, "convert", "saved", "after")
+    assert autoshard(tmp_path, "convert", "saved", "after").returncode == 0
     after = load_file(tmp_path / "after" / "model.safetensors")
     assert after.keys() == before.keys()
     for name, value in after.items():

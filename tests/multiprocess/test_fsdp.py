@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.runtime.launch import run_processes
+from tests.multiprocess.started import forked
 
 
 def test_losses_are_those_of_fully_shard(tmp_path: Path) -> None:
@@ -15,6 +16,7 @@ def test_losses_are_those_of_fully_shard(tmp_path: Path) -> None:
         on_message=print,
         log_directory=tmp_path,
         trusted_prefix="tests.multiprocess.",
+        start=forked(),
     )
     assert outcome.exit_code == 0, outcome.message
     found = outcome.results[0]

@@ -1,8 +1,6 @@
 """A run that starts from weights: every form of them, over any ranks, is the same start."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from autoshard.runtime.data import open_stream, read_token_file
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.trainer.initial_weights import load_weights
+from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import MODELS
 from tests.unit.weight_folders import bytes_of, huggingface_folder, plan
 
@@ -71,9 +70,7 @@ def test_a_run_over_four_ranks_starts_where_one_process_does(forms: Path, tmp_pa
     write_plan(plan(MODEL, tp=2, dp=2), tmp_path / "plan.json")
     given = ["run", "plan.json", "--weights", str(forms / "plan"), "--steps", "1", "--processes", "4"]
     saving = ["--checkpoint-every", "1", "--checkpoint-dir", "saved"]
-    done = subprocess.run(
-        [sys.executable, "-m", "autoshard", *given, *saving], cwd=tmp_path, capture_output=True, text=True, timeout=150
-    )
+    done = autoshard(tmp_path, *given, *saving)
     assert done.returncode == 0, done.stderr
     convert(open_source(tmp_path / "saved"), tmp_path / "hf", Conversion("hf"), lambda count: None, lambda count: None)
     before, after = bytes_of(forms / "hf"), bytes_of(tmp_path / "hf")  # after a step of 1e-4

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +60,37 @@ class Run:
         return [message.values["pid"] for message in self.messages if message.kind == "pid"]
 
 
+@pytest.fixture(scope="module")
+def interpreters() -> Start:
+    return start_interpreter
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Start]:
+    with fork_server(FORKED) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def forked_with_torch() -> Iterator[Start]:
+    with fork_server(WITH_TORCH) as start:
+        yield start
+
+
 @pytest.fixture(params=["interpreters", "forked"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
-    yield from running(request.param == "forked", tmp_path, FORKED)
+    yield from running(request.getfixturevalue(request.param), tmp_path)
 
 
-@pytest.fixture(params=["interpreters", "forked"])
+@pytest.fixture(params=["interpreters", "forked_with_torch"])
 def run_torch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
-    yield from running(request.param == "forked", tmp_path, WITH_TORCH)
+    yield from running(request.getfixturevalue(request.param), tmp_path)
 
 
-def running(forked: bool, tmp_path: Path, imported: tuple[str, ...]) -> Iterator[Run]:
+def running(start: Start, tmp_path: Path) -> Iterator[Run]:
     before = set(psutil.Process().children(recursive=True))
-    with fork_server(imported) if forked else nullcontext(start_interpreter) as start:
-        result = Run(tmp_path / "logs", start)
-        yield result
+    result = Run(tmp_path / "logs", start)
+    yield result
     assert set(psutil.Process().children(recursive=True)) <= before
     assert_gone(result.pids, within_s=1)
 
@@ -339,7 +355,7 @@ def test_a_rank_leads_its_group_as_soon_as_it_is_known(tmp_path: Path) -> None:
         null = files.enter_context(Path(os.devnull).open("r+b")).fileno()
         read_fd, lifeline = os.pipe()
         for _ in range(20):
-            process = start(Beginning(0, tmp_path / "none.json", {}, read_fd, null, null), lambda: False)
+            process = start(Beginning(0, tmp_path / "none.json", tmp_path, {}, read_fd, null, null), lambda: False)
             assert process is not None
             group = os.getpgid(process.pid)
             os.kill(process.pid, signal.SIGKILL)

@@ -21,6 +21,7 @@ from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.spec.hardware_file import read_content
 from autoshard.spec.platform import PLATFORMS, Platform
 from tests.multiprocess.new_platform_workers import SMALL
+from tests.multiprocess.started import forked
 from tests.multiprocess.test_run import TINY
 from tests.new_platform import hardware_file, own
 
@@ -98,6 +99,7 @@ def run(name: str, arguments: TrainArguments, processes: int, folder: Path) -> R
         log_directory=folder / "logs",
         hang_timeout_s=100,
         trusted_prefix="tests.",
+        start=forked(),
     )
     assert outcome.exit_code == 0, outcome.message
     return outcome

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from autoshard.runtime.not_finite import NotFinite, check_finite, naming_step
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
 from autoshard.runtime.worker_arguments import TrainArguments
+from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import LLAMA, MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
 from tests.unit.weight_folders import huggingface_folder, plan, weights, write_safetensors
@@ -100,7 +99,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_run_says_at_which_step(folder: Path, option: tuple[str, ...], message: str) -> None:
-    command = [sys.executable, "-m", "autoshard", "run", "plan.json", "--weights", "hf", "--steps", "2", *option]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
+    done = autoshard(folder, "run", "plan.json", "--weights", "hf", "--steps", "2", *option)
     assert done.returncode == 2
     assert done.stderr.endswith(f"autoshard: error: {message}\n")

@@ -29,9 +29,10 @@ from autoshard.runtime.tokenizer import ByteTokenizer
 from autoshard.runtime.trainer.difference import save
 from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.schedules import actions
+from tests.multiprocess.command import autoshard
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
-from tests.multiprocess.started import by_default
+from tests.multiprocess.started import by_default, forked
 
 TINY = {
     "model_type": "llama",
@@ -52,17 +53,6 @@ def offline(folder: Path) -> dict[str, str]:
     return {**environment, "HOME": str(folder), "WANDB_MODE": "offline"}
 
 
-def autoshard(folder: Path, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autoshard", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        env=offline(folder),
-    )
-
-
 def plan_of_four(folder: Path) -> None:
     """plan.json for 4 processes of this machine, 2 pipeline stages of 2 ranks."""
     model = replace(MODELS["llama"], vocab_size=256)
@@ -70,8 +60,15 @@ def plan_of_four(folder: Path) -> None:
 
 
 def test_a_70b_plan_is_rehearsed(tmp_path: Path) -> None:
-    assert autoshard(tmp_path, "plan", "--model", "llama3-70b", "--nodes", "16").returncode == 0
-    ran = autoshard(tmp_path, "run", "plan.json", "--steps", "3", "--wandb")
+    """By the commands of the README, in processes of their own."""
+
+    def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "autoshard", *arguments]
+        environment = offline(tmp_path)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+
+    assert process("plan", "--model", "llama3-70b", "--nodes", "16").returncode == 0
+    ran = process("run", "plan.json", "--steps", "3", "--wandb")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "REHEARSAL of llama3-70b on 16 x trn1.32xlarge" in ran.stdout
     assert ran.stdout.rstrip().endswith("OK: the sharded run equals one process")
@@ -330,6 +327,7 @@ def run(folder: Path, name: str, arguments: TrainArguments, processes: int) -> t
         on_message=lambda message: None,
         log_directory=folder / "logs",
         hang_timeout_s=100,
+        start=forked(),
     )
     assert outcome.exit_code == 0, outcome.message
     return outcome.results

@@ -35,6 +35,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess import third_backend
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
+from tests.multiprocess.started import forked
 from tests.multiprocess.third_backend import THIN
 
 RUNTIMES: tuple[Runtime, ...] = (nxd_runtime, torch_runtime, third_backend)
@@ -145,6 +146,7 @@ def run(name: str, plan: Plan, arguments: TrainArguments, processes: int, folder
         log_directory=folder / "logs",
         hang_timeout_s=100,
         trusted_prefix="tests.",
+        start=forked(),
     )
     assert outcome.exit_code == 0, outcome.message
     return outcome

@@ -220,9 +220,7 @@ def test_an_accelerator_without_one(
     name, instance, more, devices = ACCELERATORS[device]
     answers, started = accelerated(device), []
 
-    def run(
-        what: str, arguments: CalibrationArguments, processes: int, logs: Path, progress: Any
-    ) -> list[dict[str, Any]]:
+    def run(what: str, arguments: CalibrationArguments, processes: int, **others: Any) -> list[dict[str, Any]]:
         started.append((what, arguments.device, processes))
         return [answers[what]] * processes
 
