@@ -12,9 +12,9 @@ from autoshard.backends.native_neuron import COMPILE_ONLY
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.spec.training import Precision, load_precision
+from tests.multiprocess.command import in_a_process
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, FP64, plan_of, strategy
-from tests.multiprocess.test_run import autoshard
 from tests.neuron.conftest import Installed
 from tests.neuron.installed import BETA, RELEASE
 
@@ -28,7 +28,7 @@ def plan(precision: Precision = FP32, **layout: int) -> Plan:
 
 def run(folder: Path, device: str, *options: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
-    return autoshard(folder, "run", str(folder.parent / "plan.json"), "--device", device, *options, seconds=900)
+    return in_a_process(folder, "run", str(folder.parent / "plan.json"), "--device", device, *options, seconds=900)
 
 
 def measured(folder: Path, name: str) -> list[float]:

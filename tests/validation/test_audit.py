@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -336,9 +337,26 @@ def test_results_are_kept_by_plan_and_torch(tmp_path: Path, monkeypatch: pytest.
     assert load(file) == {}
 
 
+class Here:
+    """Stands in for a pool whose processes would import torch anew: answers in this process. Those that are killed
+    below are real."""
+
+    def __init__(self, processes: int) -> None:
+        pass
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def results(self, called: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        return ((number, called(*call)) for number, call in enumerate(calls))
+
+
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("autoshard.audits.run.PROCESSES", 1)  # each imports torch; those that are killed below are two
+    monkeypatch.setattr("autoshard.audits.run.Pool", Here)
     write_plan(plan("1f1b"), tmp_path / "plan.json")
     path = str(tmp_path / "plan.json")
     assert main(["audit", path, "--stages", "9"]) == 2
