@@ -26,7 +26,7 @@ STRUCTURE = frozenset(
         *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "kv_lora_rank", "q_lora_rank"),
         *("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_chunk_size", "no_rope_layers"),
         *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "linear_num_key_heads"),
-        *("linear_num_value_heads", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "index_topk"),
+        *("linear_num_value_heads", "conv_L_cache", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "index_topk"),
         "shared_intermediate_size",
     )
 )

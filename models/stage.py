@@ -74,6 +74,8 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
             "mamba_state": mamba.mamba_d_state,
             "mamba_tap": mamba.mamba_d_conv,
         }
+    if model.conv is not None:
+        sizes |= {"conv_channel": padded_width(model, model.hidden_size, tp), "conv_tap": model.conv.conv_L_cache}
     if model.graph is not None:
         sizes.update(model.graph.sizes)
     return sizes

@@ -31,7 +31,7 @@ def _on_gpus(model: ModelSpec) -> str:
     kinds = []
     if model.num_local_experts:
         kinds.append(f"{OF_EXPERTS} with experts")
-    if model.is_recurrent:
+    if model.linear_attention is not None or model.mamba is not None:
         kinds.append(f"{OF_RECURRENCES} with recurrences")
     if model.model_type.startswith("gemma"):
         kinds.append(f"{OF_GEMMA} for Gemma 4 and 2")

@@ -13,7 +13,8 @@ RECURRENCES = ("causal_conv", "gated_delta_rule", "state_space_scan")
 
 
 class CausalConv(OperatorKind):
-    """silu of a convolution over the sequence, each channel by itself, of the last `tap` tokens.
+    """A convolution over the sequence, each channel by itself, of the last `tap` tokens; and silu, unless the attribute
+    activates is False.
 
     x: batch seq and the channels; weight: the channels and tap; perhaps a bias: the channels. Not split over the
     sequence. Keeps x; backward convolves again.
@@ -21,7 +22,8 @@ class CausalConv(OperatorKind):
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         taps = sizes[graph.tensors[op.inputs[1]].dims[-1]]
-        return (2.0 * taps + 4.0) * num_elements(graph, op.inputs[0], sizes)
+        activation = 4.0 if op.attributes.get("activates", True) else 0.0
+        return (2.0 * taps + activation) * num_elements(graph, op.inputs[0], sizes)
 
     def backward_flops_ratio(self, op: Operator, graph: Graph) -> float:
         return 3.0

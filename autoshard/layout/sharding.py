@@ -63,7 +63,10 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
     return "seq" if sequence_parallel else INVARIANT
 
 
-_TENSOR_PARALLEL_DIMS = ("shared_ffn", "dense_ffn", "vocab", "linear_key_head", "mamba_group", "mamba_head")
+_TENSOR_PARALLEL_DIMS = (
+    *("shared_ffn", "dense_ffn", "vocab"),
+    *("linear_key_head", "mamba_group", "mamba_head", "conv_channel"),
+)
 _AROUND_EXPERTS = ("dispatch", "combine")
 """They see whole sequences: of ranks that share one, each gives its own experts their tokens."""
 

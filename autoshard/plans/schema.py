@@ -36,7 +36,7 @@ from autoshard.spec.cluster import Cluster, Device, Domain, Link
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -62,6 +62,7 @@ TYPES = {
     "chunked_attention": ChunkedAttention,
     "multipliers": Multipliers,
     "multi_token_prediction": MultiTokenPrediction,
+    "conv": ShortConv,
     "linear_attention": LinearAttention,
     "mamba": Mamba,
     "training": TrainingSpec,

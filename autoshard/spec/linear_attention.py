@@ -1,4 +1,4 @@
-"""Sizes of blocks that mix their tokens by a recurrence, in place of attention."""
+"""Sizes of blocks that mix their tokens by a recurrence or a convolution, in place of attention."""
 
 from __future__ import annotations
 
@@ -103,3 +103,21 @@ class Mamba:
             mamba_chunk_size=SMALL,
             mamba_n_groups=groups,
         )
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """Sizes of a short convolution between two gates, under the names of LFM2's Hugging Face config.
+
+    conv_L_cache: Tokens that it sees, the own one included.
+    conv_bias: Whether it and the projections around it have a bias.
+
+    Raises AutoshardError for a size that is no count.
+    """
+
+    conv_L_cache: Count  # noqa: N815
+    conv_bias: bool
+
+    def __post_init__(self) -> None:
+        check_integer("conv", "conv_L_cache", self.conv_L_cache)
+        check_flag("conv", "conv_bias", self.conv_bias)

@@ -16,7 +16,7 @@ from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import NO_DROPOUT, Dropout
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_checks import check_model
 from autoshard.spec.model_types import (
     ALL_HEADS,
@@ -74,14 +74,15 @@ class ModelSpec:
     partial_rotary_factor: Part of each head, from its start, that rotary positions turn.
     use_parallel_residual: Whether attention and MLP both read the block's input.
     layer_types: Of each block, what mixes its tokens: full_attention | sliding_attention | chunked_attention |
-        linear_attention | mamba | none (nemotron_h: it has an MLP instead); absent where all blocks have the same
-        attention.
+        linear_attention | mamba | conv | none (nemotron_h: it has an MLP instead); absent where all blocks have the
+        same attention.
     mlp_layer_types: Of each block of a mixture, dense (an MLP of dense_intermediate_size) | sparse (experts); of each
         block of nemotron_h also none (its tokens are mixed instead); absent where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
     mamba: Sizes of the blocks that are mamba in layer_types; absent without such blocks.
+    conv: Sizes of the blocks that are conv in layer_types; absent without such blocks.
     multipliers: Constants by which embeddings, scores, residuals and logits are scaled; absent where none is.
     latent_attention: Widths of multi-head latent attention; absent where a block has none.
     indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
@@ -140,6 +141,7 @@ class ModelSpec:
     position_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
+    conv: Annotated[ShortConv | None, Absence.WRITTEN] = None
     multipliers: Annotated[Multipliers | None, Absence.WRITTEN] = None
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     indexer: Annotated[Indexer | None, Absence.WRITTEN] = None
@@ -214,7 +216,7 @@ class ModelSpec:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some blocks mix their tokens by a recurrence over the sequence."""
+        """Whether some blocks mix their tokens by a recurrence or a convolution over the sequence."""
         return any(word in RECURRENT for word in self.layer_types)
 
     def window_of(self, layer: int) -> int | None:

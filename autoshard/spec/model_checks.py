@@ -12,7 +12,7 @@ from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_types import (
     CHUNKED_ATTENTION,
     DENSE,
@@ -281,7 +281,7 @@ def _check_kinds(model: ModelSpec) -> None:
         raise AutoshardError(f"layer_types of {model.name} has {SLIDING_ATTENTION}: sliding_window must be given")
     if SPARSE in model.mlp_layer_types and not model.is_moe:
         raise AutoshardError(f"mlp_layer_types of {model.name} has {SPARSE}, but num_local_experts=0")
-    for field, kind in (("linear_attention", LinearAttention), ("mamba", Mamba)):
+    for field, kind in (("linear_attention", LinearAttention), ("mamba", Mamba), ("conv", ShortConv)):
         value = getattr(model, field)
         if not isinstance(value, (kind, type(None))):
             raise AutoshardError(f"{field}={show(value)} of {model.name} must be an object with sizes")

@@ -218,6 +218,7 @@ _BUILT_IN = {
     ),
     "deepseek_v32": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
     "glm_moe_dsa": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
+    "lfm2": Family("lfm2", qk_norm=EACH_HEAD),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
@@ -236,9 +237,10 @@ MOST_REPEATED = 10_000
 """Layers, heads or experts."""
 LONGEST_NAME = 200
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
-LINEAR_ATTENTION, MAMBA = "linear_attention", "mamba"
-RECURRENT = (LINEAR_ATTENTION, MAMBA)
-"""Words of layer_types for blocks that mix tokens by a recurrence: each needs the sizes in the field of its name."""
+LINEAR_ATTENTION, MAMBA, CONV = "linear_attention", "mamba", "conv"
+RECURRENT = (LINEAR_ATTENTION, MAMBA, CONV)
+"""Words of layer_types for blocks that mix tokens by a recurrence or a convolution: each needs the sizes in the field
+of its name."""
 ATTENTION_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION)
 LAYER_TYPES = (*ATTENTION_TYPES, *RECURRENT)
 CHUNKED_ATTENTION = "chunked_attention"

@@ -9,7 +9,7 @@ from autoshard.spec.clamped_gate import ClampedGate
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import LinearAttention, Mamba
+from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.prediction import MultiTokenPrediction
@@ -300,6 +300,15 @@ MODELS["granite moe"] = replace(
     MODELS["granite moe, shared"], model_type="granitemoe", shared_expert_intermediate_size=0
 )
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
+MODELS["lfm2"] = replace(
+    LLAMA,
+    model_type="lfm2",
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    layer_types=("conv", "full_attention", "conv", "conv"),
+    conv=ShortConv(3, False),
+)
+MODELS["lfm2, biases"] = replace(MODELS["lfm2"], tie_word_embeddings=False, conv=ShortConv(4, True))
 MODELS["cohere2"] = replace(
     LLAMA,
     model_type="cohere2",

@@ -539,6 +539,7 @@ CASES[2] |= {
     "packed documents, exaone4, ulysses": ("exaone4", strategy(cp=2, attention="ulysses"), 2),
 }
 CASES[4] |= {
+    "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
     "flex olmo tp x pp": ("flex olmo", strategy(tp=2, pp=2), 3),
@@ -569,6 +570,15 @@ CASES[4] |= {
     "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
 }
 CASES[2] |= {
+    "lfm2 tp": ("lfm2", strategy(tp=2, recompute="attention+mlp"), 2),
+    "lfm2, biases, tp": ("lfm2, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "lfm2 zigzag ring, ZeRO-3": ("lfm2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "lfm2 ulysses": ("lfm2", strategy(cp=2, attention="ulysses"), 2),
+    "lfm2, biases, pp, uneven, zero bubble": (
+        "lfm2, biases",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
+        3,
+    ),
     "glm tp": ("glm", strategy(tp=2, recompute="attention+mlp"), 2),
     "glm zigzag ring, ZeRO-3": ("glm", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "granite moe ep over cp, ulysses": ("granite moe", strategy(cp=2, ep=2, attention="ulysses"), 2),
@@ -750,7 +760,7 @@ LATER_FAMILIES = (
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
-    *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo"),
+    *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -301,6 +301,22 @@ CONFIGS["glm4, a quarter turns"] = {
     "attention_bias": False,
     **NO_TOKENS,
 }
+LFM2 = {
+    **SMALL,
+    "model_type": "lfm2",
+    "norm_eps": 1e-5,
+    "block_multiple_of": 16,
+    **NO_TOKENS,
+}
+CONFIGS["lfm2"] = {**LFM2, "full_attn_idxs": [1]}
+CONFIGS["lfm2, biases"] = {
+    **LFM2,
+    "block_auto_adjust_ff_dim": False,
+    "conv_L_cache": 4,
+    "conv_bias": True,
+    "layer_types": ["full_attention", "conv"],
+    "tie_word_embeddings": False,
+}
 CONFIGS["glm"] = {**CONFIGS["glm4"], "model_type": "glm"}
 CONFIGS["glm, a quarter turns"] = {
     **CONFIGS["glm4, a quarter turns"],

@@ -115,7 +115,8 @@ def parameters(model: ModelSpec) -> int:
         attention += queries + 2 * keys  # biases of q, k and v
     if model.model_type == "glm4":  # norms behind attention and MLP, too
         attention += 2 * hidden
-    if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3") or model.normalizes_turned_heads:  # as Qwen 3
+    as_qwen_3 = ("dots1", "exaone4", "exaone_moe", "hy_v3", "lfm2")
+    if model.model_type in as_qwen_3 or model.normalizes_turned_heads:
         attention += 2 * model.head_dim
     if model.model_type == "afmoe":  # as Qwen 3, and norms behind attention and MLP, and a gate beside each query
         attention += 2 * model.head_dim + 2 * hidden + hidden * queries
@@ -145,7 +146,7 @@ def parameters(model: ModelSpec) -> int:
     shared = 3 * hidden * model.shared_expert_intermediate_size
     shared_gate = hidden if shared and model.multipliers is None else 0  # Granite has none
     mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
-    recurrent = sum(word in ("linear_attention", "mamba") for word in model.layer_types)
+    recurrent = sum(word in ("linear_attention", "mamba", "conv") for word in model.layer_types)
     mixers = (layers - recurrent) * attention + recurrent * recurrence(model)
     return vocabulary + mixers + layers * (mixture + 2 * hidden) + hidden
 
@@ -167,6 +168,8 @@ def one_branch(model: ModelSpec, layer: int) -> int:
 
 def recurrence(model: ModelSpec) -> int:
     """Parameters that a block has in place of attention; by the closed formula, too."""
+    if model.conv is not None:  # B, C and x, output; taps
+        return 4 * model.hidden_size**2 + model.conv.conv_L_cache * model.hidden_size
     if (linear := model.linear_attention) is not None:
         keys = linear.linear_num_key_heads * linear.linear_key_head_dim
         values = linear.linear_num_value_heads * linear.linear_value_head_dim
@@ -249,6 +252,9 @@ def recurrence(model: ModelSpec) -> int:
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),
         ("seed-oss-36b", 36_151_104_512),
+        ("lfm2-350m", 354_483_968),
+        ("lfm2-700m", 742_489_344),
+        ("lfm2-1.2b", 1_170_340_608),
         ("glm-4-9b", 9_399_951_360),
         ("glm-4-9b-0414", 9_400_279_040),
         ("glm-4-32b-0414", 32_566_081_536),

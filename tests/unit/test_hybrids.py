@@ -27,7 +27,7 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
 
-NEXT, GRANITE = load_model("qwen3-next-80b-a3b"), load_model("granite-4.0-h-micro")
+NEXT, GRANITE, LFM2 = map(load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b"))
 SEQ = 4096
 TRAINING = TrainingSpec(SEQ, 16, load_precision("mixed_precision"))
 CLUSTER = load_cluster("trn2.48xlarge", nodes=1)
@@ -72,7 +72,21 @@ def test_flops_of_the_state_space_scan() -> None:
     assert 2 * work.matmul[0] * work.matmul[1] * work.matmul[2] == pytest.approx(work.flops, rel=1e-12)
 
 
-@pytest.mark.parametrize(("model", "kind"), [(NEXT, "gated_delta_rule"), (GRANITE, "state_space_scan")])
+def test_flops_of_a_convolution() -> None:
+    """A product and a sum for each of three taps; with an activation four more. A rank of four has its channels."""
+    found = program(LFM2, 0)
+    assert operator_work(found, step_of(found, "causal_conv")).flops == SEQ * 2048 * 2 * 3
+    part = program(LFM2, 0, tp=4)
+    assert operator_work(part, step_of(part, "causal_conv")).flops == SEQ * 2048 * 2 * 3 / 4
+    activated = program(GRANITE, 0)
+    work = operator_work(activated, step_of(activated, "causal_conv"))  # of x, with a bias
+    assert work.flops == SEQ * 64 * 64 * (2 * 4 + 4)
+
+
+RECURRENT = [(NEXT, "gated_delta_rule"), (GRANITE, "state_space_scan"), (LFM2, "causal_conv")]
+
+
+@pytest.mark.parametrize(("model", "kind"), RECURRENT)
 def test_a_recurrence_keeps_its_inputs_and_no_state(model: ModelSpec, kind: str) -> None:
     found = program(model, 0)
     step = step_of(found, kind)
@@ -81,7 +95,7 @@ def test_a_recurrence_keeps_its_inputs_and_no_state(model: ModelSpec, kind: str)
     assert kept == {name: found.local_bytes[name] for name in activations}
 
 
-@pytest.mark.parametrize(("model", "kind"), [(NEXT, "gated_delta_rule"), (GRANITE, "state_space_scan")])
+@pytest.mark.parametrize(("model", "kind"), RECURRENT)
 def test_ranks_that_share_a_sequence_each_go_through_all_of_it(model: ModelSpec, kind: str) -> None:
     whole, shared = (program(model, 0, cp=cp) for cp in (1, 2))
     flops = [operator_work(one, step_of(one, kind)).flops for one in (whole, shared)]
@@ -136,13 +150,14 @@ def test_what_does_not_fit_the_blocks_is_said(fields: dict[str, Any], text: str)
     assert str(raised.value) == text
 
 
-def test_documents_of_a_row_cannot_be_kept_apart() -> None:
-    plan = plan_of(MODELS["qwen3 next"], strategy(), 1)
+@pytest.mark.parametrize("name", ["qwen3 next", "lfm2"])
+def test_documents_of_a_row_cannot_be_kept_apart(name: str) -> None:
+    plan = plan_of(MODELS[name], strategy(), 1)
     with pytest.raises(AutoshardError) as raised:
         _backend(plan, RunOptions(document_mask=True), in_cluster=False)
     assert str(raised.value) == (
-        "document_mask: tiny-llama has blocks whose state goes on from document to document; leave it out, or give "
-        "each document a row"
+        "document_mask: tiny-llama has blocks without attention, which go on from document to document; leave it out, "
+        "or give each document a row"
     )
 
 

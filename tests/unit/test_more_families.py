@@ -21,7 +21,7 @@ from autoshard.models.stage import published_sizes, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import Mamba
+from autoshard.spec.linear_attention import Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES
 from autoshard.spec.rope import RopeScaling
@@ -559,6 +559,37 @@ def test_only_experts_of_nemotron_h_see_a_narrower_vector() -> None:
         )
 
 
+def test_what_an_lfm2_config_leaves_out() -> None:
+    model = read("lfm2", full_attn_idxs=[2])
+    assert model.layer_types == ("conv", "conv", "full_attention", "conv")
+    assert model.conv == ShortConv(3, False)
+    assert (model.num_key_value_heads, model.norm_eps, model.rope_theta) == (8, 1e-5, 1e6)
+    assert (model.tie_word_embeddings, model.normalizes_heads, model.is_recurrent) == (True, True, True)
+    assert model.intermediate_size == 1024  # two thirds of 1,536
+    assert from_config(to_config(model), "m") == model
+    alone = read("lfm2")
+    assert (alone.layer_types, alone.conv) == ((), None)
+    assert from_config(to_config(alone), "m") == alone
+    keys = {"block_dim": 4096, "conv_dim": 4096, "num_heads": 32, "block_norm_eps": 1e-6, "norm_eps": 1e-6}
+    other = read("lfm2", **keys, layer_types=["conv"] * 4, conv_bias=True, conv_L_cache=4, tie_embedding=False)
+    assert (other.conv, other.tie_word_embeddings, other.norm_eps) == (ShortConv(4, True), False, 1e-6)
+    assert from_config(to_config(other), "m") == other
+
+
+@pytest.mark.parametrize(
+    ("keys", "width"),
+    [
+        ({"intermediate_size": 12_288}, 8192),
+        ({"block_ff_dim": 6656}, 4608),
+        ({"intermediate_size": 10_240, "block_ffn_dim_multiplier": 1.5, "block_multiple_of": 1000}, 11_000),
+        ({"intermediate_size": 10_000, "block_ffn_dim_multiplier": None}, 6666),
+        ({"intermediate_size": 10_240, "block_auto_adjust_ff_dim": False}, 10_240),
+    ],
+)
+def test_the_width_of_lfm2_follows_from_its_config(keys: dict[str, Any], width: int) -> None:
+    assert read("lfm2", **keys).intermediate_size == width
+
+
 def test_what_an_arcee_config_leaves_out() -> None:
     model = read("arcee")
     assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-5, 32)
@@ -677,6 +708,12 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("lfm2", {"full_attn_idxs": [4]}, "full_attn_idxs of m must be a list of blocks, 0 to 3; it has 4"),
+        ("lfm2", {"full_attn_idxs": 2}, "full_attn_idxs=2 of m must be a list of blocks, 0 to 3"),
+        ("lfm2", {"conv_dim": 2048}, "conv_dim=2048 of m is not supported; 4096 is"),
+        ("lfm2", {"use_pos_enc": False}, "use_pos_enc=False of m is not supported; True is"),
+        ("lfm2", {"full_attn_idxs": [1], "conv_bias": 1}, "conv_bias=1 of conv must be true or false"),
+        ("lfm2", {"block_auto_adjust_ff_dim": "no"}, "block_auto_adjust_ff_dim='no' of m must be true or false"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("exaone_moe", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         (

@@ -114,7 +114,12 @@ def _in_order(
 def causal_conv(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of a causal convolution: x [batch, seq, channels...], weight [channels..., tap] and perhaps a bias
     [channels...] -> a tensor like x."""
-    return _in_order(context, step, _convolved, 1)
+    activates = bool(step.operator.attributes.get("activates", True))
+    return _in_order(context, step, _activated if activates else _convolved, 1)
+
+
+def _activated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return F.silu(_convolved(x, weight, bias))
 
 
 def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -125,7 +130,7 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         None if bias is None else bias.flatten(),
         groups=flat.shape[1],
     )
-    return F.silu(out).transpose(1, 2).reshape(x.shape)
+    return out.transpose(1, 2).reshape(x.shape)
 
 
 def gated_delta_rule(context: Context, step: OperatorStep) -> Kernel:

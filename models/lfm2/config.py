@@ -1,0 +1,83 @@
+"""The config.json of LFM2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import check_flag, show
+from autoshard.models.config_fields import Config
+from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
+from autoshard.models.padding import multiple_of
+from autoshard.spec.linear_attention import ShortConv
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import CONV, FULL_ATTENTION, MOST_REPEATED
+
+ARCHITECTURES = {"lfm2": "Lfm2ForCausalLM"}
+DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=1_000_000.0, num_key_value_heads=8)
+UNSUPPORTED: tuple[tuple[str, object], ...] = (("block_use_swiglu", False), ("use_pos_enc", False))
+SAME = {
+    "block_dim": "hidden_size",
+    "conv_dim": "hidden_size",
+    "conv_dim_out": "hidden_size",
+    "num_heads": "num_attention_heads",
+}
+"""Keys of the published configs that say once more what another key says."""
+
+
+def read(config: Config, model_type: str) -> ModelSpec:
+    """The model of a config. Blocks of full_attn_idxs have attention, all of them without the key; layer_types says it
+    anew."""
+    layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
+    types = config.words("layer_types", layers, (FULL_ATTENTION, CONV)) if config.gives("layer_types") else ()
+    attention = _places(config, layers)
+    types = types or tuple(FULL_ATTENTION if layer in attention else CONV for layer in range(layers))
+    sizes = {"conv_L_cache": config.integer("conv_L_cache", 3), "conv_bias": config.value("conv_bias", False)}
+    more: dict[str, Any] = {"layer_types": types, "conv": ShortConv(**sizes)} if CONV in types else {}
+    for key, other in SAME.items():
+        config.only(key, config.value(other))
+    config.only("block_norm_eps", config.positive("norm_eps", DEFAULTS.norm_eps))
+    tied = config.value("tie_embedding", config.value("tie_word_embeddings", True))
+    width = "block_ff_dim" if config.gives("block_ff_dim") else "intermediate_size"
+    found = read_as_llama(
+        config, model_type, DEFAULTS, width=width, eps="norm_eps", tie_word_embeddings=tied, hidden_act="silu", **more
+    )
+    return replace(found, intermediate_size=_adjusted(config, found.intermediate_size))
+
+
+def _places(config: Config, layers: int) -> tuple[int, ...]:
+    """The blocks with attention by full_attn_idxs."""
+    known = range(layers)
+    if not config.gives("full_attn_idxs"):
+        return tuple(known)
+    places = config.value("full_attn_idxs")
+    blocks = f"of {config.name} must be a list of blocks, 0 to {layers - 1}"
+    if not isinstance(places, list):
+        raise AutoshardError(f"full_attn_idxs={show(places)} {blocks}")
+    if wrong := [one for one in places if type(one) is not int or one not in known]:
+        raise AutoshardError(f"full_attn_idxs {blocks}; it has {show(wrong[0])}")
+    return tuple(places)
+
+
+def _adjusted(config: Config, width: int) -> int:
+    """The MLP's inner width: two thirds of the config's, times a factor, up to a multiple, where it says so."""
+    adjusts, multiple = config.value("block_auto_adjust_ff_dim", True), config.integer("block_multiple_of", 256)
+    check_flag(config.name, "block_auto_adjust_ff_dim", adjusts)
+    factor = config.optional("block_ffn_dim_multiplier", 1.0)
+    if not adjusts:
+        return width
+    width = int(2 * width / 3)
+    return width if factor is None else multiple_of(int(factor * width), multiple)
+
+
+def write(model: ModelSpec) -> dict[str, Any]:
+    config = written_as_llama(model)
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    for key in ("hidden_act", "attention_bias", "mlp_bias"):
+        config.pop(key, None)
+    config |= {
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": list(model.layer_types) or [FULL_ATTENTION] * model.num_hidden_layers,
+    }
+    return config | ({} if model.conv is None else vars(model.conv))

@@ -1,0 +1,60 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of LFM2.
+
+in_proj holds B, C and x behind one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.models.lfm2.graph import CHANNEL, PROJECTED
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import CONV
+
+NORMS = {"operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+MLP = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+HEADS = {"q_layernorm": "q_norm", "k_layernorm": "k_norm"}
+
+
+def ends(model: ModelSpec) -> Iterator[Part]:
+    yield Part.same("model.embed_tokens.weight", "vocab embed")
+    yield Part("model.embedding_norm.weight", "embed", "model.norm.weight")
+    if not model.tie_word_embeddings:
+        yield Part.same("lm_head.weight", "vocab embed")
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    if model.mixer_of(layer) == CONV:
+        yield from _short_conv(model, f"{prefix}.conv")
+    else:
+        yield from _attention(f"{prefix}.self_attn")
+    for theirs, ours in NORMS.items():
+        yield Part(f"{prefix}.{theirs}.weight", "embed", f"{prefix}.{ours}.weight")
+    for theirs, ours in MLP.items():
+        layout = "embed ffn" if ours == "down_proj" else "ffn embed"
+        yield Part(f"{prefix}.feed_forward.{theirs}.weight", layout, f"{prefix}.mlp.{ours}.weight")
+
+
+def _attention(name: str) -> Iterator[Part]:
+    yield Part.same(f"{name}.q_proj.weight", "(kvhead group headdim) embed")
+    yield Part.same(f"{name}.k_proj.weight", "(kvhead headdim) embed")
+    yield Part.same(f"{name}.v_proj.weight", "(kvhead headdim) embed")
+    yield Part(f"{name}.out_proj.weight", "embed (kvhead group headdim)", f"{name}.o_proj.weight")
+    for theirs, ours in HEADS.items():
+        yield Part(f"{name}.{theirs}.weight", "headdim", f"{name}.{ours}.weight")
+
+
+def _short_conv(model: ModelSpec, name: str) -> Iterator[Part]:
+    assert model.conv is not None, model.name
+    kinds = {"weight": " embed", "bias": ""} if model.conv.conv_bias else {"weight": " embed"}
+    for kind, columns in kinds.items():
+        for index, part in enumerate(PROJECTED):
+            own = f"{name}.{part}_proj.{kind}"
+            yield Part(f"{name}.in_proj.{kind}", f"(part {CHANNEL}){columns}", own, index, len(PROJECTED))
+    yield Part(f"{name}.conv.weight", f"{CHANNEL} 1 conv_tap", f"{name}.conv1d.weight")
+    yield Part.same(f"{name}.out_proj.weight", f"embed {CHANNEL}")
+    if model.conv.conv_bias:
+        yield Part(f"{name}.conv.bias", CHANNEL, f"{name}.conv1d.bias")
+        yield Part.same(f"{name}.out_proj.bias", "embed")
