@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
+from autoshard.models.deepseek.graph import mlp as experts
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import HIDDEN, attention, embedding, head, linear, mlp, norm, with_bias
 from autoshard.spec.model import ModelSpec
@@ -16,14 +17,17 @@ PROJECTED = ("b", "c", "x")
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    if model.mixer_of(layer) != CONV:
-        return mlp(b, model, attention(b, model, x, layer, kernel), layer)
+    mixed = (_convolution if model.mixer_of(layer) == CONV else attention)(b, model, x, layer, kernel)
+    return (experts if model.is_moe else mlp)(b, model, mixed, layer)
+
+
+def _convolution(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    """Append norm, what a block with a convolution has in place of attention, and residual; returns the sum's name."""
     prefix = f"model.layers.{layer}"
     b.module = "attention_norm"
     h = norm(b, model, f"{prefix}.input_layernorm", x)
     out = _short_conv(b, model, h, f"{prefix}.conv")
-    x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.conv.dropout"))
-    return mlp(b, model, x, layer)
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.conv.dropout"))
 
 
 def _short_conv(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:

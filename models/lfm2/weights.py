@@ -32,9 +32,28 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield from _attention(f"{prefix}.self_attn")
     for theirs, ours in NORMS.items():
         yield Part(f"{prefix}.{theirs}.weight", "embed", f"{prefix}.{ours}.weight")
+    hub, own = f"{prefix}.feed_forward", f"{prefix}.mlp"
+    if model.has_experts(layer):
+        yield from _experts(model, hub, own)
+        return
+    ffn = "dense_ffn" if model.is_moe else "ffn"
     for theirs, ours in MLP.items():
-        layout = "embed ffn" if ours == "down_proj" else "ffn embed"
-        yield Part(f"{prefix}.feed_forward.{theirs}.weight", layout, f"{prefix}.mlp.{ours}.weight")
+        yield Part(f"{hub}.{theirs}.weight", _layout(ours, ffn), f"{own}.{ours}.weight")
+
+
+def _layout(matrix: str, ffn: str) -> str:
+    return f"embed {ffn}" if matrix == "down_proj" else f"{ffn} embed"
+
+
+def _experts(model: ModelSpec, hub: str, own: str) -> Iterator[Part]:
+    """The parts for a router and its experts. hub, own: the checkpoint's name and ours of what has both."""
+    yield Part(f"{hub}.gate.weight", "expert embed", f"{own}.gate.weight")
+    if model.router is not None and model.router.has_correction_bias:
+        yield Part(f"{hub}.expert_bias", "expert", f"{own}.gate.e_score_correction_bias")
+    for theirs, ours in MLP.items():
+        for expert in range(model.num_local_experts):
+            tensor = f"{hub}.experts.{expert}.{theirs}.weight"
+            yield Part(tensor, _layout(ours, "ffn"), f"{own}.experts.{ours}.weight", expert=expert)
 
 
 def _attention(name: str) -> Iterator[Part]:

@@ -309,6 +309,15 @@ MODELS["lfm2"] = replace(
     conv=ShortConv(3, False),
 )
 MODELS["lfm2, biases"] = replace(MODELS["lfm2"], tie_word_embeddings=False, conv=ShortConv(4, True))
+MODELS["lfm2 moe"] = replace(
+    MODELS["lfm2"],
+    model_type="lfm2_moe",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=48,
+    router=Router("sigmoid", "noaux_tc", routed_scaling_factor=1.5),
+)
 MODELS["cohere2"] = replace(
     LLAMA,
     model_type="cohere2",

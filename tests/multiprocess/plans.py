@@ -539,6 +539,7 @@ CASES[2] |= {
     "packed documents, exaone4, ulysses": ("exaone4", strategy(cp=2, attention="ulysses"), 2),
 }
 CASES[4] |= {
+    "lfm2 moe ep x tp": ("lfm2 moe", strategy(tp=2, dp=2, ep=2), 2),
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
@@ -573,6 +574,9 @@ CASES[2] |= {
     "lfm2 tp": ("lfm2", strategy(tp=2, recompute="attention+mlp"), 2),
     "lfm2, biases, tp": ("lfm2, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
     "lfm2 zigzag ring, ZeRO-3": ("lfm2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "lfm2 moe tp": ("lfm2 moe", strategy(tp=2, recompute="attention+mlp"), 2),
+    "lfm2 moe ep, ZeRO-3": ("lfm2 moe", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
+    "lfm2 moe ep over cp, ulysses": ("lfm2 moe", strategy(cp=2, ep=2, attention="ulysses"), 2),
     "lfm2 ulysses": ("lfm2", strategy(cp=2, attention="ulysses"), 2),
     "lfm2, biases, pp, uneven, zero bubble": (
         "lfm2, biases",
@@ -760,7 +764,7 @@ LATER_FAMILIES = (
     *("glm4_moe_lite", "olmoe", "nemotron", "nemotron_h", "ministral3", "cohere2", "solar_open", "arcee"),
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
-    *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2"),
+    *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -317,6 +317,25 @@ CONFIGS["lfm2, biases"] = {
     "layer_types": ["full_attention", "conv"],
     "tie_word_embeddings": False,
 }
+LFM2_MOE = {
+    **SMALL,
+    **EXPERTS,
+    "model_type": "lfm2_moe",
+    "num_dense_layers": 1,
+    "layer_types": ["conv", "full_attention"],
+    **NO_TOKENS,
+}
+CONFIGS["lfm2 moe"] = LFM2_MOE
+CONFIGS["lfm2 moe, no bias"] = {
+    **LFM2_MOE,
+    "conv_bias": True,
+    "num_dense_layers": 0,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    "use_expert_bias": False,
+}
 CONFIGS["glm"] = {**CONFIGS["glm4"], "model_type": "glm"}
 CONFIGS["glm, a quarter turns"] = {
     **CONFIGS["glm4, a quarter turns"],

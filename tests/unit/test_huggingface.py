@@ -115,8 +115,12 @@ def parameters(model: ModelSpec) -> int:
         attention += queries + 2 * keys  # biases of q, k and v
     if model.model_type == "glm4":  # norms behind attention and MLP, too
         attention += 2 * hidden
-    as_qwen_3 = ("dots1", "exaone4", "exaone_moe", "hy_v3", "lfm2")
-    if model.model_type in as_qwen_3 or model.normalizes_turned_heads:
+    if model.conv is not None:  # as Qwen 3, or a convolution
+        convolved = model.layer_types.count("conv")
+        mixers = (layers - convolved) * (attention + 2 * model.head_dim) + convolved * recurrence(model)
+        mlps = mlp_parameters(model) if model.is_moe else layers * 3 * hidden * ffn
+        return vocabulary + mixers + mlps + layers * 2 * hidden + hidden
+    if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3") or model.normalizes_turned_heads:  # as Qwen 3
         attention += 2 * model.head_dim
     if model.model_type == "afmoe":  # as Qwen 3, and norms behind attention and MLP, and a gate beside each query
         attention += 2 * model.head_dim + 2 * hidden + hidden * queries
@@ -146,7 +150,7 @@ def parameters(model: ModelSpec) -> int:
     shared = 3 * hidden * model.shared_expert_intermediate_size
     shared_gate = hidden if shared and model.multipliers is None else 0  # Granite has none
     mixture = router + experts * 3 * hidden * ffn + shared + shared_gate
-    recurrent = sum(word in ("linear_attention", "mamba", "conv") for word in model.layer_types)
+    recurrent = sum(word in ("linear_attention", "mamba") for word in model.layer_types)
     mixers = (layers - recurrent) * attention + recurrent * recurrence(model)
     return vocabulary + mixers + layers * (mixture + 2 * hidden) + hidden
 
@@ -255,6 +259,7 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm2-350m", 354_483_968),
         ("lfm2-700m", 742_489_344),
         ("lfm2-1.2b", 1_170_340_608),
+        ("lfm2-8b-a1b", 8_339_929_856),
         ("glm-4-9b", 9_399_951_360),
         ("glm-4-9b-0414", 9_400_279_040),
         ("glm-4-32b-0414", 32_566_081_536),

@@ -576,6 +576,20 @@ def test_what_an_lfm2_config_leaves_out() -> None:
     assert from_config(to_config(other), "m") == other
 
 
+def test_what_a_config_of_lfm2s_mixtures_leaves_out() -> None:
+    model = read("lfm2_moe", full_attn_idxs=[3])
+    assert (model.num_local_experts, model.num_experts_per_tok, model.intermediate_size) == (32, 4, 1792)
+    assert model.mlp_layer_types == ("dense", "dense", "sparse", "sparse")
+    assert (model.dense_intermediate_size, model.norm_topk_prob) == (1536, True)
+    assert model.router == Router("sigmoid", "noaux_tc")
+    assert from_config(to_config(model), "m") == model
+    keys = {"num_dense_layers": 0, "routed_scaling_factor": 2.0, "use_expert_bias": False, "norm_topk_prob": False}
+    other = read("lfm2_moe", **keys)
+    assert (other.mlp_layer_types, other.dense_intermediate_size, other.conv) == ((), 0, None)
+    assert (other.router, other.norm_topk_prob) == (Router("sigmoid", "greedy", routed_scaling_factor=2.0), False)
+    assert from_config(to_config(other), "m") == other
+
+
 @pytest.mark.parametrize(
     ("keys", "width"),
     [
@@ -713,6 +727,8 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         ("lfm2", {"conv_dim": 2048}, "conv_dim=2048 of m is not supported; 4096 is"),
         ("lfm2", {"use_pos_enc": False}, "use_pos_enc=False of m is not supported; True is"),
         ("lfm2", {"full_attn_idxs": [1], "conv_bias": 1}, "conv_bias=1 of conv must be true or false"),
+        ("lfm2_moe", {"use_expert_bias": "no"}, "use_expert_bias='no' of m must be true or false"),
+        ("lfm2_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
         ("lfm2", {"block_auto_adjust_ff_dim": "no"}, "block_auto_adjust_ff_dim='no' of m must be true or false"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("exaone_moe", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
@@ -854,7 +870,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
-                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe has it"
+                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe has it"
             ),
         ),
         (

@@ -139,6 +139,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("lfm2-350m", parameter_count, "354e6", "model card, recalled"),
     ("lfm2-700m", parameter_count, "742e6", "model card, recalled"),
     ("lfm2-1.2b", parameter_count, "1.17e9", "model card, recalled"),
+    ("lfm2-8b-a1b", parameter_count, "8.3e9", "model card, recalled"),
+    ("lfm2-8b-a1b", active, "1.5e9", "model card, recalled"),
     ("flexolmo-7x7b", parameter_count, "33e9", "another project's account of it"),
     ("granite-4.0-h-small", parameter_count, "32e9", "model card"),
     ("granite-4.0-h-small", active, "9e9", "model card"),
