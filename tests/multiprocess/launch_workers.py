@@ -136,6 +136,10 @@ def pipelined(arguments: dict[str, Any], reporter: Reporter) -> None:
     session.step(*batch(plan, 0), 1e-3)
 
 
+def folder(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    return {"folder": str(Path.cwd())}
+
+
 def parent(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Who started this rank, and its command."""
     return {"parent": os.getppid(), "forked": b"fork_server" in Path("/proc/self/cmdline").read_bytes()}

@@ -121,6 +121,10 @@ def test_a_worker_imports_from_where_its_supervisor_does(run: Run, tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
 
+def test_a_worker_works_where_its_supervisor_does(run: Run, in_an_empty_folder: None) -> None:
+    assert run("folder", {}, 2).results == ({"folder": str(Path.cwd())},) * 2
+
+
 def test_memory_of_a_worker_is_its_own(run: Run) -> None:
     # A bare interpreter needs about 15 MB; the pytest process that starts it has far more.
     ballast = bytearray(200_000_000)
