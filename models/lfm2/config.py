@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import check_flag, show
+from autoshard.files.fields import LARGEST, check_flag, show
 from autoshard.models.config_fields import Config
 from autoshard.models.deepseek.config import expert_keys, experts
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
@@ -34,12 +34,13 @@ SAME = {
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    """The model of a config. Blocks of full_attn_idxs have attention, all of them without the key; layer_types says it
-    anew."""
+    """The model of a config. Blocks of full_attn_idxs have attention, all of them without the key; layer_types goes
+    before it."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
-    types = config.words("layer_types", layers, (FULL_ATTENTION, CONV)) if config.gives("layer_types") else ()
     attention = _places(config, layers)
-    types = types or tuple(FULL_ATTENTION if layer in attention else CONV for layer in range(layers))
+    types = tuple(FULL_ATTENTION if layer in attention else CONV for layer in range(layers))
+    if config.gives("layer_types"):
+        types = config.words("layer_types", layers, (FULL_ATTENTION, CONV))
     sizes = {"conv_L_cache": config.integer("conv_L_cache", 3), "conv_bias": config.value("conv_bias", False)}
     more: dict[str, Any] = {"layer_types": types, "conv": ShortConv(**sizes)} if CONV in types else {}
     for key, other in SAME.items():
@@ -65,18 +66,18 @@ def _experts(config: Config) -> dict[str, Any]:
     return {**routed, "router": router, "norm_topk_prob": config.switch("norm_topk_prob", True)}
 
 
-def _places(config: Config, layers: int) -> tuple[int, ...]:
+def _places(config: Config, layers: int) -> frozenset[int]:
     """The blocks with attention by full_attn_idxs."""
     known = range(layers)
     if not config.gives("full_attn_idxs"):
-        return tuple(known)
+        return frozenset(known)
     places = config.value("full_attn_idxs")
     blocks = f"of {config.name} must be a list of blocks, 0 to {layers - 1}"
     if not isinstance(places, list):
         raise AutoshardError(f"full_attn_idxs={show(places)} {blocks}")
     if wrong := [one for one in places if type(one) is not int or one not in known]:
         raise AutoshardError(f"full_attn_idxs {blocks}; it has {show(wrong[0])}")
-    return tuple(places)
+    return frozenset(places)
 
 
 def _adjusted(config: Config, width: int) -> int:
@@ -87,7 +88,9 @@ def _adjusted(config: Config, width: int) -> int:
     if not adjusts:
         return width
     width = int(2 * width / 3)
-    return width if factor is None else multiple_of(int(factor * width), multiple)
+    if factor is None:
+        return width
+    return multiple_of(int(min(factor * width, 2.0 * LARGEST)), multiple)  # no infinity, and refused all the same
 
 
 def write(model: ModelSpec) -> dict[str, Any]:

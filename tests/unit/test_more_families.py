@@ -727,6 +727,11 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         ("lfm2", {"conv_dim": 2048}, "conv_dim=2048 of m is not supported; 4096 is"),
         ("lfm2", {"use_pos_enc": False}, "use_pos_enc=False of m is not supported; True is"),
         ("lfm2", {"full_attn_idxs": [1], "conv_bias": 1}, "conv_bias=1 of conv must be true or false"),
+        (
+            "lfm2",
+            {"block_ffn_dim_multiplier": 1e308},
+            "intermediate_size=2000000000 of m must be a whole number from 1 to 1,000,000,000",
+        ),
         ("lfm2_moe", {"use_expert_bias": "no"}, "use_expert_bias='no' of m must be true or false"),
         ("lfm2_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
         ("lfm2", {"block_auto_adjust_ff_dim": "no"}, "block_auto_adjust_ff_dim='no' of m must be true or false"),
