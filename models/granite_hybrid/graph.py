@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, attention, embedding, gated_mlp, head, linear, norm, norm_over_heads
+from autoshard.models.llama.graph import (
+    HIDDEN,
+    attention,
+    embedding,
+    gated_mlp,
+    head,
+    linear,
+    norm,
+    norm_over_heads,
+    normed_mixer,
+)
 from autoshard.models.mixtral.graph import mixture
 from autoshard.spec.linear_attention import Mamba
 from autoshard.spec.model import ModelSpec
@@ -27,8 +37,10 @@ def mamba_dims(mamba: Mamba) -> dict[str, str]:
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     prefix = f"model.layers.{layer}"
-    is_mamba = model.mixer_of(layer) == MAMBA
-    x = _mamba(b, model, x, layer) if is_mamba else attention(b, model, x, layer, kernel)
+    if model.mixer_of(layer) == MAMBA:
+        x = normed_mixer(b, model, x, layer, "mamba", state_space)
+    else:
+        x = attention(b, model, x, layer, kernel)
     b.module = "mlp_norm"
     h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
@@ -47,15 +59,6 @@ def mlp_dim(model: ModelSpec) -> str:
     if not model.is_moe:
         return "ffn"
     return "shared_ffn" if model.shared_expert_intermediate_size else ""
-
-
-def _mamba(b: GraphBuilder, model: ModelSpec, x: str, layer: int) -> str:
-    """Append norm, state space and residual; returns the sum's name. x: [batch, seq, embed]."""
-    prefix = f"model.layers.{layer}"
-    b.module = "attention_norm"
-    h = norm(b, model, f"{prefix}.input_layernorm", x)
-    out = state_space(b, model, h, f"{prefix}.mamba")
-    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.mamba.dropout"))
 
 
 def state_space(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:

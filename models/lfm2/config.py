@@ -18,9 +18,7 @@ from autoshard.spec.router import CORRECTED, GREEDY, Router
 
 ARCHITECTURES = {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-5, rope_theta=1_000_000.0, num_key_value_heads=8)
-UNSUPPORTED: tuple[tuple[str, object], ...] = (
-    *(("block_use_swiglu", False), ("use_pos_enc", False), ("output_router_logits", True)),
-)
+UNSUPPORTED = (("block_use_swiglu", False), ("use_pos_enc", False), ("output_router_logits", True))
 MIXTURE = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "intermediate_size": 7168}
 """Key -> the value that transformers takes without it."""
 NAMED = {"n_routed_experts": "num_experts", "first_k_dense_replace": "num_dense_layers"}
@@ -96,8 +94,6 @@ def _adjusted(config: Config, width: int) -> int:
 def write(model: ModelSpec) -> dict[str, Any]:
     config = written_as_llama(model)
     config["norm_eps"] = config.pop("rms_norm_eps")
-    for key in ("hidden_act", "attention_bias", "mlp_bias"):
-        config.pop(key, None)
     config["layer_types"] = list(model.layer_types) or [FULL_ATTENTION] * model.num_hidden_layers
     config |= {} if model.conv is None else vars(model.conv)
     if model.router is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.deepseek.graph import mlp as experts
-from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, attention, embedding, head, linear, mlp, norm, with_bias
+from autoshard.models.llama.graph import HIDDEN, attention, embedding, head, linear, mlp, normed_mixer, with_bias
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import CONV
 
@@ -17,17 +16,11 @@ PROJECTED = ("b", "c", "x")
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    mixed = (_convolution if model.mixer_of(layer) == CONV else attention)(b, model, x, layer, kernel)
-    return (experts if model.is_moe else mlp)(b, model, mixed, layer)
-
-
-def _convolution(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    """Append norm, what a block with a convolution has in place of attention, and residual; returns the sum's name."""
-    prefix = f"model.layers.{layer}"
-    b.module = "attention_norm"
-    h = norm(b, model, f"{prefix}.input_layernorm", x)
-    out = _short_conv(b, model, h, f"{prefix}.conv")
-    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.conv.dropout"))
+    if model.mixer_of(layer) == CONV:
+        x = normed_mixer(b, model, x, layer, "conv", _short_conv)
+    else:
+        x = attention(b, model, x, layer, kernel)
+    return (experts if model.is_moe else mlp)(b, model, x, layer)
 
 
 def _short_conv(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:

@@ -71,6 +71,19 @@ def attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.self_attn.dropout"))
 
 
+def normed_mixer(b: GraphBuilder, model: ModelSpec, x: str, layer: int, name: str, inner: Callable[..., str]) -> str:
+    """Append what `attention` does, with something else that mixes the tokens.
+
+    name: the family's name of it. inner: appends it to the norm's output; called with (b, model, that output, the whole
+    name).
+    """
+    prefix = f"model.layers.{layer}"
+    b.module = "attention_norm"
+    h = norm(b, model, f"{prefix}.input_layernorm", x)
+    out = inner(b, model, h, f"{prefix}.{name}")
+    return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{prefix}.{name}.dropout"))
+
+
 def attended(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     """Append what `attention` does but for the residual, and return the output projection's output."""
     b.module = "attention_norm"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.ir import GraphBuilder
-from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, embedding, head, linear, mlp, norm, self_attention
+from autoshard.models.llama.graph import HIDDEN, attention, embedding, head, linear, mlp, normed_mixer
 from autoshard.models.qwen.graph import mlp as experts
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LINEAR_ATTENTION
@@ -24,16 +23,10 @@ LINEAR_HEADS = {
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
-    prefix = f"model.layers.{layer}"
-    b.module = "attention_norm"
-    h = norm(b, model, f"{prefix}.input_layernorm", x)
     if model.mixer_of(layer) == LINEAR_ATTENTION:
-        name = f"{prefix}.linear_attn"
-        out = _linear_attention(b, model, h, name)
+        x = normed_mixer(b, model, x, layer, "linear_attn", _linear_attention)
     else:
-        name = f"{prefix}.self_attn"
-        out = self_attention(b, model, h, layer, kernel)
-    x = residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))
+        x = attention(b, model, x, layer, kernel)
     return (experts if model.is_moe else mlp)(b, model, x, layer)
 
 
