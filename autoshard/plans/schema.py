@@ -122,8 +122,10 @@ def _definition(kind: type) -> dict[str, Any]:
 
 
 def _docstring(kind: type) -> tuple[str, dict[str, str]]:
-    """(its first paragraph, field -> text of the line that begins with `field:`, up to the next such line)."""
+    """(its first paragraph, field -> text of the line that begins with `field:`, up to the next such line or what is
+    raised)."""
     first, *rest = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    rest = [part for part in rest if not part.startswith("Raises ")]
     names = "|".join(hints(kind))
     described = re.findall(rf"^({names}): (.*?)(?=^(?:{names}): |\Z)", "\n".join(rest), flags=re.MULTILINE | re.DOTALL)
     return " ".join(first.split()), {name: " ".join(text.split()) for name, text in described}
