@@ -14,7 +14,7 @@ from autoshard.cost.stacks import COMPILED, Software
 from autoshard.errors import AutoshardError
 from autoshard.graph.count import loop_sizes, operand_bytes, operator_work
 from autoshard.graph.indexer_kind import seen_keys
-from autoshard.graph.ir import CASTS_INPUT, FLOAT32_BYTES
+from autoshard.graph.ir import CASTS_INPUT
 from autoshard.graph.loss_kinds import LOSS_BACKWARD_RATIO
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
@@ -154,12 +154,14 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         return OperatorNeeds("loss", m, shards, k, work.bytes_moved + extra, 0.0, work.flops, work.backward_flops_ratio)
     if op.kind == "linear_cross_entropy":
         logits = m * n * program.graph.tensors[op.inputs[0]].element_bytes
-        lost = logits + FLOAT32_BYTES * m * n  # as a loss of whole logits moves: these, and the probabilities
+        # as a loss of whole logits moves: these, and the probabilities
+        lost = logits + program.graph.summed_bytes(op.inputs[0]) * m * n
         traffic = (work.bytes_moved + logits, lost, work.flops, work.backward_flops_ratio)
         return OperatorNeeds("chunked_loss", m, n, k, *traffic, KINDS[op.kind].groups(op, program.graph, sizes))
     if op.kind == "choose_keys":
         queries, width = prod(sizes[dim] for dim in op.loop_dims), sizes["index_dim"]
-        scores_bytes = FLOAT32_BYTES * queries * sizes["index_head"] * seen_keys(program.graph, sizes)
+        scores = queries * sizes["index_head"] * seen_keys(program.graph, sizes)
+        scores_bytes = program.graph.summed_bytes(op.inputs[0]) * scores
         columns = work.flops / (2.0 * queries * width)
         return OperatorNeeds("choice", queries, columns, width, work.bytes_moved, scores_bytes, work.flops, 0.0)
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 from autoshard.graph.score_tiles import most_scores
 from autoshard.graph.states import REPLICATED
@@ -83,15 +83,16 @@ class Attention(OperatorKind):
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
         rows = prod(sizes[dim] for dim in op.loop_dims)
+        rows_bytes = graph.summed_bytes(op.output) * rows
         element_bytes = graph.tensors[op.output].element_bytes
         if op.attributes["kernel"] != "flash":
             written = [Extra("probabilities", element_bytes * rows * graph.sizes["seq"])]
             if op.attributes.get("softcap") is not None:
                 written.append(Extra("capped_scores", element_bytes * rows * graph.sizes["seq"]))
             if op.attributes.get("sinks"):
-                written.append(Extra("weights_of_sinks", FLOAT32_BYTES * rows))
+                written.append(Extra("weights_of_sinks", rows_bytes))
             return tuple(written)
-        statistics = Extra("log_sum_exp", FLOAT32_BYTES * rows)
+        statistics = Extra("log_sum_exp", rows_bytes)
         if op.attributes.get("chosen"):
             return (statistics, Extra(MASK, element_bytes * num_elements(graph, op.inputs[CHOSEN], sizes)))
         if _context_parallel(op) == "ulysses" and sizes["seq"] < graph.sizes["seq"]:
@@ -112,7 +113,7 @@ class Attention(OperatorKind):
             return 0.0
         query, key, value = (num_elements(graph, name, sizes) for name in op.inputs[:3])
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
-        summed_bytes = max(FLOAT32_BYTES, element_bytes)
+        summed_bytes = graph.summed_bytes(op.inputs[0])
         travelling_bytes = 3 * summed_bytes + (element_bytes if ranks > 2 else 0)
         return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value)
 
@@ -126,7 +127,7 @@ class Attention(OperatorKind):
         heads, whole = prod(sizes[dim] for dim in head_dims(op)), float(graph.sizes["seq"])
         scores = most_scores(heads, sizes["seq"] / pieces, whole if window is None else float(str(window)))
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
-        summed_bytes = max(FLOAT32_BYTES, element_bytes)
+        summed_bytes = graph.summed_bytes(op.inputs[0])
         cast_bytes = element_bytes if element_bytes < summed_bytes else 0
         slopes_bytes = 0 if op.attributes.get("softcap") is None else summed_bytes
         return (2 * summed_bytes + cast_bytes + slopes_bytes) * scores
@@ -152,7 +153,7 @@ class Attention(OperatorKind):
         elements = sum(num_elements(graph, name, sizes) for name in op.inputs[1:3])
         element_bytes = graph.tensors[op.inputs[1]].element_bytes
         values = ("send_recv", "seq", element_bytes * elements)
-        gradients = ("send_recv", "seq", max(FLOAT32_BYTES, element_bytes) * elements)
+        gradients = ("send_recv", "seq", graph.summed_bytes(op.inputs[1]) * elements)
         ranks = _ring_size(graph, sizes)
         return (values, gradients) * (ranks - 1) + (gradients,) * (ranks > 1)
 

@@ -46,7 +46,7 @@ class ChooseKeys(OperatorKind):
         """Bytes of the scores of some heads: as the product gives them, and in FP32, in which heads are added up."""
         scores = most_choice_scores(sizes["index_head"], float(graph.sizes["seq"]), sizes["seq"])
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
-        return (max(FLOAT32_BYTES, element_bytes) + element_bytes * (element_bytes < FLOAT32_BYTES)) * scores
+        return (graph.summed_bytes(op.inputs[0]) + element_bytes * (element_bytes < FLOAT32_BYTES)) * scores
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         if sizes["seq"] == graph.sizes["seq"]:

@@ -92,6 +92,11 @@ class Graph:
         """Number of elements of the whole tensor: the product of the global sizes of its dims."""
         return prod(self.sizes[dim] for dim in self.tensors[tensor].dims)
 
+    def summed_bytes(self, tensor: str) -> int:
+        """Bytes of one element of what is summed up of a tensor, such as a row's exponentials: sums are in FP32, or in
+        the tensor's dtype where that is wider."""
+        return max(FLOAT32_BYTES, self.tensors[tensor].element_bytes)
+
     def learned(self) -> tuple[Tensor, ...]:
         """The parameters that are learned; one that two operators share is there once."""
         return tuple(tensor for tensor in self.parameters() if tensor.differentiable)
@@ -135,6 +140,11 @@ class GraphBuilder:
     def size(self, dim: str) -> int:
         """Global size of a dim."""
         return self._sizes[dim]
+
+    @property
+    def summed_bytes(self) -> int:
+        """Bytes of one element of what is summed up of activations, such as a loss: see `Graph.summed_bytes`."""
+        return max(FLOAT32_BYTES, self._element_bytes)
 
     def parameter(self, name: str, dims: str, learned: bool = True, matrix: bool | None = None) -> str:
         """Add a parameter with these dims (names with spaces between), and return its name.

@@ -36,7 +36,7 @@ class CrossEntropy(OperatorKind):
         return LOSS_BACKWARD_RATIO
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        return (Extra("probabilities", FLOAT32_BYTES * prod(sizes[dim] for dim in op.loop_dims)),)
+        return (Extra("probabilities", graph.summed_bytes(op.inputs[0]) * prod(sizes[dim] for dim in op.loop_dims)),)
 
     def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Logits that are no narrower than probabilities need no other gradient than these."""
@@ -44,10 +44,10 @@ class CrossEntropy(OperatorKind):
         return super().own_gradients_bytes(op, graph, sizes) if is_narrow else 0.0
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        rows = sizes["batch"] * sizes["seq"]
+        numbers_bytes = graph.summed_bytes(op.inputs[0]) * sizes["batch"] * sizes["seq"]
         return (
-            ("all_reduce", "vocab", FLOAT32_BYTES * rows),  # maximum of each row
-            ("all_reduce", "vocab", 2 * FLOAT32_BYTES * rows),  # sum of exponentials and the label's logit
+            ("all_reduce", "vocab", numbers_bytes),  # maximum of each row
+            ("all_reduce", "vocab", 2 * numbers_bytes),  # sum of exponentials and the label's logit
         )
 
 
@@ -81,7 +81,7 @@ class LinearCrossEntropy(CrossEntropy):
         return (0, 1)
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        return (Extra("log_sum_exp", FLOAT32_BYTES * sizes["batch"] * sizes["seq"]),)
+        return (Extra("log_sum_exp", graph.summed_bytes(op.inputs[0]) * sizes["batch"] * sizes["seq"]),)
 
     def own_gradients_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         return 0.0

@@ -10,7 +10,7 @@ from math import prod
 from autoshard.files.fields import check_choice
 from autoshard.graph.attention_kind import Attention
 from autoshard.graph.indexer_kind import ChooseKeys
-from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.loss_kinds import CrossEntropy, LinearCrossEntropy
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 from autoshard.graph.pointwise import check_expression, count
@@ -90,10 +90,10 @@ class Norm(OperatorKind):
         return (0,)
 
     def extra_saved(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Extra, ...]:
-        return (Extra("statistics", FLOAT32_BYTES * _norm_rows(op, sizes)),)
+        return (Extra("statistics", graph.summed_bytes(op.inputs[0]) * _norm_rows(op, sizes)),)
 
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
-        size = FLOAT32_BYTES * _norm_rows(op, sizes)
+        size = graph.summed_bytes(op.inputs[0]) * _norm_rows(op, sizes)
         return tuple(("all_reduce", dim, size) for dim in split_norm_dims(op))
 
     def internal_backward_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import OperatorKind, Sizes, num_elements
 from autoshard.graph.score_tiles import most_scan_scores
 
@@ -69,7 +69,7 @@ class GatedDeltaRule(OperatorKind):
         keys, values = sizes["linear_keydim"], sizes["linear_valuedim"]
         of_token = 8.7 * keys + 6 * values + 4.6 * DELTA_CHUNK + 2 * keys * values / DELTA_CHUNK  # a value head's
         numbers = of_token * num_elements(graph, op.inputs[3], sizes)
-        return FLOAT32_BYTES * (numbers + 6.5 * num_elements(graph, op.inputs[0], sizes))
+        return graph.summed_bytes(op.inputs[0]) * (numbers + 6.5 * num_elements(graph, op.inputs[0], sizes))
 
 
 class StateSpaceScan(OperatorKind):
@@ -111,7 +111,7 @@ class StateSpaceScan(OperatorKind):
         at_once = most_scan_scores(sizes.get("mamba_group", 1.0) * heads, seq * chunk) / (seq * chunk)
         of_head = 2.65 * chunk + 10.5 * width + 3.3 * width * state / chunk + 1.2 * state
         of_token = at_once * of_head + max(1.0, at_once / heads) * 6.1 * state
-        return FLOAT32_BYTES * sizes["batch"] * seq * of_token
+        return graph.summed_bytes(op.inputs[0]) * sizes["batch"] * seq * of_token
 
 
 def _as_product(flops: float, rows: float, columns: float) -> tuple[float, float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.graph.ir import FLOAT32_BYTES, Graph, Operator
+from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 
 
@@ -19,7 +19,7 @@ class TopKGate(OperatorKind):
     def internal_collectives(self, op: Operator, graph: Graph, sizes: Sizes) -> tuple[Internal, ...]:
         if not op.attributes.get("aux_loss_coef"):
             return ()
-        size = 2.0 * FLOAT32_BYTES * graph.sizes["expert"]
+        size = 2.0 * graph.summed_bytes(op.inputs[0]) * graph.sizes["expert"]
         return ("all_reduce", "batch", size), ("all_reduce", "seq", size)
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:

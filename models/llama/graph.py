@@ -349,7 +349,7 @@ def cross_entropy(
         (logits, b.index_input(labels, "batch seq"), *other),
         (),
         ("batch", "seq", "vocab"),
-        element_bytes=4,
+        element_bytes=b.summed_bytes,
         valid_vocab=model.vocab_size,
         **weight,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoshard.graph.ir import FLOAT32_BYTES, GraphBuilder
+from autoshard.graph.ir import GraphBuilder
 from autoshard.models.mixtral.graph import ROUTES
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import HIDDEN, TracedGraph, TracedOperator
@@ -79,7 +79,7 @@ def _append(
         inputs,
         op.dims,
         _loop_dims(b, op, inputs),
-        FLOAT32_BYTES if op.kind == "cross_entropy" else None,
+        b.summed_bytes if op.kind == "cross_entropy" else None,
         **attributes,
     )
 

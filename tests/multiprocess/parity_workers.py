@@ -8,6 +8,7 @@ from autoshard.runtime.rehearse import one_process
 from autoshard.runtime.worker import Reporter
 from autoshard.spec.training import Precision
 from tests.multiprocess.compared import (
+    Arrays,
     against_one_process,
     at_rank_0,
     connect,
@@ -34,10 +35,12 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         plan = of_few_blocks(case(reporter.world_size, name))
         single = replace(plan, training=replace(plan.training, precision=FP32))
         packed, compared = name in PACKED, name in IN_FP32[reporter.world_size]
-        exact, exact_outcomes, _ = train(plan, reporter.rank, STEPS, documents=packed)
-        rounded, rounded_outcomes, counter = train(single, reporter.rank, 1, counted=True, documents=packed)
-        rounded_arrays = local_arrays(rounded) if compared else {}
-        own = local_arrays(exact), rounded_arrays, surplus(single, rounded, counter), counter.actions
+        exact, exact_outcomes, counter = train(plan, reporter.rank, STEPS, counted=True, documents=packed)
+        rounded_arrays: Arrays = {}
+        if compared:
+            rounded, rounded_outcomes, _ = train(single, reporter.rank, 1, documents=packed)
+            rounded_arrays = local_arrays(rounded)
+        own = local_arrays(exact), rounded_arrays, surplus(plan, exact, counter), counter.actions
         if ranks := at_rank_0(own, reporter):
             found[name] = {
                 "fp64": against_one_process(plan, exact_outcomes, [one[0] for one in ranks], packed),

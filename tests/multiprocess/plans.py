@@ -825,8 +825,7 @@ IN_BF16 = ("dp", "dp, ZeRO-3", "HSDP", "tp", "zigzag ring", "pp, zero bubble", "
 IN_FP32 = {
     world_size: {name for name in cases if ALL or _first_of_its_model(name)} for world_size, cases in CASES.items()
 }
-"""Cases that are compared in FP32 as well: by default the first of each model, as FP64 tells all but what a dtype does.
-The collectives of all of them are counted in FP32."""
+"""Cases that are compared in FP32 as well: by default the first of each model. FP64 tells all but what a dtype does."""
 
 
 def plan_of(

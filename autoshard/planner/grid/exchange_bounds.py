@@ -18,6 +18,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.local_shape import LocalShape
 from autoshard.graph.count import operator_steps
+from autoshard.graph.ir import FLOAT32_BYTES
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_law, best_laws
@@ -26,7 +27,6 @@ from autoshard.spec.training import DTYPE_BYTES
 
 ATTENTION = ("forward.attention", "backward.attention")
 """Seconds of parts that hops of a ring may hide behind."""
-FLOAT32_BYTES = 4
 
 
 class Attended(NamedTuple):
