@@ -89,6 +89,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "qwen3_5_moe_text": ("qwen3.5-35b-a3b", "trn2.48xlarge", 4),
     "minimax_m2": ("minimax-m2", "trn2.48xlarge", 16),
     "lfm2": ("lfm2-1.2b", "trn2.48xlarge", 1),
+    "kimi_linear": ("kimi-linear-48b-a3b", "trn2.48xlarge", 2),
     "lfm2_moe": ("lfm2-8b-a1b", "trn2.48xlarge", 1),
     "arcee": ("afm-4.5b", "trn2.48xlarge", 1),
     "deepseek_v32": ("deepseek-v3.2", "h800-80gb", 64),

@@ -86,6 +86,23 @@ class Config:
             check_choice(self.name, key, word, known)
         return tuple(value)
 
+    def inner(self, key: str) -> Config:
+        """The object under a key, as a config of its own; without the key an empty one."""
+        value = self.value(key, {})
+        if not isinstance(value, Mapping):
+            raise AutoshardError(f"{key}={show(value)} of {self.name} must be an object")
+        return Config(value, self.name)
+
+    def places(self, key: str, count: int, first: int = 0) -> frozenset[int]:
+        """A list of blocks of `count`, of which the config calls the first one `first`; here that is 0."""
+        places, last = self.value(key), first + count - 1
+        blocks = f"of {self.name} must be a list of blocks, {first} to {last}"
+        if not isinstance(places, list):
+            raise AutoshardError(f"{key}={show(places)} {blocks}")
+        if wrong := [one for one in places if type(one) is not int or not first <= one <= last]:
+            raise AutoshardError(f"{key} {blocks}; it has {show(wrong[0])}")
+        return frozenset(place - first for place in places)
+
     def only(self, key: str, known: object) -> None:
         """Raises AutoshardError for another value of a key than the only one that the family's graph stands for, which
         is also what the key means where it is absent."""

@@ -65,6 +65,7 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
             "linear_group": linear.values_per_key,
             "linear_keydim": linear.linear_key_head_dim,
             "linear_valuedim": linear.linear_value_head_dim,
+            "linear_rank": linear.linear_key_head_dim,
             "linear_tap": linear.linear_conv_kernel_dim,
         }
     if (mamba := model.mamba) is not None:

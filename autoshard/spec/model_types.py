@@ -220,6 +220,7 @@ _BUILT_IN = {
     "glm_moe_dsa": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
     "lfm2": Family("lfm2", qk_norm=EACH_HEAD),
     "lfm2_moe": Family("lfm2", experts=_MIXTURE, qk_norm=EACH_HEAD),
+    "kimi_linear": Family("kimi_linear", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

@@ -24,7 +24,7 @@ LOSS_WEIGHT = 0.01
 def read(config: Config, model_type: str) -> ModelSpec:
     """The model of a config of DBRX; the noise that training adds to routers' inputs (moe_jitter_eps) is left out, as
     dropout is."""
-    attention, experts = _object(config, "attn_config"), _object(config, "ffn_config")
+    attention, experts = config.inner("attn_config"), config.inner("ffn_config")
     heads = config.integer("n_heads", at_most=MOST_REPEATED)
     theta, scaling = rope(config, attention.positive("rope_theta", THETA))
     act = experts.value("ffn_act_fn", {"name": "silu"})
@@ -57,13 +57,6 @@ def read(config: Config, model_type: str) -> ModelSpec:
         ),
         attention_scores=AttentionScores(clip_qkv=attention.optional("clip_qkv", None)),
     )
-
-
-def _object(config: Config, key: str) -> Config:
-    value = config.value(key, {})
-    if not isinstance(value, Mapping):
-        raise AutoshardError(f"{key}={show(value)} of {config.name} must be an object")
-    return Config(value, config.name)
 
 
 def _normalizes(experts: Config) -> bool:

@@ -4,7 +4,8 @@
     c, r = down(h)                          one vector for all keys and values, and the part of keys that positions turn
     k = [up(norm(c)), rope(r) for all heads]    v = up(norm(c))
 
-With an indexer, a query sees no keys but those that it chooses by h and norm(down(h)) of the query.
+In blocks without positions nothing turns. With an indexer, a query sees no keys but those that it chooses by h and
+norm(down(h)) of the query.
 
 The products that make compressed vectors have no dim of heads: each tensor-parallel rank has them whole, works on its
 part of the sequence where that is split, and the gradients are summed. The products behind them split heads, and gather
@@ -47,14 +48,17 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
         made_of, source, up = down, "q_rank", "q_b_proj"
     both = linear(b, compressed, h, f"{HIDDEN}, kv_a embed -> batch seq kv_a", bias=False)
     c = _slice(b, f"{compressed}.compressed", both, "kv_rank", 0)
-    turned = _rope(b, model, f"{name}.k_rope", _slice(b, f"{compressed}.rotary", both, "ropedim", latent.kv_lora_rank))
+    turned = _slice(b, f"{compressed}.rotary", both, "ropedim", latent.kv_lora_rank)
+    if model.has_rope(layer):
+        turned = _rope(b, model, f"{name}.k_rope", turned)
     if latent.q_lora_rank is not None:
         made_of = _norm(b, f"{name}.q_a_layernorm", made_of)
     c = _norm(b, f"{name}.kv_a_layernorm", c)
     chosen = None if model.indexer is None else _indexer(b, model, model.indexer, f"{name}.indexer", h, made_of)
     b.module = "attention_up"
     q = linear(b, f"{name}.{up}", made_of, f"batch seq {source}, {QUERIES} {source} -> batch seq {QUERIES}", bias=False)
-    q = _rope(b, model, f"{name}.q_rope", q, b.size("nopedim"))
+    if model.has_rope(layer):
+        q = _rope(b, model, f"{name}.q_rope", q, b.size("nopedim"))
     if (beta := model.attention_scores.llama_4_scaling_beta) is not None:
         q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     kv = linear(b, f"{name}.kv_b_proj", c, f"batch seq kv_rank, {KEYS} kv_rank -> batch seq {KEYS}", bias=False)

@@ -89,6 +89,8 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
     heads = config.integer("num_attention_heads", at_most=MOST_REPEATED)
     if "rope_theta" not in more:
         more["rope_theta"], more["rope_scaling"] = rope(config, 10_000.0)
+    if "max_position_embeddings" not in more:
+        more["max_position_embeddings"] = config.value("max_position_embeddings")
     latent = LatentAttention(
         q_lora_rank=config.nullable_integer("q_lora_rank", defaults.q_lora_rank),
         kv_lora_rank=config.integer("kv_lora_rank", defaults.kv_lora_rank),
@@ -105,7 +107,6 @@ def read_with_latent(config: Config, model_type: str, defaults: Defaults, **more
         num_key_value_heads=config.value("num_key_value_heads", heads),
         head_dim=unturned + turned,
         vocab_size=config.value("vocab_size"),
-        max_position_embeddings=config.value("max_position_embeddings"),
         hidden_act=config.value("hidden_act", "silu"),
         norm_eps=config.positive("rms_norm_eps", defaults.norm_eps),
         tie_word_embeddings=config.value("tie_word_embeddings", defaults.tied),
@@ -130,8 +131,8 @@ def experts(
     before the former. named: as SAME."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     width = config.integer("moe_intermediate_size")
-    keys = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace")
-    routed_key, shared_key, dense_key = (named.get(key, key) for key in keys)
+    keys = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok")
+    routed_key, shared_key, dense_key, chosen_key = (named.get(key, key) for key in keys)
     if (every := config.integer("moe_layer_freq", 1)) != 1:
         raise AutoshardError(f"moe_layer_freq={every} of {config.name} is not supported; 1 is")
     dense = min(config.integer(dense_key, first_dense, at_least=0), layers)
@@ -140,7 +141,7 @@ def experts(
         types = config.words("mlp_layer_types", layers, MLP_LAYER_TYPES)
     fields = {
         "num_local_experts": config.value(routed_key),
-        "num_experts_per_tok": config.value("num_experts_per_tok"),
+        "num_experts_per_tok": config.value(chosen_key),
         "shared_expert_intermediate_size": width * config.integer(shared_key, shared, at_least=0),
     }
     if DENSE in types:
@@ -153,17 +154,18 @@ def corrected_router(
     config: Config, n_group: int, topk_group: int, scaling: float, named: Mapping[str, str] = SAME
 ) -> dict[str, Any]:
     """The fields of DeepSeek-V3's router, with the values that its keys have where they are absent. named: as SAME."""
-    config.only("scoring_func", "sigmoid")
+    keys = ("scoring_func", "n_group", "routed_scaling_factor", "norm_topk_prob")
+    scoring_key, groups_key, scaling_key, norm_key = (named.get(key, key) for key in keys)
+    config.only(scoring_key, "sigmoid")
     config.only("topk_method", CORRECTED)
-    scaling_key = named.get("routed_scaling_factor", "routed_scaling_factor")
     router = Router(
         scoring_func="sigmoid",
         topk_method=CORRECTED,
-        n_group=config.integer("n_group", n_group),
+        n_group=config.integer(groups_key, n_group),
         topk_group=config.integer("topk_group", topk_group),
         routed_scaling_factor=config.positive(scaling_key, scaling),
     )
-    return {"router": router, "norm_topk_prob": config.switch("norm_topk_prob", True)}
+    return {"router": router, "norm_topk_prob": config.switch(norm_key, True)}
 
 
 def _indexer(config: Config, usual: Indexer) -> Indexer:

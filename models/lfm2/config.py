@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autoshard.errors import AutoshardError
-from autoshard.files.fields import LARGEST, check_flag, show
+from autoshard.files.fields import LARGEST, check_flag
 from autoshard.models.config_fields import Config
 from autoshard.models.deepseek.config import expert_keys, experts
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
@@ -35,7 +34,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
     """The model of a config. Blocks of full_attn_idxs have attention, all of them without the key; layer_types goes
     before it."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
-    attention = _places(config, layers)
+    every = frozenset(range(layers))
+    attention = config.places("full_attn_idxs", layers) if config.gives("full_attn_idxs") else every
     types = tuple(FULL_ATTENTION if layer in attention else CONV for layer in range(layers))
     if config.gives("layer_types"):
         types = config.words("layer_types", layers, (FULL_ATTENTION, CONV))
@@ -62,20 +62,6 @@ def _experts(config: Config) -> dict[str, Any]:
     router = Router("sigmoid", CORRECTED if corrects else GREEDY, routed_scaling_factor=scaling)
     routed = experts(config, first_dense=2, shared=0, named=NAMED)
     return {**routed, "router": router, "norm_topk_prob": config.switch("norm_topk_prob", True)}
-
-
-def _places(config: Config, layers: int) -> frozenset[int]:
-    """The blocks with attention by full_attn_idxs."""
-    known = range(layers)
-    if not config.gives("full_attn_idxs"):
-        return frozenset(known)
-    places = config.value("full_attn_idxs")
-    blocks = f"of {config.name} must be a list of blocks, 0 to {layers - 1}"
-    if not isinstance(places, list):
-        raise AutoshardError(f"full_attn_idxs={show(places)} {blocks}")
-    if wrong := [one for one in places if type(one) is not int or one not in known]:
-        raise AutoshardError(f"full_attn_idxs {blocks}; it has {show(wrong[0])}")
-    return frozenset(places)
 
 
 def _adjusted(config: Config, width: int) -> int:

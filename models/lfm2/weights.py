@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.models.lfm2.graph import CHANNEL, PROJECTED
+from autoshard.models.mixtral.weights import MATRICES, OURS, mixture
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import CONV
 
 NORMS = {"operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-MLP = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 HEADS = {"q_layernorm": "q_norm", "k_layernorm": "k_norm"}
 
 
@@ -34,26 +34,11 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
         yield Part(f"{prefix}.{theirs}.weight", "embed", f"{prefix}.{ours}.weight")
     hub, own = f"{prefix}.feed_forward", f"{prefix}.mlp"
     if model.has_experts(layer):
-        yield from _experts(model, hub, own)
+        yield from mixture(model, own, MATRICES, correction="expert_bias", hub=hub, ours=OURS)
         return
     ffn = "dense_ffn" if model.is_moe else "ffn"
-    for theirs, ours in MLP.items():
-        yield Part(f"{hub}.{theirs}.weight", _layout(ours, ffn), f"{own}.{ours}.weight")
-
-
-def _layout(matrix: str, ffn: str) -> str:
-    return f"embed {ffn}" if matrix == "down_proj" else f"{ffn} embed"
-
-
-def _experts(model: ModelSpec, hub: str, own: str) -> Iterator[Part]:
-    """The parts for a router and its experts. hub, own: the checkpoint's name and ours of what has both."""
-    yield Part(f"{hub}.gate.weight", "expert embed", f"{own}.gate.weight")
-    if model.router is not None and model.router.has_correction_bias:
-        yield Part(f"{hub}.expert_bias", "expert", f"{own}.gate.e_score_correction_bias")
-    for theirs, ours in MLP.items():
-        for expert in range(model.num_local_experts):
-            tensor = f"{hub}.experts.{expert}.{theirs}.weight"
-            yield Part(tensor, _layout(ours, "ffn"), f"{own}.experts.{ours}.weight", expert=expert)
+    for theirs, layout in MATRICES.items():
+        yield Part(f"{hub}.{theirs}.weight", layout.replace("ffn", ffn), f"{own}.{OURS[theirs]}.weight")
 
 
 def _attention(name: str) -> Iterator[Part]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from autoshard.models.llama.weights import attention, ends
 from autoshard.models.weight_names import Part
@@ -11,6 +12,9 @@ from autoshard.spec.model import ModelSpec
 __all__ = ["block", "ends", "fused_experts", "mixture"]
 
 MATRICES = {"w1": "ffn embed", "w3": "ffn embed", "w2": "embed ffn"}
+OURS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+"""What most other families call them."""
+SAME: Mapping[str, str] = MappingProxyType({})
 
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
@@ -27,21 +31,25 @@ def mixture(
     correction: str = "gate.e_score_correction_bias",
     correction_layout: str = "expert",
     fused: bool = False,
+    hub: str = "",
+    ours: Mapping[str, str] = SAME,
 ) -> Iterator[Part]:
     """The parts of the checkpoint for a router and its experts. matrices: name and layout of each matrix of an expert.
     router: the family's name of it. correction, correction_layout: the family's name and form of its correction bias,
-    if there is one. fused: one tensor has all experts, as of `fused_experts`.
+    if there is one. fused: one tensor has all experts, as of `fused_experts`. name: ours of both. hub: the
+    checkpoint's, if that is another one. ours: our names of matrices that have others.
     """
-    yield Part(f"{name}.{router}.weight", "expert embed", f"{name}.gate.weight")
+    hub = hub or name
+    yield Part(f"{hub}.{router}.weight", "expert embed", f"{name}.gate.weight")
     if model.router is not None and model.router.has_correction_bias:
-        yield Part(f"{name}.{correction}", correction_layout, f"{name}.gate.e_score_correction_bias")
+        yield Part(f"{hub}.{correction}", correction_layout, f"{name}.gate.e_score_correction_bias")
     if fused:
         yield from fused_experts(f"{name}.experts")
         return
     for matrix, layout in matrices.items():
         for expert in range(model.num_local_experts):
-            hub = f"{name}.experts.{expert}.{matrix}.weight"
-            yield Part(hub, layout, f"{name}.experts.{matrix}.weight", expert=expert)
+            own = f"{name}.experts.{ours.get(matrix, matrix)}.weight"
+            yield Part(f"{hub}.experts.{expert}.{matrix}.weight", layout, own, expert=expert)
 
 
 def fused_experts(name: str) -> Iterator[Part]:

@@ -38,7 +38,7 @@ def _linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> s
         linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", False)
         for part, dims in LINEAR_HEADS.items()
     )
-    q, k, v = (_convolved(b, f"{name}.{part}", x) for part, x in (("q_conv1d", q), ("k_conv1d", k), ("v_conv1d", v)))
+    q, k, v = (convolved(b, f"{name}.{part}", x) for part, x in (("q_conv1d", q), ("k_conv1d", k), ("v_conv1d", v)))
     b.module = "core_attention"
     a_log, dt_bias = (b.parameter(f"{name}.{part}", "linear_key_head linear_group") for part in ("A_log", "dt_bias"))
     inputs, dims = (q, k, v, beta, a, a_log, dt_bias), b.dims(v)
@@ -51,7 +51,7 @@ def _linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> s
     return linear(b, f"{name}.out_proj", gated, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", False)
 
 
-def _convolved(b: GraphBuilder, name: str, x: str) -> str:
+def convolved(b: GraphBuilder, name: str, x: str) -> str:
     """Append a causal convolution of each number of x [batch, seq, heads...] with its own last tokens, and silu."""
     dims = b.dims(x)
     weight = b.parameter(f"{name}.weight", " ".join((*dims[2:], "linear_tap")))

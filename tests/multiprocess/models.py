@@ -318,6 +318,20 @@ MODELS["lfm2 moe"] = replace(
     dense_intermediate_size=48,
     router=Router("sigmoid", "noaux_tc", routed_scaling_factor=1.5),
 )
+MODELS["kimi linear"] = replace(
+    MODELS["deepseek v3"],
+    model_type="kimi_linear",
+    rope_scaling=None,
+    layer_types=("linear_attention", "linear_attention", "full_attention", "linear_attention"),
+    position_types=("nope",) * 4,
+    latent_attention=LatentAttention(q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=8, v_head_dim=10),
+    linear_attention=LinearAttention(4, 4, 12, 12, 4),
+)
+MODELS["kimi linear, 3 heads"] = replace(
+    MODELS["kimi linear"],
+    latent_attention=MODELS["deepseek v3"].latent_attention,
+    linear_attention=LinearAttention(3, 3, 8, 8, 3),
+)
 MODELS["cohere2"] = replace(
     LLAMA,
     model_type="cohere2",

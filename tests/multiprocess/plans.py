@@ -540,6 +540,7 @@ CASES[2] |= {
 }
 CASES[4] |= {
     "lfm2 moe ep x tp": ("lfm2 moe", strategy(tp=2, dp=2, ep=2), 2),
+    "kimi linear ep x tp": ("kimi linear", strategy(tp=2, dp=2, ep=2, recompute="attention_up"), 2),
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
@@ -571,6 +572,19 @@ CASES[4] |= {
     "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
 }
 CASES[2] |= {
+    "kimi linear tp": ("kimi linear", strategy(tp=2, recompute="attention+mlp"), 2),
+    "kimi linear, 3 heads, tp": ("kimi linear, 3 heads", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "kimi linear ep over cp, zigzag ring, ZeRO-3": (
+        "kimi linear",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "kimi linear ep over cp, ulysses": ("kimi linear", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "kimi linear pp, uneven, zero bubble": (
+        "kimi linear, 3 heads",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
+        3,
+    ),
     "lfm2 tp": ("lfm2", strategy(tp=2, recompute="attention+mlp"), 2),
     "lfm2, biases, tp": ("lfm2, biases", strategy(tp=2, sp=False, kernel="plain"), 2),
     "lfm2 zigzag ring, ZeRO-3": ("lfm2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
@@ -765,6 +779,7 @@ LATER_FAMILIES = (
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
+    "kimi_linear",
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

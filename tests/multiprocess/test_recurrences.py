@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,19 +14,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from autoshard.graph import score_tiles
 from autoshard.graph.count import loop_sizes
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, partition
-from autoshard.graph.recurrent_kinds import DELTA_CHUNK
+from autoshard.graph.recurrent_kinds import DELTA_BLOCK, DELTA_CHUNK
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.kernels import kernel
 from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm
-from autoshard.runtime.torch_backend.recurrences import GROUPS, _delta_rule, _scan, state_space_scan
+from autoshard.runtime.torch_backend.recurrences import (
+    GROUPS,
+    WHOLE,
+    _delta_rule,
+    _scan,
+    gated_delta_rule,
+    state_space_scan,
+)
 from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from benchmarks.graph_counts import measure
@@ -67,6 +76,37 @@ def delta_token_by_token(*values: torch.Tensor) -> torch.Tensor:
         state = state + key * (b[:, token].sigmoid().unsqueeze(-1) * error).unsqueeze(-2)
         out.append((state * query).sum(-2) * KEY**-0.5)
     return torch.stack(out, 1)
+
+
+def channel_inputs(dtype: torch.dtype, seq: int) -> Values:
+    """As delta_inputs, with a rate of fading for each channel of a key."""
+    token = (BATCH, seq, HEADS)
+    keys = (*token, KEY)
+    return numbers(dtype, keys, keys, (*token, GROUP, VALUE), (*token, GROUP), keys, (HEADS,), (HEADS, KEY))
+
+
+def channels_token_by_token(*values: torch.Tensor) -> torch.Tensor:
+    q, k, v, b, a, a_log, dt_bias = values
+    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    kept = torch.exp(-a_log.exp().unsqueeze(-1) * F.softplus(a + dt_bias))
+    state, out = v.new_zeros(BATCH, HEADS, GROUP, KEY, VALUE), []
+    for token in range(v.shape[1]):
+        key, query = k[:, token, :, None, :, None], q[:, token, :, None, :, None]
+        state = state * kept[:, token, :, None, :, None]
+        error = v[:, token] - (state * key).sum(-2)
+        state = state + key * (b[:, token].sigmoid().unsqueeze(-1) * error).unsqueeze(-2)
+        out.append((state * query).sum(-2) * KEY**-0.5)
+    return torch.stack(out, 1)
+
+
+def channels_of_transformers(*values: torch.Tensor) -> torch.Tensor:
+    """Whose value heads each have a key."""
+    q, k, v, b, a, a_log, dt_bias = values
+    g = -a_log.exp().unsqueeze(-1) * F.softplus(a + dt_bias)
+    q, k, g = (x.repeat_interleave(GROUP, 2) for x in (q, k, g))
+    given = q, k, v.flatten(2, 3), g, b.sigmoid().flatten(2)
+    found: torch.Tensor = chunk_kimi_delta_attention(*given, use_qk_l2norm_in_kernel=True)[0]
+    return found.view(v.shape)
 
 
 def scan_token_by_token(*values: torch.Tensor) -> torch.Tensor:
@@ -130,7 +170,8 @@ Function = Callable[..., torch.Tensor]
 EVERY = pytest.mark.parametrize(
     ("chunked", "by_token", "theirs", "inputs"),
     [
-        (_delta_rule, delta_token_by_token, delta_of_transformers, delta_inputs),
+        (partial(_delta_rule, by_channel=False), delta_token_by_token, delta_of_transformers, delta_inputs),
+        (partial(_delta_rule, by_channel=True), channels_token_by_token, channels_of_transformers, channel_inputs),
         (scan_in_chunks, scan_token_by_token, scan_of_transformers, scan_inputs),
         (grouped_scan_in_chunks, grouped_scan_token_by_token, grouped_scan_of_transformers, grouped_scan_inputs),
     ],
@@ -152,6 +193,38 @@ def test_chunks_are_the_recurrence(
     values = inputs(torch.float64, seq)
     for found, expected in zip(with_gradients(chunked, values), with_gradients(by_token, values), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_channels_that_fade_fast_and_slowly_are_as_exact_in_fp32() -> None:
+    """Rates from exp(-8) to exp(8): where one token is forgotten at the next, no factor is infinite or lost."""
+    exact = channel_inputs(torch.float64, 2 * DELTA_CHUNK + 5)
+    with torch.no_grad():
+        exact[4].copy_(torch.linspace(-30, 30, exact[4].numel(), dtype=torch.float64).view(exact[4].shape))
+        exact[5].copy_(torch.tensor([-8.0, 0.0, 8.0], dtype=torch.float64))
+    rounded = [one.detach().float().requires_grad_() for one in exact]
+    expected = with_gradients(channels_token_by_token, exact)
+    for found, one in zip(with_gradients(partial(_delta_rule, by_channel=True), rounded), expected, strict=True):
+        torch.testing.assert_close(found.double(), one, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize(("heads_at_once", "sliced"), [(1, True), (2, True), (3, False)])
+def test_channels_of_some_heads_at_a_time_are_the_same(
+    heads_at_once: int, sliced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(MODELS["kimi linear"], linear_attention=LinearAttention(3, 3, 8, 6, 4))
+    program, step = program_of(model, "gated_delta_rule", 11)
+    graph = program.graph
+    shapes = [tuple(graph.sizes[dim] for dim in graph.tensors[name].dims) for name in step.operator.inputs]
+    found = []
+    for at_once in (11 * DELTA_BLOCK * 8 * heads_at_once, score_tiles.SCORES_AT_ONCE):
+        monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
+        inputs = numbers(torch.float64, *shapes)
+        out = gated_delta_rule(Context(program, None), step)(*inputs)
+        assert out.grad_fn is not None and (out.grad_fn.slices is not WHOLE) == (sliced and not found)
+        out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
+        found.append((out.detach(), *(value.grad for value in inputs)))
+    for some_heads, whole in zip(*found, strict=True):
+        torch.testing.assert_close(some_heads, whole, rtol=1e-12, atol=1e-12)
 
 
 @EVERY
@@ -232,7 +305,13 @@ def test_a_scan_in_slices_is_the_same(
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
 
 
+MODEL_OF = {
+    "gated_delta_rule": "qwen3-next-80b-a3b",
+    "by channel": "kimi-linear-48b-a3b",
+    "state_space_scan": "granite-4.0-h-micro",
+}
 MAMBA, LINEAR = load_model("granite-4.0-h-micro").mamba, load_model("qwen3-next-80b-a3b").linear_attention
+KIMI = load_model("kimi-linear-48b-a3b").linear_attention
 
 
 @pytest.mark.parametrize(
@@ -240,14 +319,18 @@ MAMBA, LINEAR = load_model("granite-4.0-h-micro").mamba, load_model("qwen3-next-
     [
         ("gated_delta_rule", LINEAR, 0.02),
         ("gated_delta_rule", LinearAttention(8, 8, 64, 128, 4), 0.02),
+        ("by channel", LinearAttention(8, 16, 64, 128, 4), 0.02),
+        ("by channel", KIMI, 0.02),
         ("state_space_scan", MAMBA, 0.04),
         ("state_space_scan", Mamba(32, 64, 128, 4, 128, True, 4), 0.05),
     ],
 )
 def test_backward_holds_what_is_planned(kind: str, sizes: Any, close: float) -> None:
-    """Beside its inputs, its output and their gradients. The scan's 64 heads of a chunk of 256 are two tiles."""
+    """Beside its inputs, its output and their gradients. The scan's 64 heads of a chunk of 256 are two tiles, Kimi's 32
+    heads four."""
     field = "mamba" if kind == "state_space_scan" else "linear_attention"
-    model = replace(load_model("granite-4.0-h-micro" if field == "mamba" else "qwen3-next-80b-a3b"), **{field: sizes})
+    model = replace(load_model(MODEL_OF[kind]), **{field: sizes})
+    kind = "gated_delta_rule" if kind == "by channel" else kind
     program, step = program_of(model, kind, 2048)
     graph = program.graph
     shapes = [[graph.sizes[dim] for dim in graph.tensors[name].dims] for name in step.operator.inputs]

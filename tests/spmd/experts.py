@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoshard.graph.ir import FLOAT32_BYTES
 from autoshard.graph.states import PARTIAL, REPLICATED
 from autoshard.spec.router import GROUPS_BEST
 from tests.spmd.collectives import Array, all_reduce
@@ -69,7 +68,7 @@ def _balance_slope(place: Place, chosen: Array) -> Array | float:
     counts = chosen.sum((-3, -2), keepdims=True).astype(float)
     for dim in ("batch", "seq"):
         if over := place.over(dim):
-            place.report("all_reduce", over, 2 * experts * FLOAT32_BYTES)
+            place.report("all_reduce", over, 2 * experts * place.summed_bytes)
             counts = all_reduce(counts, place.axes, over)
     copies = np.prod([size for axis, size in place.axes.items() if place.step.choice.get(axis) == REPLICATED])
     slope: Array = coefficient * experts * counts / tokens / tokens / copies

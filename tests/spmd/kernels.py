@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.graph.ir import FLOAT32_BYTES
 from tests.spmd.collectives import Array, all_reduce, all_to_all, ring_gather, ring_reduce
 from tests.spmd.dropping import mask
 from tests.spmd.experts import combine, dispatch, top_k_gate
@@ -145,7 +144,7 @@ def _norm_over_several(place: Place, x: Array, weight: Array) -> Result:
         found: Array = values.sum(last, keepdims=True)
         for dim in over[:-1]:
             if axes := place.over(dim):
-                report("all_reduce", axes, FLOAT32_BYTES * int(np.prod(x.shape[len(place.axes) : -len(over)])))
+                report("all_reduce", axes, place.summed_bytes * int(np.prod(x.shape[len(place.axes) : -len(over)])))
                 found = all_reduce(found, place.axes, axes, "sum")
         return found
 
@@ -218,7 +217,7 @@ def _in_a_ring(place: Place, q: Array, k: Array, v: Array, over: tuple[str, ...]
         for _ in range(count - 1):
             place.report_backward("send_recv", over, element_bytes * elements)
         for _ in range(count):
-            place.report_backward("send_recv", over, max(FLOAT32_BYTES, element_bytes) * elements)
+            place.report_backward("send_recv", over, place.summed_bytes * elements)
         return (by_query, *(ring_reduce(x, place.axes, over, dim) for x in others if x is not None))
 
     return value, backward
@@ -333,7 +332,7 @@ def _cross_entropy(place: Place, logits: Array, labels: Array, other: Array | No
     def across(x: Array, reduction: str, count: int) -> Array:
         if not over:
             return x
-        place.report("all_reduce", over, count * FLOAT32_BYTES)
+        place.report("all_reduce", over, count * place.summed_bytes)
         return all_reduce(x, place.axes, over, reduction)
 
     top = across(scores.max(-1), "max", rows)

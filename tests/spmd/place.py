@@ -43,6 +43,11 @@ class Place:
     def output_dims(self) -> tuple[str, ...]:
         return self.graph.tensors[self.step.operator.output].dims
 
+    @property
+    def summed_bytes(self) -> int:
+        """Bytes of one of the numbers that ranks sum up: of FP32, or of the first input's where that is wider."""
+        return max(4, self.graph.tensors[self.step.operator.inputs[0]].element_bytes)
+
     def over(self, dim: str) -> tuple[str, ...]:
         """Axes that split the work along a loop dim."""
         return tuple(axis for axis in self.axes if self.step.choice.get(axis) == dim)

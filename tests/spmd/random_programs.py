@@ -173,7 +173,9 @@ def _random_transformer(rng: Random) -> Graph:
         labels = b.index_input("labels", "batch seq")
         loops = ("batch", "seq", "vocab")
         valid = rng.choice((6, 8))
-        b.operator("cross_entropy", "loss", (logits, labels), (), loops, element_bytes=4, valid_vocab=valid)
+        b.operator(
+            "cross_entropy", "loss", (logits, labels), (), loops, element_bytes=b.summed_bytes, valid_vocab=valid
+        )
     graph = b.build()
     if rng.random() < 0.5 and sum("logits" in op.inputs for op in graph.operators) == 1:
         graph = with_chunked_loss(graph, rng.randint(2, 5))

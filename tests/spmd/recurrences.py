@@ -78,14 +78,17 @@ def gated_delta_rule(
     units = [x / np.sqrt(np.square(x).sum(-1, keepdims=True) + L2_EPS) for x in (queries, keys)]
     turned = [x[..., None, :] for x in units]  # [token, ..., head, 1, width]
     scale, beta = q.shape[-1] ** -0.5, _sigmoid(raw_beta)
-    at = np.expand_dims(np.exp(a_log), len(place.axes)), np.expand_dims(dt_bias, len(place.axes))
-    time = _softplus(raw + at[1])
-    fading = np.exp(-at[0] * time)
+    rate, shift = np.expand_dims(np.exp(a_log), len(place.axes)), np.expand_dims(dt_bias, len(place.axes))
+    by_channel = rate.ndim < shift.ndim  # a rate a head, [..., head, width], in place of [..., head, group]
+    rate = rate[..., None] if by_channel else rate
+    time = _softplus(raw + shift)
+    fading = np.exp(-rate * time)
+    factor = fading[..., None, :, None] if by_channel else fading[..., None, None]  # of states [..., width, width]
     state = np.zeros((*values.shape[1:-1], q.shape[-1], values.shape[-1]))
     states, out = [], np.empty_like(values)
     for token in range(len(values)):
         states.append(state)
-        faded = state * fading[token][..., None, None]
+        faded = state * factor[token]
         told = np.einsum("...kv,...k->...v", faded, turned[1][token])
         moved = beta[token][..., None] * (values[token] - told)
         state = faded + turned[1][token][..., None] * moved[..., None, :]
@@ -94,10 +97,10 @@ def gated_delta_rule(
     def backward(grad: Array) -> Gradients:
         given, by_state = _mesh_first(place, grad) * scale, np.zeros_like(state)
         by_q, by_k = (np.zeros((*values.shape[:-1], q.shape[-1])) for _ in range(2))
-        by_v, by_beta, by_fading = np.empty_like(values), np.empty_like(beta), np.empty_like(beta)
+        by_v, by_beta, by_fading = np.empty_like(values), np.empty_like(beta), np.empty_like(fading)
         for token in reversed(range(len(values))):
             query, key = turned[0][token], turned[1][token]
-            faded = states[token] * fading[token][..., None, None]
+            faded = states[token] * factor[token]
             error = values[token] - np.einsum("...kv,...k->...v", faded, key)
             moved = beta[token][..., None] * error
             after = faded + key[..., None] * moved[..., None, :]
@@ -110,18 +113,18 @@ def gated_delta_rule(
             by_beta[token] = (by_moved * error).sum(-1)
             by_v[token] = by_error
             by_faded = by_state - key[..., None] * by_error[..., None, :]
-            by_fading[token] = (by_faded * states[token]).sum((-1, -2))
-            by_state = by_faded * fading[token][..., None, None]
+            by_fading[token] = (by_faded * states[token]).sum((-1, -3) if by_channel else (-1, -2))
+            by_state = by_faded * factor[token]
         of_inputs = []
         for x, unit, by_unit in ((queries, units[0], by_q.sum(-2)), (keys, units[1], by_k.sum(-2))):
             length = np.sqrt(np.square(x).sum(-1, keepdims=True) + L2_EPS)
             of_inputs.append((by_unit - unit * (by_unit * unit).sum(-1, keepdims=True)) / length)
         by_exponent = by_fading * fading
-        by_raw = -by_exponent * at[0] * _sigmoid(raw + at[1])
-        by_log = _over_batch(place, (-by_exponent * at[0] * time).sum(0))
+        by_raw = -by_exponent * rate * _sigmoid(raw + shift)
+        by_log = _over_batch(place, (-by_exponent * rate * time).sum(0))
         return (
             *(_back(place, x) for x in (*of_inputs, by_v, by_beta * beta * (1 - beta), by_raw)),
-            by_log,
+            by_log.sum(-1) if by_channel else by_log,
             _over_batch(place, by_raw.sum(0)),
         )
 

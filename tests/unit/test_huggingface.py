@@ -51,10 +51,14 @@ def latent_parameters(model: ModelSpec) -> int:
     up = hidden * queries if rank is None else hidden * rank + rank + rank * queries
     down = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
     pairs = latent.kv_lora_rank * heads * (model.head_dim - latent.qk_rope_head_dim + latent.v_head_dim)
-    block = up + down + pairs + heads * latent.v_head_dim * hidden + 2 * hidden
+    block = up + down + pairs + heads * latent.v_head_dim * hidden
     mlps = mlp_parameters(model) if model.is_moe else model.num_hidden_layers * 3 * hidden * model.intermediate_size
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * hidden
-    return tables + model.num_hidden_layers * block + mlps + hidden
+    mixers = sum(
+        recurrence(model) if model.mixer_of(layer) == "linear_attention" else block
+        for layer in range(model.num_hidden_layers)
+    )
+    return tables + mixers + model.num_hidden_layers * 2 * hidden + mlps + hidden
 
 
 def mlp_parameters(model: ModelSpec) -> int:
@@ -177,6 +181,11 @@ def recurrence(model: ModelSpec) -> int:
     if (linear := model.linear_attention) is not None:
         keys = linear.linear_num_key_heads * linear.linear_key_head_dim
         values = linear.linear_num_value_heads * linear.linear_value_head_dim
+        if model.model_type == "kimi_linear":
+            # q, k, v, output; a number of each head; two gates through a head's width; taps; A_log, dt_bias, a norm
+            heads, width = linear.linear_num_key_heads, linear.linear_key_head_dim
+            products = model.hidden_size * (4 * keys + heads) + 2 * width * (model.hidden_size + keys)
+            return products + linear.linear_conv_kernel_dim * 3 * keys + heads + keys + width
         # q, k, v and gate; two numbers of each value head; output; taps; A_log and dt_bias; a norm
         products = model.hidden_size * (2 * keys + 2 * values + 2 * linear.linear_num_value_heads + values)
         taps = linear.linear_conv_kernel_dim * (2 * keys + values)
@@ -260,6 +269,7 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm2-700m", 742_489_344),
         ("lfm2-1.2b", 1_170_340_608),
         ("lfm2-8b-a1b", 8_339_929_856),
+        ("kimi-linear-48b-a3b", 49_122_675_072),
         ("glm-4-9b", 9_399_951_360),
         ("glm-4-9b-0414", 9_400_279_040),
         ("glm-4-32b-0414", 32_566_081_536),

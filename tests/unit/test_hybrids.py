@@ -27,7 +27,9 @@ from autoshard.spec.training import TrainingSpec, load_precision
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import plan_of, strategy
 
-NEXT, GRANITE, LFM2 = map(load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b"))
+NEXT, GRANITE, LFM2, KIMI = map(
+    load_model, ("qwen3-next-80b-a3b", "granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b")
+)
 SEQ = 4096
 TRAINING = TrainingSpec(SEQ, 16, load_precision("mixed_precision"))
 CLUSTER = load_cluster("trn2.48xlarge", nodes=1)
@@ -60,6 +62,8 @@ def test_flops_of_the_gated_delta_rule() -> None:
     work = operator_work(whole, step_of(whole, "gated_delta_rule"))
     assert work.flops == SEQ * 32 * (squares + systems + inside + states)
     assert operator_work(half, step_of(half, "gated_delta_rule")).flops == work.flops / 2
+    by_channel = program(KIMI, 0)  # as many heads of the same widths
+    assert operator_work(by_channel, step_of(by_channel, "gated_delta_rule")).flops == work.flops
 
 
 def test_flops_of_the_state_space_scan() -> None:
@@ -83,7 +87,12 @@ def test_flops_of_a_convolution() -> None:
     assert work.flops == SEQ * 64 * 64 * (2 * 4 + 4)
 
 
-RECURRENT = [(NEXT, "gated_delta_rule"), (GRANITE, "state_space_scan"), (LFM2, "causal_conv")]
+RECURRENT = [
+    (NEXT, "gated_delta_rule"),
+    (GRANITE, "state_space_scan"),
+    (LFM2, "causal_conv"),
+    (KIMI, "gated_delta_rule"),
+]
 
 
 @pytest.mark.parametrize(("model", "kind"), RECURRENT)
@@ -111,7 +120,7 @@ def test_model_flops_count_recurrences() -> None:
     assert longer == pytest.approx(3 * 3 * 16 * each, rel=1e-9)
 
 
-@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0)])
+@pytest.mark.parametrize(("model", "kind"), [(NEXT, 0), (GRANITE, 0), (KIMI, 0)])
 def test_a_block_with_a_recurrence_splits_over_tensor_parallel_ranks(model: ModelSpec, kind: int) -> None:
     one, eight = (
         block_part(model, TRAINING, CLUSTER, local_shape(strategy(tp=tp, dp=64 // tp, layers=(48,))), kind, "none")

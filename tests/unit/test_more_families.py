@@ -21,7 +21,7 @@ from autoshard.models.stage import published_sizes, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
-from autoshard.spec.linear_attention import Mamba, ShortConv
+from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MODEL_TYPES
 from autoshard.spec.rope import RopeScaling
@@ -590,6 +590,32 @@ def test_what_a_config_of_lfm2s_mixtures_leaves_out() -> None:
     assert from_config(to_config(other), "m") == other
 
 
+KIMI = {"max_position_embeddings": None, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_token": 2}
+
+
+def test_what_a_config_of_kimi_linear_leaves_out() -> None:
+    sizes = {"full_attn_layers": [2, 4], "kda_layers": [1, 3], "head_dim": 64, "num_heads": 8}
+    model = read("kimi_linear", **KIMI, linear_attn_config=sizes, rope_theta=5e5, model_max_length=8192)
+    assert model.layer_types == ("linear_attention", "full_attention") * 2
+    assert model.linear_attention == LinearAttention(8, 8, 64, 64, 4)
+    assert model.latent_attention == LatentAttention(None, 512, 64, 128)
+    assert (model.head_dim, model.max_position_embeddings, model.norm_eps) == (192, 8192, 1e-5)
+    assert (model.position_types, model.has_rope(1), model.is_recurrent) == (("nope",) * 4, False, True)
+    assert (model.router, model.norm_topk_prob) == (Router("sigmoid", "noaux_tc", 1, 1, 2.446), True)
+    assert (model.mlp_layer_types.count("dense"), model.shared_expert_intermediate_size) == (1, 64)
+    assert from_config(to_config(model), "m") == model
+    alone = read("kimi_linear", **KIMI, num_hidden_layers=6, linear_head_dim=32, linear_num_heads=16)
+    assert [alone.mixer_of(layer) for layer in (0, 3, 4, 5)] == [
+        *("linear_attention", "linear_attention", "full_attention", "linear_attention"),
+    ]
+    assert (alone.linear_attention, alone.max_position_embeddings) == (LinearAttention(16, 16, 32, 32, 4), 2**20)
+    keys = {"layer_types": ["full_attention"] * 4, "mlp_layer_types": ["sparse"] * 4, "moe_renormalize": False}
+    other = read("kimi_linear", **KIMI, **keys, q_lora_rank=96, num_shared_experts=0)
+    assert (other.linear_attention, other.is_recurrent, other.norm_topk_prob) == (None, False, False)
+    assert other.latent_attention == LatentAttention(96, 512, 64, 128)
+    assert from_config(to_config(other), "m") == other
+
+
 @pytest.mark.parametrize(
     ("keys", "width"),
     [
@@ -735,6 +761,31 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         ("lfm2_moe", {"use_expert_bias": "no"}, "use_expert_bias='no' of m must be true or false"),
         ("lfm2_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
         ("lfm2", {"block_auto_adjust_ff_dim": "no"}, "block_auto_adjust_ff_dim='no' of m must be true or false"),
+        (
+            "kimi_linear",
+            {**KIMI, "linear_attn_config": {"full_attn_layers": [0], "kda_layers": [1, 2, 3]}},
+            "full_attn_layers of m must be a list of blocks, 1 to 4; it has 0",
+        ),
+        (
+            "kimi_linear",
+            {**KIMI, "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2]}},
+            "kda_layers and full_attn_layers of m must have block 3 once between them",
+        ),
+        ("kimi_linear", {**KIMI, "linear_attn_config": 3}, "linear_attn_config=3 of m must be an object"),
+        ("kimi_linear", {**KIMI, "mla_use_nope": False}, "mla_use_nope=False of m is not supported; True is"),
+        (
+            "kimi_linear",
+            {**KIMI, "moe_router_activation_func": "softmax"},
+            "moe_router_activation_func='softmax' of m is not supported; sigmoid is",
+        ),
+        (
+            "llama",
+            {"linear_attn_config": {"num_heads": 4}},
+            (
+                "linear_attn_config=an object of 1 of m is not a key of model_type=llama, which would be another model "
+                "without it; kimi_linear has it"
+            ),
+        ),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("exaone_moe", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         (
@@ -875,7 +926,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
-                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe has it"
+                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear has it"
             ),
         ),
         (

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.recurrent_kinds import DELTA_CHUNK
+from autoshard.graph.recurrent_kinds import DELTA_BLOCK, DELTA_CHUNK, fades_by_channel
 from autoshard.graph.score_tiles import scan_tile
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.given import Given
@@ -135,8 +136,18 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
 def gated_delta_rule(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of the gated delta rule: q, k [batch, seq, head, width], v [batch, seq, head, group, width], b, a
-    [batch, seq, head, group], A_log, dt_bias [head, group] -> a tensor like v."""
-    return _in_order(context, step, _delta_rule, 5)
+    [batch, seq, head, group], A_log, dt_bias [head, group] -> a tensor like v. Where each channel of a key fades by
+    itself: a [batch, seq, head, width], A_log [head], dt_bias [head, width]."""
+    if not fades_by_channel(step.operator, context.graph):
+        return _in_order(context, step, partial(_delta_rule, by_channel=False), 5)
+
+    def run(*values: torch.Tensor) -> torch.Tensor:
+        _, seq, heads, width = values[0].shape
+        _, some = scan_tile(1, heads, seq * DELTA_BLOCK * width)
+        slices = WHOLE if some == heads else Slices((2, 2, 2, 2, 2, 0, 0), some)
+        return _in_order(context, step, partial(_delta_rule, by_channel=True), 5, slices)(*values)
+
+    return run
 
 
 def _delta_rule(
@@ -147,27 +158,37 @@ def _delta_rule(
     a: torch.Tensor,
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
+    *,
+    by_channel: bool,
 ) -> torch.Tensor:
-    """The rule as in arXiv 2412.06464, section 3.3: within a chunk, values that the state of its start already
-    answers are taken off by the inverse of a triangular matrix."""
+    """The rule as in arXiv 2412.06464, section 3.3, or with by_channel as in arXiv 2510.26692, section 3: within a
+    chunk, values that the state of its start already answers are taken off by the inverse of a triangular matrix."""
     dtype, seq = v.dtype, v.shape[1]
     q, k, v, b, a, a_log, dt_bias = map(at_least_fp32, (q, k, v, b, a, a_log, dt_bias))
-    decay = -a_log.exp() * F.softplus(a + dt_bias)
-    chunk = min(DELTA_CHUNK, seq)
+    rate = a_log.exp()
+    decay = -(rate.unsqueeze(-1) if by_channel else rate) * F.softplus(a + dt_bias)
+    chunk = min(DELTA_CHUNK, seq + -seq % DELTA_BLOCK if by_channel else seq)
     # [batch, head, group, chunk, token, width]; queries and keys are those of all value heads in their group
     q, k = (_chunks(_unit(x), chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for x in (q, k))
     v = _chunks(v, chunk).permute(0, 3, 4, 1, 2, 5)
-    beta, decay = (_chunks(x, chunk).permute(0, 3, 4, 1, 2) for x in (b.sigmoid(), decay))
+    beta = _chunks(b.sigmoid(), chunk).permute(0, 3, 4, 1, 2).unsqueeze(-1)
+    decay = _chunks(decay, chunk)
     q = q * q.shape[-1] ** -0.5
-    since, between = decay.cumsum(-1).exp(), _kept_between(decay)
-    weighed = k * beta.unsqueeze(-1)
-    system = (weighed @ k.transpose(-1, -2)) * between  # its diagonal counts as ones
-    new = torch.linalg.solve_triangular(system, v * beta.unsqueeze(-1), upper=False, unitriangular=True)
-    known = torch.linalg.solve_triangular(system, weighed * since.unsqueeze(-1), upper=False, unitriangular=True)
-    inside = (q @ k.transpose(-1, -2)) * between
-    asked = q * since.unsqueeze(-1)
-    told = k * between[..., -1, :].unsqueeze(-1)
-    fading = since[..., -1, None, None]
+    weighed = k * beta
+    if by_channel:
+        decay = decay.permute(0, 3, 1, 2, 4).unsqueeze(2)
+        since, told = decay.cumsum(-2).exp(), k * _until_end(decay)
+        system, inside = _faded_products((weighed, q), k, decay)
+    else:
+        decay = decay.permute(0, 3, 4, 1, 2)
+        since, between = decay.cumsum(-1).exp().unsqueeze(-1), _kept_between(decay)
+        told = k * between[..., -1, :].unsqueeze(-1)
+        system, inside = (weighed @ k.mT) * between, (q @ k.mT) * between
+    # the system's diagonal counts as ones
+    new = torch.linalg.solve_triangular(system, v * beta, upper=False, unitriangular=True)
+    known = torch.linalg.solve_triangular(system, weighed * since, upper=False, unitriangular=True)
+    asked, fading = (q * since).expand_as(known), since[..., -1, :].unsqueeze(-1).expand(*v.shape[:4], -1, 1)
+    told = told.expand_as(known)
     moved, answered = _StatesOfChunks.apply(*(x.flatten(0, 2) for x in (new, known, told, fading, asked)))
     answers = inside @ moved.view(v.shape) + answered.view(v.shape)
     out = answers.permute(0, 3, 4, 1, 2, 5).flatten(1, 2)
@@ -176,7 +197,8 @@ def _delta_rule(
 
 class _StatesOfChunks(torch.autograd.Function):
     """The delta rule from chunk to chunk: (values moved, what states answer), each [rows, chunk, token, valuedim], of
-    new [rows, chunk, token, valuedim], known, told and asked [rows, chunk, token, keydim], fading [rows, chunk, 1, 1].
+    new [rows, chunk, token, valuedim], known, told and asked [rows, chunk, token, keydim], fading [rows, chunk, 1, 1]
+    or, where each channel of a key fades by itself, [rows, chunk, keydim, 1].
 
     A chunk moves what is new but for what its state knows; its state fades, and is told what was moved. What does not
     wait for another chunk is one product of all of them, forward and backward: for a GPU the launches count.
@@ -207,7 +229,8 @@ class _StatesOfChunks(torch.autograd.Function):
             if i:
                 before = torch.mul(behind[:, i], fading[:, i], out=behind[:, i - 1])
                 before.baddbmm_(asked[:, i].mT, of_answers[:, i]).baddbmm_(known[:, i].mT, new[:, i], alpha=-1)
-        faded = states.flatten(-2).unsqueeze(-2) @ behind.flatten(-2).unsqueeze(-1)
+        each, other = (x.flatten(-2).unflatten(-1, (fading.shape[-2], -1)) for x in (states, behind))
+        faded = (each.unsqueeze(-2) @ other.unsqueeze(-1)).squeeze(-1)
         return new, (new @ states.mT).neg_(), moved @ behind.mT, faded, of_answers @ states.mT
 
 
@@ -277,6 +300,46 @@ def _kept_between(decay: torch.Tensor) -> torch.Tensor:
     causal = torch.ones(chunk, chunk, dtype=torch.bool, device=decay.device).tril()
     steps = decay.unsqueeze(-1).expand(*decay.shape, chunk).masked_fill(~causal.tril(-1), 0)
     return steps.cumsum(-2).masked_fill(~causal, float("-inf")).exp()
+
+
+def _faded_products(xs: Sequence[torch.Tensor], k: torch.Tensor, decay: torch.Tensor) -> list[torch.Tensor]:
+    """[..., token i, token j] of each x [..., token, channel]: the product of x at i and k at j, of which each channel
+    has faded from j to i; zero where j is behind i.
+
+    No factor is above 1, however fast a channel fades: within a block of tokens each pair has a factor of its own,
+    other keys fade up to the end of their block, the blocks behind it, and up to token i.
+    """
+    k, decay, *xs = (x.unflatten(-2, (-1, DELTA_BLOCK)) for x in (k, decay, *xs))
+    since, told, through = decay.cumsum(-2).exp(), k * _until_end(decay), decay.sum(-2, keepdim=True).exp()
+    inside = _faded_within(xs, k, decay)
+    rows: list[list[torch.Tensor]] = [[] for _ in xs]
+    before = told[..., 0, :0, :]
+    for n in range(k.shape[-3]):
+        behind = (k.shape[-3] - n - 1) * DELTA_BLOCK
+        for x, own, found in zip(xs, inside, rows, strict=True):
+            faded = (x[..., n, :, :] * since[..., n, :, :]) @ before.mT
+            found.append(F.pad(torch.cat((faded, own[..., n, :, :]), -1), (0, behind)))
+        before = torch.cat((before * through[..., n, :, :], told[..., n, :, :]), -2)
+    return [torch.cat(found, -2) for found in rows]
+
+
+def _faded_within(xs: Sequence[torch.Tensor], k: torch.Tensor, decay: torch.Tensor) -> list[torch.Tensor]:
+    """The same of the tokens of each block alone, [..., block, token i, token j]: by how far apart both are."""
+    tokens, bands = k.shape[-2], [list[torch.Tensor]() for _ in xs]
+    kept = torch.zeros_like(decay)
+    for apart in range(tokens):
+        kept = kept[..., 1:, :] + decay[..., 1 : tokens - apart + 1, :] if apart else kept
+        faded = k[..., : tokens - apart, :] * kept.exp()
+        for x, found in zip(xs, bands, strict=True):
+            found.append(F.pad((x[..., apart:, :] * faded).sum(-1), (apart, 0)))
+    place = torch.arange(tokens, device=k.device)
+    columns = (place.unsqueeze(-1) - place) % tokens  # of a token behind i there is a zero
+    return [torch.stack(found, -1).gather(-1, columns.expand(*found[0].shape, -1)) for found in bands]
+
+
+def _until_end(decay: torch.Tensor) -> torch.Tensor:
+    """Which part of what each token told is left at the last one. decay [..., token, channel]: logarithms."""
+    return F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2).exp()
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,55 @@
+"""The graph of Kimi Linear as operators over named dims."""
+
+from __future__ import annotations
+
+from autoshard.graph.ir import GraphBuilder
+from autoshard.models.deepseek.attention import latent_attention
+from autoshard.models.deepseek.graph import mlp
+from autoshard.models.llama.graph import embedding, head, linear, normed_mixer
+from autoshard.models.qwen3_next.graph import KEYS, VALUES, convolved
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import LINEAR_ATTENTION
+
+__all__ = ["block", "embedding", "head"]
+
+RANK = "linear_rank"
+CONVOLVED = {"q": KEYS, "k": KEYS, "v": VALUES}
+GATES = {"f": KEYS, "g": VALUES}
+"""What is made of a vector that the hidden state is brought down to: how fast channels of keys fade, and the gate of
+the output."""
+
+
+def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
+    if model.mixer_of(layer) == LINEAR_ATTENTION:
+        x = normed_mixer(b, model, x, layer, "linear_attn", _delta_attention)
+    else:
+        x = latent_attention(b, model, x, layer, kernel)
+    return mlp(b, model, x, layer)
+
+
+def _delta_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+    """Append projections, causal convolutions of queries, keys and values, the gated delta rule, and a norm of each
+    head that is multiplied by the sigmoid of a gate; returns the output projection's output."""
+    b.module = "attention"
+    q, k, v = (
+        convolved(b, f"{name}.{part}_conv1d", _projected(b, f"{name}.{part}_proj", h, "embed", dims))
+        for part, dims in CONVOLVED.items()
+    )
+    beta = _projected(b, f"{name}.b_proj", h, "embed", "linear_key_head linear_group")
+    low = {part: _projected(b, f"{name}.{part}_a_proj", h, "embed", RANK) for part in GATES}
+    fading, gate = (_projected(b, f"{name}.{part}_b_proj", low[part], RANK, dims) for part, dims in GATES.items())
+    b.module = "core_attention"
+    a_log, dt_bias = b.parameter(f"{name}.A_log", "linear_key_head"), b.parameter(f"{name}.dt_bias", KEYS)
+    inputs, dims = (q, k, v, beta, fading, a_log, dt_bias), b.dims(v)
+    loops = ("batch", "linear_key_head", "linear_group")
+    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops)
+    b.module = "attention"
+    weight = b.parameter(f"{name}.o_norm.weight", "linear_valuedim")
+    normal = b.operator("norm", f"{name}.o_norm", (mixed, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
+    gated = b.elementwise("sigmoid_mul", f"{name}.gated", normal, gate)
+    return linear(b, f"{name}.o_proj", gated, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", False)
+
+
+def _projected(b: GraphBuilder, name: str, x: str, source: str, dims: str) -> str:
+    """Append the product of x [batch, seq, source] with a matrix; returns its output [batch, seq, dims...]."""
+    return linear(b, name, x, f"batch seq {source}, {dims} {source} -> batch seq {dims}", False)
