@@ -87,7 +87,7 @@ class GatedDeltaRule(OperatorKind):
         Fitted, within 1 %, with heads of 64 to 256, keys of 64 to 256 numbers, all heads at once and some.
         """
         keys, values, heads = sizes["linear_keydim"], sizes["linear_valuedim"], sizes["linear_key_head"]
-        scores = sizes["seq"] * DELTA_BLOCK * keys
+        scores = numbers_of_head(sizes["seq"], keys)
         part = min(1.0, most_scan_scores(heads, scores) / (scores * heads))
         of_value = 15 * keys + 6 * values + 1.15 * DELTA_CHUNK + 2 * keys * values / DELTA_CHUNK
         of_key = 17.5 * keys + 1.15 * DELTA_CHUNK
@@ -95,6 +95,12 @@ class GatedDeltaRule(OperatorKind):
         gradients = sum(num_elements(graph, op.inputs[index], sizes) for index in (0, 1, 2, 4))
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         return graph.summed_bytes(op.inputs[0]) * part * numbers + (element_bytes * gradients if part < 1 else 0.0)
+
+
+def numbers_of_head(seq: float, keys: float) -> float:
+    """Queries and keys of a head and sequence, numbers: where channels fade by themselves, the torch runtime works off
+    as many heads at a time as `score_tiles.scan_tile` says for them."""
+    return 2 * seq * keys
 
 
 def fades_by_channel(op: Operator, graph: Graph) -> bool:

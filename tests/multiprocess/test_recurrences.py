@@ -21,7 +21,7 @@ from autoshard.graph import score_tiles
 from autoshard.graph.count import loop_sizes
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program, partition
-from autoshard.graph.recurrent_kinds import DELTA_BLOCK, DELTA_CHUNK
+from autoshard.graph.recurrent_kinds import DELTA_CHUNK
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.runtime.torch_backend.context import Context
@@ -201,7 +201,7 @@ def test_channels_that_fade_fast_and_slowly_are_as_exact_in_fp32() -> None:
     with torch.no_grad():
         exact[4].copy_(torch.linspace(-30, 30, exact[4].numel(), dtype=torch.float64).view(exact[4].shape))
         exact[5].copy_(torch.tensor([-8.0, 0.0, 8.0], dtype=torch.float64))
-    rounded = [one.detach().float().requires_grad_() for one in exact]
+    rounded = tuple(one.detach().float().requires_grad_() for one in exact)
     expected = with_gradients(channels_token_by_token, exact)
     for found, one in zip(with_gradients(partial(_delta_rule, by_channel=True), rounded), expected, strict=True):
         torch.testing.assert_close(found.double(), one, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
@@ -215,12 +215,13 @@ def test_channels_of_some_heads_at_a_time_are_the_same(
     program, step = program_of(model, "gated_delta_rule", 11)
     graph = program.graph
     shapes = [tuple(graph.sizes[dim] for dim in graph.tensors[name].dims) for name in step.operator.inputs]
-    found = []
-    for at_once in (11 * DELTA_BLOCK * 8 * heads_at_once, score_tiles.SCORES_AT_ONCE):
+    found: list[tuple[torch.Tensor | None, ...]] = []
+    for at_once in (2 * 11 * 8 * heads_at_once, score_tiles.SCORES_AT_ONCE):
         monkeypatch.setattr(score_tiles, "SCORES_AT_ONCE", at_once)
         inputs = numbers(torch.float64, *shapes)
         out = gated_delta_rule(Context(program, None), step)(*inputs)
-        assert out.grad_fn is not None and (out.grad_fn.slices is not WHOLE) == (sliced and not found)
+        made_by: Any = out.grad_fn
+        assert (made_by.slices is not WHOLE) == (sliced and not found)
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
         found.append((out.detach(), *(value.grad for value in inputs)))
     for some_heads, whole in zip(*found, strict=True):
@@ -326,12 +327,12 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
     ],
 )
 def test_backward_holds_what_is_planned(kind: str, sizes: Any, close: float) -> None:
-    """Beside its inputs, its output and their gradients. The scan's 64 heads of a chunk of 256 are two tiles, Kimi's 32
-    heads four."""
+    """Beside its inputs, its output and their gradients. The scan's 64 heads of a chunk of 256 are two tiles, as
+    are Kimi's 32 heads."""
     field = "mamba" if kind == "state_space_scan" else "linear_attention"
     model = replace(load_model(MODEL_OF[kind]), **{field: sizes})
-    kind = "gated_delta_rule" if kind == "by channel" else kind
-    program, step = program_of(model, kind, 2048)
+    kind, length = ("gated_delta_rule", 4096) if kind == "by channel" else (kind, 2048)
+    program, step = program_of(model, kind, length)
     graph = program.graph
     shapes = [[graph.sizes[dim] for dim in graph.tensors[name].dims] for name in step.operator.inputs]
     with FakeTensorMode():

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.recurrent_kinds import DELTA_BLOCK, DELTA_CHUNK, fades_by_channel
+from autoshard.graph.recurrent_kinds import DELTA_BLOCK, DELTA_CHUNK, fades_by_channel, numbers_of_head
 from autoshard.graph.score_tiles import scan_tile
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.given import Given
@@ -143,7 +143,7 @@ def gated_delta_rule(context: Context, step: OperatorStep) -> Kernel:
 
     def run(*values: torch.Tensor) -> torch.Tensor:
         _, seq, heads, width = values[0].shape
-        _, some = scan_tile(1, heads, seq * DELTA_BLOCK * width)
+        _, some = scan_tile(1, heads, int(numbers_of_head(seq, width)))
         slices = WHOLE if some == heads else Slices((2, 2, 2, 2, 2, 0, 0), some)
         return _in_order(context, step, partial(_delta_rule, by_channel=True), 5, slices)(*values)
 
