@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.recurrent_kinds import DELTA_BLOCK, DELTA_CHUNK, fades_by_channel, numbers_of_head
+from autoshard.graph.recurrent_kinds import DELTA_CHUNK, fades_by_channel, numbers_of_head
 from autoshard.graph.score_tiles import scan_tile
 from autoshard.runtime.torch_backend.context import Context, Kernel, in_pieces
 from autoshard.runtime.torch_backend.given import Given
@@ -23,6 +23,11 @@ from autoshard.runtime.torch_backend.recomputing_ops import at_least_fp32
 
 L2_EPS = 1e-6
 """Added to the squared length of queries and keys of the delta rule: flash-linear-attention's and transformers'."""
+
+
+DELTA_BLOCK = 8
+"""Tokens of a block of a chunk of the delta rule: where channels fade by themselves, each pair within it has factors of
+its own. Blocks of 4 hold as much in backward; of 16 more."""
 
 
 @dataclass(frozen=True)
