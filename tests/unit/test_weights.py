@@ -46,8 +46,8 @@ def test_a_checkpoint_holds_every_element_once_and_comes_back_the_same(name: str
 
 @pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.graph is None])
 def test_matrices_are_what_has_two_dims_in_a_checkpoint_and_is_no_bias(name: str) -> None:
-    """Weight decay is of these alone: not of a norm over all heads, whose weight has several dims of ours, and of no rate
-    of forgetting, which Kimi Linear publishes with dims of one."""
+    """Weight decay is of these alone: not of a norm over all heads, whose weight has several dims of ours, and of no
+    rate of forgetting, which Kimi Linear publishes with dims of one."""
     model = MODELS[name]
     graph = stage_graph(model, published_sizes(model), range(model.num_hidden_layers), first=True, last=True)
     tensors = checkpoint(model)
