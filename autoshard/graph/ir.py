@@ -24,6 +24,12 @@ _MATRIX_READERS = ("einsum", "linear_cross_entropy", "embedding", "position_embe
 """Kinds of operators whose second input, where it is a parameter, is a matrix."""
 
 
+def summed_bytes(element_bytes: int) -> int:
+    """Bytes of one element of what is summed up of elements of so many bytes: sums are in FP32, or in the elements'
+    dtype where that is wider."""
+    return max(FLOAT32_BYTES, element_bytes)
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A value of the graph, with its dims outermost first.
@@ -93,9 +99,8 @@ class Graph:
         return prod(self.sizes[dim] for dim in self.tensors[tensor].dims)
 
     def summed_bytes(self, tensor: str) -> int:
-        """Bytes of one element of what is summed up of a tensor, such as a row's exponentials: sums are in FP32, or in
-        the tensor's dtype where that is wider."""
-        return max(FLOAT32_BYTES, self.tensors[tensor].element_bytes)
+        """Bytes of one element of what is summed up of a tensor, such as a row's exponentials."""
+        return summed_bytes(self.tensors[tensor].element_bytes)
 
     def learned(self) -> tuple[Tensor, ...]:
         """The parameters that are learned; one that two operators share is there once."""
@@ -143,8 +148,8 @@ class GraphBuilder:
 
     @property
     def summed_bytes(self) -> int:
-        """Bytes of one element of what is summed up of activations, such as a loss: see `Graph.summed_bytes`."""
-        return max(FLOAT32_BYTES, self._element_bytes)
+        """Bytes of one element of what is summed up of activations, such as a loss."""
+        return summed_bytes(self._element_bytes)
 
     def parameter(self, name: str, dims: str, learned: bool = True, matrix: bool | None = None) -> str:
         """Add a parameter with these dims (names with spaces between), and return its name.

@@ -73,7 +73,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def _mixers(config: Config, linear: Config, layers: int) -> tuple[str, ...]:
-    """What mixes the tokens of each block; where nothing says, every fourth one behind the first has attention."""
+    """The layer_types of a config: its own, or those of both lists of linear_attn_config. Without either, every fourth
+    block behind the first has attention and all others have linear attention, as in transformers."""
     if config.gives("layer_types"):
         return config.words("layer_types", layers, (FULL_ATTENTION, LINEAR_ATTENTION))
     if not all(map(linear.gives, BLOCKS.values())):

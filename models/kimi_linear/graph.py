@@ -6,7 +6,7 @@ from autoshard.graph.ir import GraphBuilder
 from autoshard.models.deepseek.attention import latent_attention
 from autoshard.models.deepseek.graph import mlp
 from autoshard.models.llama.graph import embedding, head, linear, normed_mixer
-from autoshard.models.qwen3_next.graph import KEYS, VALUES, convolved
+from autoshard.models.qwen3_next.graph import KEYS, VALUES, convolved, normed_delta_rule
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LINEAR_ATTENTION
 
@@ -40,12 +40,7 @@ def _delta_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> st
     fading, gate = (_projected(b, f"{name}.{part}_b_proj", low[part], RANK, dims) for part, dims in GATES.items())
     b.module = "core_attention"
     a_log, dt_bias = b.parameter(f"{name}.A_log", "linear_key_head"), b.parameter(f"{name}.dt_bias", KEYS)
-    inputs, dims = (q, k, v, beta, fading, a_log, dt_bias), b.dims(v)
-    loops = ("batch", "linear_key_head", "linear_group")
-    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops)
-    b.module = "attention"
-    weight = b.parameter(f"{name}.o_norm.weight", "linear_valuedim")
-    normal = b.operator("norm", f"{name}.o_norm", (mixed, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
+    normal = normed_delta_rule(b, model, name, (q, k, v, beta, fading, a_log, dt_bias), "o_norm")
     gated = b.elementwise("sigmoid_mul", f"{name}.gated", normal, gate)
     return linear(b, f"{name}.o_proj", gated, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", False)
 

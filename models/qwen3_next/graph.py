@@ -41,14 +41,19 @@ def _linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> s
     q, k, v = (convolved(b, f"{name}.{part}", x) for part, x in (("q_conv1d", q), ("k_conv1d", k), ("v_conv1d", v)))
     b.module = "core_attention"
     a_log, dt_bias = (b.parameter(f"{name}.{part}", "linear_key_head linear_group") for part in ("A_log", "dt_bias"))
-    inputs, dims = (q, k, v, beta, a, a_log, dt_bias), b.dims(v)
-    loops = ("batch", "linear_key_head", "linear_group")
-    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops)
-    b.module = "attention"
-    weight = b.parameter(f"{name}.norm.weight", "linear_valuedim")
-    normal = b.operator("norm", f"{name}.norm", (mixed, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
+    normal = normed_delta_rule(b, model, name, (q, k, v, beta, a, a_log, dt_bias), "norm")
     gated = b.elementwise("silu_mul", f"{name}.gated", z, normal)
     return linear(b, f"{name}.out_proj", gated, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", False)
+
+
+def normed_delta_rule(b: GraphBuilder, model: ModelSpec, name: str, inputs: tuple[str, ...], norm: str) -> str:
+    """Append the gated delta rule and a norm of each head; returns the norm's output. name: of the linear attention.
+    inputs: the rule's, in its order. norm: the family's name of it."""
+    dims, loops = b.dims(inputs[2]), ("batch", "linear_key_head", "linear_group")
+    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops)
+    b.module = "attention"
+    weight = b.parameter(f"{name}.{norm}.weight", "linear_valuedim")
+    return b.operator("norm", f"{name}.{norm}", (mixed, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
 
 
 def convolved(b: GraphBuilder, name: str, x: str) -> str:

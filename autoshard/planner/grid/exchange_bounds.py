@@ -18,7 +18,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.local_shape import LocalShape
 from autoshard.graph.count import operator_steps
-from autoshard.graph.ir import FLOAT32_BYTES
+from autoshard.graph.ir import summed_bytes
 from autoshard.layout.context_parallel import CONTEXT_PARALLEL, RINGS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.best_laws import best_law, best_laws
@@ -116,7 +116,7 @@ class Exchanges:
             passes_s = (law.time_s(key) + law.time_s(value) for law in laws_of("all_gather", "reduce_scatter"))
             return np.stack([(share * seconds).sum(0) for seconds in passes_s])
         values = (key + value) / cp
-        gradients = values * max(FLOAT32_BYTES, self._element_bytes) / self._element_bytes
+        gradients = values * summed_bytes(self._element_bytes) / self._element_bytes
         hops = cp - 1
         (law,) = laws_of("send_recv")
         of_values_s, of_gradients_s = law.time_s(values), law.time_s(gradients)
