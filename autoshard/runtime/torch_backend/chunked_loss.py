@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.collectives import all_reduce
 from autoshard.runtime.torch_backend.context import Context, Kernel
+from autoshard.runtime.torch_backend.given import Given
 from autoshard.runtime.torch_backend.groups import Group
 from autoshard.runtime.torch_backend.pointwise import pointwise
 
@@ -117,7 +118,9 @@ def _of_logits(rows: torch.Tensor, weight: torch.Tensor, given: tuple[torch.Tens
     if loss.function is None:
         return gradient
     del scores
-    (found,) = torch.autograd.grad(made, logits, gradient)
+    with torch.enable_grad():
+        root = Given.apply(made, gradient)
+    (found,) = torch.autograd.grad(root, logits)
     return found
 
 
