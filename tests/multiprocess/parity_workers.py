@@ -17,7 +17,7 @@ from tests.multiprocess.compared import (
     surplus,
     train,
 )
-from tests.multiprocess.plans import BF16, CASES, FP32, IN_BF16, IN_FP32, PACKED, case, of_few_blocks
+from tests.multiprocess.plans import CASES, FP32, IN_BF16, IN_FP32, PACKED, case
 
 STEPS, BF16_STEPS = 2, 3
 """The second step begins with what the first one left: other weights, the optimizer's state, sums to set to zero."""
@@ -32,7 +32,7 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     for name in arguments.get("names", CASES[reporter.world_size]):
         reporter.last_action = name
         leave_groups()
-        plan = of_few_blocks(case(reporter.world_size, name))
+        plan = case(reporter.world_size, name, few_blocks=True)
         single = replace(plan, training=replace(plan.training, precision=FP32))
         packed, compared = name in PACKED, name in IN_FP32[reporter.world_size]
         exact, exact_outcomes, counter = train(plan, reporter.rank, STEPS, counted=True, documents=packed)
@@ -51,7 +51,7 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
                 arrays = [one[1] for one in ranks]
                 found[name]["fp32"] = against_one_process(single, rounded_outcomes, arrays, packed)
         if name in IN_BF16:
-            differences = [_bf16_difference(plan, precision, reporter.rank) for precision in BF16]
+            differences = [_bf16_difference(plan, precision, reporter.rank) for precision in IN_BF16[name]]
             if reporter.rank == 0:
                 found[name]["bf16"] = differences
     return found

@@ -1,6 +1,7 @@
 """Layouts of small models for the parity tests. Imported by the processes too, so no test code here."""
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import replace
 
 from autoshard.cost.estimate import estimate
@@ -768,8 +769,8 @@ CASES[4] |= {
 }
 
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
-"""How many layouts of each of LATER_FAMILIES are tried with each world size, and how many families with the same layout
-where there are more than two ranks: the first ones. AUTOSHARD_CASES=all tries all."""
+"""How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
+than two ranks: the first ones; with two ranks only what is tried with no more. AUTOSHARD_CASES=all tries all."""
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
@@ -799,23 +800,37 @@ CHUNKED = "loss in chunks"
 """How the names of cases begin whose loss comes in chunks."""
 
 
-def _tried(world_size: int) -> dict[str, tuple[str, Strategy, int]]:
-    """The cases of a world size without FURTHER and those of later families beyond the first few."""
-    of_family: Counter[tuple[str, bool]] = Counter()
+Family = tuple[str, bool]
+"""The model type, and whether there is a prediction module."""
+
+
+def _tried() -> dict[int, dict[str, tuple[str, Strategy, int]]]:
+    """Cases without FURTHER and those of later families beyond the first few."""
+    more = {world_size: _tried_with(world_size) for world_size in CASES if world_size > 2}
+    return {2: _tried_with(2, {_family(one) for cases in more.values() for one in cases.values()}), **more}
+
+
+def _tried_with(world_size: int, known: Set[Family] = frozenset()) -> dict[str, tuple[str, Strategy, int]]:
+    """Those of a world size. known: families that more ranks try."""
+    of_family = Counter(known)
     with_layout: Counter[Strategy] = Counter()
     found = {}
     for name, one in CASES[world_size].items():
-        model, layout = MODELS[one[0]], one[1]
-        if model.model_type in LATER_FAMILIES and not name.startswith(CHUNKED):
-            family = (model.model_type, model.multi_token_prediction is not None)
+        family, layout = _family(one), one[1]
+        if family[0] in LATER_FAMILIES and not name.startswith(CHUNKED):
             most = MOST_OF_A_LAYOUT if world_size > 2 else len(LATER_FAMILIES)
-            if of_family[family] == MOST_OF_A_FAMILY or with_layout[layout] == most:
+            if name in FURTHER or of_family[family] == MOST_OF_A_FAMILY or with_layout[layout] == most:
                 continue
             of_family[family] += 1
             with_layout[layout] += 1
         if name not in FURTHER:
             found[name] = one
     return found
+
+
+def _family(one: tuple[str, Strategy, int]) -> Family:
+    model = MODELS[one[0]]
+    return model.model_type, model.multi_token_prediction is not None
 
 
 def _first_of_its_model(name: str) -> bool:
@@ -828,7 +843,7 @@ def _is_told_by_fp32(name: str, model: ModelSpec) -> bool:
 
 
 if not ALL:
-    CASES = {world_size: _tried(world_size) for world_size in CASES}
+    CASES = _tried()
 
 CHUNKS = 3
 """Chunks of the loss in cases that have several: no number of tokens of theirs is a multiple of it."""
@@ -838,8 +853,12 @@ DROPLESS = ("mixtral ep, dropless",)
 PACKED = tuple(name for cases in CASES.values() for name in cases if name.startswith("packed documents"))
 """Cases in which rows hold several documents."""
 
-IN_BF16 = ("dp", "dp, ZeRO-3", "HSDP", "tp", "zigzag ring", "pp, zero bubble", "tp x dp")
-"""Cases that are run in BF16 as well."""
+IN_BF16 = {
+    **dict.fromkeys(("dp, ZeRO-3", "HSDP", "tp x dp"), BF16),
+    **dict.fromkeys(("dp", "tp", "zigzag ring", "pp, zero bubble"), BF16 if ALL else BF16[:1]),
+}
+"""Cases that are run in BF16 as well, and in which precisions: layouts that shard weights and gradients tell how those
+are rounded and summed."""
 
 IN_FP32 = {
     world_size: {name for name, one in cases.items() if ALL or _is_told_by_fp32(name, MODELS[one[0]])}
@@ -858,9 +877,13 @@ def plan_of(
     return make_plan(model, training, cluster, "torch", chosen, estimate(model, training, cluster, chosen))
 
 
-def case(world_size: int, name: str) -> Plan:
-    model, chosen, microbatches = CASES[world_size][name]
-    plan = plan_of(MODELS[model], chosen, microbatches, loss_chunks=CHUNKS if name.startswith(CHUNKED) else 1)
+def case(world_size: int, name: str, few_blocks: bool = False) -> Plan:
+    """The plan of a case. few_blocks: of as few as tell the same in one step of training."""
+    named, chosen, microbatches = CASES[world_size][name]
+    model = MODELS[named]
+    if few_blocks:
+        model, chosen = _of_few_blocks(model, chosen)
+    plan = plan_of(model, chosen, microbatches, loss_chunks=CHUNKS if name.startswith(CHUNKED) else 1)
     if name not in DROPLESS:
         return plan
     enough = plan.model.num_local_experts / plan.model.num_experts_per_tok
@@ -870,13 +893,10 @@ def case(world_size: int, name: str) -> Plan:
 FEW_BLOCKS = 2
 
 
-def of_few_blocks(plan: Plan) -> Plan:
-    """By default the plan with two blocks in place of four, where two more of them do nothing else: on one stage, of at
-    most two kinds, with weights that need no gathering ahead. AUTOSHARD_CASES=all leaves every plan as it is."""
-    model, chosen = plan.model, plan.strategy
+def _of_few_blocks(model: ModelSpec, chosen: Strategy) -> tuple[ModelSpec, Strategy]:
+    """By default with two blocks in place of four, where two more of them do nothing else: on one stage, of at most two
+    kinds, with weights that need no gathering ahead. AUTOSHARD_CASES=all leaves every case as it is."""
     does_more = model.graph is not None or len(model.kinds) > FEW_BLOCKS
     if ALL or does_more or len(chosen.stage_layers) > 1 or chosen.zero == 3:
-        return plan
-    few, chosen = model.some_blocks(telling_blocks(model, FEW_BLOCKS)), replace(chosen, stage_layers=(FEW_BLOCKS,))
-    priced = estimate(few, plan.training, plan.cluster, chosen)
-    return make_plan(few, plan.training, plan.cluster, plan.backend, chosen, priced)
+        return model, chosen
+    return model.some_blocks(telling_blocks(model, FEW_BLOCKS)), replace(chosen, stage_layers=(FEW_BLOCKS,))

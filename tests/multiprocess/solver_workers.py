@@ -1,6 +1,5 @@
 """What test_solver_parity.py runs in its processes: every plan of one world size, against one process."""
 
-from dataclasses import replace
 from typing import Any
 
 from autoshard.runtime.worker import Reporter
@@ -13,7 +12,6 @@ from tests.multiprocess.compared import (
     surplus,
     train,
 )
-from tests.multiprocess.plans import FP32
 from tests.multiprocess.solver_plans import CASES, case
 
 STEPS = 2
@@ -27,10 +25,8 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         leave_groups()
         reporter.last_action = name
         plan = case(reporter.world_size, name)
-        session, outcomes, _ = train(plan, reporter.rank, STEPS)
-        single = replace(plan, training=replace(plan.training, precision=FP32))
-        counted, _, counter = train(single, reporter.rank, 1, counted=True)
-        if ranks := at_rank_0((local_arrays(session), surplus(single, counted, counter)), reporter):
+        session, outcomes, counter = train(plan, reporter.rank, STEPS, counted=True)
+        if ranks := at_rank_0((local_arrays(session), surplus(plan, session, counter)), reporter):
             found[name] = {
                 **against_one_process(plan, outcomes, [arrays for arrays, _ in ranks]),
                 "collectives": [surplus for _, surplus in ranks],

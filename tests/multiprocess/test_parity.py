@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.schedules import actions
 from tests.multiprocess.parity_workers import STEPS
-from tests.multiprocess.plans import BF16, CASES, IN_BF16, IN_FP32, case
+from tests.multiprocess.plans import CASES, IN_BF16, IN_FP32, case
 from tests.multiprocess.started import results
 
 
@@ -56,6 +56,6 @@ def test_the_order_executed_is_the_plans(world_size: int, name: str) -> None:
 
 @pytest.mark.parametrize(("world_size", "name"), [(n, name) for n in CASES for name in CASES[n] if name in IN_BF16])
 def test_losses_in_bf16_follow_one_process_that_rounds_alike(world_size: int, name: str) -> None:
-    for precision, found in zip(BF16, found_of(world_size, name)["bf16"], strict=True):
+    for precision, found in zip(IN_BF16[name], found_of(world_size, name)["bf16"], strict=True):
         assert found["loss"] < 1e-3, precision.name
         assert found["collectives"] == {"executed": "{}", "planned": "{}"}, precision.name
