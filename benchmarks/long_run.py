@@ -26,7 +26,10 @@ from autoshard.plans.plan import Plan, make_plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.runtime.data import DataSource, prepare
 from autoshard.runtime.launch import Message, run_processes
+from autoshard.runtime.options import RunOptions
+from autoshard.runtime.processes import Start
 from autoshard.runtime.rehearse import local_cluster
+from autoshard.runtime.starting import starter
 from autoshard.runtime.tokenizer import ByteTokenizer
 from autoshard.runtime.worker_arguments import TrainArguments
 from autoshard.spec.training import TrainingSpec, load_precision
@@ -76,7 +79,7 @@ def plan_of(layout: dict[str, int]) -> Plan:
     return make_plan(MODEL, training, cluster, "torch", chosen, estimate(MODEL, training, cluster, chosen))
 
 
-def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
+def train(layout: str, steps: int, folder: Path, start_process: Start) -> dict[str, Any]:
     """Trains in one layout; returns losses by step, losses on held-out text, and how long it took."""
     plan = plan_of(LAYOUTS[layout])
     directory = folder / layout.replace(" ", "-")
@@ -111,6 +114,7 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
         on_message=record,
         log_directory=directory / "logs",
         hang_timeout_s=120,
+        start=start_process,
     )
     assert outcome.exit_code == 0, outcome.message
     assert len(losses) == steps
@@ -120,8 +124,8 @@ def train(layout: str, steps: int, folder: Path) -> dict[str, Any]:
 def long_run(steps: int, layouts: tuple[str, ...] = tuple(LAYOUTS)) -> dict[str, Any]:
     """Results by layout; the first layout is the reference. Each has how far its losses are from the reference's, and
     its times."""
-    with TemporaryDirectory(prefix="autoshard-long-run-") as folder:
-        runs = {layout: train(layout, steps, Path(folder)) for layout in layouts}
+    with TemporaryDirectory(prefix="autoshard-long-run-") as folder, starter(RunOptions(device="cpu")) as start_process:
+        runs = {layout: train(layout, steps, Path(folder), start_process) for layout in layouts}
     reference = runs[layouts[0]]
     found: dict[str, Any] = {"steps": steps, "tolerance": TOLERANCE, "layouts": {}}
     for layout, run in runs.items():

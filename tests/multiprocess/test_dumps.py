@@ -15,7 +15,7 @@ from tests.cases import ALL
 from tests.multiprocess.dump_workers import BUCKET, CLEAN, FAULTS, GATHERED, LOGITS, RECOMPUTE, seeded_plan
 from tests.multiprocess.started import first_rank, start
 
-SEEDS, ENOUGH = (20, 19) if ALL else (2, 2)
+SEEDS, ENOUGH = (20, 19) if ALL else (1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from autoshard.planner.waiting import Waiting
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
-from tests.cases import ALL
+from tests.cases import ALL, some
 from tests.unit.kind_models import SETS, random_layout, table_of
 from tests.unit.test_mesh_bounds import random_problem
 
@@ -62,7 +62,7 @@ def all_and_pairs(problem: Problem) -> tuple[list[Priced], Pairs, list[Priced]]:
     return [*tables[1].price()], pairs, seen
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 4))
 def test_the_fastest_that_fit_come_in_the_order_in_which_they_come_if_all_are_priced(seed: int) -> None:
     problem = random_problem(seed)
     every, pairs, seen = all_and_pairs(problem)
@@ -76,7 +76,7 @@ def test_the_fastest_that_fit_come_in_the_order_in_which_they_come_if_all_are_pr
     assert len(seen) == len(layouts.chunks)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 4))
 def test_where_nothing_fits_the_nearest_miss_is_priced(seed: int) -> None:
     problem = random_problem(seed)
     device = replace(problem.cluster.device, memory_bytes=1.0 + problem.cluster.device.reserved_memory_bytes)
@@ -103,8 +103,8 @@ def test_layouts_that_waited_in_several_tables_are_looked_at_a_family_at_a_time(
     every = [draft._replace(zero=zero) for zero in (0, 1, 2)]
     tables = [Table(problem, SETS) for _ in range(2)]
     pairs = Pairs(problem)
-    for table, some in zip(tables, (every[:1], every[1:]), strict=True):
-        for one in some:
+    for table, these in zip(tables, (every[:1], every[1:]), strict=True):
+        for one in these:
             table.add(one)
         pairs.add(table.wholes())
     layouts = PricedLayouts(problem, [], Waiting.for_pairs(pairs))

@@ -131,14 +131,14 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "linear attention": (
         "qwen3-next-80b-a3b",
         4,
-        {"tp": 2, "dp": 8, "ep": 8, "recompute": "mlp", "sequence_length": 1024},
+        {"tp": 2, "dp": 8, "ep": 8, "recompute": "mlp", "sequence_length": 512},
     ),
     "linear attention, its own backward": (
         "qwen3-next-80b-a3b",
         2,
-        {"pp": 4, "dp": 8, "ep": 8, "recompute": "full", "sequence_length": 1024},
+        {"pp": 4, "dp": 8, "ep": 8, "recompute": "full", "sequence_length": 512},
     ),
-    "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2, "sequence_length": 2048}),
+    "state space": ("granite-4.0-h-tiny", 4, {"tp": 2, "pp": 2, "sequence_length": 1024}),
     "prediction module": ("predicting", 3, {"dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
     "prediction module, last stage": ("predicting", 3, {"pp": 2, "dp": 64, "ep": 16, "zero": 3, "recompute": "full"}),
     "dense blocks first, in a ring, ZeRO-3": (

@@ -128,7 +128,7 @@ def long_pipeline(name: str) -> Plan:
     return make_plan(model, training, cluster, "torch", strategy, estimate(model, training, cluster, strategy))
 
 
-@pytest.mark.parametrize("name", some(PIPELINES, step=4))
+@pytest.mark.parametrize("name", some(PIPELINES, 1))
 def test_stages_that_are_run_once_are_what_they_are_in_their_own_places(name: str) -> None:
     p = long_pipeline(name)
     programs = runs(p, roles(p))
