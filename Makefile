@@ -33,16 +33,15 @@ demo: $(VENV)/.demo
 	autoshard audit plan.json --stages 0,7
 	autoshard run plan.json
 
-# Types are checked beside the first tests: both together use both cores. Tests of several processes wait for each other
-# at times, which a third one at a time fills. To look into what asserts compare takes long: only tests that failed are
-# run again with it. No test looks at what is logged.
-PYTEST = python -m pytest --dist loadfile --assert=plain -p no:logging
+# Types are checked beside the first tests. Many tests wait for processes at times, which a third one at a time fills on
+# two cores. To look into what asserts compare takes long: only tests that failed are run again with it. No test looks at
+# what is logged.
+TESTS = tests/validation tests/golden tests/unit tests/multiprocess
+PYTEST = python -m pytest --dist loadfile --no-loadscope-reorder --assert=plain -p no:logging
 AGAIN = { python -m pytest --last-failed --last-failed-no-failures none; false; }
 test: lint
 	mypy & types=$$!; \
-	$(PYTEST) -n 2 --no-loadscope-reorder tests/validation tests/golden tests/unit || $(AGAIN) \
-	&& wait $$types
-	$(PYTEST) -n 3 tests/multiprocess || $(AGAIN)
+	$(PYTEST) -n 3 $(TESTS) || $(AGAIN) && wait $$types
 
 docs: $(VENV)/.test
 	python -m mkdocs build --strict
