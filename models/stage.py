@@ -37,7 +37,7 @@ def dim_sizes(model: ModelSpec, batch: int, seq: int, tp: int = 1, capacity_fact
     """
     sizes = {"batch": batch, "seq": seq, "embed": model.hidden_size}
     for own, heads in zip(model.heads, heads_of_kinds(model, tp), strict=True):
-        sizes |= dict(zip(own.query_dims, (heads.key_value, heads.groups, own.head_dim), strict=True))
+        sizes |= dict(zip(own.query_dims[:2], (heads.key_value, heads.groups), strict=True)) | own.sizes
     sizes |= {
         "ffn": padded_width(model, model.intermediate_size, tp),
         "vocab": padded_vocab_size(model.vocab_size, tp),

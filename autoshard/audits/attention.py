@@ -73,8 +73,8 @@ def attention_work(plan: Plan, position: int) -> dict[Reach, AttentionWork]:
 
 def _work(plan: Plan, position: int, reach: Reach) -> AttentionWork:
     """A query's own place counts half, as in seq / 2 keys."""
-    strategy, scores, latent = plan.strategy, plan.model.attention_scores, plan.model.latent_attention
-    values = 1.0 if latent is None else latent.v_head_dim / plan.model.head_dim
+    strategy, scores = plan.strategy, plan.model.attention_scores
+    values = plan.model.value_head_dim / plan.model.head_dim
     seq, count = plan.training.sequence_length, plan.mesh.size(("cp",))
     if count > 1 and strategy.context_parallel in RINGS:
         pieces = sequence_pieces(strategy.context_parallel, strategy.cp)
@@ -82,7 +82,9 @@ def _work(plan: Plan, position: int, reach: Reach) -> AttentionWork:
         return AttentionWork(0.0, _tile_share(plan, neighbours, pieces, position, reach))
     if strategy.context_parallel == "ulysses":
         position, count = 0, 1
-    if strategy.attention_kernel == "flash" and (scores.attn_logit_softcapping is not None or scores.sinks):
+    if strategy.attention_kernel == "flash" and (
+        scores.attn_logit_softcapping is not None or scores.has_sinks(reach.window)
+    ):
         return AttentionWork(0.0, _tile_share(plan, None, tuple(range(count)), position, reach))
     mask = _attention_mask(seq, position, count, *reach)
     if mask is None:

@@ -272,6 +272,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         num_experts_per_tok=experts,
         latent_attention=None if model.latent_attention is None else model.latent_attention.shrunk(HEAD_DIM),
         indexer=None if model.indexer is None else model.indexer.shrunk(HEAD_DIM, window),
+        v_head_dim=None if model.v_head_dim is None else max(1, HEAD_DIM * model.v_head_dim // model.head_dim),
         global_attention=wide,
         moe_latent_size=None if model.moe_latent_size is None else hidden // 2,
         router=None if model.router is None else model.router.shrunk(held, experts),

@@ -43,9 +43,11 @@ class AttentionHeads:
     """The heads of attention of some of a model's blocks.
 
     num_query_groups: query heads that share a key-value head.
+    head_dim: width of a query and of a key.
     rotary_dim: numbers of each head that rotary positions turn.
     kind: what the names of their dims begin with: "" or GLOBAL.
     keys_are_values: whether one projection makes keys and values.
+    value_dim: width of a value; None for that of a key.
     """
 
     num_key_value_heads: int
@@ -54,6 +56,7 @@ class AttentionHeads:
     rotary_dim: int
     kind: str = ""
     keys_are_values: bool = False
+    value_dim: int | None = None
 
     @property
     def attention_name(self) -> str:
@@ -72,3 +75,21 @@ class AttentionHeads:
         """Names of the dims that keys have besides batch and seq."""
         key_value, _, width = self.query_dims
         return key_value, width
+
+    @property
+    def value_dims(self) -> tuple[str, str]:
+        """Names of the dims that values have besides batch and seq."""
+        key_value, width = self.key_dims
+        return key_value, width if self.value_dim is None else f"{self.kind}valuedim"
+
+    @property
+    def output_dims(self) -> tuple[str, str, str]:
+        """Names of the dims that attention's output has besides batch and seq: a head of it is as wide as a value."""
+        key_value, group, _ = self.query_dims
+        return key_value, group, self.value_dims[1]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of these dims, but for those of the heads' numbers, which tensor parallelism may pad."""
+        widths = {self.query_dims[2]: self.head_dim}
+        return widths if self.value_dim is None else {**widths, self.value_dims[1]: self.value_dim}

@@ -16,9 +16,11 @@ class AttentionScores:
     query_pre_attn_scalar: Scores are divided by its root; absent: by that of head_dim.
     attn_logit_softcapping: A score s becomes c * tanh(s / c), where c is this; absent: it stays.
     sinks: Whether each query head has a learned score that joins each softmax and weighs no value.
+    window_sinks: Whether those of blocks with a sliding window have one, and others none.
     clip_qkv: Queries, keys and values are cut off at plus and minus this; absent: at nothing.
     llama_4_scaling_beta: The query at place p, from 0, is multiplied by 1 + this * log(1 + floor(p / positions)), where
         positions are rope_scaling's original_max_position_embeddings; absent: by nothing.
+    attention_value_scale: Values are multiplied by this; absent: by nothing.
 
     Raises AutoshardError for a number that is not above 0.
     """
@@ -28,12 +30,20 @@ class AttentionScores:
     sinks: Annotated[bool, Absence.WRITTEN] = False
     clip_qkv: Annotated[Positive | None, Absence.WRITTEN] = None
     llama_4_scaling_beta: Annotated[Positive | None, Absence.WRITTEN] = None
+    window_sinks: Annotated[bool, Absence.WRITTEN] = False
+    attention_value_scale: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
-        for field in ("query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv", "llama_4_scaling_beta"):
+        numbers = ("query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv", "llama_4_scaling_beta")
+        for field in (*numbers, "attention_value_scale"):
             if (value := getattr(self, field)) is not None:
                 check_positive("attention_scores", field, value)
-        check_flag("attention_scores", "sinks", self.sinks)
+        for field in ("sinks", "window_sinks"):
+            check_flag("attention_scores", field, getattr(self, field))
+
+    def has_sinks(self, window: int | None) -> bool:
+        """Whether the heads of a block with this window have sinks; None: it sees all before."""
+        return self.sinks or (self.window_sinks and window is not None)
 
     def __bool__(self) -> bool:
         """Whether anything is otherwise."""

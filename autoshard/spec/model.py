@@ -95,6 +95,8 @@ class ModelSpec:
     rope_local_base_freq: Base of the rotary positions of blocks with a sliding window, which are not stretched; absent
         where they are as in the others.
     chunked_attention: Chunks of the sequence, as in Llama 4; absent in families without.
+    v_head_dim: Width of a head's value and output, where it is another than head_dim; absent where it is the same, and
+        with latent attention, which says its own.
     global_attention: Heads of the blocks that are full_attention in layer_types, where these are others than those of
         blocks with a window; absent where all blocks have the same.
     moe_latent_size: Width of the vector that a token is brought down to for the experts, and their answer up from;
@@ -152,6 +154,7 @@ class ModelSpec:
     logit_scale: Annotated[Positive | None, Absence.WRITTEN] = None
     rope_local_base_freq: Annotated[Positive | None, Absence.WRITTEN] = None
     chunked_attention: Annotated[ChunkedAttention | None, Absence.WRITTEN] = None
+    v_head_dim: Annotated[Count | None, Absence.WRITTEN] = None
     global_attention: Annotated[GlobalAttention | None, Absence.WRITTEN] = None
     moe_latent_size: Annotated[Count | None, Absence.WRITTEN] = None
     clamped_gate: Annotated[ClampedGate | None, Absence.WRITTEN] = None
@@ -319,16 +322,27 @@ class ModelSpec:
     def heads(self) -> tuple[AttentionHeads, ...]:
         """The heads of each kind of attention that blocks may have: num_key_value_heads and head_dim first, those of
         global_attention behind them."""
-        own = AttentionHeads(self.num_key_value_heads, self.num_query_groups, self.head_dim, self.rotary_dim)
+        shape = self.num_key_value_heads, self.num_query_groups, self.head_dim, self.rotary_dim
+        own = AttentionHeads(*shape, value_dim=self.v_head_dim)
         if (wide := self.global_attention) is None:
             return (own,)
         count, width = wide.num_global_key_value_heads, wide.global_head_dim
         groups, turned = self.num_attention_heads // count, int(width * self.partial_rotary_factor)
-        return own, AttentionHeads(count, groups, width, turned, GLOBAL, wide.attention_k_eq_v)
+        return own, AttentionHeads(count, groups, width, turned, GLOBAL, wide.attention_k_eq_v, self.v_head_dim)
 
     def heads_of(self, layer: int) -> AttentionHeads:
         """The heads of a block's attention."""
         return self.heads[-1 if self.mixer_of(layer) == FULL_ATTENTION else 0]
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of a head's value; of the first of `heads`."""
+        latent = self.latent_attention
+        return (self.v_head_dim or self.head_dim) if latent is None else latent.v_head_dim
+
+    def has_sinks(self, layer: int) -> bool:
+        """Whether the heads of a block's attention have learned scores that weigh no value."""
+        return self.attention_scores.has_sinks(self.window_of(layer))
 
     @property
     def num_query_groups(self) -> int:

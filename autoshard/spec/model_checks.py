@@ -116,6 +116,7 @@ def _check_attention(model: ModelSpec) -> None:
         raise AutoshardError(f"model_type={model.model_type} of {model.name} needs a rope_theta, such as 10000.0")
     if model.latent_attention is not None:
         return
+    _check_value_heads(model)
     _check_global_attention(model)
     for own in model.heads:
         if model.partial_rotary_factor > 1 or own.rotary_dim % 2 or own.rotary_dim == 0:
@@ -125,6 +126,18 @@ def _check_attention(model: ModelSpec) -> None:
                 f"{own.kind}head_dim={own.head_dim}{part} of {model.name} must be even: rotary positions turn pairs of "
                 "numbers"
             )
+
+
+def _check_value_heads(model: ModelSpec) -> None:
+    """Values of another width than keys only where the model_type can have them."""
+    if model.v_head_dim is None:
+        return
+    check_integer(model.name, "v_head_dim", model.v_head_dim)
+    if "v_head_dim" not in model.family.may_have:
+        raise AutoshardError(
+            f"v_head_dim={model.v_head_dim} of {model.name} must be absent: values of model_type={model.model_type} "
+            f"are as wide as keys; {with_trait('v_head_dim')} may have others"
+        )
 
 
 def _check_global_attention(model: ModelSpec) -> None:

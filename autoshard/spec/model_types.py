@@ -22,6 +22,7 @@ OPTIONAL_FIELDS = (
     "use_qk_norm",
     "moe_latent_size",
     "global_attention",
+    "v_head_dim",
 )
 
 
@@ -221,6 +222,9 @@ _BUILT_IN = {
     "lfm2": Family("lfm2", qk_norm=EACH_HEAD),
     "lfm2_moe": Family("lfm2", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "kimi_linear": Family("kimi_linear", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
+    "mimo_v2_flash": Family(
+        "mimo", experts=_MIXTURE, has_output_bias=False, may_have=("global_attention", "v_head_dim")
+    ),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

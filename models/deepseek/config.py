@@ -124,19 +124,24 @@ def head_dims(config: Config, defaults: Defaults) -> tuple[int, int]:
 
 
 def experts(
-    config: Config, first_dense: int, shared: int, says_kinds: bool = False, named: Mapping[str, str] = SAME
+    config: Config,
+    first_dense: int,
+    shared: int,
+    says_kinds: bool = False,
+    named: Mapping[str, str] = SAME,
+    kinds: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The fields of routed and shared experts, and of the blocks which have none. first_dense, shared: how many first
     blocks without experts, and shared experts, there are without their keys. says_kinds: whether mlp_layer_types goes
-    before the former. named: as SAME."""
+    before the former. named: as SAME. kinds: the mlp_layer_types, of a config that says them in a key of its own."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     width = config.integer("moe_intermediate_size")
     keys = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok")
     routed_key, shared_key, dense_key, chosen_key = (named.get(key, key) for key in keys)
-    if (every := config.integer("moe_layer_freq", 1)) != 1:
+    if not kinds and (every := config.integer("moe_layer_freq", 1)) != 1:
         raise AutoshardError(f"moe_layer_freq={every} of {config.name} is not supported; 1 is")
     dense = min(config.integer(dense_key, first_dense, at_least=0), layers)
-    types = (DENSE,) * dense + (SPARSE,) * (layers - dense)
+    types = kinds or (DENSE,) * dense + (SPARSE,) * (layers - dense)
     if says_kinds and config.gives("mlp_layer_types"):
         types = config.words("mlp_layer_types", layers, MLP_LAYER_TYPES)
     fields = {

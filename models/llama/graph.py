@@ -19,10 +19,10 @@ HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj":
 def projected(heads: AttentionHeads, has_gate: bool = False) -> dict[str, str]:
     """The dims that the output of each projection to these heads has besides batch and seq, by its name. has_gate:
     whether there is one for a gate of attention's output."""
-    queries, keys = " ".join(heads.query_dims), " ".join(heads.key_dims)
+    queries = " ".join(heads.query_dims)
     gate = {"gate_proj": queries} if has_gate else {}
-    values = {} if heads.keys_are_values else {"v_proj": keys}
-    return {"q_proj": queries, **gate, "k_proj": keys, **values}
+    values = {} if heads.keys_are_values else {"v_proj": " ".join(heads.value_dims)}
+    return {"q_proj": queries, **gate, "k_proj": " ".join(heads.key_dims), **values}
 
 
 def embedding(b: GraphBuilder, model: ModelSpec) -> str:
@@ -101,6 +101,8 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     q, *gate, k, v = (*made, made[-1]) if own.keys_are_values else made
     if model.normalizes_values:
         v = rms_norm(b, model, f"{name}.v_norm", v, weighs=False)
+    if (scale := model.attention_scores.attention_value_scale) is not None:
+        v = b.scaled(f"{name}.v_scale", v, scale)
     if not model.normalizes_turned_heads:
         q, k = normalized_heads(b, model, name, q, k)
     if model.has_rope(layer):
@@ -111,7 +113,7 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     if (beta := model.attention_scores.llama_4_scaling_beta) is not None:
         q = tempered(b, f"{name}.q_temperature", q, model.original_positions, beta, first=0)
     b.module = "core_attention"
-    sinks = b.parameter(f"{name}.sinks", " ".join(own.query_dims[:2])) if model.attention_scores.sinks else None
+    sinks = b.parameter(f"{name}.sinks", " ".join(own.query_dims[:2])) if model.has_sinks(layer) else None
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
     if gates:
         b.module = "attention"

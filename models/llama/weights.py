@@ -72,7 +72,7 @@ def projections(model: ModelSpec, name: str, own: tuple[str, AttentionHeads] | N
         yield Part(f"{name}.{part}.weight", f"{rows} embed", f"{ours}.{part}.weight")
         if model.attention_bias:
             yield Part(f"{name}.{part}.bias", rows, f"{ours}.{part}.bias")
-    yield Part(f"{name}.o_proj.weight", f"embed ({' '.join(heads.query_dims)})", f"{ours}.o_proj.weight")
+    yield Part(f"{name}.o_proj.weight", f"embed ({' '.join(heads.output_dims)})", f"{ours}.o_proj.weight")
     if model.output_projection_bias:
         yield Part(f"{name}.o_proj.bias", "embed", f"{ours}.o_proj.bias")
 

@@ -194,6 +194,30 @@ MODELS["exaone moe"] = replace(
     layer_types=(*("sliding_attention",) * 3, "full_attention"),
     position_types=(*("rope",) * 3, "nope"),
 )
+MODELS["mimo"] = replace(
+    MODELS["dots.llm1"],
+    model_type="mimo_v2_flash",
+    head_dim=12,
+    v_head_dim=8,
+    partial_rotary_factor=0.34,
+    num_key_value_heads=4,
+    global_attention=GlobalAttention(2, 12),
+    rope_local_base_freq=1e3,
+    sliding_window=5,
+    layer_types=("full_attention", *("sliding_attention",) * 2, "full_attention"),
+    mlp_layer_types=("dense", *("sparse",) * 3),
+    shared_expert_intermediate_size=0,
+    router=Router("sigmoid", "noaux_tc"),
+    attention_scores=AttentionScores(window_sinks=True, attention_value_scale=0.707),
+)
+MODELS["mimo of 6 heads"] = replace(
+    MODELS["mimo"],
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    global_attention=GlobalAttention(3, 12),
+    attention_bias=True,
+    tie_word_embeddings=True,
+)
 MODELS["cwm"] = replace(
     LLAMA,
     model_type="cwm",

@@ -541,6 +541,9 @@ CASES[2] |= {
 }
 CASES[4] |= {
     "lfm2 moe ep x tp": ("lfm2 moe", strategy(tp=2, dp=2, ep=2), 2),
+    "mimo, keys replicated in some blocks": ("mimo", strategy(tp=4, ep=4, etp=1, recompute="core_attention"), 2),
+    "mimo of 6 heads, padded": ("mimo of 6 heads", strategy(tp=4, sp=False), 2),
+    "mimo ep x tp": ("mimo", strategy(tp=2, dp=2, ep=2), 2),
     "kimi linear ep x tp": ("kimi linear", strategy(tp=2, dp=2, ep=2, recompute="attention_up"), 2),
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
@@ -573,6 +576,16 @@ CASES[4] |= {
     "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
 }
 CASES[2] |= {
+    "mimo tp": ("mimo", strategy(tp=2, recompute="attention+mlp"), 2),
+    "mimo ep over cp, zigzag ring, ZeRO-3": (
+        "mimo",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "mimo ep over cp, ulysses": ("mimo", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "mimo cp, plain": ("mimo", strategy(cp=2, ep=2, kernel="plain", recompute="core_attention"), 2),
+    "mimo pp, uneven, zero bubble": ("mimo", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "mimo of 6 heads, tp": ("mimo of 6 heads", strategy(tp=2, sp=False), 2),
     "kimi linear tp": ("kimi linear", strategy(tp=2, recompute="attention+mlp"), 2),
     "kimi linear, 3 heads, tp": ("kimi linear, 3 heads", strategy(tp=2, sp=False, kernel="plain"), 2),
     "kimi linear ep over cp, zigzag ring, ZeRO-3": (
@@ -780,7 +793,7 @@ LATER_FAMILIES = (
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
-    "kimi_linear",
+    *("kimi_linear", "mimo_v2_flash"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -632,6 +632,33 @@ CONFIGS["exaone moe, no windows and no positions, groups"] = {
     "norm_topk_prob": False,
     "tie_word_embeddings": True,
 }
+MIMO = {
+    **{key: value for key, value in ROUTED.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
+    "model_type": "mimo_v2_flash",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "v_head_dim": 8,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.34},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 0.34},
+    },
+}
+CONFIGS["mimo"] = MIMO
+CONFIGS["mimo, biases, groups, wide values"] = {
+    **MIMO,
+    "attention_bias": True,
+    "v_head_dim": 16,
+    "attention_value_scale": None,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "n_group": 4,
+    "topk_group": 2,
+    "tie_word_embeddings": True,
+}
 EXPERT_KEYS = ("num_experts", "num_shared_experts", "num_experts_per_tok", "moe_intermediate_size")
 HY3 = {**SMALL, **{key: NAMED[key] for key in EXPERT_KEYS}, "model_type": "hy_v3"}
 CONFIGS["hy3"] = {**HY3, "num_hidden_layers": 3}

@@ -37,6 +37,22 @@ def test_dims_and_sizes_of_both_kinds_of_heads() -> None:
     assert MODELS["gemma3"].heads_of(3) == MODELS["gemma3"].heads[0]
 
 
+def test_values_may_be_narrower_than_keys() -> None:
+    model = MODELS["mimo"]
+    local, other = model.heads
+    assert (local.value_dims, local.output_dims) == (("kvhead", "valuedim"), ("kvhead", "group", "valuedim"))
+    assert other.value_dims == ("global_kvhead", "global_valuedim")
+    sizes = dim_sizes(model, 1, SEQ)
+    assert [sizes[dim] for dim in (*local.key_dims, local.value_dims[1], *other.value_dims)] == [4, 12, 8, 2, 8]
+    graph = stage_graph(model, sizes, (1,), False, False)
+    dims = {name: graph.tensors[f"model.layers.1.self_attn.{name}"].dims for name in ("v_proj.weight", "o_proj.weight")}
+    assert dims == {"v_proj.weight": ("kvhead", "valuedim", "embed"), "o_proj.weight": ("embed", *local.output_dims)}
+    usual = replace(model, model_type="gemma4_text", hidden_act="gelu_pytorch_tanh", v_head_dim=None)
+    assert (usual.value_head_dim, model.value_head_dim) == (12, 8)
+    with pytest.raises(AutoshardError, match=r"v_head_dim=8 of tiny-llama must be absent: .*mimo_v2_flash may have"):
+        replace(usual, v_head_dim=8)
+
+
 def test_parameters_of_both_kinds_of_heads_counted_by_hand() -> None:
     """Queries and output 8 x 8 x 64 each, keys and values 4 x 8 x 64; of the last block 8 x 16 x 64 and 2 x 16 x 64,
     where keys may be values, and norms of 16 numbers, not 8."""

@@ -86,6 +86,15 @@ def gemma4_block(model: ModelSpec, layer: int) -> int:
     return attention + mlp + experts + 7 * hidden
 
 
+def mimo_mixer(model: ModelSpec, layer: int) -> int:
+    """Narrower values, in blocks with a window of more heads, and there a number of each head besides."""
+    heads, wide, width = model.num_attention_heads, model.global_attention, model.head_dim
+    assert wide is not None and model.v_head_dim is not None
+    has_window = model.layer_types[layer] == "sliding_attention"
+    keys = model.num_key_value_heads if has_window else wide.num_global_key_value_heads
+    return model.hidden_size * (heads + keys) * (width + model.v_head_dim) + (heads if has_window else 0)
+
+
 def parameters(model: ModelSpec) -> int:
     """Closed formula, independent of the graph."""
     if model.latent_attention is not None:
@@ -100,6 +109,9 @@ def parameters(model: ModelSpec) -> int:
     attention = 2 * hidden * queries + 2 * hidden * keys
     if model.model_type == "gemma4_text":
         return vocabulary + hidden + sum(gemma4_block(model, layer) for layer in range(layers))
+    if model.model_type == "mimo_v2_flash":
+        mixers = sum(mimo_mixer(model, layer) for layer in range(layers))
+        return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
     if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.family.has_one_branch:
@@ -286,6 +298,7 @@ def recurrence(model: ModelSpec) -> int:
         ("solar-open-100b", 102_651_793_408),
         ("k-exaone-236b-a23b", 236_571_150_336),
         ("hy3-295b-a21b", 295_033_528_320),
+        ("mimo-v2-flash", 308_778_768_832),
         ("mistral-small-4-119b-a6.5b", 118_972_826_624),
         ("youtu-llm-2b", 1_961_560_064),
         ("cwm-32b", 32_581_097_472),

@@ -16,9 +16,11 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.export import unwritten
 from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
-from autoshard.models.registry import published_dropout
+from autoshard.models.nearest import published_keys
+from autoshard.models.registry import load_model, published_dropout
 from autoshard.models.stage import published_sizes, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
+from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
@@ -590,6 +592,34 @@ def test_what_a_config_of_lfm2s_mixtures_leaves_out() -> None:
     assert from_config(to_config(other), "m") == other
 
 
+def test_what_a_config_of_mimo_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    model = read("mimo_v2_flash", **experts, num_hidden_layers=7, num_attention_heads=8)
+    full, window = "full_attention", "sliding_attention"
+    assert model.layer_types == (full, *(window,) * 4, full, window)
+    assert model.mlp_layer_types == ("dense", *("sparse",) * 6)
+    assert (model.num_key_value_heads, model.global_attention) == (8, GlobalAttention(4, 192))
+    assert (model.head_dim, model.v_head_dim, model.rotary_dim) == (192, 128, 64)
+    assert [(model.window_of(layer), model.has_sinks(layer)) for layer in (0, 1)] == [(None, False), (129, True)]
+    assert [model.rope_of(layer) for layer in (0, 1)] == [(5e6, None), (1e4, None)]
+    assert model.attention_scores == AttentionScores(window_sinks=True, attention_value_scale=0.707)
+    assert (model.router, model.norm_topk_prob) == (Router("sigmoid", "noaux_tc"), True)
+    assert model.shared_expert_intermediate_size == 0
+    assert from_config(to_config(model), "m") == model
+
+
+def test_the_published_config_of_mimo_is_transformers_own() -> None:
+    """Windows, experts, heads and positions under other keys: a window of 128 others, of a block of pattern 1."""
+    published, model = published_keys()["mimo_v2_flash"], load_model("mimo-v2-flash")
+    assert (model.sliding_window, model.num_key_value_heads, model.norm_eps) == (129, 8, 1e-5)
+    written = to_config(model)
+    for key in ("hybrid_layer_pattern", "moe_layer_freq", "sliding_window_size", "swa_rope_theta", "rope_theta"):
+        assert key in published
+        assert key not in written
+    assert (written["num_key_value_heads"], written["sliding_window"]) == (4, 129)
+    assert from_config(written, "mimo-v2-flash") == model
+
+
 KIMI = {"max_position_embeddings": None, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_token": 2}
 
 
@@ -792,6 +822,26 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "exaone_moe",
             {"sliding_window": None},
             "sliding_window=null of m is not supported; a number of tokens is",
+        ),
+        (
+            "mimo_v2_flash",
+            {"hybrid_layer_pattern": [0, 1, 1]},
+            "hybrid_layer_pattern=a list of 3 of m must be a list of 4 numbers, 0 or 1, one a block",
+        ),
+        (
+            "mimo_v2_flash",
+            {"add_full_attention_sink_bias": True},
+            "add_full_attention_sink_bias=True of m is not supported; False is",
+        ),
+        (
+            "mimo_v2_flash",
+            {"v_head_dim": 8, "swa_v_head_dim": 16},
+            "swa_v_head_dim=16 of m is not supported; 8 is",
+        ),
+        (
+            "mimo_v2_flash",
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {}}},
+            "partial_rotary_factor of m must be the same in both objects of rope_parameters; it is 0.334 and 0.5",
         ),
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
         ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),

@@ -290,8 +290,11 @@ def _fused_attention(
     if q.device.type == "cpu" and (v.shape[-1] < q.shape[-1] or _pays_wide(k)):
         out: torch.Tensor = _OnCpu.apply(q, k, v, mask, scale)
         return out
-    shared, causal = q.shape[1] > k.shape[1], mask is None
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared)
+    shared, causal, width = q.shape[1] > k.shape[1], mask is None, v.shape[-1]
+    attend = partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared)
+    if shared and width < q.shape[-1]:  # of torch's kernels one takes heads that share keys, another narrower values
+        return attend(q, k, F.pad(v, (0, q.shape[-1] - width)))[..., :width]
+    return attend(q, k, v)
 
 
 SHORT_KEYS = 128
