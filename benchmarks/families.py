@@ -92,6 +92,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "kimi_linear": ("kimi-linear-48b-a3b", "trn2.48xlarge", 2),
     "lfm2_moe": ("lfm2-8b-a1b", "trn2.48xlarge", 1),
     "mimo_v2_flash": ("mimo-v2-flash", "trn2.48xlarge", 32),
+    "olmo_hybrid": ("olmo-hybrid-7b", "trn2.48xlarge", 1),
     "arcee": ("afm-4.5b", "trn2.48xlarge", 1),
     "deepseek_v32": ("deepseek-v3.2", "h800-80gb", 64),
     "glm_moe_dsa": ("glm-5", "h800-80gb", 64),

@@ -38,9 +38,9 @@ class GatedDeltaRule(OperatorKind):
     q, k: batch seq linear_key_head linear_keydim, which it brings to length 1; v: batch seq linear_key_head
     linear_group linear_valuedim; b, a: batch seq linear_key_head linear_group; A_log, dt_bias: linear_key_head
     linear_group. The state of a value head, [linear_keydim, linear_valuedim], is multiplied by exp(-exp(A_log)
-    softplus(a + dt_bias)) at each token, and then moved towards answering k with v, by the part sigmoid(b). Its answer
-    to q / sqrt(linear_keydim) is the output, like v. Not split over the sequence. Computed in FP32; keeps its inputs,
-    backward computes the states again.
+    softplus(a + dt_bias)) at each token, and then moved towards answering k with v, by the part sigmoid(b), or by that
+    times the attribute beta_scale. Its answer to q / sqrt(linear_keydim) is the output, like v. Not split over the
+    sequence. Computed in FP32; keeps its inputs, backward computes the states again.
 
     Where each channel of a key fades by itself (Kimi Linear 2025, arXiv 2510.26692), a is batch seq linear_key_head
     linear_keydim, dt_bias linear_key_head linear_keydim, A_log linear_key_head, and a state's rows fade as their

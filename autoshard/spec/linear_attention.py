@@ -22,6 +22,8 @@ class LinearAttention:
     linear_key_head_dim: Width of a query and of a key.
     linear_value_head_dim: Width of a value.
     linear_conv_kernel_dim: Tokens that the convolution before it sees, the own one included.
+    linear_allow_neg_eigval: Whether a token moves the state by up to twice what is missing, not up to once: matrices by
+        which states are multiplied may then have negative eigenvalues (OLMo Hybrid).
 
     Raises AutoshardError for sizes that are no counts or do not divide.
     """
@@ -31,10 +33,13 @@ class LinearAttention:
     linear_key_head_dim: Count
     linear_value_head_dim: Count
     linear_conv_kernel_dim: Count
+    linear_allow_neg_eigval: Annotated[bool, Absence.WRITTEN] = False
 
     def __post_init__(self) -> None:
+        check_flag("linear_attention", "linear_allow_neg_eigval", self.linear_allow_neg_eigval)
         for one in fields(self):
-            check_integer("linear_attention", one.name, getattr(self, one.name))
+            if one.name != "linear_allow_neg_eigval":
+                check_integer("linear_attention", one.name, getattr(self, one.name))
         if self.linear_num_value_heads % self.linear_num_key_heads:
             raise AutoshardError(
                 f"linear_num_key_heads={self.linear_num_key_heads} of linear_attention must divide "

@@ -225,6 +225,7 @@ _BUILT_IN = {
     "mimo_v2_flash": Family(
         "mimo", experts=_MIXTURE, has_output_bias=False, may_have=("global_attention", "v_head_dim")
     ),
+    "olmo_hybrid": Family("olmo_hybrid", qk_norm=ALL_HEADS),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from autoshard.models.config_fields import Config, partial_rope
@@ -86,7 +86,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "layer_types": list(model.layer_types) or [FULL_ATTENTION] * model.num_hidden_layers,
         "attention_bias": False,
     }
-    return config | ({} if linear is None else {one.name: getattr(linear, one.name) for one in fields(linear)})
+    return config | ({} if linear is None else {name: getattr(linear, name) for name in SIZES})
 
 
 def _mixture_keys(model: ModelSpec) -> dict[str, Any]:

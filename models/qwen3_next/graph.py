@@ -24,15 +24,16 @@ LINEAR_HEADS = {
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     if model.mixer_of(layer) == LINEAR_ATTENTION:
-        x = normed_mixer(b, model, x, layer, "linear_attn", _linear_attention)
+        x = normed_mixer(b, model, x, layer, "linear_attn", linear_attention)
     else:
         x = attention(b, model, x, layer, kernel)
     return (experts if model.is_moe else mlp)(b, model, x, layer)
 
 
-def _linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+def linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, norm_eps: float | None = None) -> str:
     """Append projections, causal convolutions of queries, keys and values, the gated delta rule, and a norm of each
-    head that is multiplied by the silu of a gate; returns the output projection's output."""
+    head that is multiplied by the silu of a gate; returns the output projection's output. norm_eps: of that norm; None:
+    as of the others."""
     b.module = "attention"
     q, k, v, z, beta, a = (
         linear(b, f"{name}.{part}", h, f"{HIDDEN}, {dims} embed -> batch seq {dims}", False)
@@ -41,19 +42,22 @@ def _linear_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> s
     q, k, v = (convolved(b, f"{name}.{part}", x) for part, x in (("q_conv1d", q), ("k_conv1d", k), ("v_conv1d", v)))
     b.module = "core_attention"
     a_log, dt_bias = (b.parameter(f"{name}.{part}", "linear_key_head linear_group") for part in ("A_log", "dt_bias"))
-    normal = normed_delta_rule(b, model, name, (q, k, v, beta, a, a_log, dt_bias), "norm")
+    normal = normed_delta_rule(b, model, name, (q, k, v, beta, a, a_log, dt_bias), "norm", norm_eps)
     gated = b.elementwise("silu_mul", f"{name}.gated", z, normal)
     return linear(b, f"{name}.out_proj", gated, f"batch seq {VALUES}, embed {VALUES} -> batch seq embed", False)
 
 
-def normed_delta_rule(b: GraphBuilder, model: ModelSpec, name: str, inputs: tuple[str, ...], norm: str) -> str:
+def normed_delta_rule(
+    b: GraphBuilder, model: ModelSpec, name: str, inputs: tuple[str, ...], norm: str, eps: float | None = None
+) -> str:
     """Append the gated delta rule and a norm of each head; returns the norm's output. name: of the linear attention.
-    inputs: the rule's, in its order. norm: the family's name of it."""
-    dims, loops = b.dims(inputs[2]), ("batch", "linear_key_head", "linear_group")
-    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops)
+    inputs: the rule's, in its order. norm: the family's name of it. eps: its own; None: as of the others."""
+    dims, loops, linear = b.dims(inputs[2]), ("batch", "linear_key_head", "linear_group"), model.linear_attention
+    scaled = {"beta_scale": 2.0} if linear is not None and linear.linear_allow_neg_eigval else {}
+    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops, **scaled)
     b.module = "attention"
-    weight = b.parameter(f"{name}.{norm}.weight", "linear_valuedim")
-    return b.operator("norm", f"{name}.{norm}", (mixed, weight), dims, dims[:-1], function="rms", eps=model.norm_eps)
+    weight, eps = b.parameter(f"{name}.{norm}.weight", "linear_valuedim"), eps or model.norm_eps
+    return b.operator("norm", f"{name}.{norm}", (mixed, weight), dims, dims[:-1], function="rms", eps=eps)
 
 
 def convolved(b: GraphBuilder, name: str, x: str) -> str:

@@ -194,6 +194,20 @@ MODELS["exaone moe"] = replace(
     layer_types=(*("sliding_attention",) * 3, "full_attention"),
     position_types=(*("rope",) * 3, "nope"),
 )
+MODELS["olmo hybrid"] = replace(
+    LLAMA,
+    model_type="olmo_hybrid",
+    layer_types=("linear_attention",) * 2 + ("full_attention", "linear_attention"),
+    position_types=("nope",) * 4,
+    linear_attention=LinearAttention(4, 4, 6, 12, 4, linear_allow_neg_eigval=True),
+)
+MODELS["olmo hybrid, 3 heads, positions"] = replace(
+    MODELS["olmo hybrid"],
+    attention_bias=True,
+    tie_word_embeddings=True,
+    position_types=(),
+    linear_attention=LinearAttention(3, 6, 8, 4, 3),
+)
 MODELS["mimo"] = replace(
     MODELS["dots.llm1"],
     model_type="mimo_v2_flash",

@@ -541,6 +541,8 @@ CASES[2] |= {
 }
 CASES[4] |= {
     "lfm2 moe ep x tp": ("lfm2 moe", strategy(tp=2, dp=2, ep=2), 2),
+    "olmo hybrid, 3 heads, padded": ("olmo hybrid, 3 heads, positions", strategy(tp=4, sp=False), 2),
+    "olmo hybrid tp x pp": ("olmo hybrid", strategy(tp=2, pp=2), 3),
     "mimo, keys replicated in some blocks": ("mimo", strategy(tp=4, ep=4, etp=1, recompute="core_attention"), 2),
     "mimo of 6 heads, padded": ("mimo of 6 heads", strategy(tp=4, sp=False), 2),
     "mimo ep x tp": ("mimo", strategy(tp=2, dp=2, ep=2), 2),
@@ -576,6 +578,18 @@ CASES[4] |= {
     "exaone4, kv replicated": ("exaone4", strategy(tp=4, sp=False), 2),
 }
 CASES[2] |= {
+    "olmo hybrid tp": ("olmo hybrid", strategy(tp=2, recompute="attention+mlp"), 2),
+    "olmo hybrid zigzag ring, ZeRO-3": (
+        "olmo hybrid",
+        strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "olmo hybrid ulysses": ("olmo hybrid", strategy(cp=2, attention="ulysses"), 2),
+    "olmo hybrid pp, uneven, zero bubble": (
+        "olmo hybrid, 3 heads, positions",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
+        3,
+    ),
     "mimo tp": ("mimo", strategy(tp=2, recompute="attention+mlp"), 2),
     "mimo ep over cp, zigzag ring, ZeRO-3": (
         "mimo",
@@ -793,7 +807,7 @@ LATER_FAMILIES = (
     *("exaone_moe", "hy_v3", "mistral4", "youtu", "cwm"),
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
-    *("kimi_linear", "mimo_v2_flash"),
+    *("kimi_linear", "mimo_v2_flash", "olmo_hybrid"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

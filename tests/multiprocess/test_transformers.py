@@ -632,6 +632,28 @@ CONFIGS["exaone moe, no windows and no positions, groups"] = {
     "norm_topk_prob": False,
     "tie_word_embeddings": True,
 }
+OLMO_HYBRID = {
+    **SMALL,
+    "model_type": "olmo_hybrid",
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    **NO_TOKENS,
+}
+CONFIGS["olmo hybrid"] = {
+    **OLMO_HYBRID,
+    "rope_parameters": {"rope_type": "default", "rope_theta": None},
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}
+CONFIGS["olmo hybrid, positions, biases"] = {
+    **OLMO_HYBRID,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_allow_neg_eigval": False,
+    "linear_conv_kernel_dim": 3,
+}
 MIMO = {
     **{key: value for key, value in ROUTED.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
     "model_type": "mimo_v2_flash",
@@ -881,15 +903,30 @@ def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
 
 
 def save(model: Any, folder: Path) -> None:
-    """As published. The MLP of Kimi Linear's blocks without experts has a name of its own, which transformers reads,
-    but does not write."""
+    """As published, which transformers reads, but does not write: the MLP of Kimi Linear's blocks without experts has a
+    name of its own, and so has OLMo Hybrid's norm behind attention, whose convolutions are as wide as what they see."""
     model.save_pretrained(folder)
+    file = folder / "model.safetensors"
     if model.config.model_type == "kimi_linear":
-        file = folder / "model.safetensors"
         tensors = {
             re.sub(r"block_sparse_moe\.(\w+_proj)\b", r"mlp.\1", name): one for name, one in load_file(file).items()
         }
-        save_file(tensors, file, metadata={"format": "pt"})
+    elif model.config.model_type == "olmo_hybrid":
+        tensors = dict(load_file(file))
+        for layer, word in enumerate(model.config.layer_types):
+            prefix = f"model.layers.{layer}"
+            if word == "full_attention":
+                norm = tensors.pop(f"{prefix}.feedforward_layer_norm.weight")
+                tensors[f"{prefix}.post_attention_layernorm.weight"] = norm
+                continue
+            names = [f"{prefix}.linear_attn.{part}" for part in ("q", "k", "v")]
+            whole = torch.cat([tensors[f"{name}_conv1d.weight"] for name in names])
+            rows = [len(tensors[f"{name}_proj.weight"]) for name in names]
+            for name, piece in zip(names, whole.split(rows), strict=True):
+                tensors[f"{name}_conv1d.weight"] = piece.clone()
+    else:
+        return
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 class Published:

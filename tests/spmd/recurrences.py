@@ -77,7 +77,8 @@ def gated_delta_rule(
     queries, keys, values, raw_beta, raw = (_mesh_first(place, x) for x in (q, k, v, b, a))
     units = [x / np.sqrt(np.square(x).sum(-1, keepdims=True) + L2_EPS) for x in (queries, keys)]
     turned = [x[..., None, :] for x in units]  # [token, ..., head, 1, width]
-    scale, beta = q.shape[-1] ** -0.5, _sigmoid(raw_beta)
+    most: Any = place.attributes.get("beta_scale", 1.0)
+    scale, beta = q.shape[-1] ** -0.5, most * _sigmoid(raw_beta)
     rate, shift = np.expand_dims(np.exp(a_log), len(place.axes)), np.expand_dims(dt_bias, len(place.axes))
     by_channel = rate.ndim < shift.ndim  # a rate a head, [..., head, width], in place of [..., head, group]
     rate = rate[..., None] if by_channel else rate
@@ -123,7 +124,7 @@ def gated_delta_rule(
         by_raw = -by_exponent * rate * _sigmoid(raw + shift)
         by_log = _over_batch(place, (-by_exponent * rate * time).sum(0))
         return (
-            *(_back(place, x) for x in (*of_inputs, by_v, by_beta * beta * (1 - beta), by_raw)),
+            *(_back(place, x) for x in (*of_inputs, by_v, by_beta * beta * (1 - beta / most), by_raw)),
             by_log.sum(-1) if by_channel else by_log,
             _over_batch(place, by_raw.sum(0)),
         )

@@ -153,6 +153,7 @@ def parameters(model: ModelSpec) -> int:
         "minimax_m2",
         "olmoe",
         "flex_olmo",
+        "olmo_hybrid",
     ):  # a norm of all heads' queries and one of their keys
         attention += queries + keys
     if model.model_type in (
@@ -326,6 +327,7 @@ def recurrence(model: ModelSpec) -> int:
         ("nemotron-3-super-120b-a12b", 120_668_687_360),
         ("nemotron-3-ultra-550b-a55b", 549_308_968_960),
         ("afm-4.5b", 4_619_184_640),
+        ("olmo-hybrid-7b", 7_430_870_688),
         ("olmo3-7b", 7_298_011_136),
         ("olmo3-32b", 32_233_522_176),
         ("minimax-m2", 228_689_748_992),

@@ -620,6 +620,26 @@ def test_the_published_config_of_mimo_is_transformers_own() -> None:
     assert from_config(written, "mimo-v2-flash") == model
 
 
+def test_what_a_config_of_olmo_hybrid_leaves_out() -> None:
+    model = read("olmo_hybrid", num_hidden_layers=5)
+    assert [model.mixer_of(layer) for layer in range(5)] == [
+        *("linear_attention",) * 3,
+        "full_attention",
+        "linear_attention",
+    ]
+    assert model.linear_attention == LinearAttention(32, 32, 96, 192, 4, linear_allow_neg_eigval=True)
+    assert (model.rope_theta, model.has_rope(3), model.norm_eps, model.is_recurrent) == (1e4, True, 1e-6, True)
+    assert from_config(to_config(model), "m") == model
+    for nothing in ({"rope_theta": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": None}}):
+        still = read("olmo_hybrid", **nothing)
+        assert still.position_types == ("nope",) * 4
+        assert from_config(to_config(still), "m") == still
+    assert read("olmo_hybrid", num_hidden_layers=2).layer_types == ("linear_attention", "full_attention")
+    alone = read("olmo_hybrid", layer_types=["full_attention"] * 4)
+    assert (alone.linear_attention, alone.is_recurrent) == (None, False)
+    assert from_config(to_config(alone), "m") == alone
+
+
 KIMI = {"max_position_embeddings": None, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_token": 2}
 
 
@@ -842,6 +862,11 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "mimo_v2_flash",
             {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {}}},
             "partial_rotary_factor of m must be the same in both objects of rope_parameters; it is 0.334 and 0.5",
+        ),
+        (
+            "olmo_hybrid",
+            {"linear_allow_neg_eigval": "no"},
+            "linear_allow_neg_eigval='no' of linear_attention must be true or false",
         ),
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
         ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),

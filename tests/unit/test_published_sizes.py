@@ -128,6 +128,7 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("nemotron-nano-9b-v2", parameter_count, "9e9", "its name"),
     ("mimo-v2-flash", parameter_count, "309e9", "model card, recalled"),
     ("mimo-v2-flash", active, "15e9", "model card, recalled"),
+    ("olmo-hybrid-7b", parameter_count, "7e9", "its name"),
     ("minimax-m2", parameter_count, "23e10", "README of MiniMax-AI/MiniMax-M2"),
     ("minimax-m2", active, "10e9", "README of MiniMax-AI/MiniMax-M2"),
     ("qwen3-next-80b-a3b", without_tables, "79e9", "model card"),

@@ -143,14 +143,16 @@ def gated_delta_rule(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of the gated delta rule: q, k [batch, seq, head, width], v [batch, seq, head, group, width], b, a
     [batch, seq, head, group], A_log, dt_bias [head, group] -> a tensor like v. Where each channel of a key fades by
     itself: a [batch, seq, head, width], A_log [head], dt_bias [head, width]."""
-    if not fades_by_channel(step.operator, context.graph):
-        return _in_order(context, step, partial(_delta_rule, by_channel=False), 5)
+    by_channel, scale = fades_by_channel(step.operator, context.graph), step.operator.attributes.get("beta_scale")
+    rule = partial(_delta_rule, by_channel=by_channel, beta_scale=scale)
+    if not by_channel:
+        return _in_order(context, step, rule, 5)
 
     def run(*values: torch.Tensor) -> torch.Tensor:
         _, seq, heads, width = values[0].shape
         _, some = scan_tile(1, heads, int(numbers_of_head(seq, width)))
         slices = WHOLE if some == heads else Slices((2, 2, 2, 2, 2, 0, 0), some)
-        return _in_order(context, step, partial(_delta_rule, by_channel=True), 5, slices)(*values)
+        return _in_order(context, step, rule, 5, slices)(*values)
 
     return run
 
@@ -165,9 +167,11 @@ def _delta_rule(
     dt_bias: torch.Tensor,
     *,
     by_channel: bool,
+    beta_scale: Any = None,
 ) -> torch.Tensor:
     """The rule as in arXiv 2412.06464, section 3.3, or with by_channel as in arXiv 2510.26692, section 3: within a
-    chunk, values that the state of its start already answers are taken off by the inverse of a triangular matrix."""
+    chunk, values that the state of its start already answers are taken off by the inverse of a triangular matrix.
+    beta_scale: by which the sigmoid of b is multiplied; None: by nothing."""
     dtype, seq = v.dtype, v.shape[1]
     q, k, v, b, a, a_log, dt_bias = map(at_least_fp32, (q, k, v, b, a, a_log, dt_bias))
     rate = a_log.exp()
@@ -176,7 +180,8 @@ def _delta_rule(
     # [batch, head, group, chunk, token, width]; queries and keys are those of all value heads in their group
     q, k = (_chunks(_unit(x), chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for x in (q, k))
     v = _chunks(v, chunk).permute(0, 3, 4, 1, 2, 5)
-    beta = _chunks(b.sigmoid(), chunk).permute(0, 3, 4, 1, 2).unsqueeze(-1)
+    part = b.sigmoid() if beta_scale is None else b.sigmoid() * beta_scale
+    beta = _chunks(part, chunk).permute(0, 3, 4, 1, 2).unsqueeze(-1)
     decay = _chunks(decay, chunk)
     q = q * q.shape[-1] ** -0.5
     weighed = k * beta
