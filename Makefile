@@ -34,14 +34,15 @@ demo: $(VENV)/.demo
 	autoshard run plan.json
 
 # Types are checked beside the first tests. Many tests wait for processes at times, which a third one at a time fills on
-# two cores. To look into what asserts compare takes long: only tests that failed are run again with it. No test looks at
-# what is logged.
-TESTS = tests/validation tests/golden tests/unit tests/multiprocess
-PYTEST = python -m pytest --dist loadfile --no-loadscope-reorder --assert=plain -p no:logging
+# two cores. Those of several processes add schedules of their own, which the others must not see. To look into what
+# asserts compare takes long: only tests that failed are run again with it. No test looks at what is logged.
+PYTEST = python -m pytest -n 3 --dist loadfile --assert=plain -p no:logging
 AGAIN = { python -m pytest --last-failed --last-failed-no-failures none; false; }
 test: lint
 	mypy & types=$$!; \
-	$(PYTEST) -n 3 $(TESTS) || $(AGAIN) && wait $$types
+	$(PYTEST) --no-loadscope-reorder tests/validation tests/golden tests/unit || $(AGAIN) \
+	&& wait $$types
+	$(PYTEST) tests/multiprocess || $(AGAIN)
 
 docs: $(VENV)/.test
 	python -m mkdocs build --strict
