@@ -48,7 +48,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         interval = config.integer("full_attention_interval", INTERVAL)
         types = tuple(LINEAR_ATTENTION if (layer + 1) % interval else FULL_ATTENTION for layer in range(layers))
     defaults = DEFAULTS[model_type]
-    sizes = {name: config.integer(name, default) for name, default in SIZES.items()}
+    sizes: dict[str, Any] = {name: config.integer(name, default) for name, default in SIZES.items()}
     config.only("output_gate_type", "swish")  # of linear attention
     linear: dict[str, Any] = {}
     if LINEAR_ATTENTION in types:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.llama.graph import HIDDEN, attention, embedding, head, linear, mlp, normed_mixer
 from autoshard.models.qwen.graph import mlp as experts
@@ -53,7 +55,7 @@ def normed_delta_rule(
     """Append the gated delta rule and a norm of each head; returns the norm's output. name: of the linear attention.
     inputs: the rule's, in its order. norm: the family's name of it. eps: its own; None: as of the others."""
     dims, loops, linear = b.dims(inputs[2]), ("batch", "linear_key_head", "linear_group"), model.linear_attention
-    scaled = {"beta_scale": 2.0} if linear is not None and linear.linear_allow_neg_eigval else {}
+    scaled: dict[str, Any] = {"beta_scale": 2.0} if linear is not None and linear.linear_allow_neg_eigval else {}
     mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops, **scaled)
     b.module = "attention"
     weight, eps = b.parameter(f"{name}.{norm}.weight", "linear_valuedim"), eps or model.norm_eps
