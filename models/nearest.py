@@ -28,7 +28,6 @@ STRUCTURE = frozenset(
         *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "linear_num_key_heads"),
         *("linear_num_value_heads", "conv_L_cache", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "index_topk"),
         *("shared_intermediate_size", "linear_attn_config", "hybrid_layer_pattern", "attention_value_scale"),
-        "v_head_dim",
     )
 )
 """Keys of blocks that some families have: a family that does not read one of them would be another model without it."""
