@@ -69,6 +69,10 @@ def _check_fields(model: ModelSpec) -> None:
         check_integer(of, field, getattr(model, field), at_least=0, at_most=MOST_REPEATED)
     check_integer(of, "shared_expert_intermediate_size", model.shared_expert_intermediate_size, at_least=0)
     check_positive(of, "partial_rotary_factor", model.partial_rotary_factor)
+    if model.partial_rotary_factor > 1:
+        raise AutoshardError(
+            f"partial_rotary_factor={model.partial_rotary_factor} of {of} must be at most 1, all of a head"
+        )
     if model.router_aux_loss_coef != 0:
         check_positive(of, "router_aux_loss_coef", model.router_aux_loss_coef)
     flags = ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_parallel_residual")
@@ -119,7 +123,7 @@ def _check_attention(model: ModelSpec) -> None:
     _check_value_heads(model)
     _check_global_attention(model)
     for own in model.heads:
-        if model.partial_rotary_factor > 1 or own.rotary_dim % 2 or own.rotary_dim == 0:
+        if own.rotary_dim % 2 or own.rotary_dim == 0:
             factor = model.partial_rotary_factor
             part = "" if factor == 1 else f" times partial_rotary_factor={factor}"
             raise AutoshardError(

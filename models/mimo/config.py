@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.errors import AutoshardError
-from autoshard.files.fields import show
+from autoshard.files.fields import check_positive, show
 from autoshard.models.config_fields import Config, rope_keys, ropes_of_kinds
 from autoshard.models.deepseek.config import corrected_router, expert_keys, experts, kind_keys
 from autoshard.models.llama.config import Defaults, read_as_llama, written_as_llama
@@ -84,7 +84,7 @@ def _flags(config: Config, key: str, usual: list[int]) -> list[int]:
         raise AutoshardError(
             f"{key}={show(found)} of {config.name} must be a list of {len(usual)} numbers, 0 or 1, one a block"
         )
-    return found
+    return [int(flag) for flag in found]
 
 
 def _window(config: Config) -> int:
@@ -100,13 +100,14 @@ def _turned_part(config: Config) -> float:
     """The part of each head that positions turn, with a window and without."""
     ropes = config.value("rope_parameters", {})
     usual = config.positive("partial_rotary_factor", ROTARY_PART)
-    parts = {ropes.get(kind, {}).get("partial_rotary_factor", usual) for kind in ATTENTION_TYPES}
-    if len(parts) > 1:
+    full, local = (ropes.get(kind, {}).get("partial_rotary_factor", usual) for kind in ATTENTION_TYPES)
+    if full != local:
         raise AutoshardError(
             f"partial_rotary_factor of {config.name} must be the same in both objects of rope_parameters; it is "
-            f"{' and '.join(map(show, sorted(parts, key=str)))}"
+            f"{show(full)} and {show(local)}"
         )
-    return float(parts.pop())
+    check_positive(config.name, "partial_rotary_factor", full)
+    return float(full)
 
 
 def _experts(config: Config, layers: int) -> dict[str, Any]:

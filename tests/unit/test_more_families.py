@@ -25,7 +25,7 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import MODEL_TYPES
+from autoshard.spec.model_types import ATTENTION_TYPES, MODEL_TYPES
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
@@ -861,7 +861,18 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         (
             "mimo_v2_flash",
             {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {}}},
-            "partial_rotary_factor of m must be the same in both objects of rope_parameters; it is 0.334 and 0.5",
+            "partial_rotary_factor of m must be the same in both objects of rope_parameters; it is 0.5 and 0.334",
+        ),
+        (
+            "mimo_v2_flash",
+            {"rope_parameters": {word: {"partial_rotary_factor": []} for word in ATTENTION_TYPES}},
+            "partial_rotary_factor=a list of 0 of m must be a finite number above 0",
+        ),
+        ("glm", {"partial_rotary_factor": 1e308}, "partial_rotary_factor=1e+308 of m must be at most 1, all of a head"),
+        (
+            "mimo_v2_flash",
+            {"hybrid_layer_pattern": [0, 1, 1, []]},
+            "hybrid_layer_pattern=a list of 4 of m must be a list of 4 numbers, 0 or 1, one a block",
         ),
         (
             "olmo_hybrid",
