@@ -13,7 +13,7 @@ from autoshard.spec.model_types import FULL_ATTENTION, LINEAR_ATTENTION, MOST_RE
 ARCHITECTURES = {"olmo_hybrid": "OlmoHybridForCausalLM"}
 DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0)
 PATTERN, TAPS = 4, 4
-"""Without the keys; every so many-th block has attention."""
+"""Without the keys: every so many-th block has attention, and convolutions see so many tokens."""
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
@@ -29,7 +29,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def _mixers(config: Config) -> tuple[str, ...]:
-    """The layer_types; without the key the last block has attention where no other one has."""
+    """The layer_types; without the key every PATTERN-th block has attention, of fewer blocks the last one."""
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
     if config.gives("layer_types"):
         return config.words("layer_types", layers, (FULL_ATTENTION, LINEAR_ATTENTION))
