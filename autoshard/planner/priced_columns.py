@@ -91,7 +91,11 @@ def _columns(chunk: Priced, priced: PricedLayouts) -> dict[str, Array]:
 
 
 def _stage_layers(chunk: Priced, pp: int, vpp: int) -> Array:
-    layers = chunk.cuts.of_stages(pp, vpp)
-    layers = np.broadcast_to(layers, (pp * vpp, layers.shape[1])).T
-    different, which = np.unique(layers, axis=0, return_inverse=True)
-    return np.array(["-".join(map(str, row)) for row in different.tolist()])[which.ravel()]
+    """The words of each layout. Cuts that are alike are told by one number, stage after stage: to sort whole rows takes
+    twenty times as long."""
+    by_stage = chunk.cuts.of_stages(pp, vpp)
+    by_stage = np.broadcast_to(by_stage, (pp * vpp, by_stage.shape[1]))
+    cut, first = np.zeros(by_stage.shape[1], dtype=np.int64), np.zeros(1, dtype=np.int64)
+    for layers in by_stage:
+        _, first, cut = np.unique(cut * (layers.max() + 1) + layers, return_index=True, return_inverse=True)
+    return np.array(["-".join(map(str, row)) for row in by_stage[:, first].T.tolist()])[cut]
