@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Set
 from dataclasses import replace
+from functools import cache
 
 from autoshard.cost.estimate import estimate
 from autoshard.layout.mesh import parse_axis_order
 from autoshard.layout.strategy import Strategy
+from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.plans.plan import Plan, make_plan
 from autoshard.runtime.rehearse import local_cluster, telling_blocks
 from autoshard.spec.model import ModelSpec
@@ -797,7 +799,9 @@ CASES[4] |= {
 
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
-than two ranks: the first ones; with two ranks only what is tried with no more. AUTOSHARD_CASES=all tries all."""
+than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
+sort that no other model tried has: simulated ranks tell of the others, in test_spmd_models.py. AUTOSHARD_CASES=all tries
+all."""
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),
@@ -829,16 +833,24 @@ CHUNKED = "loss in chunks"
 
 Family = tuple[str, bool]
 """The model type, and whether there is a prediction module."""
+Sort = tuple[str, tuple[str, ...], int]
+"""Of operators: kind, names of attributes, number of inputs."""
 
 
 def _tried() -> dict[int, dict[str, tuple[str, Strategy, int]]]:
     """Cases without FURTHER and those of later families beyond the first few."""
     more = {world_size: _tried_with(world_size) for world_size in CASES if world_size > 2}
-    return {2: _tried_with(2, {_family(one) for cases in more.values() for one in cases.values()}), **more}
+    of_more = [one for cases in more.values() for one in cases.values()]
+    first = [one for one in CASES[2].values() if _family(one)[0] not in LATER_FAMILIES]
+    operators = set[Sort]().union(*(_operators(one[0]) for one in (*of_more, *first)))
+    return {2: _tried_with(2, {_family(one) for one in of_more}, operators), **more}
 
 
-def _tried_with(world_size: int, known: Set[Family] = frozenset()) -> dict[str, tuple[str, Strategy, int]]:
-    """Those of a world size. known: families that more ranks try."""
+def _tried_with(
+    world_size: int, known: Set[Family] = frozenset(), operators: Set[Sort] | None = None
+) -> dict[str, tuple[str, Strategy, int]]:
+    """Those of a world size. known: families that more ranks try. operators: sorts of which a model has to have others
+    to be tried, if given."""
     of_family = Counter(known)
     with_layout: Counter[Strategy] = Counter()
     found = {}
@@ -848,11 +860,21 @@ def _tried_with(world_size: int, known: Set[Family] = frozenset()) -> dict[str, 
             most = MOST_OF_A_LAYOUT if world_size > 2 else len(LATER_FAMILIES)
             if name in FURTHER or of_family[family] == MOST_OF_A_FAMILY or with_layout[layout] == most:
                 continue
+            if operators is not None and _operators(one[0]) <= operators:
+                continue
             of_family[family] += 1
             with_layout[layout] += 1
         if name not in FURTHER:
             found[name] = one
     return found
+
+
+@cache
+def _operators(name: str) -> Set[Sort]:
+    """Sorts of operators in the blocks of a model, its embedding and its loss."""
+    model = MODELS[name]
+    graph = stage_graph(model, dim_sizes(model, 1, 8, 1, 1.0), model.kinds, True, True, "flash", 2)
+    return {(op.kind, tuple(sorted(op.attributes)), len(op.inputs)) for op in graph.operators}
 
 
 def _family(one: tuple[str, Strategy, int]) -> Family:

@@ -155,13 +155,14 @@ def test_a_family_with_experts_is_planned_and_built(tmp_path: Path, monkeypatch:
     attention = hidden * (1024 + 2 * 512) + 1024 * hidden
     mlp = 8 * 3 * hidden * 4096 + 8 * hidden + 3 * hidden * 2048  # experts, router, shared expert
     assert parameter_count(model) == layers * (attention + mlp + 2 * hidden) + 2 * 32000 * hidden + hidden
-    plan = autoshard.plan(model, nodes=1, global_batch=64, ep=4, tp=1, pp=2)
+    few: dict[str, Any] = {"nodes": 1, "global_batch": 64, "ep": 4, "tp": 1, "pp": 2, "cp": 1}
+    plan = autoshard.plan(model, **few)
     assert plan.strategy.ep == 4 and plan.backend == "torch"
     assert autoshard.read_plan(plan.save("mixture.json")) == plan
     assert autoshard.validate(plan).plan == plan
     assert autoshard.audit(plan, stages=[0], use_cache=False).agrees
     dense = autoshard.model({**config, "model_type": "routed_mixture", "shared_expert_intermediate_size": 0})
-    assert autoshard.plan(dense, nodes=1, global_batch=64, ep=4, tp=1, pp=2).model.is_moe
+    assert autoshard.plan(dense, **few).model.is_moe
     for changes, said in (
         ({"num_local_experts": 1}, "num_experts_per_tok=2 of m must be from 1 to num_local_experts=1"),
         (
@@ -913,6 +914,7 @@ def test_what_a_plug_in_raises_is_said_in_a_sentence(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     small = ["--model", "llama3.2-1b", "--seq-len", "2048", "--global-batch", "64"]
+    few = ["--tp", "2", "--cp", "1", "--pp", "1"]
     autoshard.plan("llama3.2-1b", seq_len=2048, global_batch=64).save("plan.json")
     nothing = "AttributeError: 'Description' object has no attribute 'nothing'"
     for command, said in (
@@ -922,9 +924,9 @@ def test_what_a_plug_in_raises_is_said_in_a_sentence(
             "plug-in outside of outside-s 1.0 fails: IndexError: -1 is no layout: 0 to 439",
         ),
         (["plan", *small, "--search", "wordy"], "my words"),
-        (["plan", *small, "--cost-model", "raising"], "plug-in raising of raising-c 1.0 fails: ValueError: a b"),
+        (["plan", *small, *few, "--cost-model", "raising"], "plug-in raising of raising-c 1.0 fails: ValueError: a b"),
         (["plan", *small, "--search", "leaving"], "plug-in leaving of leaving-s 1.0 fails: SystemExit: 0"),
-        (["plan", *small, "--cost-model", "leaving"], "plug-in leaving of leaving-l 1.0 does not load: SystemExit: 0"),
+        (["plan", *small, *few, "--cost-model", "leaving"], "plug-in leaving of leaving-l 1.0 does not load: SystemExit: 0"),
         (["explain", "plan.json", "--format", "raising"], f"plug-in raising of raising-r 1.0 fails: {nothing}"),
     ):
         assert main(command) == 2

@@ -248,7 +248,9 @@ FURTHER = {
     *("HSDP, kv replicated, ZeRO-2", "HSDP of experts, ZeRO-3", "loss in chunks, zero bubble"),
     *("a shared expert, in a ring, ZeRO-3", "sparse attention, pp, ZeRO-2", "FP32, one table, ZeRO-3"),
     *("linear attention", "latent attention", "loss in chunks", "experts cut by tp, ZeRO-3", "zero bubble"),
-    *("plain attention replayed", "few tokens, two tables, ZeRO-3"),
+    *("plain attention replayed", "few tokens, two tables, ZeRO-3", "few tokens, one table, ZeRO-3"),
+    *("unequal blocks", "unequal windows, ring", "plain attention over heads, replayed", "one block, ZeRO-3"),
+    *("experts", "experts apart, ZeRO-3", "kv replicated", "a tied table on one rank", "tied tables"),
 }
 """Plans that are audited with AUTOSHARD_CASES=all alone: another plan has each of their mechanisms, in another
 combination."""
