@@ -36,7 +36,7 @@ def parity(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
         connect(reporter)
     found: dict[str, Any] = {}
     for name, precisions in arguments["layouts"].items():
-        plan = ALSO.get(reporter.world_size, {}).get(name) or case(reporter.world_size, name)
+        plan = ALSO.get(reporter.world_size, {}).get(name) or case(reporter.world_size, name, few_blocks=True)
         single = replace(plan, training=replace(plan.training, precision=FP32))
         work: dict[str, Callable[..., Any]] = {
             "fp64": partial(_compared, plan, 2),

@@ -800,8 +800,8 @@ CASES[4] |= {
 MOST_OF_A_FAMILY, MOST_OF_A_LAYOUT = 1, 1
 """How many layouts of each of LATER_FAMILIES are tried, and how many families with the same layout where there are more
 than two ranks: the first ones. With two ranks a family is tried that no more ranks try and that has an operator of a
-sort that no other model tried has: simulated ranks tell of the others, in test_spmd_models.py. AUTOSHARD_CASES=all tries
-all."""
+sort that no other model tried has: simulated ranks tell of the others, in test_spmd_models.py. AUTOSHARD_CASES=all
+tries all."""
 LATER_FAMILIES = (
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "dbrx"),
     *("smollm3", "phi3", "olmo2", "granite", "qwen3_next", "granitemoehybrid"),

@@ -13,7 +13,7 @@ from tests.multiprocess.plans import FP64
 
 @pytest.mark.parametrize("seed", some([0, 3], 1))
 def test_random_layouts_train_like_one_process(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = 12 if ALL else 6
+    several = 12 if ALL else 4
     monkeypatch.setattr("benchmarks.random_layouts.TOGETHER", several)
     found = [*trained(Random(seed))]
     assert len(found) == several

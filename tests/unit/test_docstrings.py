@@ -28,17 +28,21 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 
 @cache
-def nodes_of(source: str) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(source)))
+def docstrings(source: str) -> tuple[tuple[int, str, str], ...]:
+    """(line, name, docstring) of a module, without a name, and of its classes and functions that have one."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if docstring := ast.get_docstring(node):
+                found.append((getattr(node, "lineno", 1), getattr(node, "name", ""), docstring))
+    return tuple(found)
 
 
 def fragments(source: str) -> Iterator[str]:
     """'line: docstring' of a module's public docstrings that begin with one of FRAGMENT_WORDS."""
-    for node in nodes_of(source):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            docstring = ast.get_docstring(node) or ""
-            if docstring.startswith(FRAGMENT_WORDS) and not getattr(node, "name", "").startswith("_"):
-                yield f"{getattr(node, 'lineno', 1)}: {docstring.splitlines()[0]}"
+    for line, name, docstring in docstrings(source):
+        if docstring.startswith(FRAGMENT_WORDS) and not name.startswith("_"):
+            yield f"{line}: {docstring.splitlines()[0]}"
 
 
 def test_no_public_docstring_is_a_fragment() -> None:
@@ -52,11 +56,9 @@ def test_no_public_docstring_is_a_fragment() -> None:
 def headless(source: str) -> Iterator[str]:
     """'line: docstring' of a module's classes and functions that explain an argument before they say what they
     are. Of __init__ the class says that."""
-    for node in nodes_of(source):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name != "__init__":
-            docstring = ast.get_docstring(node) or ""
-            if re.match(r"[a-z_]+(, [a-z_]+)*: ", docstring):
-                yield f"{node.lineno}: {docstring.splitlines()[0]}"
+    for line, name, docstring in docstrings(source):
+        if name not in ("", "__init__") and re.match(r"[a-z_]+(, [a-z_]+)*: ", docstring):
+            yield f"{line}: {docstring.splitlines()[0]}"
 
 
 def test_a_docstring_says_first_what_it_is_of() -> None:

@@ -42,18 +42,18 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 
 @cache
-def nodes_of(source: str) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(source)))
+def imports_of(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom)))
 
 
 def imported(source: str) -> Iterator[str]:
     """The folders that a module imports from, at its top or inside its functions."""
-    for node in nodes_of(source):
+    for node in imports_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("autoshard."))
-        elif isinstance(node, ast.ImportFrom) and node.module == "autoshard":
+        elif node.module == "autoshard":
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("autoshard."):
+        elif (node.module or "").startswith("autoshard."):
             yield str(node.module).split(".")[1]
 
 
@@ -92,14 +92,12 @@ def files() -> dict[str, Path]:
 def imported_files(source: str, known: Mapping[str, object]) -> set[str]:
     """The modules among `known` that a module imports: at its top, inside its functions, or for its types alone."""
     found = set()
-    for node in nodes_of(source):
+    for node in imports_of(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [one if one.removeprefix("autoshard.") in known else str(node.module) for one in inner]
-        else:
-            continue
         found |= {name.removeprefix("autoshard.") for name in names if name.startswith("autoshard.")}
     return found & set(known)
 

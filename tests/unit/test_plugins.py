@@ -926,7 +926,10 @@ def test_what_a_plug_in_raises_is_said_in_a_sentence(
         (["plan", *small, "--search", "wordy"], "my words"),
         (["plan", *small, *few, "--cost-model", "raising"], "plug-in raising of raising-c 1.0 fails: ValueError: a b"),
         (["plan", *small, "--search", "leaving"], "plug-in leaving of leaving-s 1.0 fails: SystemExit: 0"),
-        (["plan", *small, *few, "--cost-model", "leaving"], "plug-in leaving of leaving-l 1.0 does not load: SystemExit: 0"),
+        (
+            ["plan", *small, *few, "--cost-model", "leaving"],
+            "plug-in leaving of leaving-l 1.0 does not load: SystemExit: 0",
+        ),
         (["explain", "plan.json", "--format", "raising"], f"plug-in raising of raising-r 1.0 fails: {nothing}"),
     ):
         assert main(command) == 2

@@ -31,6 +31,7 @@ from autoshard.plans.names import short_name
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.cases import some
 from tests.unit.explain_examples import recipe_plan
 from tests.unit.test_explain_flips import searched_plan, small_plan
 
@@ -49,20 +50,17 @@ def test_where_layouts_are_few_all_are_promising() -> None:
 
 
 def test_the_winner_where_a_quantity_changes_is_among_the_promising() -> None:
-    """Seven problems beside the 70B one: the search among a few layouts finds what the search of all finds."""
+    """Problems beside the 70B one: the search among a few layouts finds what the search of all finds."""
     searches, problem = Searches(), problem_70b()
     few = searches.promising(problem, Pins())
     assert few is not None
     assert 20 < len(few) < 400
-    compared = 0
-    for quantity in quantities(problem):
-        for furthest in (quantity.furthest, 1 / quantity.furthest):
-            if quantity.needs_all(furthest):
-                continue
-            other = quantity.scaled(problem, furthest)
-            assert searches.best(other, Pins(), among=few) == searches.best(other, Pins()), (quantity.name, furthest)
-            compared += 1
-    assert compared == 7
+    ends = [(one, furthest) for one in quantities(problem) for furthest in (one.furthest, 1 / one.furthest)]
+    compared = [(one, furthest) for one, furthest in ends if not one.needs_all(furthest)]
+    assert len(compared) == 7
+    for quantity, furthest in some(compared, step=2):
+        other = quantity.scaled(problem, furthest)
+        assert searches.best(other, Pins(), among=few) == searches.best(other, Pins()), (quantity.name, furthest)
 
 
 def test_a_flip_to_a_layout_of_the_beaten_path_is_found_by_three_searches(monkeypatch: pytest.MonkeyPatch) -> None:

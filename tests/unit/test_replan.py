@@ -87,9 +87,10 @@ def sixteen() -> Plan:
     """Llama-3-70B on 16 nodes of 8 H100."""
     model, cluster = load_model("llama3-70b"), load_cluster("h100-80gb", 16)
     training = TrainingSpec(8192, 840, load_precision("mixed_precision"))
-    best = search(model, training, cluster, Pins(tp=4, cp=1), "torch", 1).best
+    pins = Pins(tp=4, cp=1, microbatch_size=1)
+    best = search(model, training, cluster, pins, "torch", 1).best
     return make_plan(
-        model, training, cluster, "torch", best.strategy, best.estimate, pins=Pins(tp=4, cp=1, dp=best.strategy.dp)
+        model, training, cluster, "torch", best.strategy, best.estimate, pins=replace(pins, dp=best.strategy.dp)
     )
 
 

@@ -449,15 +449,16 @@ def test_malformed_requests(url: str, client: httpx.Client) -> None:
     assert client.get("/answer", params=SMALL).status_code == 200
 
 
-def test_fifty_clients_at_once(url: str) -> None:
+def test_many_clients_at_once(url: str) -> None:
     def ask(number: int) -> tuple[int, str]:
         with httpx.Client(base_url=url, timeout=120) as client:
             client.get("/")  # each is a client of its own, with a cookie
             response = client.get("/answer", params={**SMALL, "global_batch": str(64 * (1 + number % 5))})
             return response.status_code, response.json().get("error", "")
 
-    with ThreadPoolExecutor(50) as threads:
-        assert set(threads.map(ask, range(50))) == {(200, "")}
+    many = 50 if ALL else 25
+    with ThreadPoolExecutor(many) as threads:
+        assert set(threads.map(ask, range(many))) == {(200, "")}
 
 
 def test_of_one_client_the_latest_question_wins(url: str) -> None:
