@@ -30,12 +30,10 @@ def sources() -> Iterator[tuple[str, Path]]:
 @cache
 def docstrings(source: str) -> tuple[tuple[int, str, str], ...]:
     """(line, name, docstring) of a module, without a name, and of its classes and functions that have one."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if docstring := ast.get_docstring(node):
-                found.append((getattr(node, "lineno", 1), getattr(node, "name", ""), docstring))
-    return tuple(found)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    found = ((getattr(node, "lineno", 1), getattr(node, "name", ""), ast.get_docstring(node)) for node in nodes)
+    return tuple((line, name, docstring) for line, name, docstring in found if docstring)
 
 
 def fragments(source: str) -> Iterator[str]:
