@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made as it is imported
+from wandb.proto.wandb_internal_pb2 import Record
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
