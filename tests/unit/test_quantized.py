@@ -439,7 +439,7 @@ def test_with_blocks_in_bf16_a_search_by_bounds_finds_what_an_exhaustive_one_doe
     assert quick.optimality.endswith("(several chunks of a rank have as many blocks each)")
 
 
-@pytest.mark.parametrize("zero", some([0, 3, 1, 2], 2))
+@pytest.mark.parametrize("zero", some([3, 0, 1, 2], 1))
 @pytest.mark.parametrize(("name", "last"), [("fp8", 0), ("mxfp8", 0), ("nvfp4", 2)])
 def test_the_search_is_brute_force_over_estimates(name: str, last: int, zero: int) -> None:
     training = TrainingSpec(2048, 32, load_precision(name), unquantized_first=min(last, 1), unquantized_last=last)

@@ -10,7 +10,7 @@ from benchmarks.random_requests import faults, request, words
 from tests.cases import some
 
 
-@pytest.mark.parametrize("seed", some([*range(1, 24), 0], 4))
+@pytest.mark.parametrize("seed", some([*range(2, 24), 0, 1], 4))
 def test_a_random_request_ends_in_a_plan_or_in_one_error(seed: int, tmp_path: Path) -> None:
     assert [*faults(request(seed), tmp_path)] == []
 
