@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from autoshard.cost.interval import base_regime, fits_probability, step_time_factors, unknown_of
@@ -103,6 +104,7 @@ def _placed(
     return _Placed(mesh, parts, state, strategy.num_microbatches(training.global_batch_size))
 
 
+@lru_cache(maxsize=256)
 def model_flops_per_step(model: ModelSpec, training: TrainingSpec) -> float:
     """Forward and backward (twice the forward) of all matrix products and of causal attention; no recompute, no
     padding.

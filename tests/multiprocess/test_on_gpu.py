@@ -41,15 +41,16 @@ def one_thread() -> Iterator[None]:
 def test_all_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
-    """Every part has a result; a hardware file to plan with; the second start measures nothing again. One step alone
-    has a process of its own: the others would import torch again. test_calibrate.py measures this machine."""
+    """Every part has a result; a hardware file to plan with; the second start measures nothing again. Steps alone have
+    processes of their own, as they ask for a process's memory: the others would import torch again. test_calibrate.py
+    measures this machine."""
     in_a_process = on_gpu.in_a_process
     known = replace(measured(), notes=("of no machine",))
     monkeypatch.setattr(on_gpu_parts, "measure", lambda *_: (known, {"rates": RATES, "dtype": "float32"}))
 
     def here(command: Sequence[str], limit_s: float) -> dict[str, Any]:
         asked = json.loads(command[-1])
-        if asked["arguments"] == ["tiny", "planned"]:
+        if asked["part"] == "step":
             return in_a_process(command, limit_s)
         part = on_gpu_parts.PARTS[asked["part"]]
         found: dict[str, Any] = json.loads(
