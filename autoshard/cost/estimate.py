@@ -66,18 +66,32 @@ def estimate(
     )
 
 
-def step_time_s(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> float:
+def step_time_s(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    strategy: Strategy,
+    software: Software = COMPILED,
+    dense: DenseBlocks | None = None,
+) -> float:
     """Seconds of a step, those of `estimate`, whatever the memory of a device is."""
-    mesh, parts, state, count = _placed(model, training, cluster, strategy)
+    mesh, parts, state, count = _placed(model, training, cluster, strategy, software, (), dense)
     telling = tuple(rank_load(strategy, parts, count, rank) for rank in telling_ranks(strategy, parts, count))
-    return sum(time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, COMPILED))
+    return sum(time_values(strategy, parts, telling, state, count, training.precision, mesh, cluster, software))
 
 
-def fullest_bytes(model: ModelSpec, training: TrainingSpec, cluster: Cluster, strategy: Strategy) -> float:
+def fullest_bytes(
+    model: ModelSpec,
+    training: TrainingSpec,
+    cluster: Cluster,
+    strategy: Strategy,
+    software: Software = COMPILED,
+    dense: DenseBlocks | None = None,
+) -> float:
     """Bytes on the fullest pipeline rank, those of `estimate`, whatever links and devices can do."""
-    _, parts, state, count = _placed(model, training, cluster, strategy)
+    _, parts, state, count = _placed(model, training, cluster, strategy, software, (), dense)
     loads = (rank_load(strategy, parts, count, rank) for rank in range(strategy.pp))
-    return max(sum(memory_values(load, state, training.precision, cluster.device)) for load in loads)
+    return max(sum(memory_values(load, state, training.precision, cluster.device, software)) for load in loads)
 
 
 class _Placed(NamedTuple):

@@ -18,7 +18,7 @@ from autoshard.calibration.least_squares import Prior, by_size, slope_of, steppe
 from autoshard.calibration.results.constants import Constant
 from autoshard.calibration.results.effects import ROW_SPREAD, Effects
 from autoshard.calibration.results.instance_rows import InstanceCase
-from autoshard.cost.estimate import estimate
+from autoshard.cost.estimate import step_time_s
 from autoshard.spec.cluster import Cluster
 
 NOISE, OWN_NOISE = 0.06, 0.02
@@ -131,7 +131,7 @@ class Problem:
         fitted besides."""
         cluster = case.cluster if self.effects is None else case.alike
         cluster = altered(cluster, self.now, self.values(np.minimum(logs, self.prior.tops)))
-        return estimate(case.model, case.training, cluster, case.strategy, case.software).step_time_s
+        return step_time_s(case.model, case.training, cluster, case.strategy, case.software)
 
     def all_predicted_s(self, logs: np.ndarray) -> list[float]:
         """Seconds of every case under its own release and stack."""

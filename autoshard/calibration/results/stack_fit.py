@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from autoshard.calibration.results.gpu_rows import Case
 from autoshard.calibration.results.machine import hardware, machine, memory_bytes, sends_beside, stalls, syncs
 from autoshard.calibration.results.regimes import fitted_layout
 from autoshard.cost import collectives, stage
-from autoshard.cost.estimate import Estimate, estimate
-from autoshard.spec.cluster import load_cluster
+from autoshard.cost.estimate import Estimate, estimate, fullest_bytes, step_time_s
+from autoshard.spec.cluster import Cluster, load_cluster
 
 Values = dict[tuple[str, str], float]
 MARGIN = 0.005
@@ -47,12 +47,24 @@ def predictions(
 ) -> list[Any]:
     """The step time of each case in seconds or, with `memory`, the share of its device's memory that it fills."""
     if memory:
-        return [one.fullest.total_bytes / one.memory_capacity_bytes for one in estimates(cases, values, gradient_keys)]
-    return [one.step_time_s for one in estimates(cases, values, gradient_keys)]
+        bytes_ = _priced(fullest_bytes, cases, values, gradient_keys)
+        return [one / cluster.device.memory_bytes for one, cluster in bytes_]
+    return [seconds for seconds, _ in _priced(step_time_s, cases, values, gradient_keys)]
 
 
-def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tuple[str, str]] = ()) -> list[Estimate]:
-    """The estimate of each case; its numbers are Duals by the logarithms of gradient_keys where there are any."""
+def estimates(cases: Sequence[Case], values: Values) -> list[Estimate]:
+    """The estimate of each case."""
+    return [one for one, _ in _priced(estimate, cases, values)]
+
+
+def _priced(
+    price: Callable[..., Any],
+    cases: Sequence[Case],
+    values: Values,
+    gradient_keys: Sequence[tuple[str, str]] = (),
+) -> list[tuple[Any, Cluster]]:
+    """What `estimate`, or a part of it, says of each case, and the case's machine; numbers are Duals by the logarithms
+    of gradient_keys where there are any."""
     logs = np.array([np.log(values.get(key, constant(key).prior)) for key in gradient_keys])
     known: dict[tuple[str, str], Any] = {
         key: Dual(float(np.exp(log)), dual.g * float(np.exp(log)))
@@ -86,7 +98,7 @@ def estimates(cases: Sequence[Case], values: Values, gradient_keys: Sequence[tup
             of_family = {**FIXED, **said, **constants(family, FAMILY)}
             machines[key] = machine(case, of_family, constants(stack, {**STACK, **MEMORY}))
         cluster, software = machines[key]
-        found.append(estimate(case.model, case.training, cluster, case.strategy, software, dense=case.dense))
+        found.append((price(case.model, case.training, cluster, case.strategy, software, dense=case.dense), cluster))
     if gradient_keys:
         forget()
     return found
