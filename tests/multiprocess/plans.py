@@ -822,7 +822,8 @@ FURTHER = {
     *("whole experts over tp and dp x pp", "experts cut by a part of tp x dp", "HSDP, mixtral ep, ZeRO-1"),
     *("mixtral ep x pp", "qwen2 moe ep x tp", "HSDP x pp, tied, ZeRO-2", "dp x zigzag ring x pp"),
     *("gemma3 tp x pp", "gpt oss tp x pp", "seed oss tp x pp", "dots.llm1 tp x pp", "olmoe tp x pp", "youtu tp x pp"),
-    *("cwm, kv replicated", "minimax, whole experts"),
+    *("cwm, kv replicated", "minimax, whole experts", "tp 4", "pp 4", "tp x cp", "kv replicated x cp", "gpt2 tp x pp"),
+    *("qwen3 kv replicated", "whole experts on 4 ranks", "mixtral ep x tp"),
 }
 """Layouts of four and eight ranks that AUTOSHARD_CASES=all alone tries: others have each of their mechanisms, together
 with another one."""
@@ -903,11 +904,11 @@ PACKED = tuple(name for cases in CASES.values() for name in cases if name.starts
 """Cases in which rows hold several documents."""
 
 IN_BF16 = {
-    **dict.fromkeys(("dp, ZeRO-3", "HSDP", "tp x dp"), BF16),
-    **dict.fromkeys(("dp", "tp", "zigzag ring", "pp, zero bubble"), BF16 if ALL else BF16[:1]),
+    "HSDP": BF16,
+    **dict.fromkeys(("dp", "dp, ZeRO-3", "tp", "tp x dp", "zigzag ring", "pp, zero bubble"), BF16 if ALL else BF16[:1]),
 }
-"""Cases that are run in BF16 as well, and in which precisions: layouts that shard weights and gradients tell how those
-are rounded and summed."""
+"""Cases that are run in BF16 as well, and in which precisions: one that shards weights and gradients, and sums the
+gradients of its shards besides, tells how those are rounded."""
 
 IN_FP32 = {
     world_size: {name for name, one in cases.items() if ALL or _is_told_by_fp32(name, MODELS[one[0]])}

@@ -325,7 +325,7 @@ KIMI = load_model("kimi-linear-48b-a3b").linear_attention
                 ("gated_delta_rule", LinearAttention(8, 8, 64, 128, 4), 0.02),
                 ("by channel", LinearAttention(8, 16, 64, 128, 4), 0.02),
             ],
-            2,
+            1,
         ),
     ],
 )

@@ -36,6 +36,7 @@ from autoshard.schedules import longest_path as longest_path_module
 from autoshard.schedules.closed_form import Work, alternating_at_least_s, chunk_visits
 from autoshard.schedules.held import warm_ups
 from autoshard.schedules.longest_path import longest_path
+from tests.cases import some
 
 ROUNDING = 1 + 1e-12
 
@@ -257,7 +258,7 @@ def test_few_microbatches_of_unequal_stages_do_not_fill() -> None:
     assert slowest_stage_at_least_s(2, 2, 5.0, 3.0, 0.0, *one.waits) == 6.5 < (2 + 2 - 1) * 5.0 / 2
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(60), step=3))
 def test_no_sets_that_fit_take_less_than_the_price_of_memory_says(seed: int) -> None:
     rng = random.Random(seed)
     chunks, sets, layouts = rng.choice([1, 2, 3]), rng.choice([1, 2, 4]), 4

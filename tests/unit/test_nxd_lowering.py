@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from autoshard.runtime.nxd_backend.lowering import lower
 from autoshard.runtime.rehearse import local_cluster
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import PRECISIONS, Precision, TrainingSpec
+from tests.cases import some
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import strategy
 from tests.unit.plan_examples import by_hand
@@ -72,8 +74,7 @@ some blocks."""
 LAYOUTS: list[dict[str, Any]] = [{}, {"tp": 2}, {"tp": 2, "sp": False}, {"tp": 4}, {"dp": 2}]
 
 
-@pytest.mark.parametrize("model", LOWERED)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("model", "layout"), some(product(LOWERED, LAYOUTS), step=3))
 def test_every_family_has_a_lowering_that_writes_each_view_once(model: str, layout: dict[str, Any]) -> None:
     """Whatever a step reads was written before it, and the stage's output is written."""
     plan = plan_of(model, **layout)

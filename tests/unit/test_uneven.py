@@ -112,7 +112,7 @@ def test_no_time_is_a_proven_gap(seed: int) -> None:
     assert stopped.at_least_s <= done.found[-1].step_time_s < known_s
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(60), step=3))
 def test_a_cut_that_was_not_found_is_not_proven_away(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No block is moved and no cut is listed: a faster cut may be missed, and the bound leaves room for it."""
     _, table, _ = random_table(seed)

@@ -250,6 +250,7 @@ FURTHER = {
     *("linear attention", "latent attention", "loss in chunks", "experts cut by tp, ZeRO-3", "zero bubble"),
     *("plain attention replayed", "few tokens, two tables, ZeRO-3", "few tokens, one table, ZeRO-3"),
     *("unequal blocks", "unequal windows, ring", "plain attention over heads, replayed", "one block, ZeRO-3"),
+    *("latent attention in a ring", "the head alone on a chunk"),
     *("experts", "experts apart, ZeRO-3", "kv replicated", "a tied table on one rank", "tied tables"),
 }
 """Plans that are audited with AUTOSHARD_CASES=all alone: another plan has each of their mechanisms, in another
