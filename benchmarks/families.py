@@ -113,7 +113,7 @@ is furthest off in peak memory.
 tests/multiprocess/test_transformers.py holds of every family that logits and gradients equal those of transformers in
 FP32, that weights are read and written as transformers does, and of every built-in config that its parameters are as
 many as those of transformers' class on the meta device. tests/multiprocess/test_parity.py compares the sharded layouts
-counted here with one process, in FP64 and FP32 (AUTOSHARD_CASES=all; by default some of each family).
+counted here with one process, in FP64 and FP32 (AUTOSHARD_CASES=all; by default some of them).
 
 """
 

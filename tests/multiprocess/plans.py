@@ -824,9 +824,17 @@ FURTHER = {
     *("gemma3 tp x pp", "gpt oss tp x pp", "seed oss tp x pp", "dots.llm1 tp x pp", "olmoe tp x pp", "youtu tp x pp"),
     *("cwm, kv replicated", "minimax, whole experts", "tp 4", "pp 4", "tp x cp", "kv replicated x cp", "gpt2 tp x pp"),
     *("qwen3 kv replicated", "whole experts on 4 ranks", "mixtral ep x tp"),
+    *("recompute attention", "recompute all but attention", "recompute all, cp", "recompute by stage", "pp, gpt2"),
+    *(
+        "cp, rope scaling",
+        "cp, sliding window",
+        "zigzag ring, learned positions",
+        "balanced mixtral tp",
+        "qwen2 moe ep",
+    ),
+    *("gpt neox tp, no sequence parallel", "mixtral tp, no sequence parallel"),
 }
-"""Layouts of four and eight ranks that AUTOSHARD_CASES=all alone tries: others have each of their mechanisms, together
-with another one."""
+"""Layouts that AUTOSHARD_CASES=all alone tries: others have each of their mechanisms, together with another one."""
 
 CHUNKED = "loss in chunks"
 """How the names of cases begin whose loss comes in chunks."""

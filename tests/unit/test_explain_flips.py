@@ -457,7 +457,7 @@ class Aside:
         return answer_alone(self.plan, self.open.popleft(), self.limit_s)
 
 
-@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("is_fast", some([True, False], 1))
 def test_questions_that_a_helper_answers_have_the_same_answers(is_fast: bool) -> None:
     plan = small_plan()
     alone = small_answers()
@@ -484,7 +484,7 @@ def test_what_a_helper_has_no_time_for_is_named() -> None:
     assert last == replace(small_answers()[-1], prices=last.prices, unanswered=last.unanswered)
 
 
-@pytest.mark.parametrize("ends_early", [False, True])
+@pytest.mark.parametrize("ends_early", some([True, False], 1))
 def test_a_second_process_gives_the_same_answers_and_none_is_missed(
     ends_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
