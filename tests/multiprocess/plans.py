@@ -833,6 +833,8 @@ FURTHER = {
         "qwen2 moe ep",
     ),
     *("gpt neox tp, no sequence parallel", "mixtral tp, no sequence parallel"),
+    *("kv replicated, no sequence parallel", "kv replicated x dp, ZeRO-2", "kv replicated x pp x dp x recompute"),
+    "whole experts over tp and dp, no sequence parallel, ZeRO-3",
 }
 """Layouts that AUTOSHARD_CASES=all alone tries: others have each of their mechanisms, together with another one."""
 
