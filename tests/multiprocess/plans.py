@@ -825,14 +825,8 @@ FURTHER = {
     *("cwm, kv replicated", "minimax, whole experts", "tp 4", "pp 4", "tp x cp", "kv replicated x cp", "gpt2 tp x pp"),
     *("qwen3 kv replicated", "whole experts on 4 ranks", "mixtral ep x tp"),
     *("recompute attention", "recompute all but attention", "recompute all, cp", "recompute by stage", "pp, gpt2"),
-    *(
-        "cp, rope scaling",
-        "cp, sliding window",
-        "zigzag ring, learned positions",
-        "balanced mixtral tp",
-        "qwen2 moe ep",
-    ),
-    *("gpt neox tp, no sequence parallel", "mixtral tp, no sequence parallel"),
+    *("cp, rope scaling", "cp, sliding window", "zigzag ring, learned positions", "balanced mixtral tp"),
+    *("qwen2 moe ep", "gpt neox tp, no sequence parallel", "mixtral tp, no sequence parallel"),
     *("kv replicated, no sequence parallel", "kv replicated x dp, ZeRO-2", "kv replicated x pp x dp x recompute"),
     "whole experts over tp and dp, no sequence parallel, ZeRO-3",
 }

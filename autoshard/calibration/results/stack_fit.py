@@ -17,6 +17,8 @@ from autoshard.calibration.results.regimes import fitted_layout
 from autoshard.cost import collectives, stage
 from autoshard.cost.estimate import Estimate, estimate, fullest_bytes, step_time_s
 from autoshard.spec.cluster import Cluster, load_cluster
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.training import TrainingSpec
 
 Values = dict[tuple[str, str], float]
 MARGIN = 0.005
@@ -46,15 +48,16 @@ def predictions(
     cases: Sequence[Case], values: Values, gradient_keys: Sequence[tuple[str, str]] = (), memory: bool = False
 ) -> list[Any]:
     """The step time of each case in seconds or, with `memory`, the share of its device's memory that it fills."""
-    if memory:
-        bytes_ = _priced(fullest_bytes, cases, values, gradient_keys)
-        return [one / cluster.device.memory_bytes for one, cluster in bytes_]
-    return [seconds for seconds, _ in _priced(step_time_s, cases, values, gradient_keys)]
+    return _priced(_share_of_memory if memory else step_time_s, cases, values, gradient_keys)
 
 
 def estimates(cases: Sequence[Case], values: Values) -> list[Estimate]:
     """The estimate of each case."""
-    return [one for one, _ in _priced(estimate, cases, values)]
+    return _priced(estimate, cases, values)
+
+
+def _share_of_memory(model: ModelSpec, training: TrainingSpec, cluster: Cluster, *layout: Any, **more: Any) -> float:
+    return fullest_bytes(model, training, cluster, *layout, **more) / cluster.device.memory_bytes
 
 
 def _priced(
@@ -62,9 +65,9 @@ def _priced(
     cases: Sequence[Case],
     values: Values,
     gradient_keys: Sequence[tuple[str, str]] = (),
-) -> list[tuple[Any, Cluster]]:
-    """What `estimate`, or a part of it, says of each case, and the case's machine; numbers are Duals by the logarithms
-    of gradient_keys where there are any."""
+) -> list[Any]:
+    """The price of each case on its machine; its numbers are Duals by the logarithms of gradient_keys where there are
+    any. price: `estimate`, or a function of the same arguments."""
     logs = np.array([np.log(values.get(key, constant(key).prior)) for key in gradient_keys])
     known: dict[tuple[str, str], Any] = {
         key: Dual(float(np.exp(log)), dual.g * float(np.exp(log)))
@@ -98,7 +101,7 @@ def _priced(
             of_family = {**FIXED, **said, **constants(family, FAMILY)}
             machines[key] = machine(case, of_family, constants(stack, {**STACK, **MEMORY}))
         cluster, software = machines[key]
-        found.append((price(case.model, case.training, cluster, case.strategy, software, dense=case.dense), cluster))
+        found.append(price(case.model, case.training, cluster, case.strategy, software, dense=case.dense))
     if gradient_keys:
         forget()
     return found
