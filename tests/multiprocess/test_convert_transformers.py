@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from autoshard.conversion.convert import Conversion, convert, open_source
-from tests.multiprocess.test_transformers import CONFIGS, published
+from tests.multiprocess.small_configs import CONFIGS
+from tests.multiprocess.transformers_models import published, read_by_transformers
 from tests.unit.weight_folders import plan
 
 CHOSEN = (
@@ -37,7 +37,7 @@ def test_transformers_loads_what_came_back(name: str, tmp_path: Path) -> None:
     to = plan(source.model, tp=2, dp=2, layers=(source.model.num_hidden_layers,))
     convert(source, tmp_path / "cut", Conversion("plan", to), lambda count: None, lambda count: None)
     convert(open_source(tmp_path / "cut"), tmp_path / "back", Conversion("hf"), lambda count: None, lambda count: None)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    again = read_by_transformers(tmp_path / "back")
     assert type(again) is type(reference)
     ids = torch.randint(source.model.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
     assert torch.equal(again(ids).logits, reference(ids).logits)

@@ -18,7 +18,9 @@ from autoshard.runtime.torch_backend.session import Session
 from autoshard.spec.prediction import LOSS_SCALING_FACTOR
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP64, plan_of, strategy
-from tests.multiprocess.test_transformers import CONFIGS, published, whole_module
+from tests.multiprocess.small_configs import CONFIGS
+from tests.multiprocess.transformers_models import published
+from tests.multiprocess.whole_module import whole_module
 from tests.whole_weights import from_checkpoint, to_checkpoint
 
 ROWS, TOKENS = 3, 24

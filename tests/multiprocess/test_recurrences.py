@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -13,9 +14,6 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
-from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
-from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from autoshard.graph import score_tiles
 from autoshard.graph.count import loop_sizes
@@ -99,13 +97,20 @@ def channels_token_by_token(*values: torch.Tensor) -> torch.Tensor:
     return torch.stack(out, 1)
 
 
+def of_transformers(family: str, name: str) -> Callable[..., Any]:
+    """A function of transformers, which is imported with the first: that takes 2 s, and few processes call one."""
+    function: Callable[..., Any] = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name)
+    return function
+
+
 def channels_of_transformers(*values: torch.Tensor) -> torch.Tensor:
     """Whose value heads each have a key."""
     q, k, v, b, a, a_log, dt_bias = values
     g = -a_log.exp().unsqueeze(-1) * F.softplus(a + dt_bias)
     q, k, g = (x.repeat_interleave(GROUP, 2) for x in (q, k, g))
     given = q, k, v.flatten(2, 3), g, b.sigmoid().flatten(2)
-    found: torch.Tensor = chunk_kimi_delta_attention(*given, use_qk_l2norm_in_kernel=True)[0]
+    function = of_transformers("kimi_linear", "chunk_kimi_delta_attention")
+    found: torch.Tensor = function(*given, use_qk_l2norm_in_kernel=True)[0]
     return found.view(v.shape)
 
 
@@ -141,14 +146,15 @@ def grouped_scan_of_transformers(*values: torch.Tensor) -> torch.Tensor:
     x, dt, b, c, *of_heads = values
     a_log, d, dt_bias = (one.flatten() for one in of_heads)
     given = (x.flatten(2, 3), dt.flatten(2), -a_log.exp(), b, c)
-    found: torch.Tensor = mamba2_chunk_scan(*given, chunk_size=16, D=d, dt_bias=dt_bias, dt_softplus=True)
+    function = of_transformers("granitemoehybrid", "mamba2_chunk_scan")
+    found: torch.Tensor = function(*given, chunk_size=16, D=d, dt_bias=dt_bias, dt_softplus=True)
     return found.view(x.shape)
 
 
 def delta_of_transformers(*values: torch.Tensor) -> torch.Tensor:
     q, k, v, b, a, a_log, dt_bias = values
     g = -a_log.exp() * F.softplus(a + dt_bias)
-    out, _ = torch_chunk_gated_delta_rule(
+    out, _ = of_transformers("qwen3_next", "torch_chunk_gated_delta_rule")(
         q, k, v.flatten(2, 3), g=g.flatten(2), beta=b.sigmoid().flatten(2), use_qk_l2norm_in_kernel=True
     )
     found: torch.Tensor = out
@@ -158,7 +164,8 @@ def delta_of_transformers(*values: torch.Tensor) -> torch.Tensor:
 def scan_of_transformers(*values: torch.Tensor) -> torch.Tensor:
     x, dt, b, c, a_log, d, dt_bias = values
     given = (x, dt, -a_log.exp(), b.unsqueeze(2), c.unsqueeze(2))
-    found: torch.Tensor = mamba2_chunk_scan(*given, chunk_size=16, D=d, dt_bias=dt_bias, dt_softplus=True)
+    function = of_transformers("granitemoehybrid", "mamba2_chunk_scan")
+    found: torch.Tensor = function(*given, chunk_size=16, D=d, dt_bias=dt_bias, dt_softplus=True)
     return found
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from wandb.proto.wandb_internal_pb2 import Record
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import to_json
@@ -225,8 +225,10 @@ def test_a_blow_ends_every_process_with_one_message(tmp_path: Path, blow: str, e
     assert [one.exit.exit_code for one in wandb_records(log) if one.HasField("exit")] == [expected]
 
 
-def wandb_records(log: Path) -> Iterator[Record]:
+def wandb_records(log: Path) -> Iterator[Any]:
     """The records of W&B's log: in LevelDB's format, after 7 bytes of its own."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     content, record, start = log.read_bytes(), b"", 7
     while start + 7 <= len(content):
         left = 32_768 - start % 32_768

@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
@@ -40,8 +39,9 @@ from autoshard.tracer.tracer import RULES, Tracer
 from autoshard.tracer.values import Value
 from tests.multiprocess.odd_model import OddModel
 from tests.multiprocess.plans import strategy
-from tests.multiprocess.test_transformers import CONFIGS
+from tests.multiprocess.small_configs import CONFIGS
 from tests.multiprocess.traced_parameters import parameters_of
+from tests.multiprocess.transformers_models import built, config_of_transformers
 from tests.traced_models import ODD
 
 SEQ = 24
@@ -49,14 +49,11 @@ ODD_MODEL = "tests/multiprocess/odd_model.py:OddModel"
 
 
 def transformers_model(name: str, **more: Any) -> nn.Module:
-    values = {key: value for key, value in (CONFIGS[name] | more).items() if key != "model_type"}
-    model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(CONFIGS[name]["model_type"], **values))
-    return model.eval()
+    return built(CONFIGS[name] | more)
 
 
 def built_in(name: str, folder: Path) -> ModelSpec:
-    values = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
-    AutoConfig.for_model(CONFIGS[name]["model_type"], **values).save_pretrained(folder)
+    config_of_transformers(CONFIGS[name]).save_pretrained(folder)
     return read_config(folder)
 
 

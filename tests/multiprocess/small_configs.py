@@ -1,0 +1,857 @@
+"""Small configs of every family, as transformers has them: what is special in each, and its name."""
+
+from typing import Any
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+LATENT = {
+    **SMALL,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.5,
+}
+ROUTED = {key: value for key, value in LATENT.items() if key not in ("q_lora_rank", "kv_lora_rank")}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+LINEAR = {
+    "head_dim": 16,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "full_attention_interval": 2,
+    "shared_expert_intermediate_size": 48,
+}
+MIXTURE = {key: value for key, value in {**SMALL, **EXPERTS}.items() if key != "intermediate_size"}
+STATE_SPACE = {
+    **MULTIPLIERS,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 48,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 16,
+    "mamba_d_head": 8,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 10,
+}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 64, "vocab_size": 96}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**SMALL, "model_type": "llama"},
+    "llama, tied": {**SMALL, "model_type": "llama", "tie_word_embeddings": True},
+    "llama, biases": {**SMALL, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama, rope scaling": {**SMALL, "model_type": "llama", "rope_parameters": LLAMA3_ROPE},
+    "mistral": {**SMALL, "model_type": "mistral", "sliding_window": 9},
+    "ministral": {
+        **SMALL,
+        "model_type": "ministral",
+        "head_dim": 8,
+        "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "mixtral": {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt2": {**GPT2, "model_type": "gpt2"},
+    "gpt2, exact GELU": {**GPT2, "model_type": "gpt2", "activation_function": "gelu"},
+    "gpt neox": {**SMALL, "model_type": "gpt_neox", "rotary_pct": 0.25, "intermediate_size": 256},
+    "gpt neox, one after the other": {**SMALL, "model_type": "gpt_neox", "use_parallel_residual": False},
+    "qwen2": {**SMALL, "model_type": "qwen2"},
+    "qwen2, window": {
+        **SMALL,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 0,
+    },
+    "qwen2, windows on later blocks": {
+        **SMALL,
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+    },
+    "qwen3": {**SMALL, "model_type": "qwen3", "head_dim": 16},
+    "qwen2 moe": {**SMALL, **EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48},
+    "qwen3 moe": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
+    "qwen3 moe, a dense block": {**SMALL, **EXPERTS, "model_type": "qwen3_moe", "mlp_only_layers": [0]},
+    "qwen3 moe, a window on every block": {
+        **SMALL,
+        **EXPERTS,
+        "model_type": "qwen3_moe",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "deepseek v3": {**LATENT, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    "deepseek v3, halves turn, one group": {
+        **LATENT,
+        "model_type": "deepseek_v3",
+        "q_lora_rank": None,
+        "rope_interleave": False,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+    },
+    "deepseek v2": {
+        **LATENT,
+        "model_type": "deepseek_v2",
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN, "mscale": 0.7},
+    },
+    "deepseek v2 lite": {**LATENT, "model_type": "deepseek_v2", "q_lora_rank": None, "rope_parameters": YARN},
+    "glm4 moe": {**ROUTED, "model_type": "glm4_moe", "num_key_value_heads": 4, "attention_bias": True},
+    "glm4 moe, norms of heads": {
+        **ROUTED,
+        "model_type": "glm4_moe",
+        "head_dim": 16,
+        "partial_rotary_factor": 0.25,
+        "n_group": 4,
+        "topk_group": 2,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 2,
+    },
+    "qwen2 moe, experts in every other block": {
+        **SMALL,
+        **EXPERTS,
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 48,
+        "decoder_sparse_step": 2,
+    },
+    "smollm3": {**SMALL, "model_type": "smollm3", "num_hidden_layers": 4, **NO_TOKENS},
+    "smollm3, windows": {
+        **SMALL,
+        "model_type": "smollm3",
+        "no_rope_layers": [0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "attention_bias": True,
+        **NO_TOKENS,
+    },
+    "phi3": {**SMALL, "model_type": "phi3", "sliding_window": 9, "partial_rotary_factor": 0.75, **NO_TOKENS},
+    "phi3, a key for each query": {**SMALL, "model_type": "phi3", "num_key_value_heads": 8, **NO_TOKENS},
+    "olmo2": {**SMALL, "model_type": "olmo2"},
+    "olmo2, biases": {**SMALL, "model_type": "olmo2", "attention_bias": True, "num_key_value_heads": 8},
+    "olmo3": {
+        **SMALL,
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "sliding_window": 9,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "attention_factor": 1.2,
+        },
+        **NO_TOKENS,
+    },
+    "olmo3, no windows": {
+        **SMALL,
+        "model_type": "olmo3",
+        "layer_types": ["full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        **NO_TOKENS,
+    },
+    "granite": {**SMALL, "model_type": "granite", **MULTIPLIERS},
+    "qwen3 next": {**SMALL, **EXPERTS, **LINEAR, "model_type": "qwen3_next"},
+    "qwen3 next, a dense block": {
+        **SMALL,
+        **EXPERTS,
+        **LINEAR,
+        "model_type": "qwen3_next",
+        "layer_types": ["full_attention", "linear_attention"],
+        "mlp_only_layers": [1],
+        "linear_num_value_heads": 4,
+    },
+    "qwen3.5": {
+        **SMALL,
+        **LINEAR,
+        "model_type": "qwen3_5_text",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_interleaved": True,
+            "mrope_section": [2, 1, 1],
+        },
+    },
+    "qwen3.5 moe": {**MIXTURE, **LINEAR, "model_type": "qwen3_5_moe_text"},
+    "qwen3.5 moe, attention alone": {
+        **MIXTURE,
+        **LINEAR,
+        "model_type": "qwen3_5_moe_text",
+        "layer_types": ["full_attention"] * 2,
+        "tie_word_embeddings": True,
+    },
+    "granite hybrid": {**SMALL, **STATE_SPACE, "model_type": "granitemoehybrid"},
+    "granite hybrid, groups": {**SMALL, **STATE_SPACE, "model_type": "granitemoehybrid", "mamba_n_groups": 4},
+    "granite hybrid, no experts": {
+        **SMALL,
+        **STATE_SPACE,
+        "model_type": "granitemoehybrid",
+        "num_local_experts": 0,
+        "mamba_conv_bias": False,
+        "position_embedding_type": "rope",
+    },
+    "granite hybrid, attention alone": {
+        **SMALL,
+        **STATE_SPACE,
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention", "attention"],
+        "tie_word_embeddings": True,
+        "hidden_size": 96,  # twice that is no multiple of 128, the mamba_n_heads that transformers assumes
+        "mamba_d_head": 12,
+    },
+}
+CONFIGS["seed oss"] = {**SMALL, "model_type": "seed_oss", "head_dim": 16, **NO_TOKENS}
+CONFIGS["seed oss, other biases"] = {
+    **SMALL,
+    "model_type": "seed_oss",
+    "attention_bias": False,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
+GRANITE_MOE = {**SMALL, **MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3}
+CONFIGS["granite moe"] = {**GRANITE_MOE, "model_type": "granitemoe"}
+CONFIGS["granite moe, biases"] = {
+    **GRANITE_MOE,
+    "model_type": "granitemoe",
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+}
+CONFIGS["granite moe, shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 48}
+CONFIGS["granite moe, none shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 0}
+CONFIGS["glm4"] = {**SMALL, "model_type": "glm4", "head_dim": 16, **NO_TOKENS}
+CONFIGS["glm4, a quarter turns"] = {
+    **SMALL,
+    "model_type": "glm4",
+    "head_dim": 16,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    **NO_TOKENS,
+}
+LFM2 = {
+    **SMALL,
+    "model_type": "lfm2",
+    "norm_eps": 1e-5,
+    "block_multiple_of": 16,
+    **NO_TOKENS,
+}
+CONFIGS["lfm2"] = {**LFM2, "full_attn_idxs": [1]}
+CONFIGS["lfm2, biases"] = {
+    **LFM2,
+    "block_auto_adjust_ff_dim": False,
+    "conv_L_cache": 4,
+    "conv_bias": True,
+    "layer_types": ["full_attention", "conv"],
+    "tie_word_embeddings": False,
+}
+LFM2_MOE = {
+    **SMALL,
+    **EXPERTS,
+    "model_type": "lfm2_moe",
+    "num_dense_layers": 1,
+    "layer_types": ["conv", "full_attention"],
+    **NO_TOKENS,
+}
+CONFIGS["lfm2 moe"] = LFM2_MOE
+CONFIGS["lfm2 moe, no bias"] = {
+    **LFM2_MOE,
+    "conv_bias": True,
+    "num_dense_layers": 0,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    "use_expert_bias": False,
+}
+KIMI_LINEAR = {
+    **SMALL,
+    "model_type": "kimi_linear",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_shared_experts": 2,
+    **NO_TOKENS,
+}
+CONFIGS["kimi linear"] = {
+    **KIMI_LINEAR,
+    "linear_attn_config": {
+        "full_attn_layers": [2],
+        "kda_layers": [1, 3],
+        "head_dim": 12,
+        "num_heads": 4,
+        "short_conv_kernel_size": 3,
+    },
+}
+CONFIGS["kimi linear, compressed queries"] = {
+    **KIMI_LINEAR,
+    "q_lora_rank": 24,
+    "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+    "linear_head_dim": 8,
+    "linear_num_heads": 6,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "moe_renormalize": False,
+}
+CONFIGS["glm"] = {**CONFIGS["glm4"], "model_type": "glm"}
+CONFIGS["glm, a quarter turns"] = {
+    **CONFIGS["glm4, a quarter turns"],
+    "model_type": "glm",
+    "tie_word_embeddings": True,
+}
+CONFIGS["ernie 4.5"] = {**SMALL, "model_type": "ernie4_5", "head_dim": 16}
+CONFIGS["ernie 4.5, biases"] = {**SMALL, "model_type": "ernie4_5", "use_bias": True, "tie_word_embeddings": False}
+ERNIE = {**SMALL, "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
+CONFIGS["ernie 4.5 moe"] = {**ERNIE, "num_hidden_layers": 3}
+CONFIGS["ernie 4.5 moe, every other block"] = {
+    **ERNIE,
+    "num_hidden_layers": 5,
+    "moe_layer_start_index": 0,
+    "moe_layer_end_index": 3,
+    "moe_layer_interval": 2,
+    "moe_num_shared_experts": 0,
+    "tie_word_embeddings": False,
+}
+CONFIGS["dots.llm1"] = {
+    **ROUTED,
+    "model_type": "dots1",
+    "num_key_value_heads": 4,
+    "norm_topk_prob": True,
+    "sliding_window": None,
+}
+CONFIGS["dots.llm1, windows, groups"] = {
+    **ROUTED,
+    "model_type": "dots1",
+    "head_dim": 16,
+    "attention_bias": True,
+    "n_group": 4,
+    "topk_group": 2,
+    "sliding_window": 9,
+    "max_window_layers": 1,
+}
+LITE = {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"}
+CONFIGS["glm4 moe lite"] = {**LITE, "model_type": "glm4_moe_lite", "rope_parameters": YARN}
+CONFIGS["glm4 moe lite, dense blocks"] = {
+    **LITE,
+    "model_type": "glm4_moe_lite",
+    "q_lora_rank": None,
+    "rope_interleave": False,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "n_group": 4,
+    "topk_group": 2,
+}
+CONFIGS["mistral4"] = {
+    **LITE,
+    "model_type": "mistral4",
+    "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3, "max_position_embeddings": 64},
+}
+CONFIGS["mistral4, dense blocks"] = {
+    **LATENT,
+    "model_type": "mistral4",
+    "q_lora_rank": None,
+    "rope_interleave": False,
+    "norm_topk_prob": False,
+    "tie_word_embeddings": True,
+    "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.4},
+}
+SPARSE = {**LITE, "index_n_heads": 12, "index_head_dim": 10, "index_topk": 5}
+"""With few heads, many keys of a query may score the same."""
+CONFIGS["deepseek v3.2"] = {
+    **SPARSE,
+    "model_type": "deepseek_v32",
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "rope_parameters": YARN,
+    **NO_TOKENS,
+}
+CONFIGS["deepseek v3.2, all keys chosen, dense blocks"] = {
+    **SPARSE,
+    "model_type": "deepseek_v32",
+    "n_group": 1,
+    "topk_group": 1,
+    "index_head_dim": 8,
+    "index_topk": 64,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
+CONFIGS["glm 5"] = {**SPARSE, "model_type": "glm_moe_dsa", "first_k_dense_replace": 1, **NO_TOKENS}
+CONFIGS["glm 5, groups"] = {
+    **SPARSE,
+    "model_type": "glm_moe_dsa",
+    "index_head_dim": 16,
+    "index_topk": 3,
+    "mlp_layer_types": ["sparse"] * 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+    "rope_parameters": YARN,
+    **NO_TOKENS,
+}
+YOUTU = {key: LATENT[key] for key in (*SMALL, "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
+CONFIGS["youtu"] = {**YOUTU, "model_type": "youtu", "v_head_dim": 10, **NO_TOKENS}
+CONFIGS["youtu, no compressed queries"] = {
+    **YOUTU,
+    "model_type": "youtu",
+    "q_lora_rank": None,
+    "rope_interleave": False,
+    "tie_word_embeddings": False,
+    "rope_parameters": YARN,
+    **NO_TOKENS,
+}
+CONFIGS["cwm"] = {**SMALL, "model_type": "cwm", "num_hidden_layers": 5, "sliding_window": 9, "bos_token_id": 1}
+CONFIGS["cwm, no windows, default positions"] = {
+    **SMALL,
+    "model_type": "cwm",
+    "head_dim": 8,
+    "layer_types": ["full_attention"] * 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+}
+OLMOE = {
+    **SMALL,
+    "model_type": "olmoe",
+    "intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    **NO_TOKENS,
+}
+CONFIGS["olmoe"] = OLMOE
+CONFIGS["olmoe, biases"] = {**OLMOE, "attention_bias": True, "norm_topk_prob": True, "num_key_value_heads": 8}
+CONFIGS["flex olmo"] = {**OLMOE, "model_type": "flex_olmo", "num_key_value_heads": 8}
+CONFIGS["flex olmo, all experts"] = {
+    **OLMOE,
+    "model_type": "flex_olmo",
+    "num_experts_per_tok": 8,
+    "attention_bias": True,
+    "norm_topk_prob": True,
+}
+CONFIGS["arcee"] = {**SMALL, "model_type": "arcee", "head_dim": 8, **NO_TOKENS}
+CONFIGS["arcee, biases, yarn"] = {
+    **SMALL,
+    "model_type": "arcee",
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": YARN,
+    **NO_TOKENS,
+}
+CONFIGS["nemotron"] = {**SMALL, "model_type": "nemotron", "head_dim": 16, **NO_TOKENS}
+CONFIGS["nemotron, biases"] = {
+    **SMALL,
+    "model_type": "nemotron",
+    "partial_rotary_factor": 0.25,
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
+SOLAR = {key: value for key, value in ROUTED.items() if key != "first_k_dense_replace"}
+CONFIGS["solar open"] = {**SOLAR, "model_type": "solar_open", "num_key_value_heads": 4, "rope_parameters": YARN}
+CONFIGS["solar open, biases, groups"] = {
+    **SOLAR,
+    "model_type": "solar_open",
+    "head_dim": 16,
+    "attention_bias": True,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+}
+CONFIGS["cohere2"] = {**SMALL, "model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
+CONFIGS["cohere2, biases, positions in all blocks"] = {
+    **SMALL,
+    "model_type": "cohere2",
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": 9,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "logit_scale": 0.7,
+    **NO_TOKENS,
+}
+CONFIGS["cohere2, no windows"] = {**SMALL, "model_type": "cohere2", "layer_types": ["full_attention"] * 2, **NO_TOKENS}
+MINISTRAL3 = {
+    **SMALL,
+    "model_type": "ministral3",
+    "head_dim": 16,
+    "rope_parameters": {**YARN, "original_max_position_embeddings": 5, "llama_4_scaling_beta": 0.7},
+    **NO_TOKENS,
+}
+CONFIGS["ministral3"] = MINISTRAL3
+CONFIGS["ministral3, tied, a window"] = {
+    **MINISTRAL3,
+    "tie_word_embeddings": True,
+    "sliding_window": 9,
+    "num_key_value_heads": 8,
+}
+NEMOTRON_H = {
+    **SMALL,
+    "model_type": "nemotron_h",
+    "head_dim": 16,
+    "layers_block_type": ["mamba", "moe", "attention", "mamba", "mlp"],
+    "mamba_num_heads": 12,  # not hidden_size * expand
+    "mamba_head_dim": 8,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 10,
+    "time_step_min": 1e-30,  # transformers raises time steps to it, which their publisher's own code does not
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+}
+CONFIGS["nemotron h, all kinds of blocks"] = NEMOTRON_H
+CONFIGS["nemotron h, no experts, one group"] = {
+    **NEMOTRON_H,
+    "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+    "num_key_value_heads": 8,
+    "n_groups": 1,
+    "use_conv_bias": False,
+}
+CONFIGS["nemotron h, experts of a narrower vector"] = {
+    **NEMOTRON_H,
+    "layers_block_type": ["mamba", "moe", "mamba", "attention", "moe"],
+    "moe_latent_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+}
+CONFIGS["exaone4"] = {
+    **SMALL,
+    "model_type": "exaone4",
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "rope_parameters": LLAMA3_ROPE,
+}
+EXAONE = {**SMALL, "model_type": "exaone4", "head_dim": 16, "layer_types": ["full_attention"] * 2}
+CONFIGS["exaone4, no windows"] = {**EXAONE, "sliding_window": None}
+CONFIGS["exaone4, no windows and no positions"] = {**EXAONE, "sliding_window": 9, "tie_word_embeddings": True}
+RENAMED = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+NAMED = {RENAMED.get(key, key): value for key, value in ROUTED.items()}
+CONFIGS["exaone moe"] = {
+    **NAMED,
+    "model_type": "exaone_moe",
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "routed_scaling_factor": 1.5,
+}
+CONFIGS["exaone moe, no windows and no positions, groups"] = {
+    **NAMED,
+    "model_type": "exaone_moe",
+    "head_dim": 16,
+    "sliding_window": 9,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "layer_types": ["full_attention"] * 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+    "tie_word_embeddings": True,
+}
+OLMO_HYBRID = {
+    **SMALL,
+    "model_type": "olmo_hybrid",
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    **NO_TOKENS,
+}
+CONFIGS["olmo hybrid"] = {
+    **OLMO_HYBRID,
+    "rope_parameters": {"rope_type": "default", "rope_theta": None},
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}
+CONFIGS["olmo hybrid, positions, biases"] = {
+    **OLMO_HYBRID,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_allow_neg_eigval": False,
+    "linear_conv_kernel_dim": 3,
+}
+MIMO = {
+    **{key: value for key, value in ROUTED.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
+    "model_type": "mimo_v2_flash",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "v_head_dim": 8,
+    "num_hidden_layers": 3,
+    "sliding_window": 9,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.34},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 0.34},
+    },
+}
+CONFIGS["mimo"] = MIMO
+CONFIGS["mimo, biases, groups, wide values"] = {
+    **MIMO,
+    "attention_bias": True,
+    "v_head_dim": 16,
+    "attention_value_scale": None,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "n_group": 4,
+    "topk_group": 2,
+    "tie_word_embeddings": True,
+}
+EXPERT_KEYS = ("num_experts", "num_shared_experts", "num_experts_per_tok", "moe_intermediate_size")
+HY3 = {**SMALL, **{key: NAMED[key] for key in EXPERT_KEYS}, "model_type": "hy_v3"}
+CONFIGS["hy3"] = {**HY3, "num_hidden_layers": 3}
+CONFIGS["hy3, biases, stretched positions"] = {
+    **HY3,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "attention_bias": True,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "num_shared_experts": 2,
+    "router_scaling_factor": 0.5,
+    "rope_parameters": YARN,
+    "tie_word_embeddings": True,
+}
+CONFIGS["apertus"] = {**SMALL, "model_type": "apertus", "rope_parameters": LLAMA3_ROPE, **NO_TOKENS}
+CONFIGS["apertus, biases, positions as they are"] = {
+    **SMALL,
+    "model_type": "apertus",
+    "head_dim": 16,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    **NO_TOKENS,
+}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
+CONFIGS["hunyuan"] = {**SMALL, "model_type": "hunyuan_v1_dense", "head_dim": 16, "rope_parameters": ALPHA}
+CONFIGS["hunyuan, biases, positions as they are"] = {
+    **SMALL,
+    "model_type": "hunyuan_v1_dense",
+    "head_dim": 8,
+    "num_key_value_heads": 8,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+}
+HUNYUAN = {**SMALL, "model_type": "hunyuan_v1_moe", "num_experts": 4, "head_dim": 16, **NO_TOKENS}
+CONFIGS["hunyuan moe"] = {**HUNYUAN, "moe_topk": [2, 2], "rope_parameters": ALPHA, "tie_word_embeddings": True}
+CONFIGS["hunyuan moe, biases, stretched positions"] = {
+    **HUNYUAN,
+    "moe_topk": 3,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+}
+DENSE = {"n_routed_experts": "num_experts", "first_k_dense_replace": "num_dense_layers"}
+AFMOE = {
+    **{DENSE.get(key, RENAMED.get(key, key)): value for key, value in ROUTED.items()},
+    "model_type": "afmoe",
+    "num_key_value_heads": 4,
+    "mup_enabled": True,
+    "sliding_window": 9,
+    "route_scale": 1.5,
+    **NO_TOKENS,
+}
+CONFIGS["afmoe"] = {**AFMOE, "head_dim": 16, "num_hidden_layers": 4}
+CONFIGS["afmoe, no windows and no positions, all dense but one"] = {
+    **AFMOE,
+    "head_dim": 8,
+    "num_dense_layers": 2,
+    "num_shared_experts": 1,
+    "layer_types": ["full_attention"] * 3,
+    "tie_word_embeddings": True,
+}
+CONFIGS["afmoe, windows everywhere"] = {**AFMOE, "num_dense_layers": 0, "layer_types": ["sliding_attention"] * 3}
+GEMMA4 = {
+    **SMALL,
+    "model_type": "gemma4_text",
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 9,
+    "final_logit_softcapping": 0.7,
+    **NO_TOKENS,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32}
+CONFIGS["gemma4"] = {
+    **GEMMA4,
+    "num_hidden_layers": 3,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+CONFIGS["gemma4, values of their own, biases"] = {
+    **GEMMA4,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "final_logit_softcapping": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.5, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+    },
+}
+CONFIGS["gemma4, experts"] = {
+    **GEMMA4,
+    **GEMMA4_EXPERTS,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+CONFIGS["gemma4, experts, no windows"] = {
+    **GEMMA4,
+    **GEMMA4_EXPERTS,
+    "layer_types": ["full_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+CONFIGS["minimax m2"] = {
+    **SMALL,
+    "model_type": "minimax_m2",
+    "head_dim": 16,
+    "rotary_dim": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+}
+CONFIGS["minimax m2, whole heads turn"] = {
+    **SMALL,
+    "model_type": "minimax_m2",
+    "head_dim": 8,
+    "num_key_value_heads": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "tie_word_embeddings": True,
+}
+CONFIGS["gemma2"] = {
+    **SMALL,
+    "model_type": "gemma2",
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 9,
+    "attn_logit_softcapping": 0.5,
+    "final_logit_softcapping": 0.7,
+}
+CONFIGS["gemma2, no caps"] = {
+    **SMALL,
+    "model_type": "gemma2",
+    "head_dim": 8,
+    "sliding_window": 9,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "attention_bias": True,
+}
+CONFIGS["gemma3"] = {
+    **SMALL,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 9,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+NO_WINDOWS = {**SMALL, "head_dim": 16, "layer_types": ["full_attention"] * 2}
+CONFIGS["gemma2, no windows"] = {**NO_WINDOWS, "model_type": "gemma2"}
+CONFIGS["gemma3, no windows"] = {**NO_WINDOWS, "model_type": "gemma3_text"}
+GPT_OSS = {**SMALL, "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+CONFIGS["gpt oss"] = {**GPT_OSS, "num_hidden_layers": 3, "sliding_window": 9, "swiglu_limit": 0.3}
+CONFIGS["gpt oss, default positions"] = {
+    **GPT_OSS,
+    "sliding_window": 9,
+    "attention_bias": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
+CONFIGS["gpt oss, no windows"] = {**GPT_OSS, **NO_WINDOWS}
+LLAMA4 = {
+    **SMALL,
+    "model_type": "llama4_text",
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 80,
+    "attention_chunk_size": 7,
+    "floor_scale": 5,
+}
+CONFIGS["llama4, scout"] = {**LLAMA4, "rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}
+CONFIGS["llama4, maverick"] = {
+    **LLAMA4,
+    "interleave_moe_layer_step": 2,
+    "use_qk_norm": False,
+    "attn_temperature_tuning": False,
+    "attention_bias": True,
+    "num_experts_per_tok": 2,
+}
+CONFIGS["dbrx"] = {
+    "model_type": "dbrx",
+    "d_model": 64,
+    "n_heads": 8,
+    "n_layers": 2,
+    "max_seq_len": 64,
+    "vocab_size": 96,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
+    "attn_config": {"clip_qkv": 0.1, "kv_n_heads": 2, "rope_theta": 1e3},
+    "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+}
+CONFIGS["dbrx, a wide clip, weights as they are"] = {
+    **CONFIGS["dbrx"],
+    "attn_config": {"clip_qkv": 100, "kv_n_heads": 8, "rope_theta": 1e3},
+    "ffn_config": {**CONFIGS["dbrx"]["ffn_config"], "moe_normalize_expert_weights": None},
+}

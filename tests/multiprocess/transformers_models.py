@@ -1,0 +1,80 @@
+"""Models of transformers, which is imported with the first of them: that takes 2 s, and few processes have one."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+@cache
+def _transformers() -> Any:
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    transformers.logging.disable_progress_bar()
+    # transformers 5.23 finds it with images alone
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"
+    return transformers
+
+
+def config_of_transformers(config: dict[str, Any]) -> Any:
+    return _transformers().AutoConfig.for_model(**config)
+
+
+def built(config: dict[str, Any]) -> torch.nn.Module:
+    """The model of a config, ready to be asked."""
+    model: torch.nn.Module = _transformers().AutoModelForCausalLM.from_config(config_of_transformers(config))
+    return model.eval()
+
+
+def read_by_transformers(folder: Path) -> torch.nn.Module:
+    """The model that a folder holds, ready to be asked."""
+    model: torch.nn.Module = _transformers().AutoModelForCausalLM.from_pretrained(folder)
+    return model.eval()
+
+
+def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
+    """A model as Hugging Face saves it, with biases and norms that are not at their initial zeros and ones."""
+    model = built(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.1 + (parameter if parameter.dim() == 1 else 0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+    save(model, folder)
+    return model
+
+
+def save(model: Any, folder: Path) -> None:
+    """As published, which transformers reads, but does not write: the MLP of Kimi Linear's blocks without experts has a
+    name of its own, and so has OLMo Hybrid's norm behind attention, whose convolutions are as wide as what they see."""
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    if model.config.model_type == "kimi_linear":
+        tensors = {
+            re.sub(r"block_sparse_moe\.(\w+_proj)\b", r"mlp.\1", name): one for name, one in load_file(file).items()
+        }
+    elif model.config.model_type == "olmo_hybrid":
+        tensors = dict(load_file(file))
+        for layer, word in enumerate(model.config.layer_types):
+            prefix = f"model.layers.{layer}"
+            if word == "full_attention":
+                norm = tensors.pop(f"{prefix}.feedforward_layer_norm.weight")
+                tensors[f"{prefix}.post_attention_layernorm.weight"] = norm
+                continue
+            names = [f"{prefix}.linear_attn.{part}" for part in ("q", "k", "v")]
+            whole = torch.cat([tensors[f"{name}_conv1d.weight"] for name in names])
+            rows = [len(tensors[f"{name}_proj.weight"]) for name in names]
+            for name, piece in zip(names, whole.split(rows), strict=True):
+                tensors[f"{name}_conv1d.weight"] = piece.clone()
+    else:
+        return
+    save_file(tensors, file, metadata={"format": "pt"})
