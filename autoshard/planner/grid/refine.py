@@ -60,7 +60,7 @@ AT_ONCE = 24
 """So many layouts are bounded together by the room of their ranks: more take more memory, and hardly less time."""
 KINDS_AT_ONCE = 256
 """So many layouts with several kinds of blocks are bounded together by what these cost, before that."""
-MOST_OF_THREE = 20
+MOST_OF_THREE = 14
 """With more blocks on a rank of three chunks, these may have too many contents together."""
 
 
