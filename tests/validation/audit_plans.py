@@ -103,6 +103,7 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"tp": 2, "pp": 2, "num_virtual_stages": 2, "stage_layers": (1, 1, 2, 0)},
     ),
     "unequal windows, ring": ("windows", 2, {"tp": 2, "cp": 2, "context_parallel": "zigzag_ring"}),
+    "windows over a long sequence": ("windows", 2, {"tp": 8, "cp": 2, "sequence_length": 16384}),
     "capped scores": ("gemma2-2b", 4, {"tp": 2, "pp": 2, "recompute": "core_attention"}),
     "sinks, heads over cp": ("gpt-oss-20b", 2, {"cp": 2, "dp": 2, "ep": 2, "context_parallel": "ulysses"}),
     "sinks": ("gpt-oss-20b", 4, {"tp": 2, "dp": 4, "ep": 4, "recompute": "mlp"}),

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 
 from autoshard.graph.attention_kind import head_dims
 from autoshard.graph.partition import OperatorStep
+from autoshard.graph.score_tiles import SCORES_AT_ONCE
 from autoshard.layout.context_parallel import RINGS
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
 from autoshard.runtime.torch_backend.context import Context, Kernel
@@ -95,13 +96,16 @@ def _core(context: Context, step: OperatorStep) -> Kernel:
         if plain:
             attend = partial(_plain_attention, weigh=weighing(context, step), scale=scale, softcap=softcap)
         inside = _inside_documents(context, mine, window, chunk, not plain)
-        shared = _shared_mask(context, (seq, position, count, window, chunk), not plain)
+        place = (seq, position, count, window, chunk)
+        shared = _shared_mask(context, place, not plain)
         whole = _grouped(attend, shared, inside, partial(_of_chosen, added=not plain))
+        if not plain:
+            whole = _unless_too_large(whole, tiles, is_masked=not _is_causal_alone(*place))
     if not plain:
         first = position * (seq // count)
         has_sinks = bool(op.attributes.get("sinks"))
         kind = Kind(first, seq, window, chunk, softcap, scale, has_sinks)
-        whole = _flexible(context, kind, _unless_wide(whole, tiles))
+        whole = _flexible(context, kind, whole)
     return _over_heads(whole, group) if group is not None and over_heads else whole
 
 
@@ -124,17 +128,32 @@ def _flexible(context: Context, kind: Kind, otherwise: Kernel) -> Kernel:
 
 WIDEST_ON_GPU = 256
 """The widest heads of torch's flash kernels on a GPU. For wider ones it writes all scores in FP32, and keeps them."""
+MOST_OF_A_MASK = SCORES_AT_ONCE
+"""The most numbers of a mask. Where queries see few keys, tiles take less time than a kernel that reads a mask: on CPU
+0.6 of it for a window of 1,024 among 4,096 keys, a tenth among 16,384."""
+MOST_OF_A_MASK_ON_GPU = 2**28
+"""There what reads a mask is a fast kernel, and tiles are not: a guess of how long that pays. Windows need no mask
+there: flex_attention.py has them."""
 
 
-def _unless_wide(whole: Kernel, tiles: Kernel) -> Kernel:
-    """The kernel that computes tile by tile what a GPU has no flash kernel for; for chosen keys there are no tiles."""
+def _unless_too_large(whole: Kernel, tiles: Kernel, is_masked: bool) -> Kernel:
+    """The kernel that computes tile by tile where a mask would take too much memory, and what a GPU has no flash kernel
+    for; for chosen keys there are no tiles. is_masked: whether there is a mask without documents, too."""
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor, **named: Any) -> torch.Tensor:
-        if named.get("chosen") is None and _is_too_wide(q):
-            return tiles(q, k, v, *more, **named)
-        return whole(q, k, v, *more, **named)
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None, **chosen: torch.Tensor
+    ) -> torch.Tensor:
+        rows = (is_masked or starts is not None) * q.shape[-2] * (1 if starts is None else len(starts))
+        is_large = rows * k.shape[-2] > _most_of_a_mask(q)
+        if not chosen and (is_large or _is_too_wide(q)):
+            return tiles(q, k, v, starts)
+        return whole(q, k, v, starts=starts, **chosen)
 
     return run
+
+
+def _most_of_a_mask(q: torch.Tensor) -> int:
+    return MOST_OF_A_MASK_ON_GPU if q.device.type == "cuda" else MOST_OF_A_MASK
 
 
 def _is_too_wide(q: torch.Tensor) -> bool:

@@ -1,4 +1,5 @@
-"""Heads for which a GPU has no flash kernel: in tiles they compute the same. A GPU's own answer is a stand-in here."""
+"""Attention in tiles computes the same: of heads for which a GPU has no flash kernel, and where a mask would take too
+much memory. A GPU's own answer is a stand-in here."""
 
 from __future__ import annotations
 
@@ -25,6 +26,19 @@ def test_training_in_tiles_is_the_same(name: str, monkeypatch: pytest.MonkeyPatc
     found = [_losses(session_of(plan, torch.device("cpu")), plan)]
     monkeypatch.setattr(attention, "_is_too_wide", lambda q: True)
     monkeypatch.setattr(attention, "_fused_attention", unexpected)
+    found.append(_losses(session_of(plan, torch.device("cpu")), plan))
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma4", "llama4"])
+def test_a_large_mask_is_never_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of windows, beside blocks that see all keys, and of chunks."""
+    model = MODELS[name]
+    plan = plan_of(model, strategy(layers=(model.num_hidden_layers,)), 2, FP64)
+    found = [_losses(session_of(plan, torch.device("cpu")), plan)]
+    seq = plan.training.sequence_length
+    monkeypatch.setattr(attention, "MOST_OF_A_MASK", seq * seq - 1)
+    monkeypatch.setattr(attention, "_attention_mask", unexpected)
     found.append(_losses(session_of(plan, torch.device("cpu")), plan))
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), rtol=1e-9, atol=0)
 
