@@ -57,7 +57,7 @@ class _Pointwise(torch.autograd.Function):
     def forward(ctx: Any, expression: Expression, *values: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*values)
         ctx.expression = expression
-        if _functions(expression) <= FEW or not _has_pieces(values):
+        if _functions(expression) <= FEW or not has_pieces(values):
             found: torch.Tensor = _value(expression, values)
             return found
         whole = [x for x in values if x.dim()]
@@ -70,7 +70,7 @@ class _Pointwise(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
         every = (*ctx.saved_tensors, grads[0])
-        gradients = _gradients_in_pieces if _has_pieces(every) else _gradients
+        gradients = _gradients_in_pieces if has_pieces(every) else _gradients
         in_order = iter(gradients(ctx.expression, every, needed))
         return None, *(next(in_order) if use else None for use in needed)
 
@@ -79,23 +79,23 @@ def _functions(expression: Expression) -> int:
     return 1 + sum(map(_functions, expression[1:])) if isinstance(expression, tuple) else 0  # type: ignore[arg-type]
 
 
-def _has_pieces(tensors: tuple[torch.Tensor, ...]) -> bool:
+def has_pieces(tensors: tuple[torch.Tensor, ...]) -> bool:
     """Whether the tensors are large, of one shape and contiguous; single numbers aside. Not while a compiler traces:
     it makes one kernel of the whole, and thousands of operators of hundreds of pieces."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
         return False
     whole = [x for x in tensors if x.dim()]
-    return whole[0].numel() > _at_once(whole[0]) and all(x.shape == whole[0].shape and x.is_contiguous() for x in whole)
+    return whole[0].numel() > at_once(whole[0]) and all(x.shape == whole[0].shape and x.is_contiguous() for x in whole)
 
 
-def _at_once(x: torch.Tensor) -> int:
+def at_once(x: torch.Tensor) -> int:
     return ON_GPU if x.device.type == "cuda" else AT_ONCE
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
     """The tensors, flat, so many elements at a time; single numbers each time."""
     first = next(x for x in tensors if x.dim())
-    size = _at_once(first)
+    size = at_once(first)
     count = -(-first.numel() // size)
     return zip(*(x.view(-1).split(size) if x.dim() else (x,) * count for x in tensors), strict=True)
 
