@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -108,14 +109,18 @@ def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | No
     return next(iter(experts or mlp), None)
 
 
-def given_back_bytes(program: Program) -> list[float]:
-    """Bytes that are given back before the backward of each step."""
+def given_back_bytes(program: Program, by_module: bool = False) -> list[float]:
+    """Bytes that are given back before the backward of each step. by_module: those that steps of its own module saved,
+    which are kept or run again as one; none for a step without operators."""
     freed = [0.0] * len(program.steps)
     for index, size in first_saved(program).values():
         freed[index] += size
-    given_back, gone = [0.0] * len(freed), 0.0
+    given_back, gone = [0.0] * len(freed), defaultdict[str, float](float)
     for index in reversed(range(len(freed))):
-        given_back[index], gone = gone, gone + freed[index]
+        operators = operator_steps(program.steps[index]) if by_module else ()
+        module = operators[0].operator.module if operators else ""
+        given_back[index] = gone[module] if operators or not by_module else 0.0
+        gone[module] += freed[index]
     return given_back
 
 

@@ -213,8 +213,11 @@ def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[Numbe
     """Bytes by which gradients of weights that are there at one time make a block's backward work with more than it
     does without any, by kind, in the order of Rank.kinds; none where they travel in every microbatch, which counts
     them. Where gradients are put off, these are bytes of their own: they come when that backward is over, and what its
-    blocks kept of the microbatch is gone but for what waits."""
+    blocks kept of the microbatch is gone but for what waits. Where one rank has both ends with one table, the gradient
+    that its head made waits for the embedding's."""
     found: list[Number] = []
+    one_table = [end.unit for end in rank.ends if end.has_table and end.has_loss and not rank.weights_apart]
+    waits = where(state.travels, 0.0, sum(parameter_bytes * _at_one_time(unit) for unit in one_table))
     for elements, back in state.at_once or [(state.block.at_once, state.block.back_at_once)] * len(rank.kinds):
         more = 0.0
         if anywhere(elements):
@@ -222,8 +225,13 @@ def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[Numbe
             if rank.weights_apart:
                 gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
             more = where(state.travels, 0.0, largest(0.0, elements * parameter_bytes - gone))
-        found.append(more)
+        found.append(added(more, waits))
     return found
+
+
+def _at_one_time(unit: Unit) -> Number:
+    """Elements of an end's weights whose gradients are there at one time, where they do not travel."""
+    return unit.at_once if anywhere(unit.at_once) else unit.parameters
 
 
 def _ends_bytes(rank: Rank, software: Software) -> Number:
@@ -292,7 +300,7 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
     for end in rank.ends:
         unit, kept_by_end = end.unit, end.part.kept_bytes if end.has_loss else 0.0
         predicts = anywhere(unit.head_at_once)
-        weights = parameter_bytes * (unit.at_once if anywhere(unit.at_once) else unit.parameters)
+        weights = parameter_bytes * _at_one_time(unit)
         table = parameter_bytes * unit.head_at_once if predicts else weights
         if end.chunks_loss:
             yield weights + end.part.working_bytes
@@ -411,7 +419,10 @@ def _backwards(rank: Rank, software: Software, gradients: Sequence[Number]) -> l
         for _, block, count in last.behind:
             given_back = given_back + count * _given_back(rank, block, _kept_by(rank, block, software))
         replayed = largest(replayed, of_ends) if not kind and rank.ends else replayed
-        working = largest(working, gradients[kind]) if rank.weights_apart else added(working, gradients[kind])
+        if rank.weights_apart:
+            working = largest(working + last.part.for_weights_bytes, gradients[kind])
+        else:
+            working = added(working, gradients[kind])
         return Backward(last.part, last.there, replayed, working, 0.0, given_back)
 
     return [[backward(last, kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]

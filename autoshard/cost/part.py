@@ -61,7 +61,7 @@ class Part:
     parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
     norms nor biases. num_tensors: how many parameters these are.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
-    waits with it.
+    waits with it; for_weights_bytes: what is there beside working_bytes where it does: else it is given back by then.
     host_s: of forward and of backward with recompute, what the host needs to launch their operators: neither is faster.
     scores_bytes: one copy of all attention scores, where a kernel writes them.
     moments: of a block's backward. quantized: parameters that products read quantised. frozen: further elements, which
@@ -81,6 +81,7 @@ class Part:
 
     weight_gradients_s: Number = 0.0
     weights_waiting_bytes: Number = 0.0
+    for_weights_bytes: Number = 0.0
     matrices: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     num_tensors: float = 0
     moments: Moments = field(default_factory=Moments)

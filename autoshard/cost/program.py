@@ -122,6 +122,7 @@ class ProgramWork:
     heaviest_step: Step | None
     tile_bytes: float
     untiled_bytes: float
+    for_weights_bytes: float
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     frozen: int = 0
     chunks_loss: bool = False
@@ -181,6 +182,7 @@ class PricedProgram:
             sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
+            for_weights_bytes=work.for_weights_bytes,
             matrices=work.matrices,
             num_tensors=work.num_tensors,
             moments=work.moments,
@@ -236,7 +238,7 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
     given_back = given_back_bytes(program)
-    working, needed = at_steps(program, given_back)
+    working, needed, for_weights = at_steps(program, given_back, given_back_bytes(program, by_module=True))
     tiles = [tile_bytes(program, step) for step in program.steps]
     with_tiles = [need + tile for need, tile in zip(needed, tiles, strict=True)]
     heaviest = max(range(len(needed)), key=with_tiles.__getitem__, default=None)
@@ -271,6 +273,7 @@ def program_work(program: Program) -> ProgramWork:
         None if heaviest is None else program.steps[heaviest],
         0.0 if heaviest is None else tiles[heaviest],
         max(needed, default=0.0),
+        max(zip(needed, for_weights, strict=True), default=(0.0, 0.0))[1],
         quantized,
         sum(elements.values()) - sum(parameters.values()),
         any(num_chunks(op) > 1 for op in program.graph.operators),

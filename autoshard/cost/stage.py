@@ -274,4 +274,5 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
         scores_bytes=largest_of("scores_bytes"),
         weight_gradients_s=number("weight_gradients_s"),
         weights_waiting_bytes=number("weights_waiting_bytes"),
+        for_weights_bytes=largest_of("for_weights_bytes"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 from autoshard.graph.count import loop_sizes
 from autoshard.graph.operators import KINDS
@@ -18,16 +19,25 @@ LOSSES = ("cross_entropy", "linear_cross_entropy")
 """The kinds of operators that end a model."""
 
 
-def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Bytes that backward of each step works with, and those beyond all that was kept or is run again, both without
-    `tile_bytes`. given_back: as `given_back_bytes` has them.
+class AtSteps(NamedTuple):
+    """Bytes at the backward of each step, without `tile_bytes`. working: what it works with. needed: those beyond all
+    that was kept or is run again. for_weights: of what `needed` takes for given back, what is there as long as
+    gradients of weights are put off."""
 
-    What lies behind a step has been given back by then. It counts for the backward of what has buffers of its own: a
-    ring, which lies behind all of its block, a recurrence, an exchange of pieces that are copied, such as those of what
-    experts made, which is behind the sum of it. It counts at the end of the model, where the loss keeps as much as a
-    softcap of logits works with, and with a prediction module, where it is as long as a block; and with a shared
-    expert, whose backward is before that of the others: their gradients wait for it. It is left out elsewhere: the step
-    with the most bytes is then one of the first of its block's backward.
+    working: Sequence[float]
+    needed: Sequence[float]
+    for_weights: Sequence[float]
+
+
+def at_steps(program: Program, given_back: Sequence[float], of_module: Sequence[float]) -> AtSteps:
+    """Bytes at the backward of each step. given_back: as `given_back_bytes` has them. of_module: the same by module.
+
+    What lies behind a step has been given back by then. All of it counts for the backward of what has buffers of its
+    own: a ring, which lies behind all of its block, a recurrence, an exchange of pieces that are copied, such as those
+    of what experts made, which is behind the sum of it. It counts at the end of the model, where the loss keeps as much
+    as a softcap of logits works with, and with a prediction module, where it is as long as a block; and with a shared
+    expert, whose backward is before that of the others: their gradients wait for it. Elsewhere what the step's own
+    module has given back counts: what another one ran again was never there together with this one's.
     """
     operators = program.graph.operators
     working = [working_bytes(program, step) - tile_bytes(program, step) for step in program.steps]
@@ -35,12 +45,15 @@ def at_steps(program: Program, given_back: Sequence[float]) -> tuple[list[float]
     if shares:
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
     is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
-    of_steps = zip(working, given_back, program.steps, strict=True)
-    needed = [
-        need - gone if is_long or _inner_bytes(program, step) or _copied_bytes(program, step) else need
-        for need, gone, step in of_steps
+    counts_all = [
+        is_long or bool(_inner_bytes(program, step) or _copied_bytes(program, step)) for step in program.steps
     ]
-    return working, needed
+    gone = [every if one else own for one, every, own in zip(counts_all, given_back, of_module, strict=True)]
+    return AtSteps(
+        working,
+        [need - less for need, less in zip(working, gone, strict=True)],
+        [0.0 if one else own for one, own in zip(counts_all, of_module, strict=True)],
+    )
 
 
 def _waiting_gradients_bytes(program: Program) -> list[float]:

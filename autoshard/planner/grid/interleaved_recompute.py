@@ -152,14 +152,9 @@ class InterleavedSets:
         replays_head = of_rank.has_loss and not headless
         replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if replays_head else none)
         in_work = np.maximum(self._block.replay_bytes[sets], replay[:, None]) + self._block.working_bytes[sets]
-        block = PartColumns(
-            none,
-            none,
-            kept_bytes / (of_rank.in_flight * self._layers),
-            none,
-            in_work.max(1, initial=0.0) - replay,
-            none,
-            none,
+        block = PartColumns(*(none,) * len(PartColumns._fields))._replace(
+            kept_bytes=kept_bytes / (of_rank.in_flight * self._layers),
+            working_bytes=in_work.max(1, initial=0.0) - replay,
         )
         of_rank = of_rank.made_of(block)
         memory = headless_memory if headless else rank_memory

@@ -46,8 +46,9 @@ class UnitColumns(NamedTuple):
 
     first_step: of each program, and the number of all steps. operators: (operator, field of OperatorNeeds), its kind as
     a number; for each operator also step: in which it runs; fixed_bytes: of what it moves; put_off: the share of its
-    backward that a schedule may put off. working_bytes, fixed_working_bytes, untiled_bytes, waiting_bytes: of each
-    program; untiled: all of it grows, and with large microbatches it may be more; the last wait for what is put off.
+    backward that a schedule may put off. working_bytes, fixed_working_bytes, untiled_bytes, waiting_bytes,
+    for_weights_bytes: of each program; untiled: all of it grows, and with large microbatches it may be more; the last
+    two are there for what is put off.
     """
 
     first_step: tuple[int, ...]
@@ -61,6 +62,7 @@ class UnitColumns(NamedTuple):
     fixed_working_bytes: Array
     untiled_bytes: Array
     waiting_bytes: Array
+    for_weights_bytes: Array
 
     def needs(self, sequences: Array) -> Array:
         """The needs of each operator, (microbatch, operator, field). sequences: (microbatch,)."""
@@ -100,6 +102,7 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
         np.array([_fixed_working_bytes(work) for work in works], dtype=float),
         np.array([_untiled_bytes(work) for work in works], dtype=float),
         np.array([work.weights_waiting_bytes for work in works], dtype=float),
+        np.array([work.for_weights_bytes for work in works], dtype=float),
     )
 
 

@@ -47,6 +47,7 @@ class PartColumns(NamedTuple):
     replay_bytes: Array
     working_bytes: Array
     weights_waiting_bytes: Array
+    for_weights_bytes: Array
     weight_gradients_s: Array
 
     def take(self, rows: Array) -> PartColumns:
@@ -270,7 +271,7 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
         if len(places.segments):
             replay_bytes[program] = (places.repeats * (places.segments @ sizes)).max(1)
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
-    by_program = columns.waiting_bytes, growing_bytes, columns.untiled_bytes
+    by_program = columns.waiting_bytes, columns.for_weights_bytes, growing_bytes, columns.untiled_bytes
     slope_bytes = np.concatenate([kept_bytes.ravel(), replay_bytes.ravel(), *by_program])
     fixed_bytes = np.zeros_like(slope_bytes)
     fixed_bytes[-2 * len(works) : -len(works)] = columns.fixed_working_bytes
@@ -348,7 +349,9 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     programs, recomputed = sums.backward_s.shape[1], kinds + has_first
     by_set, by_program = np.split(sums.bytes, [2 * programs * sets], axis=1)
     kept_bytes, replay_bytes = by_set.reshape(-1, 2, programs, sets).transpose(1, 2, 0, 3)
-    waiting_bytes, tiled_bytes, untiled_bytes = by_program.reshape(-1, 3, programs, 1).transpose(1, 2, 0, 3)
+    waiting_bytes, for_weights_bytes, tiled_bytes, untiled_bytes = by_program.reshape(-1, 4, programs, 1).transpose(
+        1, 2, 0, 3
+    )
     working_bytes = np.maximum(tiled_bytes, untiled_bytes)
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
     parts = []
@@ -368,6 +371,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
                 {},
                 weight_gradients_s=backward_s[5, program],
                 weights_waiting_bytes=waiting_bytes[program],
+                for_weights_bytes=for_weights_bytes[program],
             )
         )
     (block, *others), first, (embedding, head, *tied) = parts[:kinds], parts[kinds:recomputed], parts[recomputed:]
