@@ -6,7 +6,7 @@ probabilities in FP32 as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out, scale = torch._fused_rms_norm(x, weight.shape, weight, eps)
+        out, scale = _some_rows_at_a_time(_rms_norm, x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         return out
 
@@ -67,10 +67,9 @@ class OffsetRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        accurate = at_least_fp32(x)
-        scale = accurate.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        out, scale = _some_rows_at_a_time(_offset_rms_norm, x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
-        return _as((accurate * scale).mul_(1 + _as(weight, scale.dtype)), x.dtype)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -103,6 +102,33 @@ class OffsetLayerNorm(torch.autograd.Function):
         rows = tuple(range(x.dim() - 1))
         of_weight, of_bias = _as((grad * normal).sum(rows), weight.dtype), _as(grad.sum(rows), ctx.bias_dtype)
         return _as(grad_x, x.dtype), of_weight, of_bias, None
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch._fused_rms_norm(x, weight.shape, weight, eps)
+
+
+def _offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    accurate = at_least_fp32(x)
+    scale = accurate.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return _as((accurate * scale).mul_(1 + _as(weight, scale.dtype)), x.dtype), scale
+
+
+def _some_rows_at_a_time(
+    norm: Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A norm and the scale of each row. Where torch has no kernel of it, it computes wide copies of x."""
+    if (norm is _rms_norm and x.device.type == "cuda") or not has_pieces((x,)):
+        return norm(x, weight, eps)
+    found = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
+    rows = max(1, at_once(x) // x.shape[-1])
+    for some, *to in zip(*(one.flatten(0, -2).split(rows) for one in (x, *found)), strict=True):
+        for part, value in zip(to, norm(some, weight, eps), strict=True):
+            part.copy_(value)
+    return found
 
 
 def _rms_norm_backward(
