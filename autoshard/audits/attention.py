@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autoshard.graph.score_tiles import most_of_a_mask
 from autoshard.layout.context_parallel import RINGS, sequence_pieces
 from autoshard.models.padding import heads_of_kinds
 from autoshard.plans.plan import Plan
-from autoshard.runtime.torch_backend.attention import MOST_OF_A_MASK, _attention_mask, _is_causal_alone
+from autoshard.runtime.torch_backend.attention import _attention_mask, _is_causal_alone
 from autoshard.runtime.torch_backend.ring_attention import Ring, _tiles
 
 _FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -86,7 +87,7 @@ def _work(plan: Plan, position: int, reach: Reach) -> AttentionWork:
     if strategy.attention_kernel == "flash" and (
         scores.attn_logit_softcapping is not None
         or scores.has_sinks(reach.window)
-        or (is_masked and seq // count * seq > MOST_OF_A_MASK)
+        or (is_masked and seq // count * seq > most_of_a_mask(on_gpu=False))
     ):
         return AttentionWork(0.0, _tile_share(plan, None, tuple(range(count)), position, reach))
     mask = _attention_mask(seq, position, count, *reach)

@@ -31,6 +31,19 @@ def most_scores(heads: float, length: float, window: float) -> float:
     return min(SCORES_AT_ONCE, heads * rows * columns)
 
 
+MOST_OF_A_MASK = SCORES_AT_ONCE
+"""The most numbers of a mask. Where queries see few keys, tiles take less time than a kernel that reads a mask: on CPU
+0.6 of it for a window of 1,024 among 4,096 keys, a tenth among 16,384."""
+MOST_OF_A_MASK_ON_GPU = 2**28
+"""There what reads a mask is a fast kernel, and tiles are not: a guess of how long that pays. Windows need no mask
+there, but those of documents do."""
+
+
+def most_of_a_mask(on_gpu: bool) -> int:
+    """Numbers of a mask, at most, that the torch backend makes for flash attention; beyond, it computes in tiles."""
+    return MOST_OF_A_MASK_ON_GPU if on_gpu else MOST_OF_A_MASK
+
+
 CHOICE_TILES = 32
 """Tiles of an indexer's queries: the last keys of each lie behind its first queries, and are scored in vain."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoshard.graph.score_tiles import most_of_a_mask
 from autoshard.layout.context_parallel import RINGS
 from autoshard.plans.plan import Plan, Stage
 from autoshard.spec.training import DTYPE_BYTES
@@ -17,11 +18,15 @@ def document_masks(plan: Plan) -> str:
 
 def document_mask_bytes(plan: Plan) -> int:
     """Bytes of the masks that attention keeps of a microbatch, on the device that keeps most; the blocks of a stage
-    that see alike share one. Rings, plain attention, and scores with a cap or sinks keep none."""
+    that see alike share one. Rings, plain attention, and scores with a cap or sinks keep none, and attention in tiles,
+    where masks would be large."""
     strategy, training = plan.strategy, plan.training
     keys = training.sequence_length
     queries = keys if strategy.context_parallel == "ulysses" else keys // strategy.cp
-    mask_bytes = strategy.microbatch_size * queries * keys * DTYPE_BYTES[training.precision.compute_dtype]
+    numbers = strategy.microbatch_size * queries * keys
+    if numbers > most_of_a_mask(plan.cluster.platform.is_cuda):
+        return 0
+    mask_bytes = numbers * DTYPE_BYTES[training.precision.compute_dtype]
     return mask_bytes * max(_masks_kept(plan, stage) for stage in plan.stages)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from autoshard.graph import score_tiles
 from autoshard.runtime.torch_backend import attention
 from benchmarks.on_gpu_parts import _losses, session_of
 from tests.multiprocess.models import MODELS
@@ -37,7 +38,7 @@ def test_a_large_mask_is_never_made(name: str, monkeypatch: pytest.MonkeyPatch) 
     plan = plan_of(model, strategy(layers=(model.num_hidden_layers,)), 2, FP64)
     found = [_losses(session_of(plan, torch.device("cpu")), plan)]
     seq = plan.training.sequence_length
-    monkeypatch.setattr(attention, "MOST_OF_A_MASK", seq * seq - 1)
+    monkeypatch.setattr(score_tiles, "MOST_OF_A_MASK", seq * seq - 1)
     monkeypatch.setattr(attention, "_attention_mask", unexpected)
     found.append(_losses(session_of(plan, torch.device("cpu")), plan))
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), rtol=1e-9, atol=0)

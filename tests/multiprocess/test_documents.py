@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from autoshard.graph import score_tiles
 from autoshard.plans.plan import Plan
 from autoshard.runtime.data.stream import NOT_LEARNED
-from autoshard.runtime.torch_backend import attention
 from autoshard.runtime.torch_backend.document_mask import DocumentMasks, document_mask
 from autoshard.runtime.torch_backend.optimizer_settings import optimizer_settings
 from autoshard.runtime.torch_backend.session import Session
@@ -54,7 +54,7 @@ def test_packed_rows_equal_documents_trained_separately(
 ) -> None:
     if kernel == "tiles":
         kernel = "flash"
-        monkeypatch.setattr(attention, "MOST_OF_A_MASK", 2 * 16 * 16 - 1)
+        monkeypatch.setattr(score_tiles, "MOST_OF_A_MASK", 2 * 16 * 16 - 1)
         monkeypatch.setattr(DocumentMasks, "added", None)  # nobody calls it
     chosen = strategy(mbs=2, kernel=kernel, recompute=recompute)
     plan = plan_of(MODELS[model], chosen, 1)

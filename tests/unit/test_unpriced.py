@@ -16,19 +16,28 @@ ALONE = "not in the plan's prices: attention inside documents only"
 
 
 @pytest.mark.parametrize(
-    ("pins", "kept"),
+    ("length", "pins", "kept"),
     [
-        ({}, "; a microbatch's masks take 33.6 MB"),  # 4,096 x 4,096 x 2 bytes
-        ({"micro_batch": 2}, "; a microbatch's masks take 67.1 MB"),
-        ({"cp": 2, "context_parallel": "all_gather"}, "; a microbatch's masks take 16.8 MB"),  # half of the queries
-        ({"cp": 2, "context_parallel": "ulysses"}, "; a microbatch's masks take 33.6 MB"),
-        ({"cp": 2, "context_parallel": "zigzag_ring"}, None),
-        ({"attention_kernel": "plain"}, None),
+        (4096, {}, "; a microbatch's masks take 33.6 MB"),  # 4,096 x 4,096 x 2 bytes
+        (
+            4096,
+            {"micro_batch": 2},
+            None,
+        ),  # of both rows together it would be larger than any that is made: tiles keep none
+        (2048, {"micro_batch": 2}, "; a microbatch's masks take 16.8 MB"),
+        (
+            4096,
+            {"cp": 2, "context_parallel": "all_gather"},
+            "; a microbatch's masks take 16.8 MB",
+        ),  # half of the queries
+        (4096, {"cp": 2, "context_parallel": "ulysses"}, "; a microbatch's masks take 33.6 MB"),
+        (4096, {"cp": 2, "context_parallel": "zigzag_ring"}, None),
+        (4096, {"attention_kernel": "plain"}, None),
     ],
 )
-def test_a_mask_is_kept_where_attention_takes_it_whole(pins: dict[str, Any], kept: str | None) -> None:
+def test_a_mask_is_kept_where_attention_takes_it_whole(length: int, pins: dict[str, Any], kept: str | None) -> None:
     request = PlanRequest(
-        "llama3-8b", "trn1.32xlarge", 4, seq_len=4096, backend="torch", pins={"tp": 2, "micro_batch": 1, **pins}
+        "llama3-8b", "trn1.32xlarge", 4, seq_len=length, backend="torch", pins={"tp": 2, "micro_batch": 1, **pins}
     )
     more = "" if kept is None else f"{kept} of a device, for as long as its attention is kept"
     assert document_masks(plan_for(request)) == ALONE + more

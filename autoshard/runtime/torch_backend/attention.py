@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that torch's own docum
 
 from autoshard.graph.attention_kind import head_dims
 from autoshard.graph.partition import OperatorStep
-from autoshard.graph.score_tiles import SCORES_AT_ONCE
+from autoshard.graph.score_tiles import most_of_a_mask
 from autoshard.layout.context_parallel import RINGS
 from autoshard.runtime.torch_backend.collectives import all_to_all, differentiable
 from autoshard.runtime.torch_backend.context import Context, Kernel
@@ -128,12 +128,6 @@ def _flexible(context: Context, kind: Kind, otherwise: Kernel) -> Kernel:
 
 WIDEST_ON_GPU = 256
 """The widest heads of torch's flash kernels on a GPU. For wider ones it writes all scores in FP32, and keeps them."""
-MOST_OF_A_MASK = SCORES_AT_ONCE
-"""The most numbers of a mask. Where queries see few keys, tiles take less time than a kernel that reads a mask: on CPU
-0.6 of it for a window of 1,024 among 4,096 keys, a tenth among 16,384."""
-MOST_OF_A_MASK_ON_GPU = 2**28
-"""There what reads a mask is a fast kernel, and tiles are not: a guess of how long that pays. Windows need no mask
-there: flex_attention.py has them."""
 
 
 def _unless_too_large(whole: Kernel, tiles: Kernel, is_masked: bool) -> Kernel:
@@ -144,16 +138,12 @@ def _unless_too_large(whole: Kernel, tiles: Kernel, is_masked: bool) -> Kernel:
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None, **chosen: torch.Tensor
     ) -> torch.Tensor:
         rows = (is_masked or starts is not None) * q.shape[-2] * (1 if starts is None else len(starts))
-        is_large = rows * k.shape[-2] > _most_of_a_mask(q)
+        is_large = rows * k.shape[-2] > most_of_a_mask(q.device.type == "cuda")
         if not chosen and (is_large or _is_too_wide(q)):
             return tiles(q, k, v, starts)
         return whole(q, k, v, starts=starts, **chosen)
 
     return run
-
-
-def _most_of_a_mask(q: torch.Tensor) -> int:
-    return MOST_OF_A_MASK_ON_GPU if q.device.type == "cuda" else MOST_OF_A_MASK
 
 
 def _is_too_wide(q: torch.Tensor) -> bool:
