@@ -896,6 +896,8 @@ def _is_told_by_fp32(name: str, model: ModelSpec) -> bool:
     return model.model_type not in LATER_FAMILIES and _first_of_its_model(name)
 
 
+EVERY = CASES
+"""Those that are not tried by default too, for tests of a few cases by name."""
 if not ALL:
     CASES = _tried()
 
@@ -933,7 +935,7 @@ def plan_of(
 
 def case(world_size: int, name: str, few_blocks: bool = False) -> Plan:
     """The plan of a case. few_blocks: of as few as tell the same in one step of training."""
-    named, chosen, microbatches = CASES[world_size][name]
+    named, chosen, microbatches = EVERY[world_size][name]
     model = MODELS[named]
     if few_blocks:
         model, chosen = _of_few_blocks(model, chosen)
