@@ -80,8 +80,8 @@ def _functions(expression: Expression) -> int:
 
 
 def has_pieces(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the tensors are large, of one shape and contiguous; single numbers aside. Not while a compiler traces:
-    it makes one kernel of the whole, and thousands of operators of hundreds of pieces."""
+    """Whether the tensors go in pieces: they are large, of one shape and contiguous; single numbers aside. Not while a
+    compiler traces: it makes one kernel of the whole, and thousands of operators of hundreds of pieces."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
         return False
     whole = [x for x in tensors if x.dim()]
@@ -89,6 +89,7 @@ def has_pieces(tensors: tuple[torch.Tensor, ...]) -> bool:
 
 
 def at_once(x: torch.Tensor) -> int:
+    """Elements of a piece of x."""
     return ON_GPU if x.device.type == "cuda" else AT_ONCE
 
 

@@ -37,9 +37,8 @@ class SiluMul(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gate, up = ctx.saved_tensors
         (grad,) = grads
-        grad_gate = torch.ops.aten.silu_backward(
-            grad * up, gate
-        )  # first, or its argument is there beside all gradients
+        # the gate's first: what it is made of, as large, is gone before the other is there
+        grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return grad_gate, F.silu(gate).mul_(grad)
 
 
