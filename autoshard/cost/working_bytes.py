@@ -33,20 +33,23 @@ def at_steps(program: Program, given_back: Sequence[float], of_module: Sequence[
     """Bytes at the backward of each step. given_back: as `given_back_bytes` has them. of_module: the same by module.
 
     What lies behind a step has been given back by then. All of it counts for the backward of what has buffers of its
-    own: a ring, which lies behind all of its block, a recurrence, an exchange of pieces that are copied, such as those
-    of what experts made, which is behind the sum of it. It counts at the end of the model, where the loss keeps as much
-    as a softcap of logits works with, and with a prediction module, where it is as long as a block; and with a shared
-    expert, whose backward is before that of the others: their gradients wait for it. Elsewhere what the step's own
-    module has given back counts: what another one ran again was never there together with this one's.
+    own: a ring, which lies behind all of its block, scores in tiles, a recurrence, an exchange of pieces that are
+    copied, such as those of what experts made, which is behind the sum of it. It counts at the end of the model, where
+    the loss keeps as much as a softcap of logits works with, and with a prediction module, where it is as long as a
+    block; and with a shared expert, whose backward is before that of the others: their gradients wait for it. Elsewhere
+    what the step's own module has given back counts: what another one ran again was never there together with this
+    one's.
     """
     operators = program.graph.operators
-    working = [working_bytes(program, step) - tile_bytes(program, step) for step in program.steps]
+    tiles = [tile_bytes(program, step) for step in program.steps]
+    working = [working_bytes(program, step) - tile for step, tile in zip(program.steps, tiles, strict=True)]
     shares = any(SHARED_EXPERT in op.loop_dims for op in operators)
     if shares:
         working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
     is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
     counts_all = [
-        is_long or bool(_inner_bytes(program, step) or _copied_bytes(program, step)) for step in program.steps
+        is_long or bool(tile or _inner_bytes(program, step) or _copied_bytes(program, step))
+        for step, tile in zip(program.steps, tiles, strict=True)
     ]
     gone = [every if one else own for one, every, own in zip(counts_all, given_back, of_module, strict=True)]
     return AtSteps(

@@ -6,7 +6,7 @@ from math import prod
 
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
-from autoshard.graph.score_tiles import most_scores
+from autoshard.graph.score_tiles import most_of_a_mask, most_scores
 from autoshard.graph.states import REPLICATED
 
 KEY = "key"
@@ -118,14 +118,17 @@ class Attention(OperatorKind):
         return (summed_bytes - element_bytes) * query + travelling_bytes * (key + value)
 
     def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
-        """Bytes of a ring's tile of scores: the probabilities, a softcap's slopes, and the gradient of the scores in
-        FP32 and in the type of the keys. Later a piece's gradient of keys takes the place of that in FP32."""
-        if not _is_ring(op) or _ring_size(graph, sizes) == 1:
+        """Bytes of a tile of scores, where there are tiles: the probabilities, a softcap's slopes, and the gradient of
+        the scores in FP32 and in the type of the keys. Later a piece's gradient of keys takes the place of that in
+        FP32."""
+        length = _length_in_tiles(op, graph, sizes)
+        if length is None:
             return 0.0
-        pieces = 2 if _context_parallel(op) == "zigzag_ring" else 1
         window = op.attributes.get("sliding_window")
         heads, whole = prod(sizes[dim] for dim in head_dims(op)), float(graph.sizes["seq"])
-        scores = most_scores(heads, sizes["seq"] / pieces, whole if window is None else float(str(window)))
+        if _context_parallel(op) == "ulysses":
+            heads /= _ring_size(graph, sizes)
+        scores = most_scores(heads, length, whole if window is None else float(str(window)))
         element_bytes = graph.tensors[op.inputs[0]].element_bytes
         summed_bytes = graph.summed_bytes(op.inputs[0])
         cast_bytes = element_bytes if element_bytes < summed_bytes else 0
@@ -174,6 +177,23 @@ def _is_ring(op: Operator) -> bool:
 
 def _ring_size(graph: Graph, sizes: Sizes) -> int:
     return round(graph.sizes["seq"] / sizes["seq"])
+
+
+def _length_in_tiles(op: Operator, graph: Graph, sizes: Sizes) -> float | None:
+    """Tokens of a piece of queries whose scores the torch backend computes tile by tile; None where it does not: it has
+    a kernel for whole sequences without more, and one that reads a mask, unless that would be large. A GPU has one for
+    more, which no graph knows of."""
+    whole, local, kind = float(graph.sizes["seq"]), float(sizes["seq"]), _context_parallel(op)
+    if op.attributes["kernel"] != "flash" or op.attributes.get("chosen"):
+        return None
+    if _is_ring(op) and local < whole:
+        return local / 2 if kind == "zigzag_ring" else local
+    length = whole if kind == "ulysses" else local
+    limits = (op.attributes.get("sliding_window"), op.attributes.get("chunk"))
+    is_masked = length < whole or any(limit is not None and float(str(limit)) < whole for limit in limits)
+    is_large = is_masked and length * whole > most_of_a_mask(on_gpu=False)
+    has_scores = op.attributes.get("softcap") is not None or bool(op.attributes.get("sinks"))
+    return length if has_scores or is_large else None
 
 
 def mean_keys(start: float, length: float, window: float) -> float:
