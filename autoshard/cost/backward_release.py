@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements, saved_activations
-from autoshard.graph.partition import Program
+from autoshard.graph.partition import Program, Step
 
 
 class Moment(NamedTuple):
@@ -115,13 +115,16 @@ def given_back_bytes(program: Program, by_module: bool = False) -> list[float]:
     freed = [0.0] * len(program.steps)
     for index, size in first_saved(program).values():
         freed[index] += size
-    given_back, gone = [0.0] * len(freed), defaultdict[str, float](float)
+    given_back, gone = [0.0] * len(freed), defaultdict[str | None, float](float)
     for index in reversed(range(len(freed))):
-        operators = operator_steps(program.steps[index]) if by_module else ()
-        module = operators[0].operator.module if operators else ""
-        given_back[index] = gone[module] if operators or not by_module else 0.0
+        module = _module(program.steps[index]) if by_module else ""
+        given_back[index] = 0.0 if module is None else gone[module]
         gone[module] += freed[index]
     return given_back
+
+
+def _module(step: Step) -> str | None:
+    return next((one.operator.module for one in operator_steps(step)), None)
 
 
 def first_saved(program: Program) -> dict[str, tuple[int, float]]:

@@ -14,7 +14,7 @@ from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
 from autoshard.cost.stacks import COMPILED, Software
-from autoshard.cost.working_bytes import LOSSES, at_steps, tile_bytes
+from autoshard.cost.working_bytes import LOSSES, at_steps
 from autoshard.graph.count import (
     backward_collectives,
     forward_collectives,
@@ -238,8 +238,7 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
     given_back = given_back_bytes(program)
-    working, needed, for_weights = at_steps(program, given_back, given_back_bytes(program, by_module=True))
-    tiles = [tile_bytes(program, step) for step in program.steps]
+    working, needed, for_weights, tiles = at_steps(program, given_back, given_back_bytes(program, by_module=True))
     with_tiles = [need + tile for need, tile in zip(needed, tiles, strict=True)]
     heaviest = max(range(len(needed)), key=with_tiles.__getitem__, default=None)
     parameters: dict[tuple[str, ...], int] = {}

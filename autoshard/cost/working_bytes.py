@@ -20,13 +20,14 @@ LOSSES = ("cross_entropy", "linear_cross_entropy")
 
 
 class AtSteps(NamedTuple):
-    """Bytes at the backward of each step, without `tile_bytes`. working: what it works with. needed: those beyond all
-    that was kept or is run again. for_weights: of what `needed` takes for given back, what is there as long as
-    gradients of weights are put off."""
+    """Bytes at the backward of each step. working: what it works with, but for tiles. needed: those beyond all that was
+    kept or is run again. for_weights: of what `needed` takes for given back, what is there as long as gradients of
+    weights are put off. tiles: `tile_bytes`, beside all of these."""
 
     working: Sequence[float]
     needed: Sequence[float]
     for_weights: Sequence[float]
+    tiles: Sequence[float]
 
 
 def at_steps(program: Program, given_back: Sequence[float], of_module: Sequence[float]) -> AtSteps:
@@ -56,6 +57,7 @@ def at_steps(program: Program, given_back: Sequence[float], of_module: Sequence[
         working,
         [need - less for need, less in zip(working, gone, strict=True)],
         [0.0 if one else own for one, own in zip(counts_all, of_module, strict=True)],
+        tiles,
     )
 
 

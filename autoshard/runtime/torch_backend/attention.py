@@ -137,8 +137,9 @@ def _unless_too_large(whole: Kernel, tiles: Kernel, is_masked: bool) -> Kernel:
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None, **chosen: torch.Tensor
     ) -> torch.Tensor:
-        rows = (is_masked or starts is not None) * q.shape[-2] * (1 if starts is None else len(starts))
-        is_large = rows * k.shape[-2] > most_of_a_mask(q.device.type == "cuda")
+        numbers = q.shape[-2] * k.shape[-2] * (1 if starts is None else len(starts))
+        has_mask = is_masked or starts is not None
+        is_large = has_mask and numbers > most_of_a_mask(on_gpu=q.device.type == "cuda")
         if not chosen and (is_large or _is_too_wide(q)):
             return tiles(q, k, v, starts)
         return whole(q, k, v, starts=starts, **chosen)

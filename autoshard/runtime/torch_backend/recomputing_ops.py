@@ -123,11 +123,16 @@ def _some_rows_at_a_time(
     if (norm is _rms_norm and x.device.type == "cuda") or not has_pieces((x,)):
         return norm(x, weight, eps)
     found = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
-    rows = max(1, at_once(x) // x.shape[-1])
-    for some, *to in zip(*(one.flatten(0, -2).split(rows) for one in (x, *found)), strict=True):
+    for some, *to in _rows_at_a_time(x, *found):
         for part, value in zip(to, norm(some, weight, eps), strict=True):
             part.copy_(value)
     return found
+
+
+def _rows_at_a_time(x: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Some rows of x and the same rows of the others at a time."""
+    rows = max(1, at_once(x) // x.shape[-1])
+    return zip(*(one.flatten(0, -2).split(rows) for one in (x, *others)), strict=True)
 
 
 def _rms_norm_backward(
@@ -139,9 +144,8 @@ def _rms_norm_backward(
         grad_x, of_factors = _rms_norm_of_rows(x, factors, scale, grad)
         return _as(grad_x, x.dtype), _as(of_factors, dtype)
     found, total = torch.empty_like(x), torch.zeros_like(factors)
-    rows = max(1, at_once(x) // x.shape[-1])
-    for to_x, *given in zip(*(one.flatten(0, -2).split(rows) for one in (found, x, scale, grad)), strict=True):
-        grad_x, of_factors = _rms_norm_of_rows(given[0], factors, *given[1:])
+    for some, of_rows, grad_out, to_x in _rows_at_a_time(x, scale, grad, found):
+        grad_x, of_factors = _rms_norm_of_rows(some, factors, of_rows, grad_out)
         to_x.copy_(grad_x)
         total.add_(of_factors)
     return found, _as(total, dtype)
