@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autoshard.graph.count import operator_steps, parameter_elements, saved_activations
-from autoshard.graph.partition import Program, Step
+from autoshard.graph.partition import Program
+from autoshard.graph.weight_gradients import waiting_views
 
 
 class Moment(NamedTuple):
@@ -41,26 +41,21 @@ class Moments(NamedTuple):
     weights: Moment = NO_MOMENT
 
 
-def moments(
-    program: Program, working: Sequence[float], needed: Sequence[float], given_back: Sequence[float]
-) -> Moments:
+def moments(program: Program, held: Sequence[float]) -> Moments:
     """The moments of one block's backward, whatever the recompute set: what runs again is given back at the same steps
     as what was kept.
 
-    working: bytes that backward of each step works with. needed: the same as a part of a stage counts it, for some
-    steps without what was given back before; the largest is its `working_bytes`. given_back: as `given_back_bytes` has
-    them.
+    held: bytes at the backward of each step, less what was given back before; the largest is its `working_bytes`.
     """
     read = [_matrices(program, index) for index in range(len(program.steps))]
     late = _first_of_mlp(program, read)
-    held = [need - gone for need, gone in zip(working, given_back, strict=True)]
-    most, elements = max(needed, default=0.0), parameter_elements(program)
+    most, elements = max(held, default=0.0), parameter_elements(program)
     weights = _of_largest_operator(program, held, most, elements)
     if late is None:
         return Moments(weights=weights)
-    first = max(range(len(needed)), key=needed.__getitem__)
+    first = max(range(len(held)), key=held.__getitem__)
     after = max(held[:late], default=held[late])
-    before = max(range(late, len(needed)), key=needed.__getitem__)
+    before = max(range(late, len(held)), key=held.__getitem__)
 
     def made(since: int) -> dict[tuple[str, ...], int]:
         return _by_axes(program, {name for names in read[since:] for name in names}, elements)
@@ -71,7 +66,7 @@ def moments(
         Moment(most - held[late], made(late)),
         Moment(most - after, made(0)),
         Moment(most - held[end], made(0)),
-        Moment(most - needed[before] if after == most else 0.0, made(before)),
+        Moment(most - held[before] if after == most else 0.0, made(before)),
         weights,
     )
 
@@ -109,28 +104,17 @@ def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | No
     return next(iter(experts or mlp), None)
 
 
-def given_back_bytes(program: Program, by_module: bool = False) -> list[float]:
-    """Bytes that are given back before the backward of each step. by_module: those that steps of its own module saved,
-    which are kept or run again as one; none for a step without operators."""
-    freed = [0.0] * len(program.steps)
-    for index, size in first_saved(program).values():
-        freed[index] += size
-    given_back, gone = [0.0] * len(freed), defaultdict[str | None, float](float)
-    for index in reversed(range(len(freed))):
-        module = _module(program.steps[index]) if by_module else ""
-        given_back[index] = 0.0 if module is None else gone[module]
-        gone[module] += freed[index]
-    return given_back
-
-
-def _module(step: Step) -> str | None:
-    return next((one.operator.module for one in operator_steps(step)), None)
-
-
-def first_saved(program: Program) -> dict[str, tuple[int, float]]:
-    """Name -> (first step that saved it, bytes) of each buffer, which is given back with that step's backward."""
-    owned: dict[str, tuple[int, float]] = {}
+def waiting_at_steps(program: Program) -> list[float]:
+    """Bytes that wait for gradients of weights which are put off, by step: when its backward begins, those of the steps
+    behind it. An input that was saved before waits from when it would be given back."""
+    waiting = waiting_views(program)
+    first: dict[str, int] = {}
     for index, step in enumerate(program.steps):
-        for name, size in saved_activations(program, step).items():
-            owned.setdefault(name, (index, size))
-    return owned
+        for view in saved_activations(program, step):
+            first.setdefault(view, index)
+    sizes = {view: (size, index) for index, of_step in enumerate(waiting) for view, size in of_step.items()}
+    found = [0.0] * len(waiting)
+    for view, (size, index) in sizes.items():
+        for before in range(first.get(view, index)):
+            found[before] += size
+    return found

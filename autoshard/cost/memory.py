@@ -11,7 +11,7 @@ from functools import reduce
 from math import inf
 from typing import Any, NamedTuple
 
-from autoshard.cost.rank import LastBlock, Rank, rank_of
+from autoshard.cost.rank import End, LastBlock, Rank, rank_of
 from autoshard.cost.rank_load import RankLoad
 from autoshard.cost.stacks import COMPILED, Software
 from autoshard.cost.travelling_bytes import SUMMED_GRADIENTS, Ends, in_work_bytes, loss_work_bytes
@@ -26,8 +26,9 @@ BUCKET_BYTES = 1024 * MIB
 """Largest buffer that gradients or parameters are joined in for one collective: bucket_size_collectives of NxD
 Training."""
 
-BOUNDARY_BUFFERS = 4
-"""Hidden activations on their way between stages: one received and one sent, forward and backward."""
+BOUNDARY_BUFFERS = 3
+"""Hidden activations on their way between stages: the gradient that has come for the microbatch at work, that of the
+one before on its way, and room for what comes next. What is sent forward is kept, too, and counted there."""
 
 REPLAYED_LOGITS = 0.6
 """Share of the buffers of the loss that a head holds whose forward runs again in backward. Set by hand to which
@@ -127,7 +128,7 @@ def _memory_of(at_work: Rank, rank: Rank, state: State, precision: Precision, so
 
     activations = _activations_bytes(at_work, software)
     kept = activations + _waiting_bytes(at_work, software) if at_work.weights_apart else activations
-    backwards = _backwards(at_work, software, _at_once_bytes(at_work, state, parameter))
+    backwards = _backwards(at_work, software, state, parameter)
     replay, working, over, given_back = _in_work(at_work, software, backwards)
     ends = 0.0 if not at_work.ends else _ends_bytes(at_work, software) - over
     if software is not COMPILED:
@@ -210,23 +211,24 @@ def _handed_over(rank: Rank, state: State) -> Number:
 
 
 def _at_once_bytes(rank: Rank, state: State, parameter_bytes: int) -> list[Number]:
-    """Bytes by which gradients of weights that are there at one time make a block's backward work with more than it
-    does without any, by kind, in the order of Rank.kinds; none where they travel in every microbatch, which counts
-    them. Where gradients are put off, these are bytes of their own: they come when that backward is over, and what its
-    blocks kept of the microbatch is gone but for what waits. Where one rank has both ends with one table, the gradient
-    that its head made waits for the embedding's."""
+    """Bytes of gradients of weights that are there at one time, less what backward has given back by then of what it
+    works with most, by kind, in the order of Rank.kinds; none where they travel in every microbatch, which counts them.
+    Where gradients are put off, that backward is over, and what its blocks kept of the microbatch is gone but for what
+    waits."""
     found: list[Number] = []
-    one_table = [end.unit for end in rank.ends if end.has_table and end.has_loss and not rank.weights_apart]
-    waits = where(state.travels, 0.0, sum(parameter_bytes * _at_one_time(unit) for unit in one_table))
     for elements, back in state.at_once or [(state.block.at_once, state.block.back_at_once)] * len(rank.kinds):
-        more = 0.0
-        if anywhere(elements):
-            gone = back * rank.hidden_bytes
-            if rank.weights_apart:
-                gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
-            more = where(state.travels, 0.0, largest(0.0, elements * parameter_bytes - gone))
-        found.append(added(more, waits))
+        gone = back * rank.hidden_bytes
+        if rank.weights_apart:
+            gone = rank.most_blocks * largest(0.0, rank.block.kept_bytes - rank.block.weights_waiting_bytes)
+        found.append(where(state.travels, -inf, elements * parameter_bytes - gone) if anywhere(elements) else -inf)
     return found
+
+
+def _waiting_table_bytes(rank: Rank, state: State, parameter_bytes: int) -> Number:
+    """Bytes of the gradient that the head made, which waits for the embedding's, where one rank has both ends with one
+    table; none where gradients travel in every microbatch."""
+    one_table = [end.unit for end in rank.ends if end.has_table and end.has_loss and not rank.weights_apart]
+    return where(state.travels, 0.0, sum(parameter_bytes * _at_one_time(unit) for unit in one_table))
 
 
 def _at_one_time(unit: Unit) -> Number:
@@ -251,15 +253,18 @@ def _travelling_bytes(
     rank: Rank, state: State, dtypes: tuple[int, int], kept: Number, backwards: Sequence[Sequence[Backward]]
 ) -> Number:
     """Bytes that one microbatch needs beside kept activations where units travel: cost/travelling_bytes.py."""
-    at_ends = _of_ends(rank)[1]
-    ends = _ends_in_turns(rank)
+    ends, at_ends, kept_by_loss, head_work = _ends_in_turns(rank), 0.0, 0.0, 0.0
+    if rank.has_loss:
+        head, at_ends = rank.ends[-1], _of_ends(rank, "working_bytes")
+        kept_by_loss = head.part.kept_bytes
+        head_work = _head_work_bytes(rank, head) + kept_by_loss
 
-    def needed(turns: Turns, block_work: Number, chunks: Sequence[LastBlock]) -> Number:
+    def needed(turns: Turns, work: tuple[Number, Number], chunks: Sequence[LastBlock]) -> Number:
         last, opens, before = chunks[0], 1.0, 0.0
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
-        replay_bytes = reduce(largest, (one.part.replay_bytes for one in chunks))
-        turns = turns.run_again(replay_bytes > 0, kept_bytes <= rank.hidden_bytes)
+        segment_bytes = reduce(largest, (one.part.segment_bytes for one in chunks))
+        turns = turns.run_again(segment_bytes > 0, kept_bytes <= rank.hidden_bytes)
         if last.behind:
             opens = where(last.num_behind > 0, 0.0, 1.0)
             leaving = (where(count > 0, state.turns[kind][1].last_on_its_way, 0.0) for kind, _, count in last.behind)
@@ -270,16 +275,23 @@ def _travelling_bytes(
             state.owners,
             turns,
             ends,
-            (block_work + turns.copies_bytes, at_ends if rank.has_loss else 0.0),
-            (kept / rank.in_flight, rank.ends[-1].part.kept_bytes if rank.has_loss else 0.0),
+            (work[0] + turns.copies_bytes, work[1] + turns.copies_bytes, at_ends),
+            (kept / rank.in_flight, kept_by_loss),
             rank.most_blocks - last.num_behind,
             rank.hidden_bytes,
             opens,
             before,
             largest(0.0, behind),
+            head_work,
         )
 
-    works = [reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)) for chunks in backwards]
+    works = [
+        (
+            reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)),
+            reduce(largest, (where(one.there, one.total + one.segment - one.replay, 0.0) for one in chunks)),
+        )
+        for chunks in backwards
+    ]
     if not state.turns:
         return needed(state.block.travelling.turns, works[0], rank.kinds[0])
     of_kinds = zip(state.turns, works, rank.kinds, strict=True)
@@ -292,7 +304,8 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
     """Bytes beside all that is kept when backward has the gradients of an end's weights, for each end of the rank.
     activations: bytes that blocks keep.
 
-    At the head, its gradient and that of the logits; the loss is over. A loss in chunks makes it chunk by chunk: all
+    At the head, its gradient and that of the logits; the loss is over. Where it was put off, it comes when nothing but
+    what waited is left of the microbatch. A loss in chunks makes it chunk by chunk: all
     that it works with is there. Where a prediction module has read the same table, its gradient waits and is added. At
     the embedding, the gradients of its output and of its table, of which a head that has it too made another one, and
     their sum; of what its blocks kept of the microbatch nothing is left.
@@ -302,18 +315,29 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
         predicts = anywhere(unit.head_at_once)
         weights = parameter_bytes * _at_one_time(unit)
         table = parameter_bytes * unit.head_at_once if predicts else weights
+        waiting = rank.most_blocks * rank.block.weights_waiting_bytes if rank.weights_apart else 0.0
         if end.chunks_loss:
             yield weights + end.part.working_bytes
             if predicts:
                 yield largest(SUMMED_GRADIENTS * table, 2 * table + end.part.working_bytes)
-        elif end.has_loss and not rank.weights_apart:
-            logits = parameter_bytes / loss_work_bytes(parameter_bytes) * end.part.working_bytes
-            yield largest(weights, SUMMED_GRADIENTS * table if predicts else 0.0) + logits - kept_by_end
+        elif end.has_loss and rank.weights_apart:
+            yield weights - (activations / rank.in_flight - waiting) - (kept_by_end - end.part.weights_waiting_bytes)
+        elif end.has_loss:
+            logits = parameter_bytes / loss_work_bytes(parameter_bytes) * end.part.working_bytes - kept_by_end
+            at_work = largest(logits, _head_work_bytes(rank, end))
+            yield largest(weights, SUMMED_GRADIENTS * table if predicts else 0.0) + at_work
         if end.has_table:
             gradients = SUMMED_GRADIENTS if end.has_loss else 1
-            waiting = rank.most_blocks * rank.block.weights_waiting_bytes if rank.weights_apart else 0.0
             of_microbatch = activations / rank.in_flight - waiting
             yield gradients * table + rank.hidden_bytes - of_microbatch - kept_by_end
+
+
+def _head_work_bytes(rank: Rank, end: End) -> Number:
+    """Bytes that the head works with beside all that is kept when it makes the gradient of its table, as far as that
+    is known."""
+    unit = end.unit
+    known = anywhere(unit.at_once) and not end.chunks_loss
+    return end.part.working_bytes - unit.back_at_once * rank.hidden_bytes if known else -inf
 
 
 def _ends_in_turns(rank: Rank) -> Ends:
@@ -345,7 +369,7 @@ def _kept_by(rank: Rank, block: Any, software: Software) -> Number:
     """Bytes that a block keeps of one microbatch."""
     if software is COMPILED or _keeps_only_inputs(rank, block):
         return block.kept_bytes
-    scores = 0.0 if block.replay_bytes else software.score_copies * block.scores_bytes
+    scores = 0.0 if block.segment_bytes else software.score_copies * block.scores_bytes
     return software.activation_scale * (block.kept_bytes + software.norm_copies * rank.hidden_bytes) + scores
 
 
@@ -382,18 +406,20 @@ def _added_bytes(rank: Rank, held: Number, kept_bytes: Number, waiting_bytes: Nu
     return rank.weights_waiting * waiting_bytes - apart * smallest(kept_bytes, waiting_bytes)
 
 
-def _of_ends(rank: Rank) -> tuple[Number, Number]:
-    """(bytes that the ends replay, bytes that they work with), at most."""
-    replayed = reduce(largest, (end.part.replay_bytes for end in rank.ends), 0.0)
-    return replayed, reduce(largest, (end.part.working_bytes for end in rank.ends), 0.0)
+def _of_ends(rank: Rank, name: str) -> Number:
+    """Bytes by which the ends of the model need most: the largest of this number of their parts."""
+    found: Number = reduce(largest, (getattr(end.part, name) for end in rank.ends), 0.0)
+    return found
 
 
 class Backward(NamedTuple):
     """Bytes at work when the last block of a kind on a chunk, if it is there, runs backward; or an end of the model.
-    over: what the loss of this microbatch no longer keeps. given_back: what the blocks behind no longer keep."""
+    over: what the loss of this microbatch no longer keeps. given_back: what the blocks behind no longer keep. segment:
+    what the largest segment saves that runs again."""
 
     block: Any
     there: Any
+    segment: Number
     replay: Number
     working: Number
     over: Number
@@ -405,25 +431,31 @@ class Backward(NamedTuple):
         return added(self.replay, self.working, -self.over, -self.given_back)
 
 
-def _backwards(rank: Rank, software: Software, gradients: Sequence[Number]) -> list[list[Backward]]:
+def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: int) -> list[list[Backward]]:
     """Bytes at work when the last block of each kind runs backward, by kind, then chunk, as if the loss kept all.
-    gradients: as `_at_once_bytes` has them.
 
     What the block behind the embedding replays more than others is charged to the embedding: to all blocks of its kind,
     the first one, on the embedding's rank.
     """
-    of_ends = _of_ends(rank)[0]
+    gradients = _at_once_bytes(rank, state, parameter_bytes)
+    table = _waiting_table_bytes(rank, state, parameter_bytes)
 
     def backward(last: LastBlock, kind: int) -> Backward:
-        replayed, given_back, working = last.part.replay_bytes, 0.0, last.part.working_bytes
+        part, given_back, working = last.part, 0.0, last.part.working_bytes
         for _, block, count in last.behind:
             given_back = given_back + count * _given_back(rank, block, _kept_by(rank, block, software))
-        replayed = largest(replayed, of_ends) if not kind and rank.ends else replayed
+        replayed, segment = part.replay_bytes, part.segment_bytes
         if rank.weights_apart:
-            working = largest(working + last.part.for_weights_bytes, gradients[kind])
+            working = largest(working + part.for_weights_bytes, gradients[kind])
         else:
-            working = added(working, gradients[kind])
-        return Backward(last.part, last.there, replayed, working, 0.0, given_back)
+            # of a set of several segments it is not known which ran again: the largest of them counts
+            working = added(working, largest(0.0, gradients[kind] + segment - replayed), table)
+        if not kind and rank.ends:
+            replayed, segment = (
+                largest(own, _of_ends(rank, name))
+                for own, name in ((replayed, "replay_bytes"), (segment, "segment_bytes"))
+            )
+        return Backward(part, last.there, segment, replayed, working, 0.0, given_back)
 
     return [[backward(last, kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]
 
@@ -432,25 +464,25 @@ def _in_work(rank: Rank, software: Software, backwards: Sequence[Sequence[Backwa
     """(replay, working, over, given back) of the part that holds most in backward: of a block, or of an end of the
     model."""
     best, *others = (_in_work_with(rank, one, software) for chunks in backwards for one in chunks)
-    numbers = best[2:]
+    numbers = best[3:]
     if not others:
         return numbers
     most = where(best.there, best.total, -inf)
     for other in others:
         total = where(other.there, other.total, -inf)
         more = total > most
-        numbers = tuple(where(more, number, known) for number, known in zip(other[2:], numbers, strict=True))
+        numbers = tuple(where(more, number, known) for number, known in zip(other[3:], numbers, strict=True))
         most = largest(most, total)
     return numbers
 
 
 def _in_work_with(rank: Rank, one: Backward, software: Software) -> Backward:
-    replayed, working, over, given_back = one[2:]
+    replayed, working, over, given_back = one[3:]
     if rank.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
         left = (rank.most_blocks - 1) * (rank.block.weights_waiting_bytes - rank.block.kept_bytes)
         working = working + largest(0.0, left + given_back)
     if rank.ends:
-        at_ends = _of_ends(rank)[1]
+        at_ends = _of_ends(rank, "working_bytes")
         if rank.has_loss and not software.keeps_loss:
             loss = rank.ends[-1].part
             over = largest(0.0, loss.kept_bytes - loss.weights_waiting_bytes) if rank.weights_apart else loss.kept_bytes
@@ -461,5 +493,5 @@ def _in_work_with(rank: Rank, one: Backward, software: Software) -> Backward:
     if software is not COMPILED:
         if _keeps_only_inputs(rank, one.block):
             replayed = software.activation_scale * (replayed + software.norm_copies * rank.hidden_bytes)
-        replayed = replayed + (software.score_copies * one.block.scores_bytes if one.block.replay_bytes else 0.0)
-    return Backward(one.block, one.there, replayed, working, over, given_back)
+        replayed = replayed + (software.score_copies * one.block.scores_bytes if one.block.segment_bytes else 0.0)
+    return one._replace(replay=replayed, working=working, over=over, given_back=given_back)

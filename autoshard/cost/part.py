@@ -56,8 +56,9 @@ class Part:
     """One block, the embedding or the head: one microbatch on one rank, over rows.
 
     recompute: what backward repeats of forward, collectives included; backward is without it.
-    kept_bytes: from forward to backward. replay_bytes: beyond that, while backward works through the largest recomputed
-    segment. working_bytes: gradients and gathered activations while the backward of the largest operator runs.
+    kept_bytes: from forward to backward. working_bytes: beyond that at the fullest step of a backward for which nothing
+    runs again: gradients and gathered activations, less what was given back before. replay_bytes: beyond both, at the
+    fullest step, where something runs again. segment_bytes: what the largest segment saves that runs again.
     parameters: elements on one rank, by the axes over which their gradient is summed; matrices: those that are neither
     norms nor biases. num_tensors: how many parameters these are.
     weight_gradients_s: of backward, what a schedule may put off, half of each projection's; weights_waiting_bytes: what
@@ -79,6 +80,7 @@ class Part:
     host_s: tuple[Number, Number] = (0.0, 0.0)
     scores_bytes: float = 0.0
 
+    segment_bytes: Number = 0.0
     weight_gradients_s: Number = 0.0
     weights_waiting_bytes: Number = 0.0
     for_weights_bytes: Number = 0.0

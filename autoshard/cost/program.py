@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from operator import add
 from typing import Any, NamedTuple
 
-from autoshard.cost.backward_release import Moments, given_back_bytes, moments
+from autoshard.cost.backward_release import Moments, moments, waiting_at_steps
 from autoshard.cost.collectives import CollectiveLaw, exposed_ring_s
 from autoshard.cost.compute import OperatorNeeds, QuantizedProducts, memory_s, operator_needs, seconds_of
 from autoshard.cost.part import ATTENTION, COMPUTE, CONTEXT, EXPERT, TENSOR, Part, Seconds, add_up
@@ -25,7 +26,7 @@ from autoshard.graph.count import (
 from autoshard.graph.ir import Operator
 from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
-from autoshard.graph.recompute import kept_activations, replayed_activations, segments
+from autoshard.graph.recompute import NO_RECOMPUTE, held_bytes, kept_activations, replayed_activations, segments
 from autoshard.graph.states import REPLICATED
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
@@ -43,11 +44,12 @@ LawOf = Callable[[str, tuple[str, ...]], CollectiveLaw]
 @dataclass(frozen=True)
 class Recompute:
     """The meaning of a named recompute set for one program. repeated: [start, stop) steps that run forward again.
-    kept_bytes, replay_bytes: as in Part."""
+    kept_bytes, replay_bytes, segment_bytes: as in Part."""
 
     repeated: tuple[tuple[int, int], ...]
     kept_bytes: float
     replay_bytes: float
+    segment_bytes: float
 
 
 Issued = tuple[tuple[str, tuple[str, ...], int], ...]
@@ -123,6 +125,8 @@ class ProgramWork:
     tile_bytes: float
     untiled_bytes: float
     for_weights_bytes: float
+    at_work: tuple[float, ...]
+    tiles: tuple[float, ...]
     quantized: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     frozen: int = 0
     chunks_loss: bool = False
@@ -133,9 +137,12 @@ class ProgramWork:
         """The meaning of a named recompute set: its segments run forward again, up to where nothing more is needed."""
         if name not in self._recompute:
             repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
+            kept = sum(kept_activations(self.program, name).values())
+            every = zip(held_bytes(self.program, name), self.at_work, self.tiles, strict=True)
             self._recompute[name] = Recompute(
                 tuple((segment.start, segment.replay_stop) for segment in repeated),
-                sum(kept_activations(self.program, name).values()),
+                kept,
+                max(0.0, max(map(sum, every), default=0.0) - kept - self.working_bytes),
                 max((sum(replayed_activations(self.program, one).values()) for one in repeated), default=0.0),
             )
         return self._recompute[name]
@@ -180,6 +187,7 @@ class PricedProgram:
             work.parameters,
             (launch_s + waits_s, replay_s + back_s),
             sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
+            segment_bytes=recompute.segment_bytes,
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
             for_weights_bytes=work.for_weights_bytes,
@@ -237,8 +245,9 @@ def _is_graphed(op: Operator, graphs: str) -> bool:
 
 def program_work(program: Program) -> ProgramWork:
     """The work of a program: by step, the needs of its operators and exactly the collectives that it issues."""
-    given_back = given_back_bytes(program)
-    working, needed, for_weights, tiles = at_steps(program, given_back, given_back_bytes(program, by_module=True))
+    at_work, tiles = at_steps(program)
+    kept = sum(kept_activations(program, NO_RECOMPUTE).values())
+    needed = [work + held - kept for work, held in zip(at_work, held_bytes(program, NO_RECOMPUTE), strict=True)]
     with_tiles = [need + tile for need, tile in zip(needed, tiles, strict=True)]
     heaviest = max(range(len(needed)), key=with_tiles.__getitem__, default=None)
     parameters: dict[tuple[str, ...], int] = {}
@@ -268,11 +277,13 @@ def program_work(program: Program) -> ProgramWork:
         waiting_bytes(program),
         matrices,
         len(learned),
-        moments(program, working, needed, given_back),
+        moments(program, needed),
         None if heaviest is None else program.steps[heaviest],
         0.0 if heaviest is None else tiles[heaviest],
         max(needed, default=0.0),
-        max(zip(needed, for_weights, strict=True), default=(0.0, 0.0))[1],
+        max(map(add, needed, waiting_at_steps(program)), default=0.0) - max(needed, default=0.0),
+        tuple(at_work),
+        tuple(tiles),
         quantized,
         sum(elements.values()) - sum(parameters.values()),
         any(num_chunks(op) > 1 for op in program.graph.operators),

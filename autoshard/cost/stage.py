@@ -75,7 +75,7 @@ def stage_parts(
     opens = is_recomputed(work.program.graph.operators[0], recompute)
     parts = assembled(
         part(block_unit(0), recompute),
-        None if begins_as_others(work.program) or not opens else part(UNITS["first"], recompute),
+        None if begins_as_others(work.program) else part(UNITS["first"], recompute),
         part(UNITS["embedding"], NO_RECOMPUTE),
         part(UNITS["head"], NO_RECOMPUTE),
         part(UNITS["tied"], NO_RECOMPUTE) if model.shares_embedding else None,
@@ -96,7 +96,7 @@ def assembled(block: Part, first: Part | None, embedding: Part, head: Part, tied
 
     block, first: under the recompute set; the others without any: only blocks are ever recomputed. first: the embedding
     with the first block behind it; None where that block keeps and repeats what others do. opens: 1 where the set
-    repeats the first operator of a block, else 0.
+    repeats the first operator of a block, else 0: then what the block repeats is charged to the embedding.
     """
     tied = None if tied is None else _with_replay(tied, embedding, first, block, opens)
     return Parts(block, _with_replay(embedding, embedding, first, block, opens), head, tied, 0.0)
@@ -108,13 +108,14 @@ def _with_replay(end: Part, embedding: Part, first: Part | None, block: Part, op
     What the first block of a model repeats and keeps more than other blocks is charged to the embedding.
     """
     if first is None:
-        return replace(end, replay_bytes=opens * block.replay_bytes)
+        return replace(end, replay_bytes=opens * block.replay_bytes, segment_bytes=opens * block.segment_bytes)
     more = zip(first.recompute.values, block.recompute.values, strict=True)
     return replace(
         end,
-        recompute=Seconds(*(opens * largest(0.0, repeated - other) for repeated, other in more)),
-        kept_bytes=end.kept_bytes + opens * (first.kept_bytes - block.kept_bytes - embedding.kept_bytes),
-        replay_bytes=opens * first.replay_bytes,
+        recompute=Seconds(*(largest(0.0, repeated - other) for repeated, other in more)),
+        kept_bytes=end.kept_bytes + first.kept_bytes - block.kept_bytes - embedding.kept_bytes,
+        replay_bytes=first.replay_bytes,
+        segment_bytes=first.segment_bytes,
     )
 
 
@@ -265,6 +266,7 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
         kept_bytes=number("kept_bytes"),
         replay_bytes=replay_bytes,
         working_bytes=together_bytes - replay_bytes,
+        segment_bytes=largest_of("segment_bytes"),
         parameters=counts(lambda part: part.parameters),
         matrices=counts(lambda part: part.matrices),
         quantized=counts(lambda part: part.quantized),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -49,22 +50,24 @@ def in_work_bytes(
     owners: Number,
     block: Turns,
     ends: Ends,
-    at_work: tuple[Number, Number],
+    at_work: tuple[Number, Number, Number],
     kept: tuple[Number, Number],
     blocks: Number,
     hidden_bytes: Number,
     opens: Number = 1.0,
     before: Number = 0.0,
     behind: Number = 0.0,
+    head_work: Number = 0.0,
 ) -> Number:
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
     gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
-    at_work: what a block and the loss work on. kept: by one microbatch for all blocks of a chunk; for the loss, which
-    is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is the first one
-    of a backward, else 0: then the bucket of the head has left before, and the head comes before a block of another
-    kind. before: elements of the last bucket of that block on its way. behind: bytes that the block behind this one no
-    longer keeps, at least, where there is one.
+    at_work: what a block works on most; the same with all that the largest segment saves that runs again, of which
+    moments say what was given back; what the loss works on. kept: by one microbatch for all blocks of a chunk; for the
+    loss, which is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is
+    the first one of a backward, else 0: then the bucket of the head has left before, and the head comes before a block
+    of another kind. before: elements of the last bucket of that block on its way. behind: bytes that the block behind
+    this one no longer keeps, at least, where there is one. head_work: what the head works with when the loss is over.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -77,7 +80,7 @@ def in_work_bytes(
     head has its gradient and the embedding too, and the module's last bucket leaves; the head then gets another
     gradient and their sum.
     """
-    (parameter, reduced), (block_work, loss_work), (first, last) = dtypes, at_work, ends[:2]
+    (parameter, reduced), (*block_work, loss_work), (first, last) = dtypes, at_work, ends[:2]
     larger = block.larger
     whole, on_its_way = gathers * parameter, reduced + reduced / owners
     kept_by_blocks, kept_by_loss = kept
@@ -93,7 +96,7 @@ def in_work_bytes(
         of_embedding = where(ends.tied > 0, largest(on_table, table_leaves), of_embedding)
     share, probability = 1 / loss_work_bytes(parameter), PROBABILITY_BYTES
     gathered, leaving = last * (whole + parameter), last * (parameter + on_its_way)
-    gradients_of_logits = parameter * share * loss_work
+    gradients_of_logits = largest(parameter * share * loss_work, head_work)
     of_logits = gradients_of_logits + gathered
     if ends.chunks_loss:
         gradients_of_logits, probability = loss_work, 0
@@ -115,17 +118,18 @@ def in_work_bytes(
 
 def _larger_first(
     block: Turns,
-    work: Number,
+    works: Sequence[Number],
     head: Number,
     blocks: Number,
     sizes: tuple[Number, Number, Number],
     hidden_bytes: Number,
     behind: Number,
 ) -> Number:
-    """Bytes of a block whose larger bucket leaves first, or that has one bucket. work: most that it works on. head:
+    """Bytes of a block whose larger bucket leaves first, or that has one bucket. works: what it works on, as of
+    in_work_bytes. head:
     elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight that is
     gathered, of a gradient on its way. behind: as of in_work_bytes."""
-    (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
+    (parameter, whole, reduced), (most, work), larger, other = sizes, works, block.larger, block.other
     larger_leaves = reduced * block.larger_on_its_way
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
@@ -133,8 +137,9 @@ def _larger_first(
     between = many * ahead * whole + several * (reduced * block.other_on_its_way - behind)
     late = block.late * parameter - block.back_late * hidden_bytes
     at_end = larger * parameter - block.back_after * hidden_bytes
-    gradients = largest(largest(block.early * parameter, late), where(apart, late, at_end) if two_buckets else at_end)
-    of_larger = work + block.all * whole + gradients + largest(behind_head, between)
+    gradients = largest(late, where(apart, late, at_end) if two_buckets else at_end)
+    of_larger = largest(most + block.early * parameter, work + gradients)
+    of_larger = of_larger + block.all * whole + largest(behind_head, between)
     leaving, gathered = work - block.back_leaving * hidden_bytes, several * ahead
     if two_buckets:
         after = work - block.back_after * hidden_bytes
@@ -146,7 +151,7 @@ def _larger_first(
 
 def _larger_last(
     block: Turns,
-    work: Number,
+    works: Sequence[Number],
     head: Number,
     blocks: Number,
     sizes: tuple[Number, Number, Number],
@@ -158,6 +163,7 @@ def _larger_last(
     The bucket of the block before, or of the head, is on its way until the experts leave, these until the rest does.
     """
     (parameter, whole, reduced), experts, rest = sizes, block.other, block.larger
+    work = reduce(largest, works)
     experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
     several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
     early, late, after, leaving = (

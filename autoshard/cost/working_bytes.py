@@ -11,59 +11,35 @@ from autoshard.graph.count import loop_sizes
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.graph.redistribute import local_sizes
-from autoshard.models.prediction import PREDICTION
 
-SHARED_EXPERT = "shared_ffn"
-"""The dim of a shared expert inside."""
 LOSSES = ("cross_entropy", "linear_cross_entropy")
 """The kinds of operators that end a model."""
 
 
 class AtSteps(NamedTuple):
-    """Bytes at the backward of each step. working: what it works with, but for tiles. needed: those beyond all that was
-    kept or is run again. for_weights: of what `needed` takes for given back, what is there as long as gradients of
-    weights are put off. tiles: `tile_bytes`, beside all of these."""
+    """Bytes at the backward of each step, beside what is kept or run again. working: what it works with, and gradients
+    that wait for steps in front of it. tiles: `tile_bytes`, beside these."""
 
     working: Sequence[float]
-    needed: Sequence[float]
-    for_weights: Sequence[float]
     tiles: Sequence[float]
 
 
-def at_steps(program: Program, given_back: Sequence[float], of_module: Sequence[float]) -> AtSteps:
-    """Bytes at the backward of each step. given_back: as `given_back_bytes` has them. of_module: the same by module.
-
-    What lies behind a step has been given back by then. All of it counts for the backward of what has buffers of its
-    own: a ring, which lies behind all of its block, scores in tiles, a recurrence, an exchange of pieces that are
-    copied, such as those of what experts made, which is behind the sum of it. It counts at the end of the model, where
-    the loss keeps as much as a softcap of logits works with, and with a prediction module, where it is as long as a
-    block; and with a shared expert, whose backward is before that of the others: their gradients wait for it. Elsewhere
-    what the step's own module has given back counts: what another one ran again was never there together with this
-    one's.
-    """
-    operators = program.graph.operators
+def at_steps(program: Program) -> AtSteps:
+    """Bytes at the backward of each step of a program."""
     tiles = [tile_bytes(program, step) for step in program.steps]
-    working = [working_bytes(program, step) - tile for step, tile in zip(program.steps, tiles, strict=True)]
-    shares = any(SHARED_EXPERT in op.loop_dims for op in operators)
-    if shares:
-        working = [at_work + waits for at_work, waits in zip(working, _waiting_gradients_bytes(program), strict=True)]
-    is_long = shares or any(op.module == PREDICTION or op.kind in LOSSES for op in operators)
-    counts_all = [
-        is_long or bool(tile or _inner_bytes(program, step) or _copied_bytes(program, step))
-        for step, tile in zip(program.steps, tiles, strict=True)
-    ]
-    gone = [every if one else own for one, every, own in zip(counts_all, given_back, of_module, strict=True)]
+    waiting = _waiting_gradients_bytes(program)
     return AtSteps(
-        working,
-        [need - less for need, less in zip(working, gone, strict=True)],
-        [0.0 if one else own for one, own in zip(counts_all, of_module, strict=True)],
+        [
+            working_bytes(program, step) - tile + waits
+            for step, tile, waits in zip(program.steps, tiles, waiting, strict=True)
+        ],
         tiles,
     )
 
 
 def _waiting_gradients_bytes(program: Program) -> list[float]:
     """Bytes of gradients, by step, that are there while its backward runs, for steps in front of it alone: those of
-    views that are written in front and read behind."""
+    views that are written in front, or come in, and are read behind."""
     written: dict[str, int] = {}
     last_read: dict[str, int] = {}
     for index, step in enumerate(program.steps):
@@ -71,17 +47,12 @@ def _waiting_gradients_bytes(program: Program) -> list[float]:
         last_read |= dict.fromkeys(inputs, index)
         written |= dict.fromkeys(outputs, index)
     changes = [0.0] * (len(program.steps) + 1)
-    for index, step in enumerate(program.steps):
-        inputs, outputs = _views(step)
-        for view in outputs:
-            if last_read.get(view, 0) > index + 1:
-                changes[index + 1] += program.local_bytes[view]
-                changes[last_read[view]] -= program.local_bytes[view]
-        for view in set(inputs):
-            if view in written and index < last_read[view]:  # it counts as what the step works with
-                changes[index] -= program.local_bytes[view]
-                changes[index + 1] += program.local_bytes[view]
-    return list(accumulate(changes[:-1]))
+    for view, last in last_read.items():
+        first, size = written.get(view, -1), view_bytes(program, view)
+        if last > first + 1 and not _is_mask(program, view):
+            changes[first + 1] += size
+            changes[last] -= size
+    return [*accumulate(changes[:-1])]
 
 
 def _views(step: Step) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -153,5 +124,5 @@ def tile_bytes(program: Program, step: Step) -> float:
 
 
 def view_bytes(program: Program, view: str) -> float:
-    """Local bytes of a view; 0 for a parameter, which is charged where it lives."""
-    return program.activation_bytes[view]
+    """Local bytes of a view; 0 for a parameter, which is charged where it lives, and for a single number."""
+    return program.activation_bytes[view] if program.tensor(view).dims else 0.0

@@ -120,7 +120,13 @@ class Attention(OperatorKind):
     def tile_bytes(self, op: Operator, graph: Graph, sizes: Sizes) -> float:
         """Bytes of a tile of scores, where there are tiles: the probabilities, a softcap's slopes, and the gradient of
         the scores in FP32 and in the type of the keys. Later a piece's gradient of keys takes the place of that in
-        FP32."""
+        FP32. Where scores are written out, those of one head: its probabilities in FP32, and the gradient of these."""
+        element_bytes = graph.tensors[op.inputs[0]].element_bytes
+        summed_bytes = graph.summed_bytes(op.inputs[0])
+        if op.attributes["kernel"] != "flash":
+            queries = sizes["seq"] if _context_parallel(op) != "ulysses" else graph.sizes["seq"]
+            cast_bytes = summed_bytes if element_bytes < summed_bytes else 0
+            return (summed_bytes + cast_bytes) * queries * graph.sizes["seq"]
         length = _length_in_tiles(op, graph, sizes)
         if length is None:
             return 0.0
@@ -129,8 +135,6 @@ class Attention(OperatorKind):
         if _context_parallel(op) == "ulysses":
             heads /= _ring_size(graph, sizes)
         scores = most_scores(heads, length, whole if window is None else float(str(window)))
-        element_bytes = graph.tensors[op.inputs[0]].element_bytes
-        summed_bytes = graph.summed_bytes(op.inputs[0])
         cast_bytes = element_bytes if element_bytes < summed_bytes else 0
         slopes_bytes = 0 if op.attributes.get("softcap") is None else summed_bytes
         return (2 * summed_bytes + cast_bytes + slopes_bytes) * scores

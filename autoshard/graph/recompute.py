@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
@@ -129,6 +129,14 @@ class StepBuffers(NamedTuple):
     computes: bool
 
 
+class Change(NamedTuple):
+    """A buffer is there from a step on (sign 1), or no longer (-1). place: of the buffer."""
+
+    step: int
+    place: int
+    sign: int
+
+
 @dataclass(frozen=True, eq=False)
 class Pattern:
     """The meaning of recompute sets for all programs whose steps save, read and write buffers alike, whatever these are
@@ -140,6 +148,7 @@ class Pattern:
     owners: tuple[Owner | None, ...]
     steps: tuple[StepBuffers, ...]
     _segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
+    _changes: dict[str, tuple[Change, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, int, bool], tuple[int, ...]] = field(default_factory=dict)
     _replay_stops: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -156,6 +165,35 @@ class Pattern:
         """Places of the buffers of `kept_activations`."""
         several = (self.kept_of(one.start, one.stop, one.recomputed) for one in self.segments(recompute))
         return tuple(dict.fromkeys(place for places in several for place in places))
+
+    def changes(self, recompute: str) -> tuple[Change, ...]:
+        """Which buffers of a microbatch are there while the backward of each step runs: the changes, as steps rise.
+
+        What is kept is there until the first step that saved it, or the whole segment that runs again from it, has run
+        backward; what that segment saves when it runs again, while it runs backward.
+        """
+        if recompute not in self._changes:
+            every = self.segments(recompute)
+            since: dict[int, int] = {}
+            for one in every:
+                first = self._first_saved(one.start, one.stop)
+                for place in self.kept_of(one.start, one.stop, one.recomputed):
+                    since[place] = min(since.get(place, one.stop), one.start if one.recomputed else first[place])
+            changes = [Change(step, place, 1) for place, step in since.items()]
+            for one in every:
+                for place, step in self._first_saved(one.start, one.stop).items() if one.recomputed else ():
+                    if since.get(place, one.stop) > step:
+                        changes += Change(step, place, 1), Change(min(one.stop, since.get(place, one.stop)), place, -1)
+            self._changes[recompute] = tuple(changes)
+        return self._changes[recompute]
+
+    def _first_saved(self, start: int, stop: int) -> dict[int, int]:
+        """Place -> the first step of [start, stop) that saves it."""
+        first: dict[int, int] = {}
+        for index in range(start, stop):
+            for place in self.steps[index].saved:
+                first.setdefault(place, index)
+        return first
 
     def kept_of(self, start: int, stop: int, recomputed: bool) -> tuple[int, ...]:
         """Places of the buffers that the segment of steps [start, stop) keeps for backward."""
@@ -263,6 +301,15 @@ def kept_activations(program: Program, recompute: str) -> dict[str, float]:
     """
     known = recomputing(program)
     return known.named(known.pattern.kept(recompute))
+
+
+def held_bytes(program: Program, recompute: str) -> list[float]:
+    """Bytes of a microbatch on one rank, kept or run again, that are there while the backward of each step runs."""
+    known, added = recomputing(program), [0.0] * (len(program.steps) + 1)
+    sizes = [*known.buffers.values()]
+    for step, place, sign in known.pattern.changes(recompute):
+        added[step] += sign * sizes[place]
+    return [*accumulate(added[:-1])]
 
 
 def replayed_activations(program: Program, segment: Segment) -> dict[str, float]:

@@ -17,14 +17,24 @@ def projections(program: Program) -> tuple[OperatorStep, ...]:
 
 
 def waiting_bytes(program: Program) -> float:
-    """Bytes that one microbatch keeps on one rank between its `I` and its `W`.
+    """Bytes that one microbatch keeps on one rank between its `I` and its `W`: of all `waiting_views`."""
+    return sum({view: size for of_step in waiting_views(program) for view, size in of_step.items()}.values())
 
-    These are the inputs of the projections and the gradients of their outputs. An input that several projections read
-    waits once; one that is gathered waits ungathered, and is gathered again in `W`.
+
+def waiting_views(program: Program) -> list[dict[str, float]]:
+    """By step, name -> bytes of what waits for the gradients of its weights: the inputs of its projections and the
+    gradients of their outputs.
+
+    An input that several projections read waits once; one that is gathered waits ungathered, and is gathered again in
+    `W`.
     """
-    waiting: dict[str, float] = {}
     sources = {step.gather.target: step.gather.source for step in program.steps if isinstance(step, GatherEinsumStep)}
-    for projection in projections(program):
-        for view in (sources.get(projection.inputs[0], projection.inputs[0]), projection.operator.output):
-            waiting[view] = float(program.local_bytes[view])
-    return sum(waiting.values())
+    return [
+        {
+            view: float(program.local_bytes[view])
+            for one in operator_steps(step)
+            if is_projection(program.graph, one.operator)
+            for view in (sources.get(one.inputs[0], one.inputs[0]), one.operator.output)
+        }
+        for step in program.steps
+    ]

@@ -1,6 +1,5 @@
 """A norm of many rows: some at a time are what all are, forward and backward, and take less memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,29 +7,32 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.runtime.torch_backend import pointwise
-from autoshard.runtime.torch_backend.recomputing_ops import OffsetRmsNorm, RmsNorm
+from autoshard.runtime.torch_backend.recomputing_ops import OffsetLayerNorm, OffsetRmsNorm, RmsNorm
 
 ROWS, WIDTH = (3, 10), 8
 
 
-def normed(norm: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """The norm, and the gradients of its input and its weight."""
+def drawn(norm: Any, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """(the input of a norm, its weight and its bias, if it has one; a gradient of its output)."""
     random = torch.Generator().manual_seed(0)
-    x, weight, grad = (
-        torch.randn(*shape, generator=random).to(dtype) for shape in ((*ROWS, WIDTH), (WIDTH,), (*ROWS, WIDTH))
-    )
-    inputs = [x.requires_grad_(), weight.requires_grad_()]
-    out = norm(*inputs, 1e-5)
+    shapes = ((*ROWS, WIDTH), (*ROWS, WIDTH), (WIDTH,), (WIDTH,))
+    x, grad, *weights = (torch.randn(*shape, generator=random).to(dtype) for shape in shapes)
+    return [one.requires_grad_() for one in (x, *weights[: 1 + (norm is OffsetLayerNorm)])], grad
+
+
+def normed(norm: Any, inputs: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
+    """The norm, and the gradients of its inputs."""
+    out: torch.Tensor = norm.apply(*inputs, 1e-5)
     return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
 
-@pytest.mark.parametrize("norm", [RmsNorm, OffsetRmsNorm])
+@pytest.mark.parametrize("norm", [RmsNorm, OffsetRmsNorm, OffsetLayerNorm])
 @pytest.mark.parametrize("at_once", [1, 4 * WIDTH, 29 * WIDTH])  # fewer than a row has, and numbers that leave a rest
 def test_some_rows_at_a_time_are_all(norm: Any, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = normed(norm.apply, torch.float64)
+    whole = normed(norm, *drawn(norm, torch.float64))
     monkeypatch.setattr(pointwise, "AT_ONCE", at_once)
-    torch.testing.assert_close(normed(norm.apply, torch.float64), whole, rtol=1e-12, atol=1e-12)
-    assert [one.dtype for one in normed(norm.apply, torch.bfloat16)] == [torch.bfloat16] * 3
+    torch.testing.assert_close(normed(norm, *drawn(norm, torch.float64)), whole, rtol=1e-12, atol=1e-12)
+    assert [one.dtype for one in normed(norm, *drawn(norm, torch.bfloat16))] == [torch.bfloat16] * len(whole)
 
 
 class Largest(TorchDispatchMode):
@@ -45,10 +47,10 @@ class Largest(TorchDispatchMode):
         return found
 
 
-def test_what_is_computed_between_is_of_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("norm", [RmsNorm, OffsetLayerNorm])
+def test_what_is_computed_between_is_of_some_rows(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "AT_ONCE", 4 * WIDTH)
-    x = torch.randn(*ROWS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+    given = drawn(norm, torch.bfloat16)
     with Largest() as largest:
-        out = RmsNorm.apply(x, torch.ones(WIDTH, dtype=torch.bfloat16), 1e-5)
-        out.backward(torch.ones_like(out))
+        normed(norm, *given)
     assert largest.elements == 4 * WIDTH

@@ -1,7 +1,6 @@
 """Recurrences in chunks: equal to going token by token and to transformers, and they keep their inputs alone."""
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -12,8 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that torch's own documentation uses
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from autoshard.graph import score_tiles
 from autoshard.graph.count import loop_sizes
@@ -37,6 +34,7 @@ from autoshard.spec.linear_attention import LinearAttention, Mamba
 from autoshard.spec.model import ModelSpec
 from benchmarks.graph_counts import measure
 from tests.cases import some
+from tests.multiprocess.held import Held
 from tests.multiprocess.models import MODELS
 
 BATCH, HEADS, GROUP, KEY, VALUE, STATE = 2, 3, 2, 8, 6, 5
@@ -251,32 +249,6 @@ def test_what_is_kept_is_what_the_graph_counts(name: str, recompute: str) -> Non
     for row in measure(MODELS[name], name, recompute):
         if row.quantity != "flops":
             assert row.measured == pytest.approx(row.counted, abs=8192), row
-
-
-class Held(TorchDispatchMode):
-    """The most bytes that tensors hold at once: those given, and those made meanwhile."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self.now, self.most, self.known = 0, 0, set[int]()
-        self.see(tensors)
-
-    def see(self, values: Any) -> None:
-        for storage in (x.untyped_storage() for x in tree_leaves(values) if isinstance(x, torch.Tensor)):
-            if storage._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
-        self.most = max(self.most, self.now)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **kwargs or {})
-        self.see(out)
-        return out
-
-    def forget(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
 
 
 def program_of(model: ModelSpec, kind: str, seq: int) -> tuple[Program, OperatorStep]:

@@ -91,7 +91,7 @@ def test_a_stage_is_its_blocks_and_its_ends(model: ModelSpec, shape: LocalShape,
 
     for read in (_forward_s, _recompute_s, _backward_s, _kept, _parameters):
         assert read(whole) == pytest.approx(total(read), rel=1e-9), read
-    assert whole.replay_bytes == max(part.replay_bytes for part in (block, *ends))
+    assert whole.segment_bytes == max(part.segment_bytes for part in (block, *ends))
     assert whole.working_bytes == max(part.working_bytes for part in (block, *ends))
     sums: Counter[tuple[str, ...]] = Counter()
     for part, times in ((block, 3), *((end, 1) for end in ends)):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autoshard.runtime.torch_backend.recomputing_ops import MaskedSoftmax, WeighedSums
+from tests.multiprocess.held import Held
 
 
 def test_weighed_sums_are_a_scatter_add() -> None:
@@ -44,3 +45,21 @@ def test_masked_softmax_is_a_softmax(dtype: torch.dtype) -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
     assert found[0].data_ptr() == weights.data_ptr()  # in place of what it read last
+
+
+@pytest.mark.parametrize(("dtype", "heads_bytes"), [(torch.bfloat16, 2 * 4), (torch.float32, 4)])
+def test_masked_softmax_holds_what_one_head_needs(dtype: torch.dtype, heads_bytes: int) -> None:
+    """In backward the probabilities of one head and the gradient of these, in FP32; forward the scores and the result.
+    A graph counts as much (Attention.tile_bytes)."""
+    heads, queries, keys = 5, 64, 128
+    scores = torch.randn(1, heads, queries, keys, dtype=dtype).requires_grad_()
+    mask, grad = torch.ones(queries, keys, dtype=torch.bool).tril(), torch.randn(1, heads, queries, keys, dtype=dtype)
+    rows_bytes = queries * 4
+    with Held([scores, mask, grad]) as held:
+        before = held.now
+        weights: torch.Tensor = MaskedSoftmax.apply(scores, mask)  # type: ignore[no-untyped-call]
+        written, mask_bytes = weights.nbytes, queries * keys
+        assert held.most - before - written - mask_bytes <= 2 * queries * keys * 4
+        held.most = before = held.now
+        weights.backward(grad)  # type: ignore[no-untyped-call]
+    assert held.most - before <= heads_bytes * queries * keys + 2 * rows_bytes

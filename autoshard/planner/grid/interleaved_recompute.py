@@ -9,7 +9,7 @@ the best mix of every rank need not be the best of all: unless all choices are t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import combinations_with_replacement
 from math import comb, inf, prod
 from typing import NamedTuple
@@ -40,7 +40,7 @@ MOST_ROUNDS = 5
 """Rounds in which the mix of one rank after the other is chosen anew."""
 MOST_PATHS, MOST_ACTIONS = 16, 100_000
 """Choices of which the longest path is found to bound all, at most, and the actions of them all."""
-COSTS = ("backward_s", "kept_bytes", "replay_bytes", "working_bytes")
+COSTS = ("backward_s", "kept_bytes", "replay_bytes", "segment_bytes", "working_bytes")
 """Columns that a recompute set changes."""
 
 
@@ -149,12 +149,24 @@ class InterleavedSets:
         last, none = self._last, np.zeros(1)
         ends = layouts_ends(family, first, last, self._state)
         of_rank = rank_rows(family, holds, blocks, rank, self._block, ends, self._hidden_bytes)
-        replays_head = of_rank.has_loss and not headless
-        replay = np.maximum(first.replay_bytes if rank == 0 else none, last.replay_bytes if replays_head else none)
-        in_work = np.maximum(self._block.replay_bytes[sets], replay[:, None]) + self._block.working_bytes[sets]
+        own = [one for one, is_own in ((first, rank == 0), (last, of_rank.has_loss and not headless)) if is_own]
+        replay, segment = (
+            reduce(np.maximum, (getattr(one, name) for one in own), none) for name in ("replay_bytes", "segment_bytes")
+        )
+        work, again, saved = (
+            getattr(self._block, name)[sets] for name in ("working_bytes", "replay_bytes", "segment_bytes")
+        )
+        in_work = np.maximum(again, replay[:, None]) + work
+        most = in_work.max(1, initial=0.0)
+        late = np.where(
+            self._state.travels,
+            (np.maximum(saved, segment[:, None]) + work).max(1, initial=0.0) + replay,
+            (in_work + saved - again).max(1, initial=0.0),
+        )
         block = PartColumns(*(none,) * len(PartColumns._fields))._replace(
             kept_bytes=kept_bytes / (of_rank.in_flight * self._layers),
-            working_bytes=in_work.max(1, initial=0.0) - replay,
+            working_bytes=most - replay,
+            segment_bytes=late - most,
         )
         of_rank = of_rank.made_of(block)
         memory = headless_memory if headless else rank_memory

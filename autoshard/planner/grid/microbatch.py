@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.cost.program import Issued, ProgramWork, spent_on
+from autoshard.cost.working_bytes import view_bytes
 from autoshard.graph.count import operator_steps, times_read
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
 from autoshard.planner.grid.arrays import Array
@@ -130,13 +131,18 @@ def _fixed_bytes(program: Program, step: OperatorStep) -> float:
 
 def _fixed_working_bytes(work: ProgramWork) -> float:
     """Bytes that do not grow with the microbatch, of the step that works on most."""
-    program = work.program
-    fixed = [
-        view
-        for view in (_views(work.heaviest_step) if work.heaviest_step else ())
-        if _is_fixed(program, view) and program.tensor(view).role != "parameter"
-    ]
-    return float(sum(program.local_bytes[view] for view in fixed)) + work.tile_bytes
+    if work.heaviest_step is None:
+        return 0.0
+    return _fixed_bytes_of(work.program, work.heaviest_step) + work.tile_bytes
+
+
+def fixed_bytes_of_steps(work: ProgramWork) -> list[float]:
+    """Bytes that backward of each step works with and that do not grow with the microbatch, but for tiles."""
+    return [_fixed_bytes_of(work.program, step) for step in work.program.steps]
+
+
+def _fixed_bytes_of(program: Program, step: Step) -> float:
+    return sum(view_bytes(program, view) for view in _views(step) if _is_fixed(program, view))
 
 
 def _untiled_bytes(work: ProgramWork) -> float:

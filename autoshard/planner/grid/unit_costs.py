@@ -24,7 +24,7 @@ from autoshard.cost.stage import assembled, collective_laws
 from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, rewrites, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.microbatch import UnitColumns, unit_columns
+from autoshard.planner.grid.microbatch import UnitColumns, fixed_bytes_of_steps, unit_columns
 from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.rows import mean, pieces, shares
 from autoshard.spec.cluster import Device
@@ -45,6 +45,7 @@ class PartColumns(NamedTuple):
     backward_s: Array
     kept_bytes: Array
     replay_bytes: Array
+    segment_bytes: Array
     working_bytes: Array
     weights_waiting_bytes: Array
     for_weights_bytes: Array
@@ -204,7 +205,7 @@ def part_numbers(
     every = [unit_programs(problem, shape) for shape, _ in several]
     opening = every[0].block.program.graph.operators[0]  # of every local shape
     opens = np.array([is_recomputed(opening, name) for name in recompute], dtype=float)
-    has_first = bool(opens.any()) and not all(begins_as_others(one.block.program) for one in every)
+    has_first = not all(begins_as_others(one.block.program) for one in every)
     units = [one.with_first if has_first else one.apart for one in every]
     asked = [
         Asked(programs.columns, np.array([shapes[place].microbatch_size for place in places]), law_of(shape))
@@ -248,8 +249,9 @@ class SetColumns(NamedTuple):
 
     in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + r sets), the same, then for each of the r
     programs with blocks 1 where it repeats the step under each set. slope_bytes: what one sequence more adds to the
-    bytes that programs keep and that they replay, (n x set,) each, that wait for gradients of weights and that they
-    work with, with a tile of scores and without, (n,) each. fixed_bytes: what is there without any.
+    bytes that programs keep, that their largest segment saves, that are there at the fullest step of backward, with a
+    tile of scores and without, (n x set,) each, that wait for gradients of weights and that they work with, with a tile
+    and without, (n,) each. fixed_bytes: what is there without any.
     """
 
     in_program: Array
@@ -263,17 +265,25 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     works, columns, recomputed = programs.works, programs.columns, len(programs.with_blocks)
     known = [recomputing(work.program) for work in works]
     in_program, in_sums = _places_of_steps(tuple(one.pattern for one in known), recomputed, recompute)
-    kept_bytes, replay_bytes = np.zeros((2, len(works), len(recompute)))
+    by_set, fixed_by_set = np.zeros((2, 4, len(works), len(recompute)))
+    kept_bytes, segment_bytes, fullest_bytes, untiled_bytes = by_set
     for program, (pattern, buffers) in enumerate(known):
         names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
         kept_bytes[program] = places.kept @ sizes
         if len(places.segments):
-            replay_bytes[program] = (places.repeats * (places.segments @ sizes)).max(1)
+            segment_bytes[program] = (places.repeats * (places.segments @ sizes)).max(1)
+        if program < recomputed:
+            work = works[program]
+            untiled, tiles = places.held_bytes(sizes) + np.array(work.at_work), np.array(work.tiles)
+            heaviest = (untiled + tiles).argmax(1)
+            fixed_by_set[2, program] = (tiles + np.array(fixed_bytes_of_steps(work)))[heaviest]
+            fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[2, program]
+            untiled_bytes[program] = untiled.max(1) * tiles.any()
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
     by_program = columns.waiting_bytes, columns.for_weights_bytes, growing_bytes, columns.untiled_bytes
-    slope_bytes = np.concatenate([kept_bytes.ravel(), replay_bytes.ravel(), *by_program])
-    fixed_bytes = np.zeros_like(slope_bytes)
+    slope_bytes = np.concatenate([by_set.ravel(), *by_program])
+    fixed_bytes = np.concatenate([fixed_by_set.ravel(), np.zeros(4 * len(works))])
     fixed_bytes[-2 * len(works) : -len(works)] = columns.fixed_working_bytes
     return SetColumns(in_program, in_sums, slope_bytes, fixed_bytes)
 
@@ -281,12 +291,23 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
 class _SetPlaces(NamedTuple):
     """The meaning of recompute sets for programs of one pattern, 1 where it is so, else 0. kept: (set, buffer), whether
     it is kept. segments: (segment, buffer), whether the replay of a segment that some set runs again saves it. repeats:
-    (set, segment), whether the set does. in_sums: (step, set), whether backward repeats the step."""
+    (set, segment), whether the set does. in_sums: (step, set), whether backward repeats the step. changes: the step
+    from which a buffer is there or no longer, counted through the sets, the buffer, and 1 or -1, (change,) each."""
 
     kept: Array
     segments: Array
     repeats: Array
     in_sums: Array
+    changes: tuple[Array, Array, Array]
+
+    def held_bytes(self, sizes: Array) -> Array:
+        """Bytes of a microbatch, kept or run again, that are there while the backward of each step runs, (set, step).
+        sizes: of buffers."""
+        steps, sets = self.in_sums.shape
+        step, place, sign = self.changes
+        added = np.bincount(step, sign * sizes[place], sets * (steps + 1)).reshape(sets, steps + 1)
+        held: Array = added.cumsum(1)[:, :-1]
+        return held
 
 
 @lru_cache(maxsize=1024)
@@ -303,7 +324,12 @@ def _set_places(pattern: Pattern, recompute: tuple[str, ...]) -> _SetPlaces:
             in_sums[segment.start : segment.replay_stop, place] = 1.0
     for segment, place in segments.items():
         of_segments[place, pattern.kept_of(segment.start, segment.stop, False)] = 1.0
-    return _SetPlaces(kept, of_segments, repeats, in_sums)
+    steps = len(pattern.steps) + 1
+    changes = [
+        (place * steps + step, *more) for place, name in enumerate(recompute) for step, *more in pattern.changes(name)
+    ]
+    step, buffer, sign = np.array(changes, dtype=int).reshape(-1, 3).T
+    return _SetPlaces(kept, of_segments, repeats, in_sums, (step, buffer, sign))
 
 
 @lru_cache(maxsize=1024)
@@ -347,12 +373,13 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     (set,), whether a set repeats the first operator of a block. has_first: whether there is a program of the first
     one."""
     programs, recomputed = sums.backward_s.shape[1], kinds + has_first
-    by_set, by_program = np.split(sums.bytes, [2 * programs * sets], axis=1)
-    kept_bytes, replay_bytes = by_set.reshape(-1, 2, programs, sets).transpose(1, 2, 0, 3)
+    by_set, by_program = np.split(sums.bytes, [4 * programs * sets], axis=1)
+    kept_bytes, segment_bytes, *fullest_bytes = by_set.reshape(-1, 4, programs, sets).transpose(1, 2, 0, 3)
     waiting_bytes, for_weights_bytes, tiled_bytes, untiled_bytes = by_program.reshape(-1, 4, programs, 1).transpose(
         1, 2, 0, 3
     )
     working_bytes = np.maximum(tiled_bytes, untiled_bytes)
+    replay_bytes = np.maximum(0.0, np.maximum(*fullest_bytes) - kept_bytes - working_bytes)
     forward_s, backward_s = (seconds.transpose(2, 1, 0)[..., None] for seconds in (sums.forward_s, sums.backward_s))
     parts = []
     for program in range(programs):
@@ -369,6 +396,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
                 replay_bytes[program],
                 working_bytes[program],
                 {},
+                segment_bytes=segment_bytes[program],
                 weight_gradients_s=backward_s[5, program],
                 weights_waiting_bytes=waiting_bytes[program],
                 for_weights_bytes=for_weights_bytes[program],

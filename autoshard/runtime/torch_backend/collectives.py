@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -226,15 +226,34 @@ def transition_moves(transition: Transition, dims: tuple[str, ...], groups: Mesh
     return forward, _move(transition.backward, groups, transition.axes, target, source)
 
 
-def gather_starts(
-    transition: Transition, dims: tuple[str, ...], groups: MeshGroups
-) -> tuple[Callable[[torch.Tensor], Lent], Callable[[torch.Tensor], Started]]:
-    """Functions that start (the forward all-gather, the backward reduce-scatter) of such a transition, to be waited for
-    later."""
-    assert (transition.forward, transition.backward) == ("all_gather", "reduce_scatter"), transition
-    assert transition.source_dim is not None
-    group, dim = groups[transition.axes], dims.index(transition.source_dim)
-    return lambda x: start_lent_all_gather(x, group, dim), lambda x: start_reduce_scatter(x, group, dim)
+class Gathering(NamedTuple):
+    """An all-gather along dim in forward whose dual is a reduce-scatter, both to be waited for later."""
+
+    group: Group
+    dim: int
+
+    @classmethod
+    def of(cls, transition: Transition, dims: tuple[str, ...], groups: MeshGroups) -> Gathering:
+        """The one of such a transition. dims: of the tensor."""
+        assert (transition.forward, transition.backward) == ("all_gather", "reduce_scatter"), transition
+        assert transition.source_dim is not None
+        return cls(groups[transition.axes], dims.index(transition.source_dim))
+
+    def gather(self, x: torch.Tensor, in_pieces: bool = False) -> Lent:
+        """Starts the all-gather. in_pieces: whether pieces of ranks are to lie one after the other, as they come."""
+        return start_lent_all_gather(x, self.group, 0 if in_pieces else self.dim)
+
+    def scatter(self, x: torch.Tensor, in_pieces: bool = False) -> Started:
+        """Starts the reduce-scatter. in_pieces: whether pieces of ranks lie one after the other."""
+        return start_reduce_scatter(x, self.group, 0 if in_pieces else self.dim)
+
+    def in_pieces(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of a whole tensor in which the pieces of ranks lie one after the other."""
+        return torch.cat(x.chunk(self.group.size, self.dim), 0)
+
+    def has_pieces(self, x: torch.Tensor) -> bool:
+        """Whether pieces of ranks do not lie one after the other in a whole tensor with these other dims."""
+        return prod(x.shape[: self.dim]) > 1
 
 
 class _Redistribute(torch.autograd.Function):

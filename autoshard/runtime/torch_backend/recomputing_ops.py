@@ -7,6 +7,7 @@ probabilities in FP32 as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,25 +83,25 @@ class OffsetLayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        accurate = at_least_fp32(x)
-        centred = accurate - accurate.mean(-1, keepdim=True)
-        scale = centred.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        out, scale = _some_rows_at_a_time(partial(_offset_layer_norm, bias=bias), x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         ctx.bias_dtype = bias.dtype
-        normal = centred.mul_(scale).mul_(1 + _as(weight, scale.dtype))
-        return _as(normal.add_(_as(bias, scale.dtype)), x.dtype)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        accurate, grad = at_least_fp32(x), _as(grads[0], scale.dtype)
-        normal = (accurate - accurate.mean(-1, keepdim=True)).mul_(scale)
-        weighted = grad * (1 + _as(weight, scale.dtype))
-        along = (weighted * normal).mean(-1, keepdim=True)
-        grad_x = (weighted - weighted.mean(-1, keepdim=True)).sub_(normal * along).mul_(scale)
-        rows = tuple(range(x.dim() - 1))
-        of_weight, of_bias = _as((grad * normal).sum(rows), weight.dtype), _as(grad.sum(rows), ctx.bias_dtype)
-        return _as(grad_x, x.dtype), of_weight, of_bias, None
+        factors = 1 + _as(weight, scale.dtype)
+        if not has_pieces((x, grads[0])):
+            grad_x, of_weight, of_bias = _layer_norm_of_rows(x, factors, scale, grads[0])
+            return _as(grad_x, x.dtype), _as(of_weight, weight.dtype), _as(of_bias, ctx.bias_dtype), None
+        found, *totals = torch.empty_like(x), torch.zeros_like(factors), torch.zeros_like(factors)
+        for some, of_rows, grad, to_x in _rows_at_a_time(x, scale, grads[0], found):
+            grad_x, *sums = _layer_norm_of_rows(some, factors, of_rows, grad)
+            to_x.copy_(grad_x)
+            for total, one in zip(totals, sums, strict=True):
+                total.add_(one)
+        return found, _as(totals[0], weight.dtype), _as(totals[1], ctx.bias_dtype), None
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,6 +112,30 @@ def _offset_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple
     accurate = at_least_fp32(x)
     scale = accurate.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return _as((accurate * scale).mul_(1 + _as(weight, scale.dtype)), x.dtype), scale
+
+
+def _offset_layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    accurate = at_least_fp32(x)
+    centred = accurate - accurate.mean(-1, keepdim=True)
+    scale = centred.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    normal = centred.mul_(scale).mul_(1 + _as(weight, scale.dtype))
+    return _as(normal.add_(_as(bias, scale.dtype)), x.dtype), scale
+
+
+def _layer_norm_of_rows(
+    x: torch.Tensor, factors: torch.Tensor, scale: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of x, of the factors by which its columns are multiplied and of what is added to them, in the dtype of
+    `scale`. scale: of each row."""
+    accurate, grad = at_least_fp32(x), _as(grad, scale.dtype)
+    normal = (accurate - accurate.mean(-1, keepdim=True)).mul_(scale)
+    weighted = grad * factors
+    along = (weighted * normal).mean(-1, keepdim=True)
+    grad_x = (weighted - weighted.mean(-1, keepdim=True)).sub_(normal * along).mul_(scale)
+    rows = tuple(range(x.dim() - 1))
+    return grad_x, (grad * normal).sum(rows), grad.sum(rows)
 
 
 def _some_rows_at_a_time(
@@ -276,14 +301,17 @@ class MaskedSoftmax(torch.autograd.Function):
         lost = []
         for position, (score, weight) in enumerate(_heads(scores, weights)):
             batch, head = divmod(position, scores.shape[1])
-            seen = at_least_fp32(score).masked_fill(hidden[batch, 0], float("-inf"))
-            if sinks is None:
-                weight.copy_(torch.softmax(seen, -1))
-                continue
-            more = _as(sinks.flatten()[head], seen.dtype).expand(len(seen), 1)
-            found = torch.softmax(torch.cat((seen, more), -1), -1)
-            weight.copy_(found[:, :-1])
-            lost.append(found[:, -1].clone())
+            seen = at_least_fp32(score)
+            hide = seen.masked_fill if seen is score else seen.masked_fill_
+            seen = hide(hidden[batch, 0], float("-inf"))
+            if sinks is not None:
+                more = _as(sinks.flatten()[head], seen.dtype).expand(len(seen), 1)
+                seen = torch.cat((seen, more), -1)
+            found = torch.softmax(seen, -1)
+            weight.copy_(found if sinks is None else found[:, :-1])
+            if sinks is not None:
+                lost.append(found[:, -1].clone())
+            del hide, seen, found  # before the next head's are made
         ctx.save_for_backward(weights, *(() if sinks is None else (sinks, torch.stack(lost))))
         return weights
 
@@ -298,6 +326,7 @@ class MaskedSoftmax(torch.autograd.Function):
             if more:
                 through.append(along.squeeze(-1))
             weight.copy_(products.addcmul_(accurate, along, value=-1))
+            del accurate, products  # before the next head's are made
         if not more:
             return weights, None, None
         sinks, lost = more

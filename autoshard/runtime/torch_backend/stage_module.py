@@ -12,7 +12,7 @@ from torch import nn
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step
 from autoshard.plans.stage_sections import Instruction, Section, sections, signature
 from autoshard.runtime.not_finite import NotFinite
-from autoshard.runtime.torch_backend.collectives import Lent, Started, gather_starts, redistribution, transition_moves
+from autoshard.runtime.torch_backend.collectives import Gathering, redistribution, transition_moves
 from autoshard.runtime.torch_backend.compiled import Compiler
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.flat_buffers import ShardedBucket
@@ -26,9 +26,6 @@ from autoshard.runtime.torch_backend.weight_gradients import WeightGradients, la
 Environment = dict[str, Any]
 """Name of a view -> its tensor; parameters are views too."""
 
-
-Gather = Callable[[torch.Tensor], Lent]
-Scatter = Callable[[torch.Tensor], Started]
 Steps = Sequence[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
 
 
@@ -165,7 +162,7 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> Instruction
     source = step.gather.source
     transition, dims = step.gather.transitions[0], context.program.tensor(source).dims
     gather, scatter = transition_moves(transition, dims, context.groups)
-    start_gather, start_scatter = gather_starts(transition, dims, context.groups)
+    gathering = Gathering.of(transition, dims, context.groups)
     projections = []
     for one in step.einsums:
         left, right, out = (context.dims(name) for name in (*one.operator.inputs, one.operator.output))
@@ -182,7 +179,7 @@ def _gather_instruction(context: Context, step: GatherEinsumStep) -> Instruction
             products = later_linear(x, gather, scatter, later, owners, flat)
         else:
             x, kept = keep(x, *flat)
-            products = _GatherLinear.apply(x, kept, start_gather, start_scatter, *flat)
+            products = _GatherLinear.apply(x, kept, gathering, *flat)
         return tuple(p.unflatten(y, w) for p, y, w in zip(projections, products, weights, strict=True))
 
     return Instruction(f"gather {source}", (source, *weights), outputs, run)
@@ -192,24 +189,28 @@ class _GatherLinear(torch.autograd.Function):
     """y_i = gather(x) w_i^T. Keeps the local x and gathers it again in backward (Korthikanti et al. 2022, 4.2.2).
 
     Backward hides the gathering behind the gradient of x, and the reduce-scatter of that gradient behind the gradients
-    of the weights.
+    of the weights. Of several sequences a rank's pieces do not lie together: gradients of few columns are brought into
+    the order of pieces, in place of both what is gathered and what is scattered.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, kept: Kept, gather: Gather, scatter: Scatter, *weights: torch.Tensor) -> Any:
-        ctx.kept, ctx.gather, ctx.scatter = kept, gather, scatter
-        with gather(x)() as whole:
+    def forward(ctx: Any, x: torch.Tensor, kept: Kept, gathering: Gathering, *weights: torch.Tensor) -> Any:
+        ctx.kept, ctx.gathering = kept, gathering
+        with gathering.gather(x)() as whole:
             return tuple(nn.functional.linear(whole, weight) for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        x, *weights = ctx.kept.tensors
-        gathering = ctx.gather(x)
-        flat = [grad.flatten(0, -2) for grad in grads]
+        (x, *weights), gathering = ctx.kept.tensors, ctx.gathering
+        in_pieces = gathering.has_pieces(x) and sum(grad.shape[-1] for grad in grads) <= 2 * x.shape[-1]
+        arriving = gathering.gather(x, in_pieces)
+        ordered = [gathering.in_pieces(grad) for grad in grads] if in_pieces else grads
+        flat = [grad.flatten(0, -2) for grad in ordered]
         partial = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
-            partial = partial.addmm(grad, weight)
-        scattering = ctx.scatter(partial.view(*grads[0].shape[:-1], partial.shape[-1]))
-        with gathering() as whole:
+            partial.addmm_(grad, weight)
+        scattering = gathering.scatter(partial.view(*ordered[0].shape[:-1], partial.shape[-1]), in_pieces)
+        del partial  # which is as large as what was gathered
+        with arriving() as whole:
             grad_weights = [grad.t() @ whole.flatten(0, -2) for grad in flat]
-        return (scattering(), None, None, None, *grad_weights)
+        return (scattering(), None, None, *grad_weights)

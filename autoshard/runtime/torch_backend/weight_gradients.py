@@ -93,7 +93,7 @@ class _LaterLinear(torch.autograd.Function):
         later.leave(weight_gradients)
         grad_x = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
-            grad_x = grad_x.addmm(grad, weight)
+            grad_x.addmm_(grad, weight)
         grad_x = grad_x.view(*grads[0].shape[:-1], grad_x.shape[-1])
         if ctx.scatter is not None:
             grad_x = ctx.scatter(grad_x)

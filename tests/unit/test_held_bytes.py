@@ -1,0 +1,118 @@
+"""What is there of a microbatch, step by step of its backward: by hand, and simulated buffer by buffer."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoshard.cost.backward_release import waiting_at_steps
+from autoshard.cost.program import program_work
+from autoshard.cost.working_bytes import at_steps, working_bytes
+from autoshard.graph.count import saved_activations
+from autoshard.graph.partition import Program
+from autoshard.graph.recompute import (
+    COMMON_SETS,
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    held_bytes,
+    kept_activations,
+    recomputing,
+    replayed_activations,
+    segments,
+)
+from autoshard.layout.sharding import stage_program
+from autoshard.models.stage import dim_sizes, stage_graph
+from tests.multiprocess.models import MODELS
+
+BATCH, SEQ = 2, 32
+SETS = (*COMMON_SETS, "mlp", "attention_norm+attention", "mlp_norm+residual")
+
+
+def program_of(name: str, kernel: str = "flash", tp: int = 1) -> Program:
+    """Two blocks of a small model, in bf16."""
+    model = MODELS[name]
+    sizes = dim_sizes(model, BATCH, SEQ, tp)
+    graph = stage_graph(model, sizes, range(2), False, False, kernel, element_bytes=2)
+    return stage_program(graph, {"tp": tp} if tp > 1 else {}, tp > 1)
+
+
+def simulated(program: Program, recompute: str) -> list[float]:
+    """`held_bytes`, one step after the other, by the names of what still has a use."""
+    known, sizes = recomputing(program), dict[str, float]()
+    saved = [saved_activations(program, step) for step in program.steps]
+    for of_step in (*saved, kept_activations(program, recompute)):
+        sizes.update(of_step)
+    found = []
+    for index in range(len(program.steps)):  # all steps behind it have run backward
+        there = set[str]()
+        for one in segments(program, recompute):
+            if one.start > index:
+                continue
+            if one.recomputed:
+                there |= known.named(known.pattern.kept_of(one.start, one.stop, True)).keys()
+            if index < one.stop or not one.recomputed:
+                there |= {name for of_step in saved[one.start : min(one.stop, index + 1)] for name in of_step}
+        found.append(sum(sizes[name] for name in there))
+    return found
+
+
+@pytest.mark.parametrize("recompute", SETS)
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2"])
+def test_what_is_held_is_what_still_has_a_use(name: str, recompute: str) -> None:
+    program = program_of(name, "plain" if name == "gpt2" else "flash")
+    assert held_bytes(program, recompute) == simulated(program, recompute)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_all_that_is_kept_is_there_first_and_all_that_runs_again_with_it(tp: int) -> None:
+    program = program_of("llama", tp=tp)
+    kept = {name: sum(kept_activations(program, name).values()) for name in SETS}
+    assert held_bytes(program, NO_RECOMPUTE)[-1] == kept[NO_RECOMPUTE]
+    assert held_bytes(program, NO_RECOMPUTE) == sorted(held_bytes(program, NO_RECOMPUTE))
+    last = [one for one in segments(program, FULL_RECOMPUTE) if one.recomputed][-1]
+    both = kept_activations(program, FULL_RECOMPUTE) | replayed_activations(program, last)
+    assert held_bytes(program, FULL_RECOMPUTE)[-1] == sum(both.values())
+
+
+def test_the_fullest_step_of_each_set() -> None:
+    """Kept, replayed and working bytes are, together, what is there at the fullest step."""
+    program = program_of("llama")
+    work, at_work = program_work(program), at_steps(program)
+    for recompute in SETS:
+        held = held_bytes(program, recompute)
+        steps = map(sum, zip(held, at_work.working, at_work.tiles, strict=True))
+        found = work.recompute(recompute)
+        assert found.kept_bytes + found.replay_bytes + work.working_bytes == max(steps)
+    assert work.recompute(NO_RECOMPUTE).replay_bytes == 0
+
+
+def test_gradients_wait_for_steps_in_front() -> None:
+    """The gradient of a block's input waits from the residual's sum on, until the norm in front adds its own; that
+    of the gate's output while `up` runs, and that of the norm's output, which both read, while the gate does."""
+    program = program_of("llama")
+    hidden_bytes, gate_bytes = (
+        BATCH * SEQ * size * 2 for size in (MODELS["llama"].hidden_size, MODELS["llama"].intermediate_size)
+    )
+    waiting = {
+        step.operator.name.removeprefix("model.layers.1."): working - working_bytes(program, step)
+        for step, working in zip(program.steps, at_steps(program).working, strict=True)
+        if hasattr(step, "operator") and "layers.1." in step.operator.name
+    }
+    assert waiting["mlp_residual"] == 0.0
+    assert waiting["mlp.down_proj"] == waiting["self_attn.core_attention"] == hidden_bytes
+    assert waiting["mlp.up_proj"] == hidden_bytes + gate_bytes
+    assert waiting["mlp.gate_proj"] == 2 * hidden_bytes
+    assert waiting["input_layernorm"] == hidden_bytes
+
+
+def test_what_waits_for_gradients_of_weights() -> None:
+    """Behind the activation `down` alone has run backward: its input and the gradient of its output wait."""
+    program = program_of("llama")
+    model = MODELS["llama"]
+    by_name = {
+        step.operator.name: size
+        for step, size in zip(program.steps, waiting_at_steps(program), strict=True)
+        if hasattr(step, "operator")
+    }
+    tokens_bytes = BATCH * SEQ * 2
+    assert by_name["model.layers.1.mlp.down_proj"] == 0.0
+    assert by_name["model.layers.1.mlp.act_fn"] == tokens_bytes * (model.intermediate_size + model.hidden_size)
