@@ -288,7 +288,7 @@ def _travelling_bytes(
     works = [
         (
             reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)),
-            reduce(largest, (where(one.there, one.total + one.segment - one.replay, 0.0) for one in chunks)),
+            reduce(largest, (where(one.there, one.total_of_segment, 0.0) for one in chunks)),
         )
         for chunks in backwards
     ]
@@ -305,10 +305,10 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
     activations: bytes that blocks keep.
 
     At the head, its gradient and that of the logits; the loss is over. Where it was put off, it comes when nothing but
-    what waited is left of the microbatch. A loss in chunks makes it chunk by chunk: all
-    that it works with is there. Where a prediction module has read the same table, its gradient waits and is added. At
-    the embedding, the gradients of its output and of its table, of which a head that has it too made another one, and
-    their sum; of what its blocks kept of the microbatch nothing is left.
+    what waited is left of the microbatch. A loss in chunks makes it chunk by chunk: all that it works with is there.
+    Where a prediction module has read the same table, its gradient waits and is added. At the embedding, the gradients
+    of its output and of its table, of which a head that has it too made another one, and their sum; of what its blocks
+    kept of the microbatch nothing is left.
     """
     for end in rank.ends:
         unit, kept_by_end = end.unit, end.part.kept_bytes if end.has_loss else 0.0
@@ -429,6 +429,11 @@ class Backward(NamedTuple):
     def total(self) -> Number:
         """Bytes beside all that is kept when most is held."""
         return added(self.replay, self.working, -self.over, -self.given_back)
+
+    @property
+    def total_of_segment(self) -> Number:
+        """The same with all that the largest segment saves."""
+        return self.total + self.segment - self.replay
 
 
 def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: int) -> list[list[Backward]]:

@@ -116,6 +116,13 @@ def in_work_bytes(
     return largest(largest(of_block, opens * of_head), of_embedding - kept_by_blocks) - kept_by_loss
 
 
+def _at(works: Sequence[Number], back: Number, hidden_bytes: Number) -> Number:
+    """Bytes that a block works on at a moment. works: as of in_work_bytes. back: hidden activations that are gone by
+    then; none at the fullest moment."""
+    most, with_segment = works
+    return where(back > 0, with_segment - back * hidden_bytes, most)
+
+
 def _larger_first(
     block: Turns,
     works: Sequence[Number],
@@ -125,24 +132,24 @@ def _larger_first(
     hidden_bytes: Number,
     behind: Number,
 ) -> Number:
-    """Bytes of a block whose larger bucket leaves first, or that has one bucket. works: what it works on, as of
-    in_work_bytes. head:
-    elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight that is
-    gathered, of a gradient on its way. behind: as of in_work_bytes."""
-    (parameter, whole, reduced), (most, work), larger, other = sizes, works, block.larger, block.other
+    """Bytes of a block whose larger bucket leaves first, or that has one bucket. works, behind: as of in_work_bytes.
+    head: elements on their way when the first of such blocks runs backward. sizes: bytes of a gradient, of a weight
+    that is gathered, of a gradient on its way."""
+    (parameter, whole, reduced), larger, other = sizes, block.larger, block.other
     larger_leaves = reduced * block.larger_on_its_way
     several, many, apart = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0, (larger < block.all) * 1.0
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
     behind_head = several * ahead * whole + head * reduced
     between = many * ahead * whole + several * (reduced * block.other_on_its_way - behind)
-    late = block.late * parameter - block.back_late * hidden_bytes
-    at_end = larger * parameter - block.back_after * hidden_bytes
-    gradients = largest(late, where(apart, late, at_end) if two_buckets else at_end)
-    of_larger = largest(most + block.early * parameter, work + gradients)
+    late, after, leaving = (
+        _at(works, back, hidden_bytes) for back in (block.back_late, block.back_after, block.back_leaving)
+    )
+    of_late, of_end = late + block.late * parameter, after + larger * parameter
+    of_larger = largest(works[0] + block.early * parameter, of_late)
+    of_larger = largest(of_larger, where(apart, of_late, of_end) if two_buckets else of_end)
     of_larger = of_larger + block.all * whole + largest(behind_head, between)
-    leaving, gathered = work - block.back_leaving * hidden_bytes, several * ahead
+    gathered = several * ahead
     if two_buckets:
-        after = work - block.back_after * hidden_bytes
         leaves = largest(larger_leaves, head * reduced)
         of_other = after + (other + several * larger) * whole + other * parameter + leaves
         of_larger, gathered = largest(of_larger, apart * of_other), apart * other + gathered
@@ -163,11 +170,10 @@ def _larger_last(
     The bucket of the block before, or of the head, is on its way until the experts leave, these until the rest does.
     """
     (parameter, whole, reduced), experts, rest = sizes, block.other, block.larger
-    work = reduce(largest, works)
     experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
     several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
     early, late, after, leaving = (
-        work - back * hidden_bytes
+        _at(works, back, hidden_bytes)
         for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
     )
     before = largest(
@@ -179,5 +185,5 @@ def _larger_last(
     of_leaving = late + gathered + block.late * parameter + experts_leave
     of_rest = after + gathered + rest * parameter + experts_leave
     at_end = leaving + gathered + rest * parameter + rest_leaves
-    at_most = work + rest * whole  # one of the moments before and after has given nothing back
+    at_most = works[0] + rest * whole  # one of the moments before and after has given nothing back
     return reduce(largest, (of_experts, of_leaving, of_rest, at_end, at_most))
