@@ -259,7 +259,7 @@ def _travelling_bytes(
         kept_by_loss = head.part.kept_bytes
         head_work = _head_work_bytes(rank, head) + kept_by_loss
 
-    def needed(turns: Turns, work: tuple[Number, Number], chunks: Sequence[LastBlock]) -> Number:
+    def needed(turns: Turns, works: Sequence[Number], chunks: Sequence[LastBlock]) -> Number:
         last, opens, before = chunks[0], 1.0, 0.0
         behind = reduce(smallest, (_given_back(rank, one.part, one.part.kept_bytes) for one in chunks))
         kept_bytes = reduce(largest, (one.part.kept_bytes for one in chunks))
@@ -275,7 +275,7 @@ def _travelling_bytes(
             state.owners,
             turns,
             ends,
-            (work[0] + turns.copies_bytes, work[1] + turns.copies_bytes, at_ends),
+            (*(work + turns.copies_bytes for work in works), at_ends),
             (kept / rank.in_flight, kept_by_loss),
             rank.most_blocks - last.num_behind,
             rank.hidden_bytes,
@@ -286,10 +286,16 @@ def _travelling_bytes(
         )
 
     works = [
-        (
-            reduce(largest, (where(one.there, one.total, 0.0) for one in chunks)),
-            reduce(largest, (where(one.there, one.total_of_segment, 0.0) for one in chunks)),
-        )
+        [
+            reduce(
+                largest,
+                (
+                    where(one.there, one.total + more - one.replay, 0.0)
+                    for one, more in zip(chunks, several, strict=True)
+                ),
+            )
+            for several in zip(*((one.replay, one.segment, one.again) for one in chunks), strict=True)
+        ]
         for chunks in backwards
     ]
     if not state.turns:
@@ -333,10 +339,10 @@ def _end_gradients_bytes(rank: Rank, activations: Number, parameter_bytes: int) 
 
 
 def _head_work_bytes(rank: Rank, end: End) -> Number:
-    """Bytes that the head works with beside all that is kept when it makes the gradient of its table, as far as that
-    is known."""
+    """Bytes that the head works with beside all that is kept when it makes the gradient of its table, where that is
+    known: it has the largest weights, but not with a prediction module, whose block may have larger ones."""
     unit = end.unit
-    known = anywhere(unit.at_once) and not end.chunks_loss
+    known = anywhere(unit.at_once) and not (end.chunks_loss or anywhere(unit.head_at_once))
     return end.part.working_bytes - unit.back_at_once * rank.hidden_bytes if known else -inf
 
 
@@ -414,12 +420,13 @@ def _of_ends(rank: Rank, name: str) -> Number:
 
 class Backward(NamedTuple):
     """Bytes at work when the last block of a kind on a chunk, if it is there, runs backward; or an end of the model.
-    over: what the loss of this microbatch no longer keeps. given_back: what the blocks behind no longer keep. segment:
-    what the largest segment saves that runs again."""
+    over: what the loss of this microbatch no longer keeps. given_back: what the blocks behind no longer keep. segment,
+    again: what the largest segment saves that runs again, and what all do."""
 
     block: Any
     there: Any
     segment: Number
+    again: Number
     replay: Number
     working: Number
     over: Number
@@ -429,11 +436,6 @@ class Backward(NamedTuple):
     def total(self) -> Number:
         """Bytes beside all that is kept when most is held."""
         return added(self.replay, self.working, -self.over, -self.given_back)
-
-    @property
-    def total_of_segment(self) -> Number:
-        """The same with all that the largest segment saves."""
-        return self.total + self.segment - self.replay
 
 
 def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: int) -> list[list[Backward]]:
@@ -449,18 +451,16 @@ def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: in
         part, given_back, working = last.part, 0.0, last.part.working_bytes
         for _, block, count in last.behind:
             given_back = given_back + count * _given_back(rank, block, _kept_by(rank, block, software))
-        replayed, segment = part.replay_bytes, part.segment_bytes
+        runs_again = part.segment_bytes, part.again_bytes, part.replay_bytes
         if rank.weights_apart:
             working = largest(working + part.for_weights_bytes, gradients[kind])
         else:
             # of a set of several segments it is not known which ran again: the largest of them counts
-            working = added(working, largest(0.0, gradients[kind] + segment - replayed), table)
+            working = added(working, largest(0.0, gradients[kind] + part.segment_bytes - part.replay_bytes), table)
         if not kind and rank.ends:
-            replayed, segment = (
-                largest(own, _of_ends(rank, name))
-                for own, name in ((replayed, "replay_bytes"), (segment, "segment_bytes"))
-            )
-        return Backward(part, last.there, segment, replayed, working, 0.0, given_back)
+            of_ends = (_of_ends(rank, name) for name in ("segment_bytes", "again_bytes", "replay_bytes"))
+            runs_again = tuple(map(largest, runs_again, of_ends))
+        return Backward(part, last.there, *runs_again, working, 0.0, given_back)
 
     return [[backward(last, kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]
 
@@ -469,20 +469,20 @@ def _in_work(rank: Rank, software: Software, backwards: Sequence[Sequence[Backwa
     """(replay, working, over, given back) of the part that holds most in backward: of a block, or of an end of the
     model."""
     best, *others = (_in_work_with(rank, one, software) for chunks in backwards for one in chunks)
-    numbers = best[3:]
+    numbers = best[4:]
     if not others:
         return numbers
     most = where(best.there, best.total, -inf)
     for other in others:
         total = where(other.there, other.total, -inf)
         more = total > most
-        numbers = tuple(where(more, number, known) for number, known in zip(other[3:], numbers, strict=True))
+        numbers = tuple(where(more, number, known) for number, known in zip(other[4:], numbers, strict=True))
         most = largest(most, total)
     return numbers
 
 
 def _in_work_with(rank: Rank, one: Backward, software: Software) -> Backward:
-    replayed, working, over, given_back = one[3:]
+    replayed, working, over, given_back = one[4:]
     if rank.weights_apart:  # what the other blocks of the microbatch in work leave, for what they kept
         left = (rank.most_blocks - 1) * (rank.block.weights_waiting_bytes - rank.block.kept_bytes)
         working = working + largest(0.0, left + given_back)

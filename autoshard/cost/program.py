@@ -44,12 +44,13 @@ LawOf = Callable[[str, tuple[str, ...]], CollectiveLaw]
 @dataclass(frozen=True)
 class Recompute:
     """The meaning of a named recompute set for one program. repeated: [start, stop) steps that run forward again.
-    kept_bytes, replay_bytes, segment_bytes: as in Part."""
+    kept_bytes, replay_bytes, segment_bytes, again_bytes: as in Part."""
 
     repeated: tuple[tuple[int, int], ...]
     kept_bytes: float
     replay_bytes: float
     segment_bytes: float
+    again_bytes: float
 
 
 Issued = tuple[tuple[str, tuple[str, ...], int], ...]
@@ -138,12 +139,14 @@ class ProgramWork:
         if name not in self._recompute:
             repeated = [segment for segment in segments(self.program, name) if segment.recomputed]
             kept = sum(kept_activations(self.program, name).values())
+            saved = [sum(replayed_activations(self.program, one).values()) for one in repeated]
             every = zip(held_bytes(self.program, name), self.at_work, self.tiles, strict=True)
             self._recompute[name] = Recompute(
                 tuple((segment.start, segment.replay_stop) for segment in repeated),
                 kept,
                 max(0.0, max(map(sum, every), default=0.0) - kept - self.working_bytes),
-                max((sum(replayed_activations(self.program, one).values()) for one in repeated), default=0.0),
+                max(saved, default=0.0),
+                sum(saved),
             )
         return self._recompute[name]
 
@@ -188,6 +191,7 @@ class PricedProgram:
             (launch_s + waits_s, replay_s + back_s),
             sum(needs.scores_bytes for step in work.operators for needs, *_ in step if needs.kind == "plain"),
             segment_bytes=recompute.segment_bytes,
+            again_bytes=recompute.again_bytes,
             weight_gradients_s=sum(step.put_off_s for step in self.steps),
             weights_waiting_bytes=work.weights_waiting_bytes,
             for_weights_bytes=work.for_weights_bytes,

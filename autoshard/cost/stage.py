@@ -108,7 +108,8 @@ def _with_replay(end: Part, embedding: Part, first: Part | None, block: Part, op
     What the first block of a model repeats and keeps more than other blocks is charged to the embedding.
     """
     if first is None:
-        return replace(end, replay_bytes=opens * block.replay_bytes, segment_bytes=opens * block.segment_bytes)
+        again = {name: opens * getattr(block, name) for name in ("replay_bytes", "segment_bytes", "again_bytes")}
+        return replace(end, **again)
     more = zip(first.recompute.values, block.recompute.values, strict=True)
     return replace(
         end,
@@ -116,6 +117,7 @@ def _with_replay(end: Part, embedding: Part, first: Part | None, block: Part, op
         kept_bytes=end.kept_bytes + first.kept_bytes - block.kept_bytes - embedding.kept_bytes,
         replay_bytes=first.replay_bytes,
         segment_bytes=first.segment_bytes,
+        again_bytes=first.again_bytes,
     )
 
 
@@ -267,6 +269,7 @@ def mean_part(parts: Sequence[Part], weights: Sequence[float]) -> Part:
         replay_bytes=replay_bytes,
         working_bytes=together_bytes - replay_bytes,
         segment_bytes=largest_of("segment_bytes"),
+        again_bytes=largest_of("again_bytes"),
         parameters=counts(lambda part: part.parameters),
         matrices=counts(lambda part: part.matrices),
         quantized=counts(lambda part: part.quantized),

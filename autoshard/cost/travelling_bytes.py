@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ def in_work_bytes(
     owners: Number,
     block: Turns,
     ends: Ends,
-    at_work: tuple[Number, Number, Number],
+    at_work: tuple[Number, Number, Number, Number],
     kept: tuple[Number, Number],
     blocks: Number,
     hidden_bytes: Number,
@@ -62,12 +62,13 @@ def in_work_bytes(
     """Bytes beside kept activations at the worst moment of a microbatch, over rows.
 
     gathers, owners: as in State. dtypes: bytes of a weight and of a gradient as it is sent. block, ends: what travels.
-    at_work: what a block works on most; the same with all that the largest segment saves that runs again, of which
-    moments say what was given back; what the loss works on. kept: by one microbatch for all blocks of a chunk; for the
-    loss, which is over when blocks run backward. blocks: of a chunk, up to the last one such. opens: 1 where that is
-    the first one of a backward, else 0: then the bucket of the head has left before, and the head comes before a block
-    of another kind. before: elements of the last bucket of that block on its way. behind: bytes that the block behind
-    this one no longer keeps, at least, where there is one. head_work: what the head works with when the loss is over.
+    at_work: what a block works on most; the same with all that the largest segment saves that runs again, and with what
+    all segments do, of which moments say what was given back; what the loss works on. kept: by one microbatch for all
+    blocks of a chunk; for the loss, which is over when blocks run backward. blocks: of a chunk, up to the last one
+    such. opens: 1 where that is the first one of a backward, else 0: then the bucket of the head has left before, and
+    the head comes before a block of another kind. before: elements of the last bucket of that block on its way. behind:
+    bytes that the block behind this one no longer keeps, at least, where there is one. head_work: what the head works
+    with when the loss is over.
 
     A bucket of a block: the block's weights and the next one's, its gradients, those of the one before on their way;
     the smaller one when the larger one of the next block has not arrived. The first block of a backward has none before
@@ -116,11 +117,21 @@ def in_work_bytes(
     return largest(largest(of_block, opens * of_head), of_embedding - kept_by_blocks) - kept_by_loss
 
 
-def _at(works: Sequence[Number], back: Number, hidden_bytes: Number) -> Number:
-    """Bytes that a block works on at a moment. works: as of in_work_bytes. back: hidden activations that are gone by
-    then; none at the fullest moment."""
-    most, with_segment = works
-    return where(back > 0, with_segment - back * hidden_bytes, most)
+def _moments(works: Sequence[Number], block: Turns, hidden_bytes: Number) -> Iterator[Number]:
+    """Bytes that a block works on early, late, when most is there after that, and when its larger bucket leaves. works:
+    as of in_work_bytes.
+
+    Early and late one segment has run again, that at the block's end. After that others have run again, too, and what
+    that one saved is among what was given back.
+    """
+    most, with_segment, with_all = works
+    for with_again, back in (
+        (with_segment, block.back_before),
+        (with_segment, block.back_late),
+        (with_all, block.back_after),
+        (with_all, block.back_leaving),
+    ):
+        yield where(back > 0, with_again - back * hidden_bytes, most)
 
 
 def _larger_first(
@@ -141,9 +152,7 @@ def _larger_first(
     two_buckets, ahead = anywhere(apart), (1 - block.waits) * larger
     behind_head = several * ahead * whole + head * reduced
     between = many * ahead * whole + several * (reduced * block.other_on_its_way - behind)
-    late, after, leaving = (
-        _at(works, back, hidden_bytes) for back in (block.back_late, block.back_after, block.back_leaving)
-    )
+    _, late, after, leaving = _moments(works, block, hidden_bytes)
     of_late, of_end = late + block.late * parameter, after + larger * parameter
     of_larger = largest(works[0] + block.early * parameter, of_late)
     of_larger = largest(of_larger, where(apart, of_late, of_end) if two_buckets else of_end)
@@ -172,10 +181,7 @@ def _larger_last(
     (parameter, whole, reduced), experts, rest = sizes, block.other, block.larger
     experts_leave, rest_leaves = reduced * block.other_on_its_way, reduced * block.larger_on_its_way
     several, many = (blocks > 1) * 1.0, (blocks >= FEW_BLOCKS) * 1.0
-    early, late, after, leaving = (
-        _at(works, back, hidden_bytes)
-        for back in (block.back_before, block.back_late, block.back_after, block.back_leaving)
-    )
+    early, late, after, leaving = _moments(works, block, hidden_bytes)
     before = largest(
         several * experts * whole + head * reduced, many * experts * whole + several * (rest_leaves - behind)
     )

@@ -165,6 +165,7 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             of_one, of_six = one.recompute(recompute), six.recompute(recompute)
             assert of_one.repeated == of_six.repeated
             assert (6 * of_one.kept_bytes, 6 * of_one.segment_bytes) == (of_six.kept_bytes, of_six.segment_bytes)
+            assert 6 * of_one.again_bytes == of_six.again_bytes
             held, fixed = held_bytes(one.program, recompute), fixed_bytes_of_steps(one)
             steps = zip(held, one.at_work, one.tiles, fixed, strict=True)
             most = max((6 * (kept + work - same) + same + tile for kept, work, tile, same in steps), default=0.0)

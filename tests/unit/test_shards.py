@@ -78,7 +78,7 @@ def test_the_worst_moment() -> None:
         given = {
             "block": turns(10, 10, 10),
             "ends": Ends(100, 100, 0),
-            "at_work": (5.0, 5.0, 600.0),
+            "at_work": (5.0, 5.0, 5.0, 600.0),
             "kept": (50.0, 400.0),
             "blocks": 4,
             "hidden_bytes": 10.0,
@@ -94,7 +94,7 @@ def test_the_worst_moment() -> None:
     # few elements of it: its gradient while the last bucket of the block is on its way
     nothing_else: dict[str, Any] = {
         "block": turns(10, 10, 10, early=0, late=0, back_after=2.0, back_leaving=3.0),
-        "at_work": (0.0, 0.0, 0.0),
+        "at_work": (0.0, 0.0, 0.0, 0.0),
         "kept": (0.0, 0.0),
     }
     assert at_worst(0, ends=Ends(5, 0, 0), **nothing_else) == 5 * 2 + 10 * sent
@@ -103,23 +103,27 @@ def test_the_worst_moment() -> None:
     assert at_worst(0, ends=Ends(0, 100, 0)) == 100 * (2 + sent) - 400  # the head, when the loss is through
     without = Ends(0, 0, 0)
     assert at_worst(0, ends=without, kept=(50.0, 0.0)) == 600 * 2 / 6  # the gradient of the logits
-    alone: dict[str, Any] = {"at_work": (500.0, 500.0, 0.0), "kept": (50.0, 0.0), "ends": without}
+    alone: dict[str, Any] = {"at_work": (500.0, 500.0, 500.0, 0.0), "kept": (50.0, 0.0), "ends": without}
     assert at_worst(1, **alone) == 500 + 2 * 20 + 2 * 10 + 10 * sent
     # what the block behind no longer keeps; without it the first block is the worst, whose gradients then leave
     assert at_worst(1, **alone, behind=7.0) == 500 + 2 * 20 + 2 * 10 + 10 * sent - 7
     assert at_worst(1, **alone, behind=90.0) == 500 + 2 * 10 + 2 * 10 + 10 * sent
     early = turns(10, 10, 10, early=4, back_late=3.0, back_after=20.0)  # half of the gradients, then fewer activations
     assert at_worst(1, block=early, **alone) == 500 + 2 * 20 + max(2 * 4, 2 * 10 - 30) + 10 * sent
-    # where one of several segments ran again, all that the largest one saved is there later: 23 bytes more
-    several = alone | {"at_work": (480.0, 503.0, 0.0)}
+    # of several segments that run again, in the second one's all that the larger one saved may be there, 23 bytes more;
+    # behind it, all but what was given back of both: 40 more and 20 units of 10 less
+    several = alone | {"at_work": (480.0, 503.0, 520.0, 0.0)}
     early = early._replace(back_leaving=20.0)
     assert at_worst(1, block=early, **several) == max(480 + 2 * 4, 503 + 2 * 10 - 30) + 2 * 20 + 10 * sent
+    soon = early._replace(back_late=9.0, back_after=1.0)
+    assert at_worst(1, block=soon, **several) == max(480 + 2 * 4, 520 + 2 * 10 - 10) + 2 * 20 + 10 * sent
     assert at_worst(1, **several) == 480 + 2 * 20 + 2 * 10 + 10 * sent
     # eight of ten elements are experts: their gradients while those of the other two leave, or the other way round
     experts = turns(10, 8, 2, back_after=49.0, back_leaving=49.0)
     assert at_worst(1, block=experts, **alone) == 500 + 2 * (10 + 8) + 8 * 2 + 2 * sent
     assert (
-        at_worst(1, block=experts, **alone | {"at_work": (490.0, 490.0, 0.0)}) == 490 + 2 * (10 + 8) + 8 * 2 + 2 * sent
+        at_worst(1, block=experts, **alone | {"at_work": (490.0, 490.0, 490.0, 0.0)})
+        == 490 + 2 * (10 + 8) + 8 * 2 + 2 * sent
     )
     # where backward asks for the other two when it is through with the experts, the next ones are not there yet
     waiting = experts._replace(waits=1.0)
@@ -139,7 +143,12 @@ def test_the_worst_moment_of_a_block_whose_experts_leave_first() -> None:
     # two of ten elements are experts; work of 500, of which 10 bytes a unit have been given back later
     def at_worst(block: Turns, last: int = 0, **changes: Any) -> float:
         ends = Ends(0, last, 0)
-        given: dict[str, Any] = {"at_work": (500.0, 500.0, 0.0), "kept": (50.0, 0.0), "blocks": 4, "hidden_bytes": 10.0}
+        given: dict[str, Any] = {
+            "at_work": (500.0, 500.0, 500.0, 0.0),
+            "kept": (50.0, 0.0),
+            "blocks": 4,
+            "hidden_bytes": 10.0,
+        }
         found: float = in_work_bytes(1, (2, 4), 2, block, ends, **given | changes)
         return found
 
@@ -169,7 +178,7 @@ def test_the_worst_moment_of_few_blocks() -> None:
             2,
             block,
             Ends(0, last, 0),
-            at_work=(50.0, 50.0, 0.0),
+            at_work=(50.0, 50.0, 50.0, 0.0),
             kept=(0.0, 0.0),
             blocks=blocks,
             hidden_bytes=1,
@@ -188,7 +197,9 @@ def test_the_worst_moment_of_few_blocks() -> None:
 def test_the_worst_moment_with_a_prediction_module() -> None:
     # tables of 100, of which the module has been through both; its last bucket has 20; two-byte weights, two ranks
     def at_worst(ends: Ends, loss: float, kept: float) -> float:
-        found: float = in_work_bytes(1, (2, 4), 2, turns(10, 10, 10), ends, (5.0, 5.0, loss), (50.0, kept), 4, 10.0)
+        found: float = in_work_bytes(
+            1, (2, 4), 2, turns(10, 10, 10), ends, (5.0, 5.0, 5.0, loss), (50.0, kept), 4, 10.0
+        )
         return found
 
     sent, logits = 4 + 2, 600

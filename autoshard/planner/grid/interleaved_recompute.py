@@ -40,7 +40,7 @@ MOST_ROUNDS = 5
 """Rounds in which the mix of one rank after the other is chosen anew."""
 MOST_PATHS, MOST_ACTIONS = 16, 100_000
 """Choices of which the longest path is found to bound all, at most, and the actions of them all."""
-COSTS = ("backward_s", "kept_bytes", "replay_bytes", "segment_bytes", "working_bytes")
+COSTS = ("backward_s", "kept_bytes", "replay_bytes", "segment_bytes", "again_bytes", "working_bytes")
 """Columns that a recompute set changes."""
 
 
@@ -150,23 +150,30 @@ class InterleavedSets:
         ends = layouts_ends(family, first, last, self._state)
         of_rank = rank_rows(family, holds, blocks, rank, self._block, ends, self._hidden_bytes)
         own = [one for one, is_own in ((first, rank == 0), (last, of_rank.has_loss and not headless)) if is_own]
-        replay, segment = (
-            reduce(np.maximum, (getattr(one, name) for one in own), none) for name in ("replay_bytes", "segment_bytes")
+        of_block, of_ends = (
+            {name: of(name) for name in ("replay_bytes", "segment_bytes", "again_bytes")}
+            for of in (
+                lambda name: getattr(self._block, name)[sets],
+                lambda name: reduce(np.maximum, (getattr(one, name) for one in own), none)[:, None],
+            )
         )
-        work, again, saved = (
-            getattr(self._block, name)[sets] for name in ("working_bytes", "replay_bytes", "segment_bytes")
-        )
-        in_work = np.maximum(again, replay[:, None]) + work
-        most = in_work.max(1, initial=0.0)
-        late = np.where(
-            self._state.travels,
-            (np.maximum(saved, segment[:, None]) + work).max(1, initial=0.0) + replay,
-            (in_work + saved - again).max(1, initial=0.0),
-        )
+        work, replay = self._block.working_bytes[sets], of_ends["replay_bytes"][:, 0]
+
+        def most_with(name: str) -> Array:
+            most: Array = (np.maximum(of_block[name], of_ends[name]) + work).max(1, initial=0.0)
+            return most
+
+        most = most_with("replay_bytes")
+        with_gradients = np.maximum(of_block["replay_bytes"], of_ends["replay_bytes"]) + work
+        with_gradients += of_block["segment_bytes"] - of_block["replay_bytes"]
         block = PartColumns(*(none,) * len(PartColumns._fields))._replace(
             kept_bytes=kept_bytes / (of_rank.in_flight * self._layers),
             working_bytes=most - replay,
-            segment_bytes=late - most,
+            segment_bytes=np.where(
+                self._state.travels, most_with("segment_bytes") + replay, with_gradients.max(1, initial=0.0)
+            )
+            - most,
+            again_bytes=most_with("again_bytes") + replay - most,
         )
         of_rank = of_rank.made_of(block)
         memory = headless_memory if headless else rank_memory

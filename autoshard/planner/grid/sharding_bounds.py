@@ -37,7 +37,15 @@ ROUNDING = 1e-4
 """Share by which HiGHS may be off: it ends with tolerances of its own."""
 LARGE = 1e30
 """More hidden activations than any block keeps."""
-SHARED = ("kept_bytes", "replay_bytes", "segment_bytes", "working_bytes", "weights_waiting_bytes", "for_weights_bytes")
+SHARED = (
+    "kept_bytes",
+    "replay_bytes",
+    "segment_bytes",
+    "again_bytes",
+    "working_bytes",
+    "weights_waiting_bytes",
+    "for_weights_bytes",
+)
 """Columns of PartColumns of which a rank has at least its share; for seconds the device is as fast as all ranks."""
 
 

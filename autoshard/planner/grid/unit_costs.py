@@ -46,6 +46,7 @@ class PartColumns(NamedTuple):
     kept_bytes: Array
     replay_bytes: Array
     segment_bytes: Array
+    again_bytes: Array
     working_bytes: Array
     weights_waiting_bytes: Array
     for_weights_bytes: Array
@@ -244,14 +245,18 @@ def stage_law(problem: Problem, shape: LocalShape) -> LawOf:
     return collective_laws(problem.model, problem.cluster, shape)
 
 
+BY_SET = 5
+"""Kinds of bytes in SetColumns that differ by set."""
+
+
 class SetColumns(NamedTuple):
     """Effects of recompute sets on the n programs of one local shape, for one sequence a microbatch.
 
     in_program: (step, n), 1 where it is one of its steps. in_sums: (step, n + r sets), the same, then for each of the r
     programs with blocks 1 where it repeats the step under each set. slope_bytes: what one sequence more adds to the
-    bytes that programs keep, that their largest segment saves, that are there at the fullest step of backward, with a
-    tile of scores and without, (n x set,) each, that wait for gradients of weights and that they work with, with a tile
-    and without, (n,) each. fixed_bytes: what is there without any.
+    bytes that programs keep, that their largest segment saves and that all do, that are there at the fullest step of
+    backward, with a tile of scores and without, (n x set,) each, that wait for gradients of weights and that they work
+    with, with a tile and without, (n,) each. fixed_bytes: what is there without any.
     """
 
     in_program: Array
@@ -265,20 +270,21 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
     works, columns, recomputed = programs.works, programs.columns, len(programs.with_blocks)
     known = [recomputing(work.program) for work in works]
     in_program, in_sums = _places_of_steps(tuple(one.pattern for one in known), recomputed, recompute)
-    by_set, fixed_by_set = np.zeros((2, 4, len(works), len(recompute)))
-    kept_bytes, segment_bytes, fullest_bytes, untiled_bytes = by_set
+    by_set, fixed_by_set = np.zeros((2, BY_SET, len(works), len(recompute)))
+    kept_bytes, segment_bytes, again_bytes, fullest_bytes, untiled_bytes = by_set
     for program, (pattern, buffers) in enumerate(known):
         names = recompute if program < recomputed else (NO_RECOMPUTE,)  # only blocks ever are
         places, sizes = _set_places(pattern, names), np.array([*buffers.values()])
         kept_bytes[program] = places.kept @ sizes
         if len(places.segments):
-            segment_bytes[program] = (places.repeats * (places.segments @ sizes)).max(1)
+            saved = places.repeats * (places.segments @ sizes)
+            segment_bytes[program], again_bytes[program] = saved.max(1), saved.sum(1)
         if program < recomputed:
             work = works[program]
             untiled, tiles = places.held_bytes(sizes) + np.array(work.at_work), np.array(work.tiles)
             heaviest = (untiled + tiles).argmax(1)
-            fixed_by_set[2, program] = (tiles + np.array(fixed_bytes_of_steps(work)))[heaviest]
-            fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[2, program]
+            fixed_by_set[-2, program] = (tiles + np.array(fixed_bytes_of_steps(work)))[heaviest]
+            fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[-2, program]
             untiled_bytes[program] = untiled.max(1) * tiles.any()
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
     by_program = columns.waiting_bytes, columns.for_weights_bytes, growing_bytes, columns.untiled_bytes
@@ -373,8 +379,10 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
     (set,), whether a set repeats the first operator of a block. has_first: whether there is a program of the first
     one."""
     programs, recomputed = sums.backward_s.shape[1], kinds + has_first
-    by_set, by_program = np.split(sums.bytes, [4 * programs * sets], axis=1)
-    kept_bytes, segment_bytes, *fullest_bytes = by_set.reshape(-1, 4, programs, sets).transpose(1, 2, 0, 3)
+    by_set, by_program = np.split(sums.bytes, [BY_SET * programs * sets], axis=1)
+    kept_bytes, segment_bytes, again_bytes, *fullest_bytes = by_set.reshape(-1, BY_SET, programs, sets).transpose(
+        1, 2, 0, 3
+    )
     waiting_bytes, for_weights_bytes, tiled_bytes, untiled_bytes = by_program.reshape(-1, 4, programs, 1).transpose(
         1, 2, 0, 3
     )
@@ -397,6 +405,7 @@ def _parts(sums: _Sums, sets: int, kinds: int, opens: Array, has_first: bool) ->
                 working_bytes[program],
                 {},
                 segment_bytes=segment_bytes[program],
+                again_bytes=again_bytes[program],
                 weight_gradients_s=backward_s[5, program],
                 weights_waiting_bytes=waiting_bytes[program],
                 for_weights_bytes=for_weights_bytes[program],
