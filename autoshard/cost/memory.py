@@ -101,9 +101,10 @@ def rank_memory(rank: Rank, state: State, precision: Precision, software: Softwa
     gradient. kept activations: of every microbatch in flight, chunk by chunk, less what blocks behind the one at work
     have given back, and what waits for gradients of weights.
     embedding, logits and loss: what the ends of the model keep; where blocks run backward, the loss is over.
-    recompute: what replaying one segment keeps. working buffers: gradients and gathered activations of one operator, of
-    its weights too unless they are handed over at the end, or gradients of an end's weights; under ZeRO-2 and -3 what
-    travels (cost/travelling_bytes.py).
+    recompute: what is there of what runs again, at the fullest step of a block's backward. working buffers: gradients
+    and gathered activations at that step, less what was given back before it; gradients of its weights too unless they
+    are handed over at the end, or those of an end's weights; under ZeRO-2 and -3 what travels
+    (cost/travelling_bytes.py).
     pipeline buffers: hidden activations on their way, and the outputs of all microbatches in flight, which both
     runtimes keep for their backward.
     Where chunks differ, the rank with the head may need most while it holds nothing of the head.

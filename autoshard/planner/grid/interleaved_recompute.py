@@ -40,8 +40,9 @@ MOST_ROUNDS = 5
 """Rounds in which the mix of one rank after the other is chosen anew."""
 MOST_PATHS, MOST_ACTIONS = 16, 100_000
 """Choices of which the longest path is found to bound all, at most, and the actions of them all."""
-COSTS = ("backward_s", "kept_bytes", "replay_bytes", "segment_bytes", "again_bytes", "working_bytes")
-"""Columns that a recompute set changes."""
+AGAIN = ("replay_bytes", "segment_bytes", "again_bytes")
+COSTS = ("backward_s", "kept_bytes", *AGAIN, "working_bytes")
+"""Columns that a recompute set changes; of these, those of what runs again."""
 
 
 class Mixes(NamedTuple):
@@ -150,13 +151,8 @@ class InterleavedSets:
         ends = layouts_ends(family, first, last, self._state)
         of_rank = rank_rows(family, holds, blocks, rank, self._block, ends, self._hidden_bytes)
         own = [one for one, is_own in ((first, rank == 0), (last, of_rank.has_loss and not headless)) if is_own]
-        of_block, of_ends = (
-            {name: of(name) for name in ("replay_bytes", "segment_bytes", "again_bytes")}
-            for of in (
-                lambda name: getattr(self._block, name)[sets],
-                lambda name: reduce(np.maximum, (getattr(one, name) for one in own), none)[:, None],
-            )
-        )
+        of_block = {name: getattr(self._block, name)[sets] for name in AGAIN}
+        of_ends = {name: reduce(np.maximum, (getattr(one, name) for one in own), none)[:, None] for name in AGAIN}
         work, replay = self._block.working_bytes[sets], of_ends["replay_bytes"][:, 0]
 
         def most_with(name: str) -> Array:

@@ -285,7 +285,8 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
             heaviest = (untiled + tiles).argmax(1)
             fixed_by_set[-2, program] = (tiles + np.array(fixed_bytes_of_steps(work)))[heaviest]
             fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[-2, program]
-            untiled_bytes[program] = untiled.max(1) * tiles.any()
+            if tiles.any():
+                untiled_bytes[program] = untiled.max(1)
     growing_bytes = columns.working_bytes - columns.fixed_working_bytes
     by_program = columns.waiting_bytes, columns.for_weights_bytes, growing_bytes, columns.untiled_bytes
     slope_bytes = np.concatenate([by_set.ravel(), *by_program])
