@@ -109,8 +109,9 @@ class StepSeconds(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramWork:
     """The operators and collectives of each step of a program, whatever the device: counted once, priced as often as
-    need be. heaviest_step: whose backward decides `working_bytes`. tile_bytes: of that, what is in its tile of scores.
-    untiled_bytes: `working_bytes` without tiles. The other fields: as in Part."""
+    need be. heaviest: place of the step whose backward decides `working_bytes`. tile_bytes: of that, what is in its
+    tile of scores. untiled_bytes: `working_bytes` without tiles. at_work, tiles: of each step, as AtSteps has them. The
+    other fields: as in Part."""
 
     program: Program
     operators: tuple[tuple[Operators, ...], ...]
@@ -122,7 +123,7 @@ class ProgramWork:
     matrices: Mapping[tuple[str, ...], int]
     num_tensors: int
     moments: Moments
-    heaviest_step: Step | None
+    heaviest: int | None
     tile_bytes: float
     untiled_bytes: float
     for_weights_bytes: float
@@ -282,7 +283,7 @@ def program_work(program: Program) -> ProgramWork:
         matrices,
         len(learned),
         moments(program, needed),
-        None if heaviest is None else program.steps[heaviest],
+        heaviest,
         0.0 if heaviest is None else tiles[heaviest],
         max(needed, default=0.0),
         max(map(add, needed, waiting_at_steps(program)), default=0.0) - max(needed, default=0.0),

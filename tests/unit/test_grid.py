@@ -23,7 +23,7 @@ from autoshard.graph.recompute import COMMON_SETS, held_bytes
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.planner.grid.cuts import balanced_cuts, even_cuts
-from autoshard.planner.grid.microbatch import fixed_bytes_of_steps, unit_columns, working_bytes_of
+from autoshard.planner.grid.microbatch import fixed_bytes_of, unit_columns, working_bytes_of
 from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.planner.grid.table import Table
 from autoshard.planner.grid.whole import Priced
@@ -161,12 +161,13 @@ def test_larger_microbatches_are_the_smallest_scaled(name: str, shape: LocalShap
             assert np.array_equal(own.step, other.step) and np.array_equal(own.law, other.law)
         assert working_bytes_of(one, 6) == six.working_bytes and 6 * small.waiting_bytes == large.waiting_bytes
         assert one.parameters == six.parameters
+        fixed_of_steps = [fixed_bytes_of(one.program, place) for place in range(len(one.program.steps))]
         for recompute in COMMON_SETS:
             of_one, of_six = one.recompute(recompute), six.recompute(recompute)
             assert of_one.repeated == of_six.repeated
             assert (6 * of_one.kept_bytes, 6 * of_one.segment_bytes) == (of_six.kept_bytes, of_six.segment_bytes)
             assert 6 * of_one.again_bytes == of_six.again_bytes
-            held, fixed = held_bytes(one.program, recompute), fixed_bytes_of_steps(one)
+            held, fixed = held_bytes(one.program, recompute), fixed_of_steps
             steps = zip(held, one.at_work, one.tiles, fixed, strict=True)
             most = max((6 * (kept + work - same) + same + tile for kept, work, tile, same in steps), default=0.0)
             assert of_six.replay_bytes == max(0.0, most - of_six.kept_bytes - six.working_bytes)

@@ -131,18 +131,15 @@ def _fixed_bytes(program: Program, step: OperatorStep) -> float:
 
 def _fixed_working_bytes(work: ProgramWork) -> float:
     """Bytes that do not grow with the microbatch, of the step that works on most."""
-    if work.heaviest_step is None:
+    if work.heaviest is None:
         return 0.0
-    return _fixed_bytes_of(work.program, work.heaviest_step) + work.tile_bytes
+    return fixed_bytes_of(work.program, work.heaviest) + work.tile_bytes
 
 
-def fixed_bytes_of_steps(work: ProgramWork) -> list[float]:
-    """Bytes that backward of each step works with and that do not grow with the microbatch, but for tiles."""
-    return [_fixed_bytes_of(work.program, step) for step in work.program.steps]
-
-
-def _fixed_bytes_of(program: Program, step: Step) -> float:
-    return sum(view_bytes(program, view) for view in _views(step) if _is_fixed(program, view))
+def fixed_bytes_of(program: Program, place: int) -> float:
+    """Bytes that backward of the step at a place works with and that do not grow with the microbatch, but for its
+    tile."""
+    return sum(view_bytes(program, view) for view in _views(program.steps[place]) if _is_fixed(program, view))
 
 
 def _untiled_bytes(work: ProgramWork) -> float:

@@ -24,7 +24,7 @@ from autoshard.cost.stage import assembled, collective_laws
 from autoshard.cost.stage_program import UNITS, Unit, begins_as_others, block_unit, rewrites, stage_work
 from autoshard.graph.recompute import NO_RECOMPUTE, Pattern, is_recomputed, recomputing
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.microbatch import UnitColumns, fixed_bytes_of_steps, unit_columns
+from autoshard.planner.grid.microbatch import UnitColumns, fixed_bytes_of, unit_columns
 from autoshard.planner.grid.steps import Asked, priced_steps
 from autoshard.rows import mean, pieces, shares
 from autoshard.spec.cluster import Device
@@ -283,7 +283,8 @@ def _sets_columns(programs: Programs, recompute: tuple[str, ...]) -> SetColumns:
             work = works[program]
             untiled, tiles = places.held_bytes(sizes) + np.array(work.at_work), np.array(work.tiles)
             heaviest = (untiled + tiles).argmax(1)
-            fixed_by_set[-2, program] = (tiles + np.array(fixed_bytes_of_steps(work)))[heaviest]
+            same = {step: work.tiles[step] + fixed_bytes_of(work.program, step) for step in {*heaviest.tolist()}}
+            fixed_by_set[-2, program] = [same[step] for step in heaviest.tolist()]
             fullest_bytes[program] = (untiled + tiles).max(1) - fixed_by_set[-2, program]
             if tiles.any():
                 untiled_bytes[program] = untiled.max(1)
