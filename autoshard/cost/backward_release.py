@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from autoshard.graph.count import operator_steps, parameter_elements, saved_activations
+from autoshard.graph.count import operator_steps, parameter_elements
 from autoshard.graph.partition import Program
+from autoshard.graph.recompute import recomputing
 from autoshard.graph.weight_gradients import waiting_views
 
 
@@ -107,11 +108,9 @@ def _first_of_mlp(program: Program, read: Sequence[tuple[str, ...]]) -> int | No
 def waiting_at_steps(program: Program) -> list[float]:
     """Bytes that wait for gradients of weights which are put off, by step: when its backward begins, those of the steps
     behind it. An input that was saved before waits from when it would be given back."""
-    waiting = waiting_views(program)
-    first: dict[str, int] = {}
-    for index, step in enumerate(program.steps):
-        for view in saved_activations(program, step):
-            first.setdefault(view, index)
+    waiting, (pattern, buffers) = waiting_views(program), recomputing(program)
+    names, saved = [*buffers], pattern.first_saved(0, len(waiting))
+    first = {names[place]: step for place, step in saved.items()}
     sizes = {view: (size, index) for index, of_step in enumerate(waiting) for view, size in of_step.items()}
     found = [0.0] * len(waiting)
     for view, (size, index) in sizes.items():

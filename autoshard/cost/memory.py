@@ -289,13 +289,9 @@ def _travelling_bytes(
     works = [
         [
             reduce(
-                largest,
-                (
-                    where(one.there, one.total + more - one.replay, 0.0)
-                    for one, more in zip(chunks, several, strict=True)
-                ),
+                largest, (where(one.there, one.total - one.replay + getattr(one, runs_again), 0.0) for one in chunks)
             )
-            for several in zip(*((one.replay, one.segment, one.again) for one in chunks), strict=True)
+            for runs_again in ("replay", "segment", "again")
         ]
         for chunks in backwards
     ]

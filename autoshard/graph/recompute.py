@@ -176,18 +176,18 @@ class Pattern:
             every = self.segments(recompute)
             since: dict[int, int] = {}
             for one in every:
-                first = self._first_saved(one.start, one.stop)
+                first = self.first_saved(one.start, one.stop)
                 for place in self.kept_of(one.start, one.stop, one.recomputed):
                     since[place] = min(since.get(place, one.stop), one.start if one.recomputed else first[place])
             changes = [Change(step, place, 1) for place, step in since.items()]
             for one in every:
-                for place, step in self._first_saved(one.start, one.stop).items() if one.recomputed else ():
+                for place, step in self.first_saved(one.start, one.stop).items() if one.recomputed else ():
                     if since.get(place, one.stop) > step:
                         changes += Change(step, place, 1), Change(min(one.stop, since.get(place, one.stop)), place, -1)
             self._changes[recompute] = tuple(changes)
         return self._changes[recompute]
 
-    def _first_saved(self, start: int, stop: int) -> dict[int, int]:
+    def first_saved(self, start: int, stop: int) -> dict[int, int]:
         """Place -> the first step of [start, stop) that saves it."""
         first: dict[int, int] = {}
         for index in range(start, stop):

@@ -247,7 +247,7 @@ class Gathering(NamedTuple):
         """Starts the reduce-scatter. in_pieces: whether pieces of ranks lie one after the other."""
         return start_reduce_scatter(x, self.group, 0 if in_pieces else self.dim)
 
-    def in_pieces(self, x: torch.Tensor) -> torch.Tensor:
+    def as_pieces(self, x: torch.Tensor) -> torch.Tensor:
         """A copy of a whole tensor in which the pieces of ranks lie one after the other."""
         return torch.cat(x.chunk(self.group.size, self.dim), 0)
 

@@ -204,7 +204,7 @@ class _GatherLinear(torch.autograd.Function):
         (x, *weights), gathering = ctx.kept.tensors, ctx.gathering
         in_pieces = gathering.has_pieces(x) and sum(grad.shape[-1] for grad in grads) <= 2 * x.shape[-1]
         arriving = gathering.gather(x, in_pieces)
-        ordered = [gathering.in_pieces(grad) for grad in grads] if in_pieces else grads
+        ordered = [gathering.as_pieces(grad) for grad in grads] if in_pieces else grads
         flat = [grad.flatten(0, -2) for grad in ordered]
         partial = flat[0] @ weights[0]
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
