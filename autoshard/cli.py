@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import autoshard
-from autoshard.errors import AutoshardError
+from autoshard.errors import AutoshardError, say_error
 from autoshard.planner.collector import uncollected
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except AutoshardError as error:
-        sys.stderr.write(f"autoshard: error: {error}\n")
+        say_error(error)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         _drop_output()
-        sys.stderr.write("autoshard: error: the output cannot be written: the disk is full\n")
+        say_error("the output cannot be written: the disk is full")
         return USER_ERROR
     return code
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from autoshard.errors import say_error
 from autoshard.runtime.environment import ClusterEnvironment
 from autoshard.runtime.failures import RankFailure, is_clear
 from autoshard.runtime.hang import is_waiting
@@ -101,7 +102,7 @@ class _Watch:
     def _tell(self, silent_s: float, stacks: str) -> NoReturn:
         now_s = time.monotonic()
         failure = RankFailure(self._environment.rank, self._action, now_s, silent_s=silent_s)
-        sys.stderr.write(f"{stacks}autoshard: error: {failure.headline}\n")
+        say_error(failure.headline, before=stacks)
         exit_now(failure.exit_code_of_run)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -21,7 +20,7 @@ from autoshard.backends.registry import ANYWHERE, BACKENDS
 from autoshard.checkpoint.place import is_remote
 from autoshard.doctor.here import check_here
 from autoshard.doctor.machine import visible_gpus
-from autoshard.errors import AutoshardError
+from autoshard.errors import AutoshardError, say_error
 from autoshard.files.codec import to_json
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
@@ -210,7 +209,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
                 print(run_summary(plan, ranks), flush=True)
                 _say_where(metrics, directory, _write_measured(directory, plan, ranks))
     if outcome.message:
-        print(f"autoshard: error: {outcome.message}", file=sys.stderr, flush=True)
+        say_error(outcome.message)
     exit_now(outcome.exit_code or _saved(outcome.results[0]))
 
 
@@ -440,7 +439,7 @@ def _write_result(directory: Path, found: Verdict) -> None:
 
 
 def _failed(outcome: RunOutcome) -> int:
-    print(f"autoshard: error: {outcome.message}", file=sys.stderr, flush=True)
+    say_error(outcome.message)
     return outcome.exit_code
 
 
@@ -448,7 +447,7 @@ def _saved(result: dict[str, Any] | None) -> int:
     """1, and says so, where the run of rank 0 ended but its state is not saved; else 0."""
     unsaved = "" if result is None else result["trained"]["unsaved"]
     if unsaved:
-        print(f"autoshard: error: the training ended, its last {unsaved}", file=sys.stderr, flush=True)
+        say_error(f"the training ended, its last {unsaved}")
     return 1 if unsaved else 0
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from autoshard.errors import AutoshardError
+from autoshard.errors import AutoshardError, say_error
 from autoshard.files.atomic_file import write_text
 from autoshard.files.json_file import read_json
 from autoshard.plans.measured_run import read_measured_run
@@ -165,7 +165,7 @@ def main(folder_name: str, supervisor_pid: int) -> None:
         code = run_plan(read_plan(folder / "plan.json"), options, folders.append)
     except AutoshardError as error:
         code, message = 2, str(error)
-        sys.stderr.write(f"autoshard: error: {error}\n")
+        say_error(error)
     shrunk = folders[0] / "rehearsal_plan.json" if folders else None
     predicted = read_plan(shrunk).estimate.step_time_s if shrunk is not None and shrunk.is_file() else None
     where = str(folders[0]) if folders else None
