@@ -310,6 +310,21 @@ def rope_parameters(model: ModelSpec) -> dict[str, Any]:
     }
 
 
+def rope_parameters_of_kinds(model: ModelSpec) -> dict[str, Any]:
+    """The key that `ropes_of_kinds` reads, as transformers 5 writes it."""
+    keys = rope_keys(model)
+    scaling = keys["rope_scaling"] or {"rope_type": "default"}
+    if scaling["rope_type"] == PROPORTIONAL and scaling["factor"] == 1:
+        del scaling["factor"]
+    local = keys["rope_theta"] if model.rope_local_base_freq is None else model.rope_local_base_freq
+    return {
+        "rope_parameters": {
+            FULL_ATTENTION: {**scaling, "rope_theta": keys["rope_theta"]},
+            SLIDING_ATTENTION: {"rope_type": "default", "rope_theta": local},
+        }
+    }
+
+
 def one_kind(model: ModelSpec) -> tuple[str, ...]:
     """The layer_types of a model with one attention in all blocks, where its config needs the key."""
     return (FULL_ATTENTION if model.sliding_window is None else SLIDING_ATTENTION,) * model.num_hidden_layers

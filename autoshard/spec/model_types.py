@@ -14,7 +14,7 @@ TRACED = "traced"
 """model_type, and hidden_act, of a user's own module."""
 ROUTED, SHARED = "routed", "shared"
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
-EACH_HEAD, ALL_HEADS = "each_head", "all_heads"
+EACH_HEAD, ALL_HEADS, EACH_NUMBER = "each_head", "all_heads", "each_number"
 NEEDED_FIELDS = ("latent_attention", "indexer", "chunked_attention")
 OPTIONAL_FIELDS = (
     "multi_token_prediction",
@@ -49,7 +49,8 @@ class Family:
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
     normalizes_values: whether each head's value has an RMSNorm too, one without a weight.
-    gates_attention: whether attention's output is multiplied by the sigmoid of a gate, one number for each of it.
+    gates_attention: attention's output is multiplied by the sigmoid of a gate: "each_number" of it by one of its own |
+        "each_head" by one; None: there is no gate.
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
     learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
     turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
@@ -77,7 +78,7 @@ class Family:
     qk_norm: str | None = None
     normalizes_turned_heads: bool = False
     normalizes_values: bool = False
-    gates_attention: bool = False
+    gates_attention: str | None = None
     has_output_bias: bool = True
     learns_positions: bool = False
     turns_neighbours: bool = False
@@ -98,6 +99,8 @@ class Family:
         check_choice(of, "normalization", self.normalization, (RMS_NORM, LAYER_NORM))
         if self.qk_norm is not None:
             check_choice(of, "qk_norm", self.qk_norm, (EACH_HEAD, ALL_HEADS))
+        if self.gates_attention is not None:
+            check_choice(of, "gates_attention", self.gates_attention, (EACH_NUMBER, EACH_HEAD))
         if self.qk_norm == ALL_HEADS and self.has_unit_offset:
             raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
         if self.normalizes_turned_heads and self.qk_norm is None:
@@ -154,7 +157,9 @@ _BUILT_IN = {
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", qk_norm=ALL_HEADS),
     "granite": Family("llama"),
-    "qwen3_next": Family("qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True),
+    "qwen3_next": Family(
+        "qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=EACH_NUMBER
+    ),
     "granitemoe": Family("granite_hybrid", experts=_MIXTURE),
     "granitemoeshared": Family("granite_hybrid", experts=_SHARED),
     "granitemoehybrid": Family("granite_hybrid", experts=_SHARED, has_optional_experts=True),
@@ -172,9 +177,9 @@ _BUILT_IN = {
     ),
     "olmo3": Family("olmo2", qk_norm=ALL_HEADS),
     "flex_olmo": Family("olmo2", experts=_MIXTURE, qk_norm=ALL_HEADS),
-    "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True),
+    "qwen3_5_text": Family("qwen3_next", has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=EACH_NUMBER),
     "qwen3_5_moe_text": Family(
-        "qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=True
+        "qwen3_next", experts=_SHARED, has_unit_offset=True, qk_norm=EACH_HEAD, gates_attention=EACH_NUMBER
     ),
     "minimax_m2": Family("minimax_m2", experts=_MIXTURE, qk_norm=ALL_HEADS),
     "solar_open": Family("glm4_moe", experts=_SHARED, counts_shared_experts=True, has_output_bias=False),
@@ -189,7 +194,7 @@ _BUILT_IN = {
         experts=_SHARED,
         counts_shared_experts=True,
         qk_norm=EACH_HEAD,
-        gates_attention=True,
+        gates_attention=EACH_NUMBER,
         scales_embedding=True,
     ),
     "gemma4_text": Family(
@@ -221,6 +226,7 @@ _BUILT_IN = {
     "glm_moe_dsa": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_CHOOSES, may_have=_PREDICTS),
     "lfm2": Family("lfm2", qk_norm=EACH_HEAD),
     "lfm2_moe": Family("lfm2", experts=_MIXTURE, qk_norm=EACH_HEAD),
+    "lfm3": Family("lfm3", qk_norm=EACH_HEAD, gates_attention=EACH_HEAD),
     "kimi_linear": Family("kimi_linear", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     "mimo_v2_flash": Family(
         "mimo", experts=_MIXTURE, has_output_bias=False, may_have=("global_attention", "v_head_dim")

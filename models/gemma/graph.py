@@ -9,7 +9,7 @@ from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import attended, embedding, gated_mlp, head, norm
 from autoshard.spec.model import ModelSpec
 
-__all__ = ["block", "embedding", "head", "normed_attention", "sandwich"]
+__all__ = ["block", "embedding", "head", "normed_attention", "sandwich", "sandwiched_mlp"]
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
@@ -31,9 +31,22 @@ def sandwich(
     x: [batch, seq, embed]. names: of the norms behind attention, before the MLP and behind it. inner: appends the MLP,
     and is called as `gated_mlp` is.
     """
-    prefix = f"model.layers.{layer}"
     behind_attention, before_mlp, behind_mlp = names
     x = normed_attention(b, model, x, layer, kernel, behind_attention)
+    return sandwiched_mlp(b, model, x, layer, before_mlp, behind_mlp, inner)
+
+
+def sandwiched_mlp(
+    b: GraphBuilder,
+    model: ModelSpec,
+    x: str,
+    layer: int,
+    before_mlp: str,
+    behind_mlp: str,
+    inner: Callable[..., str] = gated_mlp,
+) -> str:
+    """Append x + norm(MLP(norm(x))), and return it. The arguments are those of `sandwich`."""
+    prefix = f"model.layers.{layer}"
     b.module = "mlp_norm"
     h = norm(b, model, f"{prefix}.{before_mlp}", x)
     b.module = "mlp"

@@ -7,13 +7,13 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.models.config_fields import Config, rope_keys, ropes_of_kinds
+from autoshard.models.config_fields import Config, rope_parameters_of_kinds, ropes_of_kinds
 from autoshard.models.gemma.config import usual_fields
 from autoshard.models.llama.config import Defaults, every_few, read_as_llama, written_as_llama
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
+from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED
 from autoshard.spec.rope import PROPORTIONAL
 
 ARCHITECTURES = {"gemma4_text": "Gemma4ForCausalLM"}
@@ -135,9 +135,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     wide, written = model.global_attention, written_as_llama(model)
     assert wide is not None, model.name
     written["hidden_activation"] = written.pop("hidden_act")
-    ropes = {name: written.pop(name) for name in rope_keys(model)}
-    stretched = {key: value for key, value in (ropes["rope_scaling"] or {}).items() if (key, value) != ("factor", 1)}
-    full = {"rope_type": "default", **stretched, "rope_theta": model.rope_theta}
+    del written["rope_theta"], written["rope_scaling"]
     written |= {
         "global_head_dim": wide.global_head_dim,
         "num_global_key_value_heads": wide.num_global_key_value_heads if wide.attention_k_eq_v else None,
@@ -145,10 +143,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
         "attention_bias": model.attention_bias,
         "sliding_window": model.sliding_window,
         "layer_types": list(model.layer_types),
-        "rope_parameters": {
-            FULL_ATTENTION: full,
-            SLIDING_ATTENTION: {"rope_type": "default", "rope_theta": model.rope_local_base_freq},
-        },
+        **rope_parameters_of_kinds(model),
         "final_logit_softcapping": model.final_logit_softcapping,
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,

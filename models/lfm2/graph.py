@@ -8,7 +8,7 @@ from autoshard.models.llama.graph import HIDDEN, attention, embedding, head, lin
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import CONV
 
-__all__ = ["block", "embedding", "head"]
+__all__ = ["block", "embedding", "head", "short_conv"]
 
 CHANNEL = "conv_channel"
 PROJECTED = ("b", "c", "x")
@@ -17,13 +17,13 @@ PROJECTED = ("b", "c", "x")
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     if model.mixer_of(layer) == CONV:
-        x = normed_mixer(b, model, x, layer, "conv", _short_conv)
+        x = normed_mixer(b, model, x, layer, "conv", short_conv)
     else:
         x = attention(b, model, x, layer, kernel)
     return (experts if model.is_moe else mlp)(b, model, x, layer)
 
 
-def _short_conv(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+def short_conv(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
     """Append projections to B, C and x, the causal convolution of B x, its product with C, and the output projection;
     returns its output. h: [batch, seq, embed]."""
     assert model.conv is not None, model.name

@@ -27,18 +27,23 @@ def ends(model: ModelSpec) -> Iterator[Part]:
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     if model.mixer_of(layer) == CONV:
-        yield from _short_conv(model, f"{prefix}.conv")
+        yield from short_conv(model, f"{prefix}.conv")
     else:
         yield from _attention(f"{prefix}.self_attn")
     for theirs, ours in NORMS.items():
         yield Part(f"{prefix}.{theirs}.weight", "embed", f"{prefix}.{ours}.weight")
-    hub, own = f"{prefix}.feed_forward", f"{prefix}.mlp"
     if model.has_experts(layer):
-        yield from mixture(model, own, MATRICES, correction="expert_bias", hub=hub, ours=OURS)
-        return
-    ffn = "dense_ffn" if model.is_moe else "ffn"
+        hub = f"{prefix}.feed_forward"
+        yield from mixture(model, f"{prefix}.mlp", MATRICES, correction="expert_bias", hub=hub, ours=OURS)
+    else:
+        yield from dense_mlp(prefix, "dense_ffn" if model.is_moe else "ffn")
+
+
+def dense_mlp(prefix: str, ffn: str) -> Iterator[Part]:
+    """The parts of the checkpoint for the MLP of a block. prefix: of the block's names. ffn: its inner dim."""
     for theirs, layout in MATRICES.items():
-        yield Part(f"{hub}.{theirs}.weight", layout.replace("ffn", ffn), f"{own}.{OURS[theirs]}.weight")
+        ours = f"{prefix}.mlp.{OURS[theirs]}.weight"
+        yield Part(f"{prefix}.feed_forward.{theirs}.weight", layout.replace("ffn", ffn), ours)
 
 
 def _attention(name: str) -> Iterator[Part]:
@@ -50,7 +55,8 @@ def _attention(name: str) -> Iterator[Part]:
         yield Part(f"{name}.{theirs}.weight", "headdim", f"{name}.{ours}.weight")
 
 
-def _short_conv(model: ModelSpec, name: str) -> Iterator[Part]:
+def short_conv(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a convolution between two gates. name: of it."""
     assert model.conv is not None, model.name
     kinds = {"weight": " embed", "bias": ""} if model.conv.conv_bias else {"weight": " embed"}
     for kind, columns in kinds.items():

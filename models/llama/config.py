@@ -161,6 +161,21 @@ def windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict
     return {"sliding_window": window, "layer_types": types if FULL_ATTENTION in types else ()}
 
 
+def window_of_some(config: Config, default: int | None, types: tuple[str, ...]) -> Any:
+    """The sliding window where some blocks have one by their layer_types, else None. default: as of `windows`.
+
+    Raises AutoshardError where some have one and the config says null.
+    """
+    window = config.window(default)
+    if SLIDING_ATTENTION not in types:
+        return None
+    if window is None:
+        raise AutoshardError(
+            f"sliding_window={show(None)} of {config.name} is not supported with {SLIDING_ATTENTION} blocks"
+        )
+    return window
+
+
 def turned_windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict[str, Any]:
     """The fields that `windows` finds, and those of positions in families whose blocks without a window have none."""
     if config.gives("layer_types"):

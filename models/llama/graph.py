@@ -9,18 +9,18 @@ from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import LAYER_NORM
+from autoshard.spec.model_types import EACH_NUMBER, LAYER_NORM
 
 HIDDEN = "batch seq embed"
 TABLE, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
 HEADS = {"q_proj": "kvhead group headdim", "k_proj": "kvhead headdim", "v_proj": "kvhead headdim"}
 
 
-def projected(heads: AttentionHeads, has_gate: bool = False) -> dict[str, str]:
-    """The dims that the output of each projection to these heads has besides batch and seq, by its name. has_gate:
-    whether there is one for a gate of attention's output."""
+def projected(heads: AttentionHeads, gates: str | None = None) -> dict[str, str]:
+    """The dims that the output of each projection to these heads has besides batch and seq, by its name. gates: the
+    family's gates_attention."""
     queries = " ".join(heads.query_dims)
-    gate = {"gate_proj": queries} if has_gate else {}
+    gate = {"gate_proj": queries if gates == EACH_NUMBER else " ".join(heads.query_dims[:2])} if gates else {}
     values = {} if heads.keys_are_values else {"v_proj": " ".join(heads.value_dims)}
     return {"q_proj": queries, **gate, "k_proj": " ".join(heads.key_dims), **values}
 

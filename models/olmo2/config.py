@@ -7,15 +7,11 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
-from autoshard.models.config_fields import Config, one_kind, ropes_of_kinds
+from autoshard.models.config_fields import Config, one_kind, rope_parameters_of_kinds, ropes_of_kinds
 from autoshard.models.llama.config import Defaults, every_few, read_as_llama, turned_windows, windows, written_as_llama
 from autoshard.models.olmoe.config import mixture, mixture_keys
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import (
-    FULL_ATTENTION,
-    MOST_REPEATED,
-    SLIDING_ATTENTION,
-)
+from autoshard.spec.model_types import MOST_REPEATED
 
 ARCHITECTURES = {
     "olmo2": "Olmo2ForCausalLM",
@@ -90,11 +86,9 @@ def write(model: ModelSpec) -> dict[str, Any]:
         return config | mixture_keys(model)
     if model.model_type == "olmo2":
         return config
-    theta, scaling = config.pop("rope_theta"), config.pop("rope_scaling")
-    local = {"rope_type": "default", "rope_theta": model.rope_local_base_freq or theta}
-    wide = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
+    del config["rope_theta"], config["rope_scaling"]
     return config | {
         "sliding_window": model.sliding_window or WINDOW,  # transformers asks for one even where no block has it
         "layer_types": types,
-        "rope_parameters": {FULL_ATTENTION: wide, SLIDING_ATTENTION: local},
+        **rope_parameters_of_kinds(model),
     }

@@ -356,6 +356,17 @@ MODELS["lfm2 moe"] = replace(
     dense_intermediate_size=48,
     router=Router("sigmoid", "noaux_tc", routed_scaling_factor=1.5),
 )
+MODELS["lfm3"] = replace(
+    LLAMA,
+    model_type="lfm3",
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+    layer_types=("conv", "full_attention", "sliding_attention", "conv"),
+    sliding_window=5,
+    conv=ShortConv(7, False),
+    rope_scaling=RopeScaling("proportional", 1.0, partial_rotary_factor=0.5),
+    rope_local_base_freq=100.0,
+)
 MODELS["kimi linear"] = replace(
     MODELS["deepseek v3"],
     model_type="kimi_linear",

@@ -310,6 +310,28 @@ CONFIGS["lfm2 moe, no bias"] = {
     "tie_word_embeddings": False,
     "use_expert_bias": False,
 }
+LFM3 = {
+    **SMALL,
+    "model_type": "lfm3",
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "norm_eps": 1e-5,
+    "sliding_window": 5,
+    "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    **NO_TOKENS,
+}
+CONFIGS["lfm3"] = LFM3
+CONFIGS["lfm3, biases"] = {
+    **{key: value for key, value in LFM3.items() if key not in ("layer_types", "rope_parameters")},
+    "num_hidden_layers": 5,
+    "conv_L_cache": 4,
+    "conv_bias": True,
+    "tie_word_embeddings": False,
+}
 KIMI_LINEAR = {
     **SMALL,
     "model_type": "kimi_linear",

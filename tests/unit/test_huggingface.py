@@ -135,7 +135,10 @@ def parameters(model: ModelSpec) -> int:
         convolved = model.layer_types.count("conv")
         mixers = (layers - convolved) * (attention + 2 * model.head_dim) + convolved * recurrence(model)
         mlps = mlp_parameters(model) if model.is_moe else layers * 3 * hidden * ffn
-        return vocabulary + mixers + mlps + layers * 2 * hidden + hidden
+        norms = 2
+        if model.model_type == "lfm3":  # norms behind both branches, too, and a gate of each head
+            norms, mixers = 4, mixers + (layers - convolved) * hidden * model.num_attention_heads
+        return vocabulary + mixers + mlps + layers * norms * hidden + hidden
     if model.model_type in ("dots1", "exaone4", "exaone_moe", "hy_v3") or model.normalizes_turned_heads:  # as Qwen 3
         attention += 2 * model.head_dim
     if model.model_type == "afmoe":  # as Qwen 3, and norms behind attention and MLP, and a gate beside each query
@@ -282,6 +285,7 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm2-700m", 742_489_344),
         ("lfm2-1.2b", 1_170_340_608),
         ("lfm2-8b-a1b", 8_339_929_856),
+        ("lfm3-1.7b", 1_728_801_536),
         ("kimi-linear-48b-a3b", 49_122_675_072),
         ("glm-4-9b", 9_399_951_360),
         ("glm-4-9b-0414", 9_400_279_040),

@@ -592,6 +592,20 @@ def test_what_a_config_of_lfm2s_mixtures_leaves_out() -> None:
     assert from_config(to_config(other), "m") == other
 
 
+def test_what_an_lfm3_config_leaves_out() -> None:
+    model = read("lfm3", num_hidden_layers=7)
+    full, window = "full_attention", "sliding_attention"
+    assert model.layer_types == ("conv", "conv", full, "conv", window, "conv", full)
+    assert (model.conv, model.sliding_window, model.tie_word_embeddings) == (ShortConv(7, False), 256, True)
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps) == (4, 128, 1e-5)
+    assert (model.rope_theta, model.rope_local_base_freq) == (1e6, 1e4)
+    assert model.rope_scaling == RopeScaling("proportional", 1.0, partial_rotary_factor=0.5)
+    assert from_config(to_config(model), "m") == model
+    alone = read("lfm3", layer_types=[full] * 4, sliding_window=None)
+    assert (alone.conv, alone.sliding_window, alone.rope_local_base_freq) == (None, None, None)
+    assert from_config(to_config(alone), "m") == alone
+
+
 def test_what_a_config_of_mimo_leaves_out() -> None:
     experts = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
     model = read("mimo_v2_flash", **experts, num_hidden_layers=7, num_attention_heads=8)
@@ -807,6 +821,17 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "lfm2",
             {"block_ffn_dim_multiplier": 1e308},
             "intermediate_size=2000000000 of m must be a whole number from 1 to 1,000,000,000",
+        ),
+        ("lfm3", {"use_attention_gate": False}, "use_attention_gate=False of m is not supported; True is"),
+        (
+            "lfm3",
+            {"layer_types": ["sliding_attention"] * 4, "sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "lfm3",
+            {"layer_types": ["mamba"] * 4},
+            "layer_types='mamba' of m must be one of: full_attention, sliding_attention, conv",
         ),
         ("lfm2_moe", {"use_expert_bias": "no"}, "use_expert_bias='no' of m must be true or false"),
         ("lfm2_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
