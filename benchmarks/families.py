@@ -91,6 +91,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "lfm2": ("lfm2-1.2b", "trn2.48xlarge", 1),
     "kimi_linear": ("kimi-linear-48b-a3b", "trn2.48xlarge", 2),
     "lfm2_moe": ("lfm2-8b-a1b", "trn2.48xlarge", 1),
+    "bailing_hybrid": ("ling-3.0-flash", "trn2.48xlarge", 8),
     "lfm3": ("lfm3-1.7b", "trn2.48xlarge", 1),
     "mimo_v2_flash": ("mimo-v2-flash", "trn2.48xlarge", 32),
     "olmo_hybrid": ("olmo-hybrid-7b", "trn2.48xlarge", 1),

@@ -56,6 +56,15 @@ def check_not_negative(of: str, field: str, value: object) -> None:
         raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number of at least 0{_unquoted(value)}")
 
 
+def check_negative(of: str, field: str, value: object) -> None:
+    """Check that a value is a finite number below zero.
+
+    of, field: whose it is and its name, in the AutoshardError raised.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value >= 0:
+        raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number below 0{_unquoted(value)}")
+
+
 def _unquoted(value: object) -> str:
     return ", without quotes" if isinstance(value, str) else ""
 

@@ -44,7 +44,8 @@ class GatedDeltaRule(OperatorKind):
 
     Where each channel of a key fades by itself (Kimi Linear 2025, arXiv 2510.26692), a is batch seq linear_key_head
     linear_keydim, dt_bias linear_key_head linear_keydim, A_log linear_key_head, and a state's rows fade as their
-    channels do.
+    channels do. With the attribute lower_bound (Ling 3.0), which is below 0, they are multiplied by exp(lower_bound
+    sigmoid(exp(A_log) (a + dt_bias))) instead.
     """
 
     def flops(self, op: Operator, graph: Graph, sizes: Sizes) -> float:

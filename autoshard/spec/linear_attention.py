@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
-from autoshard.files.codec import Absence, Count
-from autoshard.files.fields import check_flag, check_integer
+from autoshard.files.codec import Absence, Count, Limit
+from autoshard.files.fields import check_flag, check_integer, check_negative
 
 SMALL = 8
 """Numbers of a head, a state and a chunk where a model is made small."""
@@ -24,6 +24,8 @@ class LinearAttention:
     linear_conv_kernel_dim: Tokens that the convolution before it sees, the own one included.
     linear_allow_neg_eigval: Whether a token moves the state by up to twice what is missing, not up to once: matrices by
         which states are multiplied may then have negative eigenvalues (OLMo Hybrid).
+    kda_lower_bound: Logarithm of the least part that a token leaves of a channel, where each channel of a key fades by
+        itself (Ling 3.0); below 0; absent: a token may leave as little as it likes.
 
     Raises AutoshardError for sizes that are no counts or do not divide.
     """
@@ -34,12 +36,14 @@ class LinearAttention:
     linear_value_head_dim: Count
     linear_conv_kernel_dim: Count
     linear_allow_neg_eigval: Annotated[bool, Absence.WRITTEN] = False
+    kda_lower_bound: Annotated[float | None, Absence.WRITTEN, Limit(below=0)] = None
 
     def __post_init__(self) -> None:
         check_flag("linear_attention", "linear_allow_neg_eigval", self.linear_allow_neg_eigval)
-        for one in fields(self):
-            if one.name != "linear_allow_neg_eigval":
-                check_integer("linear_attention", one.name, getattr(self, one.name))
+        for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"):
+            check_integer("linear_attention", f"linear_{name}", getattr(self, f"linear_{name}"))
+        if self.kda_lower_bound is not None:
+            check_negative("linear_attention", "kda_lower_bound", self.kda_lower_bound)
         if self.linear_num_value_heads % self.linear_num_key_heads:
             raise AutoshardError(
                 f"linear_num_key_heads={self.linear_num_key_heads} of linear_attention must divide "

@@ -228,6 +228,9 @@ _BUILT_IN = {
     "lfm2_moe": Family("lfm2", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "lfm3": Family("lfm3", qk_norm=EACH_HEAD, gates_attention=EACH_HEAD),
     "kimi_linear": Family("kimi_linear", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
+    "bailing_hybrid": Family(
+        "bailing_hybrid", experts=_SHARED, counts_shared_experts=True, gates_attention=EACH_HEAD, needs=_LATENT
+    ),
     "mimo_v2_flash": Family(
         "mimo", experts=_MIXTURE, has_output_bias=False, may_have=("global_attention", "v_head_dim")
     ),

@@ -4,8 +4,8 @@
     c, r = down(h)                          one vector for all keys and values, and the part of keys that positions turn
     k = [up(norm(c)), rope(r) for all heads]    v = up(norm(c))
 
-In blocks without positions nothing turns. With an indexer, a query sees no keys but those that it chooses by h and
-norm(down(h)) of the query.
+In blocks without positions nothing turns. Attention's output may be multiplied by a gate of each head, made of h. With
+an indexer, a query sees no keys but those that it chooses by h and norm(down(h)) of the query.
 
 The products that make compressed vectors have no dim of heads: each tensor-parallel rank has them whole, works on its
 part of the sequence where that is split, and the gradients are summed. The products behind them split heads, and gather
@@ -21,6 +21,7 @@ from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import HIDDEN, core_attention, linear, norm, tempered
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import EACH_HEAD
 
 NORM_EPS = INDEXER_EPS = 1e-6
 """Of the norms of compressed vectors and of an indexer's keys, whatever the model's: transformers' default, and
@@ -69,6 +70,9 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, chosen=chosen)
     b.module = "attention"
+    if model.family.gates_attention == EACH_HEAD:
+        gate = linear(b, f"{name}.gate_proj", h, f"{HIDDEN}, kvhead group embed -> batch seq kvhead group", bias=False)
+        context = b.elementwise("sigmoid_mul", f"{name}.gated", context, gate)
     expression = "batch seq kvhead group valuedim, embed kvhead group valuedim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, bias=False)
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))

@@ -10,6 +10,7 @@ from autoshard.models.mixtral.weights import mixture
 from autoshard.models.qwen.weights import MATRICES
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import EACH_HEAD
 
 __all__ = ["block", "ends", "latent_attention", "mlp"]
 
@@ -19,24 +20,23 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     yield from mlp(model, layer)
 
 
-def latent_attention(model: ModelSpec, layer: int) -> Iterator[Part]:
-    """The parts of the checkpoint for a block's latent attention and for both of its norms."""
+def latent_attention(model: ModelSpec, layer: int, hub: str = "self_attn", **named: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a block's latent attention and for both of its norms. hub: the family's name of
+    it. named: our names of matrices -> the family's, where these are others."""
     latent, prefix = model.latent_attention, f"model.layers.{layer}"
     assert latent is not None, model
-    name = f"{prefix}.self_attn"
-    queries = "(kvhead group headdim)"
-    if latent.q_lora_rank is None:
-        yield Part.same(f"{name}.q_proj.weight", f"{queries} embed")
-    else:
-        yield Part.same(f"{name}.q_a_proj.weight", "q_rank embed")
-        yield Part.same(f"{name}.q_a_layernorm.weight", "q_rank")
-        yield Part.same(f"{name}.q_b_proj.weight", f"{queries} q_rank")
+    name, queries = f"{prefix}.self_attn", "(kvhead group headdim)"
+    layouts = {"q_proj": f"{queries} embed"}
+    if latent.q_lora_rank is not None:
+        layouts = {"q_a_proj": "q_rank embed", "q_a_layernorm": "q_rank", "q_b_proj": f"{queries} q_rank"}
+    if model.family.gates_attention == EACH_HEAD:
+        layouts["gate_proj"] = "(kvhead group) embed"
+    layouts |= {"kv_a_proj_with_mqa": "kv_a embed", "kv_a_layernorm": "kv_rank", "kv_b_proj": "(kvhead kv_b) kv_rank"}
+    layouts["o_proj"] = "embed (kvhead group valuedim)"
+    for part, layout in layouts.items():
+        yield Part(f"{prefix}.{hub}.{named.get(part, part)}.weight", layout, f"{name}.{part}.weight")
     if model.indexer is not None:
         yield from _indexer(f"{name}.indexer")
-    yield Part.same(f"{name}.kv_a_proj_with_mqa.weight", "kv_a embed")
-    yield Part.same(f"{name}.kv_a_layernorm.weight", "kv_rank")
-    yield Part.same(f"{name}.kv_b_proj.weight", "(kvhead kv_b) kv_rank")
-    yield Part.same(f"{name}.o_proj.weight", "embed (kvhead group valuedim)")
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
 
 

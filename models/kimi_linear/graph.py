@@ -15,29 +15,33 @@ __all__ = ["block", "embedding", "head"]
 RANK = "linear_rank"
 CONVOLVED = {"q": KEYS, "k": KEYS, "v": VALUES}
 GATES = {"f": KEYS, "g": VALUES}
-"""What is made of a vector that the hidden state is brought down to: how fast channels of keys fade, and the gate of
-the output."""
+"""How fast channels of keys fade, and the gate of the output. Kimi Linear makes both of vectors that the hidden state
+is brought down to."""
 
 
 def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) -> str:
     if model.mixer_of(layer) == LINEAR_ATTENTION:
-        x = normed_mixer(b, model, x, layer, "linear_attn", _delta_attention)
+        x = normed_mixer(b, model, x, layer, "linear_attn", delta_attention)
     else:
         x = latent_attention(b, model, x, layer, kernel)
     return mlp(b, model, x, layer)
 
 
-def _delta_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+def delta_attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, brings_down: bool = True) -> str:
     """Append projections, causal convolutions of queries, keys and values, the gated delta rule, and a norm of each
-    head that is multiplied by the sigmoid of a gate; returns the output projection's output."""
+    head that is multiplied by the sigmoid of a gate; returns the output projection's output. brings_down: whether GATES
+    are made of shorter vectors than h."""
     b.module = "attention"
     q, k, v = (
         convolved(b, f"{name}.{part}_conv1d", _projected(b, f"{name}.{part}_proj", h, "embed", dims))
         for part, dims in CONVOLVED.items()
     )
     beta = _projected(b, f"{name}.b_proj", h, "embed", "linear_key_head linear_group")
-    low = {part: _projected(b, f"{name}.{part}_a_proj", h, "embed", RANK) for part in GATES}
-    fading, gate = (_projected(b, f"{name}.{part}_b_proj", low[part], RANK, dims) for part, dims in GATES.items())
+    if brings_down:
+        low = {part: _projected(b, f"{name}.{part}_a_proj", h, "embed", RANK) for part in GATES}
+        fading, gate = (_projected(b, f"{name}.{part}_b_proj", low[part], RANK, dims) for part, dims in GATES.items())
+    else:
+        fading, gate = (_projected(b, f"{name}.{part}_proj", h, "embed", dims) for part, dims in GATES.items())
     b.module = "core_attention"
     a_log, dt_bias = b.parameter(f"{name}.A_log", "linear_key_head"), b.parameter(f"{name}.dt_bias", KEYS)
     normal = normed_delta_rule(b, model, name, (q, k, v, beta, fading, a_log, dt_bias), "o_norm")

@@ -34,16 +34,20 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 def _delta_attention(hub: str, own: str) -> Iterator[Part]:
     """The parts for a block's linear attention. hub, own: the checkpoint's name and ours of it."""
-    layouts = {
-        "b_proj.weight": "(linear_key_head linear_group) embed",
-        "A_log": "1 1 linear_key_head 1",
-        "dt_bias": f"({KEYS})",
-        "o_norm.weight": "linear_valuedim",
-        "o_proj.weight": f"embed ({VALUES})",
-    }
-    for part, dims in CONVOLVED.items():
-        layouts |= {f"{part}_proj.weight": f"({dims}) embed", f"{part}_conv1d.weight": f"({dims}) 1 linear_tap"}
+    layouts = {**convolved_rule(), "A_log": "1 1 linear_key_head 1", "o_proj.weight": f"embed ({VALUES})"}
     for part, dims in GATES.items():
         layouts |= {f"{part}_a_proj.weight": f"{RANK} embed", f"{part}_b_proj.weight": f"({dims}) {RANK}"}
     for name, layout in layouts.items():
         yield Part(f"{hub}.{name}", layout, f"{own}.{name}")
+
+
+def convolved_rule() -> dict[str, str]:
+    """By name, the layouts of a delta rule's parameters that checkpoints of all its families hold alike."""
+    layouts = {
+        "b_proj.weight": "(linear_key_head linear_group) embed",
+        "dt_bias": f"({KEYS})",
+        "o_norm.weight": "linear_valuedim",
+    }
+    for part, dims in CONVOLVED.items():
+        layouts |= {f"{part}_proj.weight": f"({dims}) embed", f"{part}_conv1d.weight": f"({dims}) 1 linear_tap"}
+    return layouts

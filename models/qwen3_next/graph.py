@@ -55,8 +55,11 @@ def normed_delta_rule(
     """Append the gated delta rule and a norm of each head; returns the norm's output. name: of the linear attention.
     inputs: the rule's, in its order. norm: the family's name of it. eps: its own; None: as of the others."""
     dims, loops, linear = b.dims(inputs[2]), ("batch", "linear_key_head", "linear_group"), model.linear_attention
-    scaled: dict[str, Any] = {"beta_scale": 2.0} if linear is not None and linear.linear_allow_neg_eigval else {}
-    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops, **scaled)
+    assert linear is not None, model.name
+    form: dict[str, Any] = {"beta_scale": 2.0} if linear.linear_allow_neg_eigval else {}
+    if linear.kda_lower_bound is not None:
+        form["lower_bound"] = linear.kda_lower_bound
+    mixed = b.operator("gated_delta_rule", f"{name}.delta_rule", inputs, dims, loops, **form)
     b.module = "attention"
     weight, eps = b.parameter(f"{name}.{norm}.weight", "linear_valuedim"), eps or model.norm_eps
     return b.operator("norm", f"{name}.{norm}", (mixed, weight), dims, dims[:-1], function="rms", eps=eps)

@@ -381,6 +381,12 @@ MODELS["kimi linear, 3 heads"] = replace(
     latent_attention=MODELS["deepseek v3"].latent_attention,
     linear_attention=LinearAttention(3, 3, 8, 8, 3),
 )
+MODELS["ling 3"] = replace(
+    MODELS["kimi linear"],
+    model_type="bailing_hybrid",
+    position_types=(),
+    linear_attention=LinearAttention(4, 4, 12, 12, 4, kda_lower_bound=-2.0),
+)
 MODELS["cohere2"] = replace(
     LLAMA,
     model_type="cohere2",

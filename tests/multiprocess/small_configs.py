@@ -332,6 +332,36 @@ CONFIGS["lfm3, biases"] = {
     "conv_bias": True,
     "tie_word_embeddings": False,
 }
+LING_3 = {
+    **SMALL,
+    "model_type": "bailing_hybrid",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "head_dim": 12,
+    "layer_group_size": 3,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    **NO_TOKENS,
+}
+CONFIGS["ling 3"] = LING_3
+CONFIGS["ling 3, no bound"] = {
+    **LING_3,
+    "kda_safe_gate": False,
+    "layer_types": ["full_attention", "linear_attention", "full_attention"],
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.5,
+    "short_conv_kernel_size": 3,
+}
 KIMI_LINEAR = {
     **SMALL,
     "model_type": "kimi_linear",

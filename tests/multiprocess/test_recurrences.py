@@ -81,10 +81,18 @@ def channel_inputs(dtype: torch.dtype, seq: int) -> Values:
     return numbers(dtype, keys, keys, (*token, GROUP, VALUE), (*token, GROUP), keys, (HEADS,), (HEADS, KEY))
 
 
-def channels_token_by_token(*values: torch.Tensor) -> torch.Tensor:
+def fading_of_channels(
+    a: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, bound: float | None
+) -> torch.Tensor:
+    """Logarithms of what is left. bound: the least, None: none."""
+    rate = a_log.exp().unsqueeze(-1)
+    return -rate * F.softplus(a + dt_bias) if bound is None else bound * torch.sigmoid(rate * (a + dt_bias))
+
+
+def channels_token_by_token(*values: torch.Tensor, bound: float | None = None) -> torch.Tensor:
     q, k, v, b, a, a_log, dt_bias = values
     q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-    kept = torch.exp(-a_log.exp().unsqueeze(-1) * F.softplus(a + dt_bias))
+    kept = fading_of_channels(a, a_log, dt_bias, bound).exp()
     state, out = v.new_zeros(BATCH, HEADS, GROUP, KEY, VALUE), []
     for token in range(v.shape[1]):
         key, query = k[:, token, :, None, :, None], q[:, token, :, None, :, None]
@@ -101,10 +109,10 @@ def of_transformers(family: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def channels_of_transformers(*values: torch.Tensor) -> torch.Tensor:
+def channels_of_transformers(*values: torch.Tensor, bound: float | None = None) -> torch.Tensor:
     """Whose value heads each have a key."""
     q, k, v, b, a, a_log, dt_bias = values
-    g = -a_log.exp().unsqueeze(-1) * F.softplus(a + dt_bias)
+    g = fading_of_channels(a, a_log, dt_bias, bound)
     q, k, g = (x.repeat_interleave(GROUP, 2) for x in (q, k, g))
     given = q, k, v.flatten(2, 3), g, b.sigmoid().flatten(2)
     function = of_transformers("kimi_linear", "chunk_kimi_delta_attention")
@@ -177,6 +185,12 @@ EVERY = pytest.mark.parametrize(
     [
         (partial(_delta_rule, by_channel=False), delta_token_by_token, delta_of_transformers, delta_inputs),
         (partial(_delta_rule, by_channel=True), channels_token_by_token, channels_of_transformers, channel_inputs),
+        (
+            partial(_delta_rule, by_channel=True, lower_bound=-5.0),
+            partial(channels_token_by_token, bound=-5.0),
+            partial(channels_of_transformers, bound=-5.0),
+            channel_inputs,
+        ),
         (scan_in_chunks, scan_token_by_token, scan_of_transformers, scan_inputs),
         (grouped_scan_in_chunks, grouped_scan_token_by_token, grouped_scan_of_transformers, grouped_scan_inputs),
     ],

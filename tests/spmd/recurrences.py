@@ -82,8 +82,9 @@ def gated_delta_rule(
     rate, shift = np.expand_dims(np.exp(a_log), len(place.axes)), np.expand_dims(dt_bias, len(place.axes))
     by_channel = rate.ndim < shift.ndim  # a rate a head, [..., head, width], in place of [..., head, group]
     rate = rate[..., None] if by_channel else rate
-    time = _softplus(raw + shift)
-    fading = np.exp(-rate * time)
+    time, bound = _softplus(raw + shift), place.attributes.get("lower_bound")
+    bounded: Any = None if bound is None else bound * _sigmoid(rate * (raw + shift))
+    fading = np.exp(-rate * time if bounded is None else bounded)
     factor = fading[..., None, :, None] if by_channel else fading[..., None, None]  # of states [..., width, width]
     state = np.zeros((*values.shape[1:-1], q.shape[-1], values.shape[-1]))
     states, out = [], np.empty_like(values)
@@ -121,8 +122,12 @@ def gated_delta_rule(
             length = np.sqrt(np.square(x).sum(-1, keepdims=True) + L2_EPS)
             of_inputs.append((by_unit - unit * (by_unit * unit).sum(-1, keepdims=True)) / length)
         by_exponent = by_fading * fading
-        by_raw = -by_exponent * rate * _sigmoid(raw + shift)
-        by_log = _over_batch(place, (-by_exponent * rate * time).sum(0))
+        if bounded is None:
+            by_raw, of_log = -by_exponent * rate * _sigmoid(raw + shift), -by_exponent * rate * time
+        else:
+            by_raw = by_exponent * bounded * (1 - bounded / bound) * rate
+            of_log = by_raw * (raw + shift)
+        by_log = _over_batch(place, of_log.sum(0))
         return (
             *(_back(place, x) for x in (*of_inputs, by_v, by_beta * beta * (1 - beta / most), by_raw)),
             by_log.sum(-1) if by_channel else by_log,

@@ -51,7 +51,8 @@ def latent_parameters(model: ModelSpec) -> int:
     up = hidden * queries if rank is None else hidden * rank + rank + rank * queries
     down = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
     pairs = latent.kv_lora_rank * heads * (model.head_dim - latent.qk_rope_head_dim + latent.v_head_dim)
-    block = up + down + pairs + heads * latent.v_head_dim * hidden
+    gate = heads * hidden if model.model_type == "bailing_hybrid" else 0
+    block = up + down + pairs + heads * latent.v_head_dim * hidden + gate
     mlps = mlp_parameters(model) if model.is_moe else model.num_hidden_layers * 3 * hidden * model.intermediate_size
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * hidden
     mixers = sum(
@@ -202,6 +203,10 @@ def recurrence(model: ModelSpec) -> int:
             heads, width = linear.linear_num_key_heads, linear.linear_key_head_dim
             products = model.hidden_size * (4 * keys + heads) + 2 * width * (model.hidden_size + keys)
             return products + linear.linear_conv_kernel_dim * 3 * keys + heads + keys + width
+        if model.model_type == "bailing_hybrid":  # the same, with gates of a matrix each
+            heads, width = linear.linear_num_key_heads, linear.linear_key_head_dim
+            products = model.hidden_size * (6 * keys + heads)
+            return products + linear.linear_conv_kernel_dim * 3 * keys + heads + keys + width
         # q, k, v and gate; two numbers of each value head; output; taps; A_log and dt_bias; a norm
         products = model.hidden_size * (2 * keys + 2 * values + 2 * linear.linear_num_value_heads + values)
         taps = linear.linear_conv_kernel_dim * (2 * keys + values)
@@ -286,6 +291,7 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm2-1.2b", 1_170_340_608),
         ("lfm2-8b-a1b", 8_339_929_856),
         ("lfm3-1.7b", 1_728_801_536),
+        ("ling-3.0-flash", 124_414_191_072),
         ("kimi-linear-48b-a3b", 49_122_675_072),
         ("glm-4-9b", 9_399_951_360),
         ("glm-4-9b-0414", 9_400_279_040),

@@ -606,6 +606,26 @@ def test_what_an_lfm3_config_leaves_out() -> None:
     assert from_config(to_config(alone), "m") == alone
 
 
+def test_what_a_config_of_ling_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 64, "num_experts": 32, "num_experts_per_tok": 2, "head_dim": 48}
+    model = read("bailing_hybrid", **experts, num_hidden_layers=7, num_key_value_heads=32)
+    assert model.layer_types == (*("linear_attention",) * 5, "full_attention", "linear_attention")
+    assert model.linear_attention == LinearAttention(32, 32, 48, 48, 4, kda_lower_bound=-5.0)
+    assert model.latent_attention == LatentAttention(None, 512, 64, 128)
+    assert (model.head_dim, model.rope_theta, model.norm_eps) == (192, 6e6, 1e-6)
+    assert (model.router, model.norm_topk_prob) == (Router("sigmoid", "noaux_tc", 8, 4, 2.5), True)
+    assert (model.mlp_layer_types.count("dense"), model.shared_expert_intermediate_size) == (2, 64)
+    assert from_config(to_config(model), "m") == model
+    keys = {"layer_types": ["linear_attention"] * 4, "mlp_layer_types": ["sparse"] * 4, "kda_safe_gate": False}
+    written = {"linear_num_heads": 8, "linear_head_dim": 16, "linear_conv_kernel_dim": 3, "model_max_length": 512}
+    other = read("bailing_hybrid", **experts, **keys, **written, num_key_value_heads=32)
+    assert (other.linear_attention, other.max_position_embeddings) == (LinearAttention(8, 8, 16, 16, 3), 512)
+    assert from_config(to_config(other), "m") == other
+    alone = read("bailing_hybrid", **experts, layer_group_size=1, num_key_value_heads=32)
+    assert (alone.layer_types, alone.linear_attention, alone.is_recurrent) == ((), None, False)
+    assert from_config(to_config(alone), "m") == alone
+
+
 def test_what_a_config_of_mimo_leaves_out() -> None:
     experts = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
     model = read("mimo_v2_flash", **experts, num_hidden_layers=7, num_attention_heads=8)
@@ -822,6 +842,12 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"block_ffn_dim_multiplier": 1e308},
             "intermediate_size=2000000000 of m must be a whole number from 1 to 1,000,000,000",
         ),
+        (
+            "bailing_hybrid",
+            {**KIMI, "kda_lower_bound": 5.0},
+            "kda_lower_bound=5.0 of m must be a finite number below 0",
+        ),
+        ("bailing_hybrid", {**KIMI, "kda_safe_gate": 1}, "kda_safe_gate=1 of m must be true or false"),
         ("lfm3", {"use_attention_gate": False}, "use_attention_gate=False of m is not supported; True is"),
         (
             "lfm3",
@@ -1037,7 +1063,8 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
-                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear has it"
+                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
+                "bailing_hybrid has it"
             ),
         ),
         (

@@ -145,6 +145,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("lfm2-8b-a1b", parameter_count, "8.3e9", "model card, recalled"),
     ("lfm2-8b-a1b", active, "1.5e9", "model card, recalled"),
     ("lfm3-1.7b", parameter_count, "1.7e9", "its name"),
+    ("ling-3.0-flash", parameter_count, "124e9", "model card"),
+    ("ling-3.0-flash", active, "5.1e9", "model card"),
     ("kimi-linear-48b-a3b", parameter_count, "49e9", "the sum that Hugging Face shows, recalled; its name says 48"),
     ("kimi-linear-48b-a3b", active, "3e9", "model card, recalled"),
     ("flexolmo-7x7b", parameter_count, "33e9", "another project's account of it"),

@@ -143,8 +143,10 @@ def gated_delta_rule(context: Context, step: OperatorStep) -> Kernel:
     """The kernel of the gated delta rule: q, k [batch, seq, head, width], v [batch, seq, head, group, width], b, a
     [batch, seq, head, group], A_log, dt_bias [head, group] -> a tensor like v. Where each channel of a key fades by
     itself: a [batch, seq, head, width], A_log [head], dt_bias [head, width]."""
-    by_channel, scale = fades_by_channel(step.operator, context.graph), step.operator.attributes.get("beta_scale")
-    rule = partial(_delta_rule, by_channel=by_channel, beta_scale=scale)
+    by_channel, form = fades_by_channel(step.operator, context.graph), step.operator.attributes
+    rule = partial(
+        _delta_rule, by_channel=by_channel, beta_scale=form.get("beta_scale"), lower_bound=form.get("lower_bound")
+    )
     if not by_channel:
         return _in_order(context, step, rule, 5)
 
@@ -168,14 +170,16 @@ def _delta_rule(
     *,
     by_channel: bool,
     beta_scale: Any = None,
+    lower_bound: Any = None,
 ) -> torch.Tensor:
     """The rule as in arXiv 2412.06464, section 3.3, or with by_channel as in arXiv 2510.26692, section 3: within a
     chunk, values that the state of its start already answers are taken off by the inverse of a triangular matrix.
-    beta_scale: by which the sigmoid of b is multiplied; None: by nothing."""
+    beta_scale: by which the sigmoid of b is multiplied; None: by nothing. lower_bound: the least logarithm of what a
+    token leaves; None: there is none."""
     dtype, seq = v.dtype, v.shape[1]
     q, k, v, b, a, a_log, dt_bias = map(at_least_fp32, (q, k, v, b, a, a_log, dt_bias))
-    rate = a_log.exp()
-    decay = -(rate.unsqueeze(-1) if by_channel else rate) * F.softplus(a + dt_bias)
+    rate = a_log.exp().unsqueeze(-1) if by_channel else a_log.exp()
+    decay = -rate * F.softplus(a + dt_bias) if lower_bound is None else lower_bound * (rate * (a + dt_bias)).sigmoid()
     chunk = min(DELTA_CHUNK, seq + -seq % DELTA_BLOCK if by_channel else seq)
     # [batch, head, group, chunk, token, width]; queries and keys are those of all value heads in their group
     q, k = (_chunks(_unit(x), chunk).permute(0, 3, 1, 2, 4).unsqueeze(2) for x in (q, k))
