@@ -235,6 +235,9 @@ _BUILT_IN = {
         "mimo", experts=_MIXTURE, has_output_bias=False, may_have=("global_attention", "v_head_dim")
     ),
     "olmo_hybrid": Family("olmo_hybrid", qk_norm=ALL_HEADS),
+    "iquestcoder": Family("llama"),
+    "mellum": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
+    "hyperclovax": Family("hyperclovax"),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

@@ -292,6 +292,19 @@ MODELS["minimax m2, shared heads"] = replace(MODELS["minimax m2"], num_attention
 MODELS["granite"] = replace(
     LLAMA, model_type="granite", tie_word_embeddings=True, multipliers=Multipliers(12.0, 0.25, 0.22, 8.0)
 )
+MODELS["hyperclovax"] = replace(
+    LLAMA, model_type="hyperclovax", attention_bias=True, multipliers=Multipliers(10.0, 0.25, 0.5, 4.0)
+)
+MODELS["mellum"] = replace(
+    MODELS["qwen3 moe"],
+    model_type="mellum",
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    rope_scaling=MODELS["olmo3"].rope_scaling,
+    rope_local_base_freq=100.0,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+)
 LINEAR = LinearAttention(4, 8, 8, 12, 4)
 MODELS["qwen3 next"] = replace(
     MODELS["qwen2 moe"],

@@ -332,6 +332,30 @@ CONFIGS["lfm3, biases"] = {
     "conv_bias": True,
     "tie_word_embeddings": False,
 }
+CONFIGS["iquestcoder"] = {**SMALL, "model_type": "iquestcoder", "head_dim": 16, **NO_TOKENS}
+CONFIGS["hyperclovax"] = {
+    **SMALL,
+    **MULTIPLIERS,
+    "model_type": "hyperclovax",
+    "attention_bias": True,
+    "logits_scaling": 0.25,
+    "mlp_bias": True,
+    **NO_TOKENS,
+}
+CONFIGS["hyperclovax, no multipliers"] = {**SMALL, "model_type": "hyperclovax", "head_dim": 16, **NO_TOKENS}
+MELLUM = {**SMALL, **EXPERTS, "model_type": "mellum", "head_dim": 16, "num_hidden_layers": 3, **NO_TOKENS}
+CONFIGS["mellum"] = {
+    **MELLUM,
+    "attention_bias": True,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "rope_parameters": {
+        "full_attention": YARN | {"attention_factor": 1.2},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+CONFIGS["mellum, no windows"] = {**MELLUM, "norm_topk_prob": False, "num_local_experts": 8}
 LING_3 = {
     **SMALL,
     "model_type": "bailing_hybrid",

@@ -130,7 +130,7 @@ def parameters(model: ModelSpec) -> int:
         model.model_type in ("seed_oss", "glm", "glm4") and model.attention_bias
     ):
         attention += queries + 2 * keys  # biases of q, k and v
-    if model.model_type == "glm4":  # norms behind attention and MLP, too
+    if model.model_type in ("glm4", "hyperclovax"):  # norms behind attention and MLP, too
         attention += 2 * hidden
     if model.conv is not None:  # as Qwen 3, or a convolution
         convolved = model.layer_types.count("conv")
@@ -149,7 +149,7 @@ def parameters(model: ModelSpec) -> int:
     if model.model_type == "glm4_moe":
         attention += queries + 2 * keys + (2 * model.head_dim if model.use_qk_norm else 0)
         return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
-    if model.model_type in ("qwen3", "qwen3_moe"):  # a norm of a head's queries and one of its keys
+    if model.model_type in ("qwen3", "qwen3_moe", "mellum"):  # a norm of a head's queries and one of its keys
         attention += 2 * model.head_dim
     if model.model_type in (
         "olmo2",
@@ -292,6 +292,9 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm2-8b-a1b", 8_339_929_856),
         ("lfm3-1.7b", 1_728_801_536),
         ("ling-3.0-flash", 124_414_191_072),
+        ("mellum2-12b-a2.5b", 12_149_923_072),
+        ("hyperclovax-seed-think-14b", 14_748_112_896),
+        ("iquest-coder-v1-40b", 39_794_283_520),
         ("kimi-linear-48b-a3b", 49_122_675_072),
         ("glm-4-9b", 9_399_951_360),
         ("glm-4-9b-0414", 9_400_279_040),
@@ -563,13 +566,13 @@ def test_other_rope() -> None:
         ),
         (
             {
-                "model_type": "helium",
+                "model_type": "persimmon",
                 "hidden_act": "relu2",
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
                 "chunk_size_feed_forward": 0,
                 "id2label": {"0": "LABEL_0"},
             },
-            f"model_type='helium' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
+            f"model_type='persimmon' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
         ),
         (
             {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},

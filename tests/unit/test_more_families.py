@@ -26,6 +26,7 @@ from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, MODEL_TYPES
+from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from tests.multiprocess.models import MODELS
@@ -626,6 +627,29 @@ def test_what_a_config_of_ling_leaves_out() -> None:
     assert from_config(to_config(alone), "m") == alone
 
 
+def test_what_a_config_of_mellum_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+    model = read("mellum", **experts)
+    assert (model.layer_types, model.sliding_window, model.rope_local_base_freq) == ((), None, None)
+    assert (model.rope_theta, model.head_dim, model.num_key_value_heads) == (5e5, 128, 4)
+    assert (model.norm_topk_prob, model.mlp_layer_types, model.normalizes_heads) == (True, (), True)
+    assert from_config(to_config(model), "m") == model
+    types = {"layer_types": ["sliding_attention"] * 4, "mlp_layer_types": ["dense", *["sparse"] * 3]}
+    other = read("mellum", **experts, **types)
+    assert (other.layer_types, other.sliding_window, other.rope_local_base_freq) == ((), 1024, 1e4)
+    assert (other.mlp_layer_types[:2], other.dense_intermediate_size) == (("dense", "sparse"), 1536)
+    assert from_config(to_config(other), "m") == other
+
+
+def test_what_a_config_of_hyperclovax_leaves_out() -> None:
+    model = read("hyperclovax")
+    assert model.multipliers == Multipliers(1.0, 128**-0.5, 1.0, 1.0)
+    other = read("hyperclovax", logits_scaling=0.125, attention_multiplier=0.25, mlp_bias=True)
+    assert (other.multipliers, other.mlp_bias) == (Multipliers(1.0, 0.25, 1.0, 8.0), True)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+
+
 def test_what_a_config_of_mimo_leaves_out() -> None:
     experts = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
     model = read("mimo_v2_flash", **experts, num_hidden_layers=7, num_attention_heads=8)
@@ -848,6 +872,13 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "kda_lower_bound=5.0 of m must be a finite number below 0",
         ),
         ("bailing_hybrid", {**KIMI, "kda_safe_gate": 1}, "kda_safe_gate=1 of m must be true or false"),
+        ("hyperclovax", {"use_post_norm": False}, "use_post_norm=False of m is not supported; True is"),
+        ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window=True of m is not supported; False is"),
+        (
+            "mellum",
+            {"layer_types": ["sliding_attention"] * 4, "sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
         ("lfm3", {"use_attention_gate": False}, "use_attention_gate=False of m is not supported; True is"),
         (
             "lfm3",
@@ -1064,7 +1095,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
                 "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
-                "bailing_hybrid has it"
+                "bailing_hybrid or mellum has it"
             ),
         ),
         (

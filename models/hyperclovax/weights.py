@@ -1,0 +1,19 @@
+"""The names and the form of our parameters in Hugging Face checkpoints of HyperCLOVA X: Llama's, and two norms more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.models.hyperclovax.graph import BEHIND_ATTENTION, BEHIND_MLP
+from autoshard.models.llama import weights as llama
+from autoshard.models.llama.weights import ends, norms
+from autoshard.models.weight_names import Part
+from autoshard.spec.model import ModelSpec
+
+__all__ = ["block", "ends"]
+
+
+def block(model: ModelSpec, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}"
+    yield from llama.block(model, layer)
+    yield from norms(model, f"{prefix}.{BEHIND_ATTENTION}", f"{prefix}.{BEHIND_MLP}")
