@@ -566,13 +566,13 @@ def test_other_rope() -> None:
         ),
         (
             {
-                "model_type": "persimmon",
+                "model_type": "falcon",
                 "hidden_act": "relu2",
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
                 "chunk_size_feed_forward": 0,
                 "id2label": {"0": "LABEL_0"},
             },
-            f"model_type='persimmon' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
+            f"model_type='falcon' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
         ),
         (
             {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},
