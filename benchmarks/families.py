@@ -92,6 +92,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "kimi_linear": ("kimi-linear-48b-a3b", "trn2.48xlarge", 2),
     "lfm2_moe": ("lfm2-8b-a1b", "trn2.48xlarge", 1),
     "bailing_hybrid": ("ling-3.0-flash", "trn2.48xlarge", 8),
+    "laguna": ("laguna-xs.2", "trn2.48xlarge", 4),
     "mellum": ("mellum2-12b-a2.5b", "trn2.48xlarge", 1),
     "hyperclovax": ("hyperclovax-seed-think-14b", "trn2.48xlarge", 2),
     "iquestcoder": ("iquest-coder-v1-40b", "trn2.48xlarge", 8),

@@ -65,15 +65,15 @@ def padding_notes(model: ModelSpec, tp: int) -> tuple[str, ...]:
     """
     found = []
     for own, heads in zip(model.heads, heads_of_kinds(model, tp), strict=True):
-        if heads.queries == model.num_attention_heads:
+        if heads.queries == own.num_attention_heads:
             continue
         key_value = own.num_key_value_heads
         also = f" (key-value heads {key_value} to {heads.key_value})" if heads.key_value != key_value else ""
         also = also if own.num_query_groups > 1 else ""
         whose = " of blocks with full attention" if own.kind else ""
         found.append(
-            f"{model.num_attention_heads} attention heads{whose} padded to {heads.queries}{also} for tp={tp}: "
-            f"{1 - model.num_attention_heads / heads.queries:.1%} of attention's work is padding"
+            f"{own.num_attention_heads} attention heads{whose} padded to {heads.queries}{also} for tp={tp}: "
+            f"{1 - own.num_attention_heads / heads.queries:.1%} of attention's work is padding"
         )
     for field in ("intermediate_size", "shared_expert_intermediate_size", "dense_intermediate_size"):
         width = getattr(model, field)

@@ -54,13 +54,16 @@ def pads(problem: Problem) -> bool:
 
 def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
     """Twice the heads is where another tp does the same for less."""
-    heads = problem.model.num_attention_heads
+    kinds = problem.model.heads
 
-    def padded(tp: int) -> int:
-        return max(one.queries for one in heads_of_kinds(problem.model, tp))
+    def most_padded(tp: int) -> tuple[int, int]:
+        """Query heads before and after, of the kind that grows the most."""
+        both = zip(kinds, heads_of_kinds(problem.model, tp), strict=True)
+        return max(((own.num_attention_heads, one.queries) for own, one in both), key=lambda pair: pair[1] / pair[0])
 
     def little(tp: int) -> bool:
-        return padded(tp) < 2 * heads
+        heads, padded = most_padded(tp)
+        return padded < 2 * heads
 
     if not pads(problem) or little(draft.tp):
         return None
@@ -69,9 +72,11 @@ def padding_is_the_smaller_part(problem: Problem, draft: Draft) -> str | None:
         return little(tp) and has_groups(problem.cluster, tp)
 
     nearest = min(filter(works, divisors(problem.cluster.world_size)), key=lambda tp: abs(tp - draft.tp))
+    heads, padded = most_padded(draft.tp)
+    field = "num_attention_heads" if heads == problem.model.num_attention_heads else "num_global_attention_heads"
     return (
-        f"tp={draft.tp} would pad num_attention_heads={heads} of {problem.model.name} to "
-        f"{padded(draft.tp)}; the nearest tp that fits here: {nearest}"
+        f"tp={draft.tp} would pad {field}={heads} of {problem.model.name} to {padded}; the nearest tp that fits here: "
+        f"{nearest}"
     )
 
 

@@ -246,7 +246,7 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     wide = model.global_attention
     if wide is not None:
         copied = original.strategy.tp > wide.num_global_key_value_heads
-        wide = wide.shrunk(1 if copied else kv_heads, 2 * HEAD_DIM)
+        wide = wide.shrunk(1 if copied else kv_heads, 2 * HEAD_DIM, kv_heads * group)
     heads = kv_heads * group
     hidden = HEAD_DIM * heads
     ffn = max(32, round(hidden * model.intermediate_size / model.hidden_size / 32) * 32)

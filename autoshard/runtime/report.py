@@ -248,9 +248,10 @@ def _compared(plan: Plan, small: Plan) -> list[tuple[str, str, str]]:
 
 
 def _heads(plan: Plan) -> str:
-    """Query heads, and key-value heads of each kind of attention."""
-    counts = " and ".join(str(one.num_key_value_heads) for one in plan.model.heads)
-    return f"{plan.model.num_attention_heads}, {counts}"
+    """Query heads and key-value heads of each kind of attention."""
+    kinds = plan.model.heads
+    queries = " and ".join(dict.fromkeys(str(one.num_attention_heads) for one in kinds))
+    return f"{queries}, {' and '.join(str(one.num_key_value_heads) for one in kinds)}"
 
 
 def _run_lengths(values: Sequence[int]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from autoshard.files.codec import Count
-from autoshard.files.fields import check_flag, check_integer
+from autoshard.errors import AutoshardError
+from autoshard.files.codec import Absence, Count, Limit
+from autoshard.files.fields import check_flag, check_integer, check_positive
 
 GLOBAL = "global_"
 """AttentionHeads.kind of the heads that GlobalAttention says."""
@@ -19,23 +21,42 @@ class GlobalAttention:
     num_global_key_value_heads: Key-value heads of these blocks.
     global_head_dim: Width of one of their heads.
     attention_k_eq_v: Whether their values are made of the keys' projection, and have none of their own.
+    num_global_attention_heads: Query heads of these blocks; absent where they have as many as the others.
+    global_partial_rotary_factor: Part of each of their heads, from its start, that rotary positions turn; absent where
+        that is the same in all blocks.
 
-    Raises AutoshardError for a size that is no positive whole number.
+    Raises AutoshardError for a size that is no positive whole number, and for a part that is none.
     """
 
     num_global_key_value_heads: Count
     global_head_dim: Count
     attention_k_eq_v: bool = False
+    num_global_attention_heads: Annotated[Count | None, Absence.WRITTEN] = None
+    global_partial_rotary_factor: Annotated[float | None, Absence.WRITTEN, Limit(above=0, at_most=1)] = None
 
     def __post_init__(self) -> None:
         of = "global_attention"
         check_integer(of, "num_global_key_value_heads", self.num_global_key_value_heads)
         check_integer(of, "global_head_dim", self.global_head_dim)
         check_flag(of, "attention_k_eq_v", self.attention_k_eq_v)
+        if self.num_global_attention_heads is not None:
+            check_integer(of, "num_global_attention_heads", self.num_global_attention_heads)
+        if (part := self.global_partial_rotary_factor) is not None:
+            check_positive(of, "global_partial_rotary_factor", part)
+            if part > 1:
+                raise AutoshardError(f"global_partial_rotary_factor={part} of {of} must be at most 1, all of a head")
 
-    def shrunk(self, key_value_heads: int, head_dim: int) -> GlobalAttention:
-        """The same form with so many key-value heads of this width."""
-        return GlobalAttention(key_value_heads, head_dim, self.attention_k_eq_v)
+    def shrunk(self, key_value_heads: int, head_dim: int, others: int) -> GlobalAttention:
+        """The same form with so many key-value heads of this width, where other blocks have `others` query heads, half
+        as many as these if theirs are other ones, and positions turn half of a head if they turn another part of
+        theirs."""
+        return replace(
+            self,
+            num_global_key_value_heads=key_value_heads,
+            global_head_dim=head_dim,
+            num_global_attention_heads=None if self.num_global_attention_heads is None else 2 * others,
+            global_partial_rotary_factor=None if self.global_partial_rotary_factor is None else 0.5,
+        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,11 @@ class AttentionHeads:
     kind: str = ""
     keys_are_values: bool = False
     value_dim: int | None = None
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        return self.num_key_value_heads * self.num_query_groups
 
     @property
     def attention_name(self) -> str:

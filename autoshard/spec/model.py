@@ -327,7 +327,8 @@ class ModelSpec:
         if (wide := self.global_attention) is None:
             return (own,)
         count, width = wide.num_global_key_value_heads, wide.global_head_dim
-        groups, turned = self.num_attention_heads // count, int(width * self.partial_rotary_factor)
+        groups = (wide.num_global_attention_heads or self.num_attention_heads) // count
+        turned = int(width * (wide.global_partial_rotary_factor or self.partial_rotary_factor))
         return own, AttentionHeads(count, groups, width, turned, GLOBAL, wide.attention_k_eq_v, self.v_head_dim)
 
     def heads_of(self, layer: int) -> AttentionHeads:

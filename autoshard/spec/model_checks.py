@@ -125,6 +125,8 @@ def _check_attention(model: ModelSpec) -> None:
     for own in model.heads:
         if own.rotary_dim % 2 or own.rotary_dim == 0:
             factor = model.partial_rotary_factor
+            if own.kind and (wide := model.global_attention) is not None:
+                factor = wide.global_partial_rotary_factor or factor
             part = "" if factor == 1 else f" times partial_rotary_factor={factor}"
             raise AutoshardError(
                 f"{own.kind}head_dim={own.head_dim}{part} of {model.name} must be even: rotary positions turn pairs of "
@@ -146,7 +148,7 @@ def _check_value_heads(model: ModelSpec) -> None:
 
 def _check_global_attention(model: ModelSpec) -> None:
     """Other heads in blocks without a window only where the model_type can have them, no more than the others have."""
-    wide, of, heads = model.global_attention, model.name, model.num_attention_heads
+    wide, of = model.global_attention, model.name
     if wide is None:
         return
     if not isinstance(wide, GlobalAttention):
@@ -156,11 +158,12 @@ def _check_global_attention(model: ModelSpec) -> None:
             f"global_head_dim={wide.global_head_dim} of {of} must be absent: model_type={model.model_type} has the "
             f"same heads in all blocks; {with_trait('global_attention')} may have others"
         )
-    count = wide.num_global_key_value_heads
+    count, heads = wide.num_global_key_value_heads, wide.num_global_attention_heads or model.num_attention_heads
     fitting = [number for number in range(1, model.num_key_value_heads + 1) if heads % number == 0]
     if count not in fitting:
+        field = "num_attention_heads" if wide.num_global_attention_heads is None else "num_global_attention_heads"
         raise AutoshardError(
-            f"num_global_key_value_heads={count} of {of} must divide num_attention_heads={heads} and be at most "
+            f"num_global_key_value_heads={count} of {of} must divide {field}={heads} and be at most "
             f"num_key_value_heads={model.num_key_value_heads}; what fits: {', '.join(map(str, fitting))}"
         )
 

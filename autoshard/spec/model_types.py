@@ -14,6 +14,7 @@ TRACED = "traced"
 """model_type, and hidden_act, of a user's own module."""
 ROUTED, SHARED = "routed", "shared"
 RMS_NORM, LAYER_NORM = "rmsnorm", "layernorm"
+SIGMOID, SOFTPLUS = "sigmoid", "softplus"
 EACH_HEAD, ALL_HEADS, EACH_NUMBER = "each_head", "all_heads", "each_number"
 NEEDED_FIELDS = ("latent_attention", "indexer", "chunked_attention")
 OPTIONAL_FIELDS = (
@@ -49,8 +50,9 @@ class Family:
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
     normalizes_values: whether each head's value has an RMSNorm too, one without a weight.
-    gates_attention: attention's output is multiplied by the sigmoid of a gate: "each_number" of it by one of its own |
+    gates_attention: attention's output is multiplied by a function of a gate: "each_number" of it by one of its own |
         "each_head" by one; None: there is no gate.
+    gate_function: of that gate: "sigmoid" | "softplus".
     has_output_bias: whether attention's output projection has a bias where attention_bias is set.
     learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
     turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
@@ -79,6 +81,7 @@ class Family:
     normalizes_turned_heads: bool = False
     normalizes_values: bool = False
     gates_attention: str | None = None
+    gate_function: str = SIGMOID
     has_output_bias: bool = True
     learns_positions: bool = False
     turns_neighbours: bool = False
@@ -101,6 +104,7 @@ class Family:
             check_choice(of, "qk_norm", self.qk_norm, (EACH_HEAD, ALL_HEADS))
         if self.gates_attention is not None:
             check_choice(of, "gates_attention", self.gates_attention, (EACH_NUMBER, EACH_HEAD))
+        check_choice(of, "gate_function", self.gate_function, (SIGMOID, SOFTPLUS))
         if self.qk_norm == ALL_HEADS and self.has_unit_offset:
             raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
         if self.normalizes_turned_heads and self.qk_norm is None:
@@ -238,6 +242,14 @@ _BUILT_IN = {
     "iquestcoder": Family("llama"),
     "mellum": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "hyperclovax": Family("hyperclovax"),
+    "laguna": Family(
+        "laguna",
+        experts=_SHARED,
+        qk_norm=EACH_HEAD,
+        gates_attention=EACH_HEAD,
+        gate_function=SOFTPLUS,
+        may_have=("global_attention",),
+    ),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }

@@ -18,7 +18,7 @@ from __future__ import annotations
 from autoshard.graph.attention_kind import KEY
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
-from autoshard.models.llama.graph import HIDDEN, core_attention, linear, norm, tempered
+from autoshard.models.llama.graph import HIDDEN, core_attention, gated_output, linear, norm, tempered
 from autoshard.spec.indexer import Indexer
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import EACH_HEAD
@@ -72,7 +72,7 @@ def latent_attention(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kern
     b.module = "attention"
     if model.family.gates_attention == EACH_HEAD:
         gate = linear(b, f"{name}.gate_proj", h, f"{HIDDEN}, kvhead group embed -> batch seq kvhead group", bias=False)
-        context = b.elementwise("sigmoid_mul", f"{name}.gated", context, gate)
+        context = gated_output(b, model, f"{name}.gated", context, gate)
     expression = "batch seq kvhead group valuedim, embed kvhead group valuedim -> batch seq embed"
     out = linear(b, f"{name}.o_proj", context, expression, bias=False)
     return residual(b, model, f"{prefix}.attention_residual", x, (out, f"{name}.dropout"))

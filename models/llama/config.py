@@ -115,6 +115,7 @@ def read_as_llama(
     if "rope_theta" not in more:
         more["rope_theta"], more["rope_scaling"] = rope(config, defaults.rope_theta)
     fields: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "sliding_window": None, **more}
+    fields.setdefault("num_attention_heads", heads)
     fields.setdefault("num_key_value_heads", config.value("num_key_value_heads", shared or heads))
     fields.setdefault("hidden_act", config.value("hidden_act", "silu"))
     fields.setdefault("tie_word_embeddings", config.value("tie_word_embeddings", False))
@@ -124,7 +125,6 @@ def read_as_llama(
         hidden_size=config.value("hidden_size"),
         intermediate_size=config.value(width),
         num_hidden_layers=config.value("num_hidden_layers"),
-        num_attention_heads=heads,
         head_dim=head_dim(config, "hidden_size", "num_attention_heads", defaults.head_dim),
         vocab_size=config.value("vocab_size"),
         max_position_embeddings=config.value("max_position_embeddings"),

@@ -9,7 +9,7 @@ from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import dropped_embedding, residual, sequence_keys
 from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import EACH_NUMBER, LAYER_NORM
+from autoshard.spec.model_types import EACH_NUMBER, LAYER_NORM, SOFTPLUS
 
 HIDDEN = "batch seq embed"
 TABLE, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
@@ -117,8 +117,15 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel, model.window_of(layer), sinks)
     if gates:
         b.module = "attention"
-        context = b.elementwise("sigmoid_mul", f"{name}.gated", context, *gate)
+        context = gated_output(b, model, f"{name}.gated", context, *gate)
     return output_projection(b, model, name, context)
+
+
+def gated_output(b: GraphBuilder, model: ModelSpec, name: str, context: str, gate: str) -> str:
+    """Append the product of attention's output with the family's function of a gate, and return it."""
+    if model.family.gate_function == SOFTPLUS:
+        return b.pointwise(name, "(mul x0 (softplus x1))", context, gate)
+    return b.elementwise("sigmoid_mul", name, context, gate)
 
 
 def normalized_heads(b: GraphBuilder, model: ModelSpec, name: str, q: str, k: str) -> tuple[str, str]:

@@ -232,6 +232,26 @@ MODELS["mimo of 6 heads"] = replace(
     attention_bias=True,
     tie_word_embeddings=True,
 )
+MODELS["laguna"] = replace(
+    MODELS["dots.llm1"],
+    model_type="laguna",
+    head_dim=16,
+    num_key_value_heads=4,
+    global_attention=GlobalAttention(4, 16, num_global_attention_heads=12, global_partial_rotary_factor=0.5),
+    rope_local_base_freq=1e3,
+    sliding_window=5,
+    layer_types=("full_attention", *("sliding_attention",) * 2, "full_attention"),
+    mlp_layer_types=("dense", *("sparse",) * 3),
+    shared_expert_intermediate_size=40,
+    router=Router("sigmoid", "noaux_tc", routed_scaling_factor=2.5),
+)
+MODELS["laguna of 6 heads"] = replace(
+    MODELS["laguna"],
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    global_attention=GlobalAttention(3, 16, num_global_attention_heads=3),
+    tie_word_embeddings=True,
+)
 MODELS["cwm"] = replace(
     LLAMA,
     model_type="cwm",

@@ -549,6 +549,9 @@ CASES[4] |= {
     "mimo of 6 heads, padded": ("mimo of 6 heads", strategy(tp=4, sp=False), 2),
     "mimo ep x tp": ("mimo", strategy(tp=2, dp=2, ep=2), 2),
     "kimi linear ep x tp": ("kimi linear", strategy(tp=2, dp=2, ep=2, recompute="attention_up"), 2),
+    "laguna, 6 heads, tp 4": ("laguna of 6 heads", strategy(tp=4), 2),
+    "laguna ep x tp": ("laguna", strategy(tp=2, dp=2, ep=2), 2),
+    "laguna tp x ulysses, ep": ("laguna", strategy(tp=2, cp=2, ep=2, attention="ulysses"), 2),
     "mellum ep x tp": ("mellum", strategy(tp=2, dp=2, ep=2), 2),
     "hyperclovax tp x ulysses": ("hyperclovax", strategy(tp=2, cp=2, attention="ulysses"), 2),
     "ling 3 ep x tp": ("ling 3", strategy(tp=2, dp=2, ep=2, recompute="attention_up"), 2),
@@ -626,6 +629,14 @@ CASES[2] |= {
     "lfm2 moe tp": ("lfm2 moe", strategy(tp=2, recompute="attention+mlp"), 2),
     "lfm2 moe ep, ZeRO-3": ("lfm2 moe", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
     "lfm2 moe ep over cp, ulysses": ("lfm2 moe", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "laguna tp": ("laguna", strategy(tp=2, recompute="attention+mlp"), 2),
+    "laguna, 6 heads, tp": ("laguna of 6 heads", strategy(tp=2, sp=False, kernel="plain"), 2),
+    "laguna ep over cp, zigzag ring, ZeRO-3": (
+        "laguna",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "laguna pp, interleaved": ("laguna", strategy(pp=2, vpp=2), 4),
     "mellum tp": ("mellum", strategy(tp=2, recompute="attention+mlp"), 2),
     "mellum ep over cp, zigzag ring, ZeRO-3": (
         "mellum",
@@ -835,7 +846,7 @@ LATER_FAMILIES = (
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
-    "iquestcoder",
+    *("iquestcoder", "laguna"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -332,6 +332,30 @@ CONFIGS["lfm3, biases"] = {
     "conv_bias": True,
     "tie_word_embeddings": False,
 }
+LAGUNA = {
+    **SMALL,
+    "model_type": "laguna",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 24,
+    **NO_TOKENS,
+}
+CONFIGS["laguna"] = {
+    **LAGUNA,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "num_attention_heads_per_layer": [6, 8, 6],
+    "moe_routed_scaling_factor": 2.5,
+    "sliding_window": 5,
+    "rope_parameters": {
+        "full_attention": YARN | {"attention_factor": 1.2, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    },
+}
+CONFIGS["laguna, all alike"] = {**LAGUNA, "mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
 CONFIGS["iquestcoder"] = {**SMALL, "model_type": "iquestcoder", "head_dim": 16, **NO_TOKENS}
 CONFIGS["hyperclovax"] = {
     **SMALL,

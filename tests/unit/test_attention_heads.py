@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autoshard.backends.mesh_rules import heads_of_blocks_split_alike
+from autoshard.backends.mesh_rules import heads_of_blocks_split_alike, padding_is_the_smaller_part
 from autoshard.backends.problem import Draft, Problem
 from autoshard.backends.rules import context_parallelism_works
 from autoshard.errors import AutoshardError
@@ -139,6 +139,46 @@ def test_layouts_must_suit_the_heads_of_every_block() -> None:
 def test_heads_that_do_not_fit(given: tuple[int, int], text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         wide(*given)
+    assert str(error.value).startswith(text)
+
+
+def test_blocks_without_a_window_may_have_other_query_heads() -> None:
+    model = MODELS["laguna"]
+    assert [(one.num_attention_heads, one.num_query_groups, one.rotary_dim) for one in model.heads] == [
+        (8, 2, 16),
+        (12, 3, 8),
+    ]
+    sizes = dim_sizes(model, 1, SEQ, tp=8)
+    assert (sizes["kvhead"], sizes["group"], sizes["global_kvhead"], sizes["global_group"]) == (4, 2, 4, 4)
+    (note,) = padding_notes(model, 8)[:1]
+    assert note.startswith("12 attention heads of blocks with full attention padded to 16 for tp=8: 25.0% of")
+    few = replace(model, global_attention=GlobalAttention(1, 16, num_global_attention_heads=1))
+    training, cluster = TrainingSpec(SEQ, 16, load_precision("mixed_precision")), load_cluster("cpu", nodes=1)
+    found = padding_is_the_smaller_part(Problem(few, training, cluster, "torch"), Draft(2, 1, 1, 1, 1))
+    assert found == ("tp=2 would pad num_global_attention_heads=1 of tiny-llama to 2; the nearest tp that fits here: 1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"num_global_attention_heads": 0}, "num_global_attention_heads=0 of global_attention must be a whole number "),
+        (
+            {"num_global_attention_heads": 6},
+            "num_global_key_value_heads=4 of tiny-llama must divide num_global_attention_heads=6 and be at most ",
+        ),
+        (
+            {"global_partial_rotary_factor": 1.5},
+            "global_partial_rotary_factor=1.5 of global_attention must be at most 1, all of a head",
+        ),
+        (
+            {"global_partial_rotary_factor": 0.2},
+            "global_head_dim=16 times partial_rotary_factor=0.2 of tiny-llama must be even",
+        ),
+    ],
+)
+def test_other_query_heads_that_do_not_fit(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        replace(MODELS["laguna"], global_attention=GlobalAttention(4, 16, **fields))
     assert str(error.value).startswith(text)
 
 

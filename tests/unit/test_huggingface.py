@@ -113,6 +113,11 @@ def parameters(model: ModelSpec) -> int:
     if model.model_type == "mimo_v2_flash":
         mixers = sum(mimo_mixer(model, layer) for layer in range(layers))
         return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
+    if model.model_type == "laguna":  # queries, output, keys, values, a gate of each head, norms of a head
+        counts = [model.heads_of(layer).num_attention_heads for layer in range(layers)]
+        mixers = sum(count * hidden * (2 * model.head_dim + 1) for count in counts)
+        mixers += layers * (2 * hidden * keys + 2 * model.head_dim)
+        return vocabulary + mixers + layers * 2 * hidden + mlp_parameters(model) + hidden
     if model.model_type == "nemotron":  # two matrices, norms of weight and bias, no other biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 4 * hidden) + 2 * hidden
     if model.family.has_one_branch:
@@ -293,6 +298,7 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm3-1.7b", 1_728_801_536),
         ("ling-3.0-flash", 124_414_191_072),
         ("mellum2-12b-a2.5b", 12_149_923_072),
+        ("laguna-xs.2", 33_442_607_104),
         ("hyperclovax-seed-think-14b", 14_748_112_896),
         ("iquest-coder-v1-40b", 39_794_283_520),
         ("kimi-linear-48b-a3b", 49_122_675_072),

@@ -650,6 +650,29 @@ def test_what_a_config_of_hyperclovax_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
+LAGUNA = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+
+
+def test_what_a_config_of_laguna_leaves_out() -> None:
+    model = read("laguna", **LAGUNA)
+    assert (model.layer_types, model.sliding_window, model.global_attention) == ((), None, None)
+    assert (model.num_attention_heads, model.rotary_dim, model.rope_theta) == (32, 64, 5e5)
+    assert (model.mlp_layer_types.count("dense"), model.shared_expert_intermediate_size) == (1, 512)
+    assert (model.router, model.norm_topk_prob) == (Router("sigmoid", "noaux_tc"), True)
+    assert from_config(to_config(model), "m") == model
+    types = ["full_attention", *["sliding_attention"] * 3]
+    other = read("laguna", **LAGUNA, layer_types=types, num_attention_heads_per_layer=[32, 48, 48, 48])
+    assert other.num_attention_heads == 48
+    wide = GlobalAttention(8, 128, num_global_attention_heads=32, global_partial_rotary_factor=0.5)
+    assert (other.global_attention, other.partial_rotary_factor, other.rope_local_base_freq) == (wide, 1.0, 1e4)
+    assert [one.num_attention_heads for one in other.heads] == [48, 32]
+    assert from_config(to_config(other), "m") == other
+    part = {"full_attention": {"partial_rotary_factor": 0.25}, "sliding_attention": {"partial_rotary_factor": 0.25}}
+    alike = read("laguna", **LAGUNA, layer_types=types, rope_parameters=part)
+    assert (alike.global_attention, alike.rotary_dim, alike.shared_expert_intermediate_size) == (None, 32, 512)
+    assert from_config(to_config(alike), "m") == alike
+
+
 def test_what_a_config_of_mimo_leaves_out() -> None:
     experts = {"moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2}
     model = read("mimo_v2_flash", **experts, num_hidden_layers=7, num_attention_heads=8)
@@ -872,6 +895,22 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "kda_lower_bound=5.0 of m must be a finite number below 0",
         ),
         ("bailing_hybrid", {**KIMI, "kda_safe_gate": 1}, "kda_safe_gate=1 of m must be true or false"),
+        ("laguna", {**KIMI, "gating": "per-element"}, "gating='per-element' of m is not supported; per-head is"),
+        (
+            "laguna",
+            {**LAGUNA, "num_attention_heads_per_layer": [32, 16, 32, 32]},
+            "num_attention_heads_per_layer of m says 16 and 32 of full_attention blocks; one number is supported",
+        ),
+        (
+            "laguna",
+            {**LAGUNA, "num_attention_heads_per_layer": [32]},
+            "num_attention_heads_per_layer=a list of 1 of m must be a list of 4 numbers",
+        ),
+        (
+            "laguna",
+            {**KIMI, "moe_router_logit_softcapping": 30.0},
+            "moe_router_logit_softcapping=30.0 of m is not supported; 0.0 is",
+        ),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm=False of m is not supported; True is"),
         ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window=True of m is not supported; False is"),
         (
@@ -1095,7 +1134,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
                 "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
-                "bailing_hybrid or mellum has it"
+                "bailing_hybrid or mellum or laguna has it"
             ),
         ),
         (

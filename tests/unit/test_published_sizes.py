@@ -145,6 +145,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("lfm2-8b-a1b", parameter_count, "8.3e9", "model card, recalled"),
     ("lfm2-8b-a1b", active, "1.5e9", "model card, recalled"),
     ("lfm3-1.7b", parameter_count, "1.7e9", "its name"),
+    ("laguna-xs.2", parameter_count, "33e9", "its page"),
+    ("laguna-xs.2", active, "3e9", "its page"),
     ("mellum2-12b-a2.5b", parameter_count, "12e9", "its name"),
     ("hyperclovax-seed-think-14b", parameter_count, "14.7e9", "model card, recalled"),
     ("iquest-coder-v1-40b", parameter_count, "40e9", "its name"),

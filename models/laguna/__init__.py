@@ -1,0 +1,1 @@
+"""Laguna: blocks with a window and without have other numbers of query heads, each with a gate (Poolside 2026)."""
