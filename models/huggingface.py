@@ -25,8 +25,9 @@ MAX_CONFIG_BYTES = 1_000_000
 """Published configs have 1 to 50 KB."""
 NOT_CAUSAL = (("is_causal", False),)
 """What no family here has: attention that looks ahead."""
-OF_THE_SAME_FORM = {"ministral": "mistral"}
-"""model_type -> the one as which it is read: transformers takes a mistral with layer_types for a ministral."""
+OF_THE_SAME_FORM = {"ministral": "mistral", "iquestcoder": "llama"}
+"""model_type -> the one as which it is read: transformers takes a mistral with layer_types for a ministral, and builds
+a Llama of an iquestcoder."""
 ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
 """Dropout -> (key of the config that has its rate, the rate that transformers takes without the key), of a family that
 does not say its own."""

@@ -239,7 +239,8 @@ _BUILT_IN = {
         "mimo", experts=_MIXTURE, has_output_bias=False, may_have=("global_attention", "v_head_dim")
     ),
     "olmo_hybrid": Family("olmo_hybrid", qk_norm=ALL_HEADS),
-    "iquestcoder": Family("llama"),
+    "jais2": Family("nemotron", activations=("relu2",), has_gate=False, normalization=LAYER_NORM),
+    "starcoder2": Family("nemotron", activations=("gelu_pytorch_tanh",), has_gate=False, normalization=LAYER_NORM),
     "mellum": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "hyperclovax": Family("hyperclovax"),
     "laguna": Family(

@@ -1,5 +1,4 @@
-"""The config.json of models of the Llama form: Llama, Mistral, the dense ones of Qwen, SmolLM3, Granite, CWM and
-IQuest-Coder."""
+"""The config.json of models of the Llama form: Llama, Mistral, the dense ones of Qwen, SmolLM3, Granite and CWM."""
 
 from __future__ import annotations
 
@@ -30,7 +29,6 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "cwm": "CwmForCausalLM",
-    "iquestcoder": "LlamaForCausalLM",
 }
 
 
@@ -53,7 +51,6 @@ DEFAULTS = {
     "smollm3": Defaults(norm_eps=1e-6, rope_theta=2_000_000.0, num_key_value_heads=4),
     "granite": Defaults(norm_eps=1e-6, rope_theta=10_000.0),
     "cwm": Defaults(norm_eps=1e-5, rope_theta=1_000_000.0, num_key_value_heads=8, sliding_window=8192, head_dim=128),
-    "iquestcoder": Defaults(norm_eps=1e-5, rope_theta=10_000.0, num_key_value_heads=8, head_dim=128),
 }
 CWM_ROPE = {
     "rope_type": "llama3",
@@ -69,9 +66,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
     defaults = DEFAULTS[model_type]
     more: dict[str, Any]
     match model_type:
-        case "llama" | "iquestcoder":
-            if model_type == "iquestcoder":  # transformers refuses it
-                config.only("use_sliding_window", False)
+        case "llama":
             more = {
                 "attention_bias": config.value("attention_bias", False),
                 "mlp_bias": config.value("mlp_bias", False),
@@ -226,7 +221,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
     keys = written_as_llama(model)
     more: dict[str, Any]
     match model.model_type:
-        case "llama" | "iquestcoder":
+        case "llama":
             more = {"attention_bias": model.attention_bias, "mlp_bias": model.mlp_bias}
         case "mistral":
             more = {"sliding_window": model.sliding_window}

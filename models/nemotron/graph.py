@@ -1,4 +1,5 @@
-"""The graph of Nemotron and Arcee as operators over named dims: Llama's attention, an MLP of two matrices."""
+"""The graph of Nemotron, Arcee, Jais 2 and StarCoder2 as operators over named dims: Llama's attention, an MLP of two
+matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of Nemotron and Arcee."""
+"""The names and the form of our parameters in Hugging Face checkpoints of Nemotron, Arcee, Jais 2 and StarCoder2."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "ends"]
 
+OTHER_NAMES = {"starcoder2": {"up_proj": "c_fc", "down_proj": "c_proj"}}
+"""What a family calls the matrices of its MLP."""
+
 
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
@@ -19,7 +22,9 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 def plain_mlp(model: ModelSpec, name: str) -> Iterator[Part]:
     """The parts of the checkpoint for an MLP of two matrices. name: of it."""
+    named = OTHER_NAMES.get(model.model_type, {})
     for part, rows, columns in (("up_proj", "ffn", "embed"), ("down_proj", "embed", "ffn")):
-        yield Part.same(f"{name}.{part}.weight", f"{rows} {columns}")
+        hub = f"{name}.{named.get(part, part)}"
+        yield Part(f"{hub}.weight", f"{rows} {columns}", f"{name}.{part}.weight")
         if model.mlp_bias:
-            yield Part.same(f"{name}.{part}.bias", rows)
+            yield Part(f"{hub}.bias", rows, f"{name}.{part}.bias")

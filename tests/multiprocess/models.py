@@ -232,6 +232,17 @@ MODELS["mimo of 6 heads"] = replace(
     attention_bias=True,
     tie_word_embeddings=True,
 )
+MODELS["starcoder2"] = replace(
+    LLAMA,
+    model_type="starcoder2",
+    hidden_act="gelu_pytorch_tanh",
+    num_key_value_heads=2,
+    attention_bias=True,
+    mlp_bias=True,
+    sliding_window=5,
+    tie_word_embeddings=True,
+)
+MODELS["jais2"] = replace(LLAMA, model_type="jais2", hidden_act="relu2", attention_bias=True, mlp_bias=True)
 MODELS["laguna"] = replace(
     MODELS["dots.llm1"],
     model_type="laguna",

@@ -550,6 +550,7 @@ CASES[4] |= {
     "mimo ep x tp": ("mimo", strategy(tp=2, dp=2, ep=2), 2),
     "kimi linear ep x tp": ("kimi linear", strategy(tp=2, dp=2, ep=2, recompute="attention_up"), 2),
     "laguna, 6 heads, tp 4": ("laguna of 6 heads", strategy(tp=4), 2),
+    "starcoder2, kv replicated": ("starcoder2", strategy(tp=4), 2),
     "laguna ep x tp": ("laguna", strategy(tp=2, dp=2, ep=2), 2),
     "laguna tp x ulysses, ep": ("laguna", strategy(tp=2, cp=2, ep=2, attention="ulysses"), 2),
     "mellum ep x tp": ("mellum", strategy(tp=2, dp=2, ep=2), 2),
@@ -629,6 +630,13 @@ CASES[2] |= {
     "lfm2 moe tp": ("lfm2 moe", strategy(tp=2, recompute="attention+mlp"), 2),
     "lfm2 moe ep, ZeRO-3": ("lfm2 moe", strategy(dp=2, ep=2, zero=3, recompute="full"), 2),
     "lfm2 moe ep over cp, ulysses": ("lfm2 moe", strategy(cp=2, ep=2, attention="ulysses"), 2),
+    "starcoder2 tp": ("starcoder2", strategy(tp=2, recompute="attention+mlp"), 2),
+    "starcoder2 zigzag ring, ZeRO-3": (
+        "starcoder2",
+        strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "jais2 tp": ("jais2", strategy(tp=2, sp=False, kernel="plain"), 2),
     "laguna tp": ("laguna", strategy(tp=2, recompute="attention+mlp"), 2),
     "laguna, 6 heads, tp": ("laguna of 6 heads", strategy(tp=2, sp=False, kernel="plain"), 2),
     "laguna ep over cp, zigzag ring, ZeRO-3": (
@@ -846,7 +854,7 @@ LATER_FAMILIES = (
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
-    *("iquestcoder", "laguna"),
+    *("laguna", "starcoder2", "jais2"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

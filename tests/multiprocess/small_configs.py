@@ -332,6 +332,25 @@ CONFIGS["lfm3, biases"] = {
     "conv_bias": True,
     "tie_word_embeddings": False,
 }
+CONFIGS["starcoder2"] = {**SMALL, "model_type": "starcoder2", "sliding_window": 5, **NO_TOKENS}
+CONFIGS["starcoder2, no biases"] = {
+    **SMALL,
+    "model_type": "starcoder2",
+    "norm_epsilon": 1e-3,
+    "tie_word_embeddings": False,
+    "use_bias": False,
+    **NO_TOKENS,
+}
+CONFIGS["jais2"] = {**SMALL, "model_type": "jais2", **NO_TOKENS}
+CONFIGS["jais2, no biases"] = {
+    **SMALL,
+    "model_type": "jais2",
+    "attention_bias": False,
+    "head_dim": 16,
+    "layer_norm_eps": 1e-3,
+    "mlp_bias": False,
+    **NO_TOKENS,
+}
 LAGUNA = {
     **SMALL,
     "model_type": "laguna",
@@ -356,7 +375,6 @@ CONFIGS["laguna"] = {
     },
 }
 CONFIGS["laguna, all alike"] = {**LAGUNA, "mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
-CONFIGS["iquestcoder"] = {**SMALL, "model_type": "iquestcoder", "head_dim": 16, **NO_TOKENS}
 CONFIGS["hyperclovax"] = {
     **SMALL,
     **MULTIPLIERS,

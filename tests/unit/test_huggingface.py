@@ -126,6 +126,10 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * (attention + 3 * hidden * ffn + hidden) + hidden
     if model.model_type == "apertus":  # two matrices and two numbers, RMS norms, those of a head too
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 + 2 * hidden + 2 * model.head_dim) + hidden
+    if model.model_type in ("jais2", "starcoder2"):  # the same with biases
+        biases = queries + 2 * keys + hidden + ffn + hidden
+        block = attention + 2 * hidden * ffn + 4 * hidden + biases
+        return vocabulary + layers * block + 2 * hidden
     if model.model_type == "arcee":  # two matrices, RMS norms, no biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
@@ -298,6 +302,10 @@ def recurrence(model: ModelSpec) -> int:
         ("lfm3-1.7b", 1_728_801_536),
         ("ling-3.0-flash", 124_414_191_072),
         ("mellum2-12b-a2.5b", 12_149_923_072),
+        ("starcoder2-3b", 3_030_371_328),
+        ("starcoder2-7b", 7_173_923_840),
+        ("starcoder2-15b", 15_957_889_024),
+        ("jais2-8b", 8_090_401_280),
         ("laguna-xs.2", 33_442_607_104),
         ("hyperclovax-seed-think-14b", 14_748_112_896),
         ("iquest-coder-v1-40b", 39_794_283_520),
@@ -382,6 +390,8 @@ def test_what_a_mistral_and_a_mixtral_config_leave_out() -> None:
     assert (ministral.sliding_window, ministral.layer_types) == (4096, tuple(mixed))
     assert from_config({**LLAMA, "model_type": "ministral", "layer_types": mixed}, "ministral") == ministral
     assert from_config(to_config(ministral), "ministral") == ministral
+    iquest, llama = (from_config({**LLAMA, "model_type": name}, "m") for name in ("iquestcoder", "llama"))
+    assert iquest == llama
     alike = ["sliding_attention"] * 32
     assert from_config({**LLAMA, "model_type": "mistral", "layer_types": alike}, "bare") == mistral
     experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}

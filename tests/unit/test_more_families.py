@@ -650,6 +650,22 @@ def test_what_a_config_of_hyperclovax_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
+def test_what_a_config_of_starcoder2_leaves_out() -> None:
+    model = read("starcoder2")
+    assert (model.attention_bias, model.mlp_bias, model.tie_word_embeddings) == (True, True, True)
+    assert (model.hidden_act, model.num_key_value_heads, model.sliding_window) == ("gelu_pytorch_tanh", 2, None)
+    other = read("starcoder2", use_bias=False, sliding_window=64, norm_epsilon=1e-3)
+    assert (other.attention_bias, other.sliding_window, other.norm_eps) == (False, 64, 1e-3)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_what_a_config_of_jais_leaves_out() -> None:
+    model = read("jais2")
+    assert (model.attention_bias, model.mlp_bias, model.hidden_act, model.norm_eps) == (True, True, "relu2", 1e-5)
+    assert from_config(to_config(model), "m") == model
+
+
 LAGUNA = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
 
 
@@ -912,7 +928,6 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "moe_router_logit_softcapping=30.0 of m is not supported; 0.0 is",
         ),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm=False of m is not supported; True is"),
-        ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window=True of m is not supported; False is"),
         (
             "mellum",
             {"layer_types": ["sliding_attention"] * 4, "sliding_window": None},
