@@ -557,7 +557,7 @@ CASES[4] |= {
     "hyperclovax tp x ulysses": ("hyperclovax", strategy(tp=2, cp=2, attention="ulysses"), 2),
     "ling 3 ep x tp": ("ling 3", strategy(tp=2, dp=2, ep=2, recompute="attention_up"), 2),
     "lfm3, kv replicated": ("lfm3", strategy(tp=4, sp=False, kernel="plain"), 2),
-    "lfm3 tp x ulysses": ("lfm3", strategy(tp=2, cp=2, attention="ulysses"), 2),
+    "lfm3 tp x zigzag ring": ("lfm3", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "lfm2 tp x zigzag ring": ("lfm2", strategy(tp=2, cp=2, attention="zigzag_ring"), 2),
     "glm, kv replicated": ("glm", strategy(tp=4, sp=False), 2),
     "granite moe ep x tp": ("granite moe", strategy(tp=2, dp=2, ep=2, sp=False), 2),
