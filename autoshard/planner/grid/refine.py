@@ -136,7 +136,7 @@ def refine(
     queue = list[tuple[tuple[float, int], Promise]]()
     better: list[Timed] = []
     passed: list[Promise] = []
-    best_s, at_least_s = known_s, min(known_s, open_s)
+    best_s, at_least_s, is_tight = known_s, min(known_s, open_s), known_s < inf
     while queue or unseen:
         if not queue:
             queue = promised(unseen.pop(0))
@@ -156,8 +156,9 @@ def refine(
         is_idle = at_least_s <= bound_s
         most = (MOST_IDLE if is_idle else MOST_CHUNKED) if by_paths else MOST_MANY_CHUNKED
         is_left = is_chunked and solved[by_paths] >= most
-        if promise.tighter_s is not None and not (is_left and is_idle):
+        if promise.tighter_s is not None and is_tight and not (is_left and is_idle):
             tighter_s = max(bound_s, promise.tighter_s())
+            tighter_s = tighter_s if tighter_s < LONG_S else inf  # nothing fits
             promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
             heapreplace(queue, ((tighter_s, place), promise))
             continue
@@ -166,6 +167,7 @@ def refine(
             at_least_s = min(at_least_s, bound_s)
             continue
         fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING), at_least_s)
+        is_tight = True  # the first one may be all that is needed; where it does not fit, others may not either
         solved[by_paths] += is_chunked + fastest.effort
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
@@ -244,10 +246,11 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     )
     drafts = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
     drafts = drafts[at_least_s[drafts].argsort(kind="stable")]
-    bound = _tighter_bound(whole) if np.isfinite(known_s) else None
+    # without a known time a bound tells alone what does not fit
+    bound, below_s = _tighter_bound(whole), min(known_s, LONG_S)
     for rows in pieces(len(drafts), AT_ONCE):
         some = drafts[rows]
-        together = None if bound is None else cache(partial(bound, whole, some, limit_bytes, known_s))
+        together = None if bound is None else cache(partial(bound, whole, some, limit_bytes, below_s))
         for draft in some.tolist():
             tighter_s = None if together is None else partial(_of, together, draft)
             yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft), tighter_s)
