@@ -47,9 +47,9 @@ class GlobalAttention:
                 raise AutoshardError(f"global_partial_rotary_factor={part} of {of} must be at most 1, all of a head")
 
     def shrunk(self, key_value_heads: int, head_dim: int, others: int) -> GlobalAttention:
-        """The same form with so many key-value heads of this width, where other blocks have `others` query heads, half
-        as many as these if theirs are other ones, and positions turn half of a head if they turn another part of
-        theirs."""
+        """The same form with so many key-value heads of this width. others: query heads of blocks with a window. Where
+        these blocks have other query heads they get twice as many, and where positions turn another part of them, a
+        half."""
         return replace(
             self,
             num_global_key_value_heads=key_value_heads,
