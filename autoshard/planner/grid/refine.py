@@ -246,8 +246,9 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     )
     drafts = np.flatnonzero(at_least_s < known_s * (1 - ROUNDING))
     drafts = drafts[at_least_s[drafts].argsort(kind="stable")]
-    # without a known time a bound tells alone what does not fit
-    bound, below_s = _tighter_bound(whole), min(known_s, LONG_S)
+    # without a known time a bound tells alone what does not fit; that of rooms would then take much memory
+    bound = _tighter_bound(whole) if known_s < inf or _is_solved_by_stages(whole) else None
+    below_s = min(known_s, LONG_S)
     for rows in pieces(len(drafts), AT_ONCE):
         some = drafts[rows]
         together = None if bound is None else cache(partial(bound, whole, some, limit_bytes, below_s))
