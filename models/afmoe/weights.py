@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autoshard.models.afmoe.graph import NORMS
 from autoshard.models.deepseek.weights import mlp
-from autoshard.models.llama.weights import PROJECTIONS, ends, norms, self_attention
+from autoshard.models.llama.weights import ends, norms, self_attention
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 
@@ -16,6 +16,5 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from self_attention(model, f"{prefix}.self_attn")
-    yield Part.same(f"{prefix}.self_attn.gate_proj.weight", f"{PROJECTIONS['q_proj']} embed")
     yield from norms(model, *(f"{prefix}.{name}" for name in ("input_layernorm", *NORMS)))
     yield from mlp(model, layer, router="router.gate", correction="expert_bias")

@@ -15,6 +15,8 @@ from autoshard.models.deepseek.config import (
     read_with_latent,
     written_with_latent,
 )
+from autoshard.models.kimi_linear.config import NAMED as KIMI_NAMED
+from autoshard.models.kimi_linear.config import POSITIONS
 from autoshard.spec.linear_attention import LinearAttention
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import FULL_ATTENTION, LINEAR_ATTENTION, MOST_REPEATED
@@ -22,16 +24,8 @@ from autoshard.spec.model_types import FULL_ATTENTION, LINEAR_ATTENTION, MOST_RE
 ARCHITECTURES = {"bailing_hybrid": "BailingHybridForCausalLM"}
 DEFAULTS = Defaults(first_dense=2)
 UNSUPPORTED = (("attention_bias", True), ("output_router_logits", True))
-NAMED = {
-    "n_routed_experts": "num_experts",
-    "n_shared_experts": "num_shared_experts",
-    "num_experts_per_tok": "num_experts_per_token",
-    "norm_topk_prob": "moe_renormalize",
-    "n_group": "num_expert_group",
-    "scoring_func": "score_function",
-}
+NAMED = {**KIMI_NAMED, "scoring_func": "score_function"}
 """Keys of DeepSeek's experts -> the family's own."""
-POSITIONS = "model_max_length"
 SAME = {
     **{key: own for key, own in NAMED.items() if key not in ("n_routed_experts", "scoring_func")},
     "num_local_experts": NAMED["n_routed_experts"],

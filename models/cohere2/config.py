@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.models.config_fields import Config, one_kind, shared_out
-from autoshard.models.llama.config import Defaults, every_few, read_as_llama, window_of_some, windows, written_as_llama
+from autoshard.models.llama.config import Defaults, every_few, needed_windows, read_as_llama, written_as_llama
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import (
     ATTENTION_TYPES,
@@ -43,7 +43,6 @@ def read(config: Config, model_type: str) -> ModelSpec:
     else:
         every = config.integer("sliding_window_pattern", PATTERN)
         types = every_few(layers, every)
-    window_of_some(config, WINDOW, types)
     turned = tuple(ROPE if word == SLIDING_ATTENTION else NOPE for word in types)
     return read_as_llama(
         config,
@@ -54,7 +53,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
         tie_word_embeddings=config.value("tie_word_embeddings", True),
         logit_scale=config.positive("logit_scale", LOGIT_SCALE),
         position_types=turned if NOPE in turned else (),
-        **windows(config, WINDOW, types),
+        **needed_windows(config, WINDOW, types),
     )
 
 

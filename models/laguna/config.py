@@ -8,7 +8,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import check_integer, check_positive, show
 from autoshard.models.config_fields import Config, one_kind, rope_parameters_of_kinds, ropes_of_kinds
 from autoshard.models.deepseek.config import expert_keys, experts, kind_keys
-from autoshard.models.llama.config import Defaults, read_as_llama, window_of_some, windows, written_as_llama
+from autoshard.models.llama.config import Defaults, needed_windows, read_as_llama, written_as_llama
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
@@ -43,7 +43,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
     types = (FULL_ATTENTION,) * layers
     if config.gives("layer_types"):
         types = config.words("layer_types", layers, ATTENTION_TYPES)
-    window = window_of_some(config, WINDOW, types)
+    found = needed_windows(config, WINDOW, types)
     theta, scaling, local = ropes_of_kinds(config, DEFAULTS.rope_theta, LOCAL_THETA, ROPE)
     scale = config.positive(NAMED["routed_scaling_factor"], 1.0)
     routed = experts(config, first_dense=1, shared=0, says_kinds=True, named=NAMED)
@@ -55,9 +55,9 @@ def read(config: Config, model_type: str) -> ModelSpec:
         width="moe_intermediate_size",
         rope_theta=theta,
         rope_scaling=scaling,
-        rope_local_base_freq=None if window is None else local,
+        rope_local_base_freq=None if found["sliding_window"] is None else local,
         router=Router("sigmoid", CORRECTED, routed_scaling_factor=scale),
-        **windows(config, WINDOW, types),
+        **found,
         **_heads(config, types),
         **routed,
     )
@@ -105,8 +105,10 @@ def write(model: ModelSpec) -> dict[str, Any]:
     written = written_as_llama(model) | expert_keys(model, NAMED) | kind_keys(model) | rope_parameters_of_kinds(model)
     for key in NOT_ITS_OWN:
         del written[key]
-    for kind, own in ((SLIDING_ATTENTION, model.heads[0]), (FULL_ATTENTION, model.heads[-1])):
-        written["rope_parameters"][kind]["partial_rotary_factor"] = own.rotary_dim / own.head_dim
+    part, wide = model.partial_rotary_factor, model.global_attention
+    parts = {SLIDING_ATTENTION: part, FULL_ATTENTION: (wide and wide.global_partial_rotary_factor) or part}
+    for kind, turned in parts.items():
+        written["rope_parameters"][kind]["partial_rotary_factor"] = turned
     return written | {
         "sliding_window": model.sliding_window or WINDOW,
         "layer_types": list(model.layer_types or one_kind(model)),

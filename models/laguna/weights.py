@@ -15,8 +15,6 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix, heads = f"model.layers.{layer}", model.heads_of(layer)
     hub, ours = f"{prefix}.self_attn", f"{prefix}.{heads.attention_name}"
-    yield from self_attention(model, hub, own=(ours, heads))
-    gate = f"({' '.join(heads.query_dims[:2])}) embed"
-    yield Part(f"{hub}.g_proj.weight", gate, f"{ours}.gate_proj.weight")
+    yield from self_attention(model, hub, gate_proj="g_proj", own=(ours, heads))
     yield from norms(model, f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
     yield from mlp(model, layer, "shared_expert", correction="experts.e_score_correction_bias")

@@ -49,7 +49,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def _usual(layer: int) -> str:
-    """What mixes the tokens of a block where a config does not say."""
+    """The word of layer_types for the block at this place, of a config without that key."""
     if layer % 4 == 2:
         return FULL_ATTENTION
     return SLIDING_ATTENTION if layer and layer % 4 == 0 else CONV

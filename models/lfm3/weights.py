@@ -19,9 +19,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     if model.mixer_of(layer) == CONV:
         yield from short_conv(model, f"{prefix}.conv")
     else:
-        name = f"{prefix}.self_attn"
-        yield from self_attention(model, name)
-        yield Part.same(f"{name}.gate_proj.weight", "(kvhead group) embed")
+        yield from self_attention(model, f"{prefix}.self_attn")
     yield Part(f"{prefix}.operator_norm.weight", "embed", f"{prefix}.input_layernorm.weight")
     yield from norms(model, *(f"{prefix}.{name}" for name in (BEHIND_MIXER, BEFORE_MLP, BEHIND_MLP)))
     yield from dense_mlp(prefix, "ffn")

@@ -176,6 +176,12 @@ def window_of_some(config: Config, default: int | None, types: tuple[str, ...]) 
     return window
 
 
+def needed_windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict[str, Any]:
+    """As `windows`, of blocks of these layer_types, where a window of null is refused as by `window_of_some`."""
+    window_of_some(config, default, types)
+    return windows(config, default, types)
+
+
 def turned_windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict[str, Any]:
     """The fields that `windows` finds, and those of positions in families whose blocks without a window have none."""
     if config.gives("layer_types"):

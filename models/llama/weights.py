@@ -42,13 +42,14 @@ def self_attention(
     name: str,
     q_norm: str = "q_norm",
     k_norm: str = "k_norm",
+    gate_proj: str = "gate_proj",
     own: tuple[str, AttentionHeads] | None = None,
 ) -> Iterator[Part]:
     """The parts of the checkpoint for an attention's projections and its norms of queries and keys. name: of it.
-    q_norm, k_norm: the family's names of these norms. own: our name of it and its heads, where blocks have different
-    ones."""
+    q_norm, k_norm, gate_proj: the family's names of these norms, and of the gate's projection if there is one. own: our
+    name of it and its heads, where blocks have different ones."""
     ours, heads = own or (name, model.heads[0])
-    yield from projections(model, name, own)
+    yield from projections(model, name, own, gate_proj)
     if model.normalizes_heads or model.normalizes_all_heads:
         for norm, our_norm, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
             layout = heads.query_dims[2] if model.normalizes_heads else PROJECTIONS[projection]
@@ -63,15 +64,17 @@ def norms(model: ModelSpec, *names: str) -> Iterator[Part]:
             yield Part.same(f"{name}.bias", "embed")
 
 
-def projections(model: ModelSpec, name: str, own: tuple[str, AttentionHeads] | None = None) -> Iterator[Part]:
-    """The parts of the checkpoint for the projections of an attention. name: of the attention. own: as of
+def projections(
+    model: ModelSpec, name: str, own: tuple[str, AttentionHeads] | None = None, gate_proj: str = "gate_proj"
+) -> Iterator[Part]:
+    """The parts of the checkpoint for the projections of an attention. name: of the attention. own, gate_proj: as of
     `self_attention`."""
     ours, heads = own or (name, model.heads[0])
-    for part, dims in projected(heads).items():
-        rows = f"({dims})"
-        yield Part(f"{name}.{part}.weight", f"{rows} embed", f"{ours}.{part}.weight")
+    for part, dims in projected(heads, model.family.gates_attention).items():
+        hub, rows = f"{name}.{gate_proj if part == 'gate_proj' else part}", f"({dims})"
+        yield Part(f"{hub}.weight", f"{rows} embed", f"{ours}.{part}.weight")
         if model.attention_bias:
-            yield Part(f"{name}.{part}.bias", rows, f"{ours}.{part}.bias")
+            yield Part(f"{hub}.bias", rows, f"{ours}.{part}.bias")
     yield Part(f"{name}.o_proj.weight", f"embed ({' '.join(heads.output_dims)})", f"{ours}.o_proj.weight")
     if model.output_projection_bias:
         yield Part(f"{name}.o_proj.bias", "embed", f"{ours}.o_proj.bias")

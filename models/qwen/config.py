@@ -9,10 +9,9 @@ from autoshard.files.fields import show
 from autoshard.models.config_fields import Config, one_kind, rope_parameters_of_kinds, ropes_of_kinds
 from autoshard.models.llama.config import (
     Defaults,
+    needed_windows,
     qwen_window_keys,
     read_as_llama,
-    window_of_some,
-    windows,
     written_as_llama,
 )
 from autoshard.models.mixtral.config import routers_loss, routers_loss_keys
@@ -61,10 +60,10 @@ def _kinds(config: Config) -> dict[str, Any]:
     types = (FULL_ATTENTION,) * layers
     if config.gives("layer_types"):
         types = config.words("layer_types", layers, ATTENTION_TYPES)
-    window = window_of_some(config, defaults.sliding_window, types)
+    found = needed_windows(config, defaults.sliding_window, types)
     theta, scaling, local = ropes_of_kinds(config, defaults.rope_theta, LOCAL_THETA)
-    own = {} if window is None else {"rope_local_base_freq": local}
-    return {"rope_theta": theta, "rope_scaling": scaling, **own, **windows(config, defaults.sliding_window, types)}
+    own = {} if found["sliding_window"] is None else {"rope_local_base_freq": local}
+    return {"rope_theta": theta, "rope_scaling": scaling, **own, **found}
 
 
 def mixture(config: Config, norm_topk_prob: bool) -> dict[str, Any]:

@@ -158,7 +158,6 @@ def refine(
         is_left = is_chunked and solved[by_paths] >= most
         if promise.tighter_s is not None and is_tight and not (is_left and is_idle):
             tighter_s = max(bound_s, promise.tighter_s())
-            tighter_s = tighter_s if tighter_s < LONG_S else inf  # nothing fits
             promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
             heapreplace(queue, ((tighter_s, place), promise))
             continue
@@ -248,10 +247,9 @@ def _kind_promises(whole: Whole, limit_bytes: float, known_s: float) -> Iterator
     drafts = drafts[at_least_s[drafts].argsort(kind="stable")]
     # without a known time a bound tells alone what does not fit; that of rooms would then take much memory
     bound = _tighter_bound(whole) if known_s < inf or _is_solved_by_stages(whole) else None
-    below_s = min(known_s, LONG_S)
     for rows in pieces(len(drafts), AT_ONCE):
         some = drafts[rows]
-        together = None if bound is None else cache(partial(bound, whole, some, limit_bytes, below_s))
+        together = None if bound is None else cache(partial(bound, whole, some, limit_bytes, known_s))
         for draft in some.tolist():
             tighter_s = None if together is None else partial(_of, together, draft)
             yield Promise(float(at_least_s[draft]), whole, draft, whole.useful_sets(draft), tighter_s)
