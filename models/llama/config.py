@@ -177,7 +177,7 @@ def window_of_some(config: Config, default: int | None, types: tuple[str, ...]) 
 
 
 def needed_windows(config: Config, default: int | None, types: tuple[str, ...]) -> dict[str, Any]:
-    """As `windows`, of blocks of these layer_types, where a window of null is refused as by `window_of_some`."""
+    """The fields that `windows` finds, in families where a window of null beside sliding blocks is refused."""
     window_of_some(config, default, types)
     return windows(config, default, types)
 
