@@ -11,6 +11,8 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
 from autoshard.spec.rope import PROPORTIONAL, ROPE_TYPES, RopeScaling
 
+MROPE = "mrope"
+"""The rope_type of Qwen2-VL: positions of images in three directions, of which text has one."""
 ORIGINAL = "original_max_position_embeddings"
 _NO_ROPE: Mapping[str, Any] = {}
 _NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
@@ -183,7 +185,7 @@ def stretched(config: Config, rope: Mapping[str, Any], known: tuple[str, ...] = 
     """How rotary frequencies are stretched, by the mapping that says it; None where they are not. known: the rope_types
     that the family has besides default."""
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type == "default":
+    if rope_type in ("default", MROPE):
         return None
     if rope_type not in known:
         supported = ", ".join(("default", *known))

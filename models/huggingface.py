@@ -16,6 +16,7 @@ from autoshard.files.json_file import read_json
 from autoshard.models.config_fields import Config
 from autoshard.models.families import FAMILIES, config_of
 from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
+from autoshard.models.text_part import other_parts, text_part
 from autoshard.plugins.found import call
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
@@ -25,9 +26,6 @@ MAX_CONFIG_BYTES = 1_000_000
 """Published configs have 1 to 50 KB."""
 NOT_CAUSAL = (("is_causal", False),)
 """What no family here has: attention that looks ahead."""
-OF_THE_SAME_FORM = {"ministral": "mistral", "iquestcoder": "llama"}
-"""model_type -> the one as which it is read: transformers takes a mistral with layer_types for a ministral, and builds
-a Llama of an iquestcoder."""
 ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
 """Dropout -> (key of the config that has its rate, the rate that transformers takes without the key), of a family that
 does not say its own."""
@@ -57,17 +55,17 @@ def _parsed(file: Path) -> object:
 
 
 def from_config(config: object, name: str) -> ModelSpec:
-    """The model that a parsed config.json describes. name: of the model, which the config does not say.
+    """The model that a parsed config.json describes; the text model where it describes one that sees or hears as well.
+    name: of the model, which the config does not say.
 
     Raises AutoshardError naming the field, its value and what would work.
     """
     if not isinstance(config, Mapping):
         raise AutoshardError(f"the config of {name} must be an object with a model_type, not {show(config)}")
+    config = text_part(config)
     model_type = config.get("model_type")
     if model_type is None:
         raise AutoshardError(f"model_type is missing from the config of {name}; supported: {', '.join(MODEL_TYPES)}")
-    if isinstance(model_type, str):
-        model_type = OF_THE_SAME_FORM.get(model_type, model_type)
     if not isinstance(model_type, str) or model_type not in FAMILIES or model_type == TRACED:
         raise AutoshardError(
             f"model_type={show(model_type)} of {name} is not supported; {_nearest(config)}; "
@@ -101,10 +99,7 @@ def _nearest(config: Mapping[str, Any]) -> str:
     """The known family that is nearest to a config of an unknown one, and what that does not know, in words."""
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
-        of_text = inner.get("model_type")
-        if isinstance(of_text, str) and of_text in FAMILIES and of_text != TRACED:
-            return "its text_config may be a config that is: give that alone"
-        return f"nor is its text_config, of model_type={show(of_text)}"
+        return f"nor is its text_config, of model_type={show(inner.get('model_type'))}"
     nearest = nearest_family(config)
     keys = unknown_keys(config, nearest)
     more = "" if len(keys) <= MOST_NAMED else f" and {len(keys) - MOST_NAMED} more"
@@ -136,9 +131,23 @@ def read_dropout(path: str | Path) -> Dropout:
     Raises AutoshardError as `read_config`, and for a rate that is none.
     """
     model = read_config(path)
+    fields = Config(text_part(_whole(path)), model.name)
+    rates = getattr(config_of(model.family), "DROPOUT", ATTENTION_DROPOUT)
+    return Dropout(**{field: fields.value(key, default) for field, (key, default) in rates.items()})
+
+
+def read_other_parts(path: str | Path) -> tuple[str, ...]:
+    """Keys of what a config.json describes beside the text model that `read_config` reads, such as vision_config.
+
+    Raises AutoshardError as `read_config`.
+    """
+    read_config(path)
+    return other_parts(_whole(path))
+
+
+def _whole(path: str | Path) -> Mapping[str, Any]:
+    """The config of a file or folder that `read_config` has read."""
     path = Path(path)
     config = _parsed(path / "config.json" if path.is_dir() else path)
     assert isinstance(config, Mapping)
-    fields = Config(config, model.name)
-    rates = getattr(config_of(model.family), "DROPOUT", ATTENTION_DROPOUT)
-    return Dropout(**{field: fields.value(key, default) for field, (key, default) in rates.items()})
+    return config

@@ -10,7 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import near, show
 from autoshard.files.json_file import read_json
 from autoshard.models.families import FAMILIES, config_files
-from autoshard.models.huggingface import read_config, read_dropout
+from autoshard.models.huggingface import read_config, read_dropout, read_other_parts
 from autoshard.plugins.found import installed
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
@@ -48,6 +48,12 @@ def published_dropout(name_or_path: str) -> Dropout:
     dropout.
     """
     return read_dropout(_config_file(name_or_path))
+
+
+def left_out(name_or_path: str) -> tuple[str, ...]:
+    """Keys of what the model's config describes beside the text model that `load_model` gives, such as vision_config,
+    by the same names."""
+    return read_other_parts(_config_file(name_or_path))
 
 
 def _config_file(name_or_path: str) -> Path | str:

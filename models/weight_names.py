@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class Part:
             else:
                 groups.append([word])
         return tuple(map(tuple, groups))
+
+    @property
+    def turned(self) -> Part:
+        """The part in a tensor that has its last two dims the other way round."""
+        *outer, rows, columns = re.findall(r"\([^)]*\)|\S+", self.layout)
+        return replace(self, layout=" ".join([*outer, columns, rows]))
 
     @property
     def span(self) -> tuple[str, ...]:

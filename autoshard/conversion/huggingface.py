@@ -21,8 +21,9 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json, read_json
 from autoshard.models.families import weights_of
-from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, to_config
+from autoshard.models.huggingface import MAX_CONFIG_BYTES, read_config, read_other_parts, to_config
 from autoshard.models.prediction import has_module
+from autoshard.models.text_part import is_part
 from autoshard.models.weight_names import Part
 from autoshard.models.weights import checkpoint_parts, parameter_dims, written_parts
 from autoshard.spec.model import ModelSpec
@@ -42,7 +43,8 @@ CARRIED = (
 )
 """Files that describe a tokenizer, and nothing that runs: copied as bytes, never interpreted."""
 FUSED = ".experts.gate_up_proj"
-"""The end of the name of a tensor with matrices of all experts of a block."""
+FUSED_DOWN = ".experts.down_proj"
+"""The ends of names of tensors with matrices of all experts of a block."""
 OUTER, AROUND = "model.language_model.", "language_model."
 """Starts of names of the text model in checkpoints of models that see images: in place of model., or before it."""
 SHARD_BYTES = 5_000_000_000
@@ -85,6 +87,7 @@ def huggingface_source(folder: Path) -> Source:
             continue
         name = _name_in_file(part.tensor, tensors, folder)
         path, stored = tensors[name]
+        part = _as_stored(part, stored.shape, sizes)
         _check(path, name, stored, part_shape(part, sizes), dtypes.setdefault(part.parameter, stored.dtype))
         place = place_of(part, dims[part.parameter], sizes)
         region = Region.of(place, path, name, stored.offset, WIDTHS[stored.dtype])
@@ -92,7 +95,10 @@ def huggingface_source(folder: Path) -> Source:
         used.add(name)
     used.update(part.tensor for part in written_parts(model))
     others = tuple(getattr(weights_of(model.family), "LEFT_OUT", ()))
+    modules = {_module(name) for name in used} if read_other_parts(folder) else None
     for name in sorted(tensors.keys() - used):
+        if modules is not None and _module(name) not in modules:
+            continue  # of what sees or hears
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
         if not tied and not name.startswith(others) and not _CONSTANTS.fullmatch(name):
             raise AutoshardError(
@@ -140,14 +146,17 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     carried: files that came with the weights. dtype: of all weights, for the config; None: the config says none.
     """
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
-    if CONFIG not in files and not model.family.is_published:
-        return list(files.values())
-    config: object
+    config: object = None
     if CONFIG in files:
         config = parse_json(files[CONFIG].known[0][1], "model config", has_infinity=True)
-    else:
+        assert isinstance(config, dict), "read as the model before"
+        if is_part(config):  # what is written is the text model alone
+            del files[CONFIG]
+    elif not model.family.is_published:
+        return list(files.values())
+    if CONFIG not in files:
         config = to_config(model)
-    assert isinstance(config, dict), "read as the model before"
+    assert isinstance(config, dict)
     was_quantized = config.pop("quantization_config", None) is not None  # what is written is not
     key = "dtype" if "dtype" in config else "torch_dtype"
     said = {} if dtype is None else {key: CONFIG_NAMES[dtype]}
@@ -203,6 +212,18 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
         if not path.is_file():
             raise AutoshardError(f"{path} is missing, and {index.name} names it")
     return files
+
+
+def _as_stored(part: Part, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part:
+    """A part in a tensor of this shape: with the matrices of all experts the other way round where only so they have
+    it. Qwen publishes Qwen3-VL's mixtures so, and transformers saves them as others."""
+    is_fused = part.tensor.endswith((FUSED, FUSED_DOWN))
+    return part.turned if is_fused and part_shape(part, sizes) != shape == part_shape(part.turned, sizes) else part
+
+
+def _module(tensor: str) -> str:
+    """The two outermost modules of a tensor in a file: 'language_model.model'."""
+    return ".".join(tensor.split(".")[:2])
 
 
 def _name_in_file(tensor: str, found: Mapping[str, Any], folder: Path) -> str:

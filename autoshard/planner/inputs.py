@@ -15,7 +15,7 @@ from autoshard.files.fields import check_choice
 from autoshard.graph.ir import OPERAND_BYTES
 from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import name_in_block
-from autoshard.models.registry import is_user_module, load_model, published_dropout
+from autoshard.models.registry import is_user_module, left_out, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
 from autoshard.planner.input_notes import input_notes
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
@@ -36,11 +36,12 @@ def inputs_of(
 ) -> tuple[ModelSpec, TrainingSpec, Cluster, tuple[str, ...]]:
     """(model, training, cluster, notes) of a request. model: in place of the one that the request names. Raises
     AutoshardError for a wrong request."""
+    notes = _left_out(request) if model is None else ()
     model = _trained(_model(request) if model is None else model, request)
     cluster = _cluster(request)
     if request.price_per_node_hour is not None:
         cluster = replace(cluster, price_per_node_hour_usd=request.price_per_node_hour)
-    length, notes = _sequence_length(request, model)
+    length, more = _sequence_length(request, model)
     precision = load_precision(_names(request, cluster)[0])
     quantized_products(cluster.device, precision)  # raises where the device has none
     training = TrainingSpec(length, request.global_batch, precision, loss_chunks=request.loss_chunks or 1)
@@ -61,7 +62,7 @@ def inputs_of(
         raise AutoshardError(no_native_release(request.sdk))
     if request.device != "auto" and cluster.stack is None:
         raise AutoshardError(f"device={request.device}: {cluster.native_elsewhere}; leave device out")
-    return model, training, cluster, (*notes, *input_notes(model, training, name))
+    return model, training, cluster, (*notes, *more, *input_notes(model, training, name))
 
 
 def pins_of(request: PlanRequest) -> Pins:
@@ -161,6 +162,14 @@ def _model(request: PlanRequest) -> ModelSpec:
         raise AutoshardError(f"model={request.model} is traced with torch: pip install 'autoshard[torch]'")
     file = Path(request.model.rpartition(":")[0]).absolute()
     return _traced(request.model, request.seq_len, file, _content(file))
+
+
+def _left_out(request: PlanRequest) -> tuple[str, ...]:
+    """A note on the parts of the model that are not planned, where its config describes more than a text model."""
+    if isinstance(request.model, ModelSpec) or is_user_module(request.model):
+        return ()
+    parts = left_out(request.model)
+    return (f"{request.model}: the text model alone is planned; {' and '.join(parts)} left out",) if parts else ()
 
 
 def _trained(model: ModelSpec, request: PlanRequest) -> ModelSpec:

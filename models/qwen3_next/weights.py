@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoshard.models.llama.weights import ends, gated_mlp, norms
-from autoshard.models.mixtral.weights import fused_experts
-from autoshard.models.qwen.weights import mlp
+from autoshard.models.qwen.weights import mlp, with_fused_experts
 from autoshard.models.weight_names import Part
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import LINEAR_ATTENTION
@@ -40,10 +39,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
 
 def fused_block(model: ModelSpec, layer: int) -> Iterator[Part]:
     """The parts of `block`, but with all experts in one tensor: how Qwen publishes Qwen3.5's mixtures."""
-    experts = f"model.layers.{layer}.mlp.experts"
-    yield from (part for part in block(model, layer) if not part.tensor.startswith(f"{experts}."))
-    if model.has_experts(layer):
-        yield from fused_experts(experts)
+    yield from with_fused_experts(model, layer, block(model, layer))
 
 
 def _gated_attention(name: str) -> Iterator[Part]:

@@ -39,6 +39,21 @@ def read_by_transformers(folder: Path) -> torch.nn.Module:
 def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
     """A model as Hugging Face saves it, with biases and norms that are not at their initial zeros and ones."""
     model = built(config)
+    _fill(model)
+    save(model, folder)
+    return model
+
+
+def seeing(config: dict[str, Any], folder: Path) -> torch.nn.Module:
+    """A model that sees images, as Hugging Face saves it, with values as those of `published`."""
+    made = _transformers().AutoModelForImageTextToText.from_config(config_of_transformers(config))
+    model: torch.nn.Module = made.eval()
+    _fill(model)
+    save(model, folder)
+    return model
+
+
+def _fill(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -49,8 +64,6 @@ def published(config: dict[str, Any], folder: Path) -> torch.nn.Module:
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
             if name.endswith("layer_scalar"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
-    save(model, folder)
-    return model
 
 
 def save(model: Any, folder: Path) -> None:

@@ -591,16 +591,9 @@ def test_other_rope() -> None:
             f"model_type='falcon' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
         ),
         (
-            {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3"}},
+            {"model_type": "paligemma", "text_config": {"model_type": "gemma"}},
             (
-                "model_type='qwen3_vl' of m is not supported; its text_config may be a config that is: give that "
-                f"alone; supported: {FAMILIES}"
-            ),
-        ),
-        (
-            {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}},
-            (
-                "model_type='qwen3_vl' of m is not supported; nor is its text_config, of model_type='qwen3_vl_text'; "
+                "model_type='paligemma' of m is not supported; nor is its text_config, of model_type='gemma'; "
                 f"supported: {FAMILIES}"
             ),
         ),

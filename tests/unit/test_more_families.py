@@ -25,7 +25,7 @@ from autoshard.spec.dropout import Dropout
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import ATTENTION_TYPES, MODEL_TYPES
+from autoshard.spec.model_types import ATTENTION_TYPES
 from autoshard.spec.multipliers import Multipliers
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
@@ -1150,14 +1150,6 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
                 "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
                 "bailing_hybrid or mellum or laguna has it"
-            ),
-        ),
-        (
-            "qwen3_5_moe",
-            {"text_config": {"model_type": "qwen3_5_moe_text"}},
-            (
-                "model_type='qwen3_5_moe' of m is not supported; its text_config may be a config that is: give that "
-                f"alone; supported: {', '.join(MODEL_TYPES)}"
             ),
         ),
         (

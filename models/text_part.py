@@ -1,0 +1,81 @@
+"""The text model in the config of one that sees or hears as well, and configs that go by another name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from autoshard.models.families import FAMILIES
+from autoshard.spec.model_types import TRACED
+
+TEXT = "text_config"
+OF_THE_WHOLE = ("tie_word_embeddings", "quantization_config")
+"""Keys that are said of the text model beside it: where the whole has one, it goes before that of the text model."""
+
+
+class Form(NamedTuple):
+    """A model_type that is read as another one.
+
+    model_type: the one as which it is read. sees: whether it is the text model of one that sees. Text has one position
+    where images have three, and transformers then computes the same. defaults: what a key means without it, where that
+    is not what it means to the other.
+    """
+
+    model_type: str
+    sees: bool = True
+    defaults: Mapping[str, Any] = {}
+
+
+_QWEN2 = Form("qwen2", defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6})
+_UNIFIED = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144}
+OF_THE_SAME_FORM: Mapping[str, Form] = {
+    "ministral": Form("mistral", sees=False),  # transformers takes a mistral with layer_types for one
+    "iquestcoder": Form("llama", sees=False),  # transformers builds a Llama of it
+    "qwen2_vl": _QWEN2,  # published ones have the keys of the text model and of the whole in one object
+    "qwen2_vl_text": _QWEN2,
+    "qwen2_5_vl": _QWEN2,
+    "qwen2_5_vl_text": _QWEN2,
+    "qwen3_vl_text": Form("qwen3", defaults={"rope_theta": 5e5}),
+    "qwen3_vl_moe_text": Form("qwen3_moe", defaults={"rope_theta": 5e5, "norm_topk_prob": True}),
+    "glm4v_moe_text": Form("glm4_moe", defaults={"attention_bias": True}),
+    "gemma4_unified_text": Form("gemma4_text", defaults=_UNIFIED),
+    "granite4_vision_text": Form("granite"),
+}
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text model alone, with the model_type as which it is read. A config of no such model, and one
+    whose text model is not known, comes back as it is."""
+    text = config.get(TEXT)
+    if isinstance(text, Mapping) and not _is_family(config):
+        if not _is_family(text) and _form(text) is None:
+            return config
+        config = {**text, **{key: config[key] for key in OF_THE_WHOLE if config.get(key) is not None}}
+    form = _form(config)
+    return config if form is None else {**form.defaults, **config, "model_type": form.model_type}
+
+
+def is_part(config: Mapping[str, Any]) -> bool:
+    """Whether the text model is a part of what a config describes, or was taken out of such a one."""
+    form = _form(config)
+    return text_part(config).get("model_type") != config.get("model_type") if form is None else form.sees
+
+
+def other_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of the parts beside the text model, in the config's order; none where a config describes that alone."""
+    if not is_part(config):
+        return ()
+    parts = (key for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
+    return tuple(key for key in parts if key != TEXT and key not in OF_THE_WHOLE)
+
+
+def _is_family(config: Mapping[str, Any]) -> bool:
+    """Whether a family reads the config's model_type as it is."""
+    model_type = config.get("model_type")
+    return isinstance(model_type, str) and model_type in FAMILIES and model_type != TRACED
+
+
+def _form(config: Mapping[str, Any]) -> Form | None:
+    """The form of which a config is by another name; None where it has a name of its own."""
+    model_type = config.get("model_type")
+    return OF_THE_SAME_FORM.get(model_type) if isinstance(model_type, str) else None

@@ -1,0 +1,210 @@
+"""Configs of models that see or hear as well: their text model is read, and what is left out of it is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autoshard.cli import main
+from autoshard.conversion.convert import Conversion, convert, open_source
+from autoshard.conversion.huggingface import huggingface_source
+from autoshard.errors import AutoshardError
+from autoshard.models.huggingface import from_config, read_dropout, read_other_parts, to_config
+from autoshard.models.registry import load_model
+from autoshard.models.text_part import OF_THE_SAME_FORM, is_part, other_parts, text_part
+from autoshard.models.weights import checkpoint_parts
+from autoshard.spec.model import ModelSpec
+from tests.unit.weight_folders import bytes_of, huggingface_folder, weights, write_safetensors
+
+TEXT: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+    "attention_dropout": 0.25,
+}
+SIGHT = {"model_type": "siglip_vision_model", "hidden_size": 16}
+WHOLE = {"model_type": "llava", "text_config": TEXT, "vision_config": SIGHT, "torch_dtype": "bfloat16"}
+
+
+def written(config: dict[str, Any], folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_the_text_model_of_a_whole_is_that_of_its_text_config(tmp_path: Path) -> None:
+    assert from_config(WHOLE, "m") == from_config(TEXT, "m")
+    assert (is_part(WHOLE), is_part(TEXT)) == (True, False)
+    assert other_parts(WHOLE) == ("vision_config",)
+    hearing = {**WHOLE, "audio_config": {"hidden_size": 8}, "quantization_config": {"quant_method": "fp8"}}
+    assert other_parts(hearing) == ("vision_config", "audio_config")
+    assert read_other_parts(written(WHOLE, tmp_path)) == ("vision_config",)
+    assert read_dropout(tmp_path).attention == 0.25
+
+
+def test_a_published_config_that_gives_no_size_of_gemma_3_is_read() -> None:
+    """google/gemma-3-4b-it: the text_config gives what is not that of every Gemma 3."""
+    scaling = {"factor": 8.0, "rope_type": "linear"}
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text = {**sizes, "model_type": "gemma3_text", "rope_scaling": scaling}
+    whole = {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": text, "vision_config": SIGHT}
+    assert from_config(whole, "gemma3-4b") == load_model("google/gemma-3-4b-it")
+
+
+@pytest.mark.parametrize(("outer", "inner", "tied"), [(True, False, True), (False, True, False), (None, True, True)])
+def test_what_the_whole_says_of_tied_tables_goes_before(outer: bool | None, inner: bool, tied: bool) -> None:
+    whole = {**WHOLE, "tie_word_embeddings": outer, "text_config": {**TEXT, "tie_word_embeddings": inner}}
+    assert from_config(whole, "m").tie_word_embeddings is tied
+
+
+def test_weights_that_the_whole_says_are_quantised_are_refused() -> None:
+    with pytest.raises(AutoshardError) as error:
+        from_config({**WHOLE, "quantization_config": {"quant_method": "fp8"}}, "m")
+    assert str(error.value) == (
+        "quantization_config of m is not supported: delete the key for the unquantised model, or give the name of a "
+        "built-in one"
+    )
+
+
+QWEN = {**TEXT, "num_key_value_heads": 2, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ministral": ({"num_key_value_heads": 2}, {}),
+    "iquestcoder": ({}, {}),
+    "qwen2_vl": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "qwen2_vl_text": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "qwen2_5_vl": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "qwen2_5_vl_text": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "qwen3_vl_text": (QWEN, {"rope_theta": 5e5}),
+    "qwen3_vl_moe_text": ({**QWEN, **MOE}, {"rope_theta": 5e5, "norm_topk_prob": True}),
+    "glm4v_moe_text": (
+        {
+            **MOE,
+            "num_experts": None,
+            "n_routed_experts": 4,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 1,
+            "num_key_value_heads": 2,
+        },
+        {"attention_bias": True},
+    ),
+    "gemma4_unified_text": (
+        {"num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 16},
+        {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144},
+    ),
+    "granite4_vision_text": (
+        dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0),
+        {},
+    ),
+}
+"""Every name in OF_THE_SAME_FORM: keys of a config, and what transformers takes where a key is absent."""
+
+
+@pytest.mark.parametrize("name", OF_THE_SAME_FORM)
+def test_a_config_by_another_name_is_that_of_the_form(name: str) -> None:
+    keys, defaults = OTHERS[name]
+    config = {**TEXT, **keys, "model_type": name}
+    form = OF_THE_SAME_FORM[name]
+    assert from_config(config, "m") == from_config({**defaults, **config, "model_type": form.model_type}, "m")
+    assert form.defaults == defaults
+    assert is_part(config) is form.sees
+    assert from_config(to_config(from_config(config, "m")), "m") == from_config(config, "m")
+
+
+def test_a_whole_in_one_object_is_read() -> None:
+    """Qwen2.5-VL as it was published first: the keys of the text model beside vision_config."""
+    flat = {**QWEN, "model_type": "qwen2_5_vl", "vision_config": {"depth": 32}}
+    nested = {"model_type": "qwen2_5_vl", "text_config": {**QWEN, "model_type": "qwen2_5_vl_text"}}
+    assert from_config(flat, "m") == from_config(nested, "m")
+    assert (other_parts(flat), other_parts(nested)) == (("vision_config",), ())
+
+
+def test_a_config_that_is_a_familys_own_is_not_looked_into() -> None:
+    assert text_part({**TEXT, "text_config": {**TEXT, "hidden_size": 32}})["hidden_size"] == 64
+
+
+@pytest.mark.parametrize("model_type", ["whatever", None, 5, ["llama"], {}])
+def test_a_text_config_of_no_known_family_is_refused(model_type: object) -> None:
+    with pytest.raises(AutoshardError, match=r"model_type='llava' of m is not supported; nor is its text_config, of "):
+        from_config({"model_type": "llava", "text_config": {**TEXT, "model_type": model_type}}, "m")
+
+
+def test_a_wrong_key_of_the_text_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AutoshardError) as error:
+        read_other_parts(written({**WHOLE, "text_config": {**TEXT, "hidden_size": 0}}, tmp_path))
+    named = f"model config {tmp_path / 'config.json'}: hidden_size=0 of {tmp_path.name}"
+    assert str(error.value) == f"{named} must be a whole number from 1 to 1,000,000,000"
+
+
+def test_a_plan_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "seeing.json"
+    file.write_text(json.dumps({**WHOLE, "audio_config": {}}))
+    options = ["--nodes", "1", "--global-batch", "32", "--out", str(tmp_path / "plan.json"), "--verbose"]
+    main(["plan", "--model", str(file), *options])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"{file}: the text model alone is planned; vision_config and audio_config left out" in told
+
+
+MODEL = from_config(TEXT, "m")
+
+
+def whole_folder(folder: Path, model: ModelSpec, form: str) -> Path:
+    """A checkpoint of WHOLE. form: how its text model's names begin."""
+    huggingface_folder(folder, model)
+    (folder / "config.json").write_text(json.dumps({**WHOLE, "text_config": {**TEXT, **to_config(model)}}))
+    named = {form.format(name=name, rest=name.removeprefix("model.")): it for name, it in weights(model, "F32").items()}
+    others = ("vision_tower.encoder.norm.weight", "multi_modal_projector.linear.weight", "model.vision.weight")
+    write_safetensors(folder / "model.safetensors", {**named, **{name: np.zeros(4, "f4") for name in others}}, "F32")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["language_model.{name}", "model.language_model.{rest}"])
+def test_the_checkpoint_of_a_whole_comes_back_as_the_text_model(form: str, tmp_path: Path) -> None:
+    plain = huggingface_folder(tmp_path / "plain", MODEL)
+    source = open_source(whole_folder(tmp_path / "whole", MODEL, form))
+    convert(source, tmp_path / "text", Conversion("hf"), lambda count: None, lambda count: None)
+    assert bytes_of(tmp_path / "text") == bytes_of(plain)
+
+
+def test_a_tensor_that_the_text_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    folder = whole_folder(tmp_path / "whole", MODEL, "language_model.{name}")
+    tensors = {f"language_model.{name}": it for name, it in weights(MODEL, "F32").items()}
+    more = {"language_model.model.layers.2.mlp.up_proj.weight": np.zeros(4, "f4")}
+    write_safetensors(folder / "model.safetensors", {**tensors, **more}, "F32")
+    with pytest.raises(
+        AutoshardError, match=r"has tensor language_model\.model\.layers\.2\.mlp\.up_proj\.weight, which"
+    ):
+        huggingface_source(folder)
+
+
+def test_experts_that_lie_the_other_way_round_are_read(tmp_path: Path) -> None:
+    """As Qwen publishes Qwen3-VL's mixtures: experts x columns x rows, where transformers saves them by rows."""
+    model = from_config({**TEXT, **MOE, "model_type": "qwen3_moe"}, "m")
+    plain = huggingface_folder(tmp_path / "plain", model)
+    tensors = weights(model, "F32")
+    for layer in range(2):
+        experts = f"model.layers.{layer}.mlp.experts"
+        gates, raises, falls = (
+            np.stack([tensors.pop(f"{experts}.{expert}.{part}_proj.weight").T for expert in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{experts}.gate_up_proj"] = np.ascontiguousarray(np.concatenate([gates, raises], axis=2))
+        tensors[f"{experts}.down_proj"] = np.ascontiguousarray(falls)
+    fused = huggingface_folder(tmp_path / "fused", model)
+    write_safetensors(fused / "model.safetensors", tensors, "F32")
+    convert(open_source(fused), tmp_path / "again", Conversion("hf"), lambda count: None, lambda count: None)
+    assert bytes_of(tmp_path / "again") == bytes_of(plain)
+
+
+def test_a_part_turned_twice_is_itself() -> None:
+    parts = checkpoint_parts(from_config({**TEXT, **MOE, "model_type": "qwen3_moe"}, "m"), fused=True)
+    assert {part.turned.layout for part in parts if part.tensor.endswith("_proj") and "experts" in part.tensor} == {
+        "expert embed (part ffn)",
+        "expert ffn embed",
+    }
+    assert all(part.turned.turned == part for part in parts if len(part.groups) > 1)
