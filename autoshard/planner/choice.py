@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from heapq import merge
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,12 +74,35 @@ def choose(
     path, graphs = precedent(priced.problem, pins), compiling(priced.problem)
     if path is not None:
         behind = inf  # what is taken instead may be further behind
+
+    @cache
+    def may_fit() -> bool:
+        """Whether other cuts or sets may fit: what is too little at the last level, which has most, is too little."""
+        most_bytes = wanted[-1].memory_bytes
+        return len(wanted) == 1 or _refined_one(priced, pins, most_bytes, clock.in_time) is not None
+
     for level in wanted:
         some = known(level)
-        choice = _choice_at(priced, pins, level, clock, count, behind, graphs, some)
+        choice = _choice_at(priced, pins, level, clock, count, behind, graphs, some, may_fit)
         if choice is not None:
             return _settled(choice, path, graphs, sets_by_stage(pins), clock.in_time, some)
     return None
+
+
+def one_that_fits(priced: PricedLayouts, pins: Pins, limit_bytes: float) -> Strategy | None:
+    """A layout that fits, the fastest of even ones where one of these does; None where none is found."""
+    even = next(priced.fastest_first(limit_bytes), None)
+    found = _refined_one(priced, pins, limit_bytes, lambda: True) if even is None else even
+    return None if found is None else found.strategy
+
+
+def _refined_one(priced: PricedLayouts, pins: Pins, limit_bytes: float, in_time: Callable[[], bool]) -> Timed | None:
+    """A layout with another cut or other sets by stage that fits, mostly not the fastest; None where none is found."""
+    from autoshard.planner.grid.refine import refine
+
+    by_stage = sets_by_stage(pins)
+    refined = refine(priced.families(), by_stage, limit_bytes, inf, in_time, priced.at_least_s, one_is_enough=True)
+    return next(iter(refined.found), None)
 
 
 def _choice_at(
@@ -90,20 +113,25 @@ def _choice_at(
     count: int,
     behind: float,
     graphs: Compiling | None,
-    known: Sequence[Timed] = (),
+    known: Sequence[Timed],
+    may_fit: Callable[[], bool],
 ) -> Choice | None:
     """The choice among layouts of one level of memory, whatever is passed over; None where none fits. known: some of
-    these. The other arguments are those of `choose`."""
+    these. may_fit: whether one with another cut or other sets by stage may fit. The other arguments are those of
+    `choose`."""
+    of_all = partial(_choice_at, priced, pins, level, clock, count, inf, graphs, known, may_fit)
     how, judged = (level.memory_bytes, count, behind), (clock, graphs, Counter[bool]())
     below_s = behind * known[0].step_time_s if known else inf
     fastest = _even(priced, *how, known, below_s)
     at_least_s, unrefined, passed = inf, [priced], list["Promise"]()
+    if not fastest and not may_fit():
+        return None
     if not fastest:
         fastest, at_least_s, passed = _refined(unrefined.pop(), pins, *how, *judged, fastest, priced.at_least_s)
     if not fastest:
         return None
     if behind < inf and _none_compiles(fastest, graphs):
-        return _choice_at(priced, pins, level, clock, count, inf, graphs, known)  # what is taken is further behind
+        return of_all()  # what is taken is further behind
     known_s = BEHIND * fastest[-1].step_time_s if len(fastest) == count else inf
     known_s = min(known_s, behind * fastest[0].step_time_s)
     priced.price_below(known_s)
@@ -128,7 +156,7 @@ def _choice_at(
             fastest = _with(fastest, simpler, priced.problem, pins, count, behind)
             place = simplest_of_equals(priced.problem.cluster, fastest)
     if behind < inf and _none_compiles(fastest, graphs):
-        return _choice_at(priced, pins, level, clock, count, inf, graphs, known)  # those that do were left out by now
+        return of_all()  # those that do were left out by now
     every = priced.and_in(others, known_s) if others else priced
     return Choice(level, fastest, place, gap, every)
 

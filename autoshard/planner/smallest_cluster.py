@@ -18,7 +18,7 @@ from autoshard.graph.recompute import FULL_RECOMPUTE, canonical
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.bounded import Bounded
 from autoshard.planner.candidates import check_pins, meshes, microbatch_sizes, variants, virtual_stages, zero_stages
-from autoshard.planner.choice import choose
+from autoshard.planner.choice import one_that_fits
 from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
 from autoshard.planner.priced import Clock, price_layouts
@@ -43,7 +43,8 @@ FEW = 2
 
 class Attempt(NamedTuple):
     """One number of nodes. ways: layouts that mostly hold least, as far as one is legal and has room for its state.
-    strategy: one that fits, of these or else of all. frugal: what these need, where none of them does."""
+    strategy: one that fits, of these with a full recompute or else of all. frugal: what these need, where none of them
+    does."""
 
     nodes: int
     ways: Sequence[MeshDrafts] = ()
@@ -91,7 +92,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
     """Attempts with more nodes, up to LARGEST_CLUSTER; where a cluster does, the last one is of it, with the fastest
-    that fits of the layouts that mostly hold least, else with the fastest of all.
+    that fits of the layouts that mostly hold least, else with another one.
 
     Twice, four times, ... the nodes, and powers of two, until something fits; then the smallest of 16 numbers in
     between, by halving, as if more nodes always did where fewer do. One with other divisors may not.
@@ -184,7 +185,7 @@ def _of_all(problem: Problem, pins: Pins, one: Attempt) -> Attempt:
     larger = _with_nodes(problem, one.nodes)
     if one.strategy is not None or _not_filled(larger, pins) is not None:
         return one
-    return one._replace(strategy=_searched(larger, pins))
+    return one._replace(strategy=_searched(larger, pins, one.ways))
 
 
 def _frugal_attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
@@ -203,14 +204,15 @@ def _frugal_attempt(problem: Problem, pins: Pins, nodes: int) -> Attempt:
     return Attempt(nodes, ways, None, frugal)
 
 
-def _searched(problem: Problem, pins: Pins) -> Strategy | None:
-    """The layout that a search finds; None where none fits. Other recompute sets may replay less at a time than a full
-    one, and uneven stages hold less than even ones. Nobody is shown what is found on the way: it is of another cluster.
-    """
-    any_level, clock = levels(problem.cluster, FIT_PROBABILITY)[-1:], Clock(inf)
+def _searched(problem: Problem, pins: Pins, ways: Sequence[MeshDrafts]) -> Strategy | None:
+    """A layout that fits, with any cut and any recompute sets; None where none does. Other sets may replay less at a
+    time than a full one, and uneven stages hold less than even ones. Of models with several kinds of blocks, where to
+    look at all takes a minute, only `ways` are looked at. Nobody is shown what is found on the way: it is of another
+    cluster."""
+    (level,) = levels(problem.cluster, FIT_PROBABILITY)[-1:]
     with shown_to(lambda best: None):
-        choice = choose(price_layouts(problem, pins, Tally(), clock), pins, any_level, clock, 1, 1.0)
-    return None if choice is None else choice.taken.strategy
+        legal = ways if len(problem.blocks.kinds) > 1 else None
+        return one_that_fits(price_layouts(problem, pins, Tally(), Clock(inf), legal=legal), pins, level.memory_bytes)
 
 
 def _about_bytes(problem: Problem, one: MeshDrafts) -> float:

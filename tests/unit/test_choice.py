@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ from autoshard.cost.local_shape import LocalShape
 from autoshard.cost.stage import stage_parts
 from autoshard.graph.recompute import COMMON_SETS
 from autoshard.models.registry import load_model
-from autoshard.planner.choice import passed_over, taken_of
-from autoshard.planner.grid.refine import _promises, fastest_of
+from autoshard.planner.choice import choose, passed_over, taken_of
+from autoshard.planner.grid.refine import Refined, _promises, fastest_of, refine
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed
 from autoshard.planner.rejections import SLOWER, UNPRICED, Tally
@@ -46,6 +47,24 @@ def test_levels_are_the_memory_that_fits_with_a_probability() -> None:
     assert [level.memory_bytes for level in levels(vast, 0.6)] == pytest.approx(
         [level.memory_bytes / TRN1.device.memory_bytes * 2.0**80 for level in levels(TRN1, 0.6)]
     )
+
+
+def test_what_does_not_fit_in_all_of_the_memory_is_not_looked_for_in_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of uneven cuts and of sets by stage, which are looked at one by one: at each level that took as long again."""
+    looked: list[float] = []
+
+    def counted(wholes: Any, by_stage: bool, limit_bytes: float, *other: Any, **more: Any) -> Refined:
+        looked.append(limit_bytes)
+        return refine(wholes, by_stage, limit_bytes, *other, **more)
+
+    monkeypatch.setattr("autoshard.planner.grid.refine.refine", counted)
+    small, clock = Problem(MODEL, TRAINING, load_cluster("trn1.32xlarge", 1), "nxd"), Clock(inf)
+    wanted = levels(small.cluster, FIT_PROBABILITY)
+    assert choose(price_layouts(small, Pins(), Tally(), clock), Pins(), wanted, clock) is None
+    assert looked == [wanted[-1].memory_bytes] and len(wanted) == 3
+    looked.clear()
+    assert choose(price_layouts(small, Pins(), Tally(), clock), Pins(), wanted[-1:], clock) is None
+    assert looked == [wanted[-1].memory_bytes]
 
 
 def test_a_plan_fits_as_surely_as_is_wanted() -> None:

@@ -560,8 +560,8 @@ def test_where_no_cluster_would_do_the_reason_is_the_one(model: str, nodes: int,
 @pytest.mark.parametrize(
     ("model", "length", "batch", "backend", "pins", "nodes", "recompute"),
     [  # other recompute sets than a full one replay less at a time
-        ("mixtral-8x7b", 8192, 96, "torch", Pins(tp=2, pp=2, zero=1), 8, " by-stage"),
-        ("llama2-70b", 4096, 32, "nxd", Pins(cp=2, microbatch_size=2), 4, " by-stage"),
+        ("mixtral-8x7b", 8192, 96, "torch", Pins(tp=2, pp=2, zero=1), 8, "attention+mlp_norm+mlp+residual"),
+        ("llama2-70b", 4096, 32, "nxd", Pins(cp=2, microbatch_size=2), 4, "attention+core_attention+mlp_norm+mlp"),
         # uneven stages hold less than even ones
         ("gpt-neox-20b", 4096, 128, "torch", Pins(tp=2, recompute="none", zero=1), 2, " no"),
     ],

@@ -107,13 +107,15 @@ def refine(
     taken_s: float = 0.0,
     solved: Counter[bool] | None = None,
     open_s: float = inf,
+    one_is_enough: bool = False,
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
     least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
     taken and beat that one are found too. solved: how many layouts with several chunks were solved before, by whether
     that was by paths, those of much effort several times; those of this call are added. open_s: seconds that another
-    layout may take that is left open: of what takes no less nothing is proven, only faster ones are looked for."""
+    layout may take that is left open: of what takes no less nothing is proven, only faster ones are looked for.
+    one_is_enough: the first layout that is found is all that is wanted."""
     taken_s, solved = max(known_s, taken_s), Counter() if solved is None else solved
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
@@ -174,6 +176,8 @@ def refine(
             better.append(Timed(fastest.step_time_s, fastest.strategy))
             best_s = min(best_s, fastest.step_time_s)
             taken_s = taken_s if is_refused else fastest.step_time_s
+            if one_is_enough:
+                break
         else:
             passed.append(promise._replace(at_least_s=max(bound_s, fastest.at_least_s)))
     return Refined(better, min(at_least_s, best_s), passed)
