@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "kimi_k2": ("kimi-k2", "trn2.48xlarge", 64),
     "glm4_moe": ("glm-4.5", "trn2.48xlarge", 32),
     "gpt_oss": ("gpt-oss-120b", "trn2.48xlarge", 16),
+    "gemma": ("gemma-7b", "trn2.48xlarge", 2),
     "gemma2": ("gemma2-27b", "trn2.48xlarge", 4),
     "gemma3_text": ("gemma3-27b", "trn2.48xlarge", 4),
     "gemma4_text": ("gemma4-26b-a4b", "trn2.48xlarge", 4),

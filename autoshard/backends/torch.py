@@ -19,6 +19,8 @@ EAGER, COMPILED = "1.25 to 1.7", "1.05 to 1.3"
 OF_EXPERTS, OF_RECURRENCES, OF_GEMMA = "1.2 to 1.9", "1.8 to 18", "2.6 and 2.9"
 """A step on one H200 against its prediction: three dense models, six with experts, three with recurrences (since then
 these launch a third to a fifteenth of the operators), Gemma 4 and 2 [benchmarks/results/on_gpu.md]."""
+LIKE_GEMMA_2 = ("gemma2", "gemma3_text", "gemma4_text")
+"""With a norm behind attention and MLP too. Gemma 3 was not measured."""
 
 
 def warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
@@ -33,7 +35,7 @@ def _on_gpus(model: ModelSpec) -> str:
         kinds.append(f"{OF_EXPERTS} with experts")
     if model.linear_attention is not None or model.mamba is not None:
         kinds.append(f"{OF_RECURRENCES} with recurrences")
-    if model.model_type.startswith("gemma"):
+    if model.model_type in LIKE_GEMMA_2:
         kinds.append(f"{OF_GEMMA} for Gemma 4 and 2")
     return (
         "time: predicted for kernels fused as Megatron's are; autoshard's own runtime took, on one H200, "

@@ -143,6 +143,7 @@ _BUILT_IN = {
     "deepseek_v2": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     "deepseek_v3": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT, may_have=_PREDICTS),
     "kimi_k2": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT, may_have=_PREDICTS),
+    "gemma": Family("gemma", activations=("gelu_pytorch_tanh",), has_unit_offset=True, scales_embedding=True),
     "gemma2": Family("gemma", activations=("gelu_pytorch_tanh",), has_unit_offset=True, scales_embedding=True),
     "gemma3_text": Family(
         "gemma", activations=("gelu_pytorch_tanh",), has_unit_offset=True, scales_embedding=True, qk_norm=EACH_HEAD

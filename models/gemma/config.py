@@ -1,4 +1,4 @@
-"""The config.json of Gemma 2, and of the text models of Gemma 3."""
+"""The config.json of Gemma, Gemma 2, and of the text models of Gemma 3."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import MOST_REPEATED
 
-ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+ARCHITECTURES = {"gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
 UNSUPPORTED = (("use_bidirectional_attention", True),)
 DEFAULTS = Defaults(norm_eps=1e-6, rope_theta=10_000.0, num_key_value_heads=4, head_dim=256)
+GELU = "gelu_pytorch_tanh"
 WINDOW = 4096
 SCORES_CAP, LOGITS_CAP = 50.0, 30.0
 """Of Gemma 2 where its config does not say; Gemma 3 has none."""
@@ -31,6 +32,9 @@ SIZES = {
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
+    if model_type == "gemma":
+        first = Defaults(DEFAULTS.norm_eps, DEFAULTS.rope_theta, head_dim=DEFAULTS.head_dim)
+        return read_as_llama(config, model_type, first, **usual_fields(config, key="hidden_act"))
     if model_type == "gemma3_text":
         config.fill(SIZES)
     layers = config.integer("num_hidden_layers", at_most=MOST_REPEATED)
@@ -58,10 +62,12 @@ def read(config: Config, model_type: str) -> ModelSpec:
     )
 
 
-def usual_fields(config: Config) -> dict[str, Any]:
-    """The fields of Gemma's models whose keys, or values without the key, are not Llama's."""
+def usual_fields(config: Config, key: str = "hidden_activation") -> dict[str, Any]:
+    """The fields of Gemma's models whose keys, or values without the key, are not Llama's. key: of the activation, by
+    which the first Gemma means the approximate GELU also where it says gelu."""
+    activation = config.value(key, GELU)
     return {
-        "hidden_act": config.value("hidden_activation", "gelu_pytorch_tanh"),
+        "hidden_act": GELU if key == "hidden_act" and activation == "gelu" else activation,
         "tie_word_embeddings": config.value("tie_word_embeddings", True),
         "attention_bias": config.value("attention_bias", False),
     }
@@ -73,6 +79,8 @@ def _windows(config: Config, layers: int, pattern: int) -> dict[str, Any]:
 
 def write(model: ModelSpec) -> dict[str, Any]:
     written = written_as_llama(model)
+    if model.model_type == "gemma":
+        return written | {"attention_bias": model.attention_bias}
     written["hidden_activation"] = written.pop("hidden_act")
     scores, scalar = model.attention_scores, model.attention_scores.query_pre_attn_scalar
     written |= {

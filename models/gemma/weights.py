@@ -1,4 +1,5 @@
-"""The names and the form of our parameters in Hugging Face checkpoints of Gemma: Llama's, and two norms more."""
+"""The names and the form of our parameters in Hugging Face checkpoints of Gemma: Llama's, and from Gemma 2
+on two norms more."""
 
 from __future__ import annotations
 
@@ -15,4 +16,6 @@ __all__ = ["block", "ends"]
 def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     prefix = f"model.layers.{layer}"
     yield from llama.block(model, layer)
+    if model.model_type == "gemma":
+        return
     yield from norms(model, f"{prefix}.pre_feedforward_layernorm", f"{prefix}.post_feedforward_layernorm")

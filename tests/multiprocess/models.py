@@ -511,6 +511,9 @@ MODELS["gpt2 of 6 heads"] = replace(
 MODELS["mixtral of 3 kv heads"] = replace(
     MODELS["mixtral"], num_attention_heads=6, num_key_value_heads=3, intermediate_size=91
 )
+MODELS["gemma"] = replace(
+    LLAMA, model_type="gemma", hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, num_key_value_heads=1
+)
 MODELS["gemma2"] = replace(
     LLAMA,
     model_type="gemma2",

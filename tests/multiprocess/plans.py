@@ -323,6 +323,8 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
 }
 """World size -> name -> (model, strategy, microbatches a step)."""
 CASES[2] |= {
+    "gemma tp": ("gemma", strategy(tp=2, recompute="attention"), 2),
+    "gemma zigzag ring, ZeRO-3": ("gemma", strategy(cp=2, zero=3, attention="zigzag_ring"), 2),
     "gemma2 tp": ("gemma2", strategy(tp=2), 2),
     "gemma2 tp, plain attention, recompute": ("gemma2", strategy(tp=2, kernel="plain", recompute="core_attention"), 2),
     "gemma2 pp, uneven": ("gemma2", strategy(pp=2, layers=(3, 1), recompute=("full", "none")), 3),
@@ -854,7 +856,7 @@ LATER_FAMILIES = (
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
-    *("laguna", "starcoder2", "jais2"),
+    *("laguna", "starcoder2", "jais2", "gemma"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

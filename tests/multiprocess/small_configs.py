@@ -896,6 +896,8 @@ CONFIGS["minimax m2, whole heads turn"] = {
     "num_experts_per_tok": 1,
     "tie_word_embeddings": True,
 }
+CONFIGS["gemma"] = {**SMALL, "model_type": "gemma", "head_dim": 16, "num_key_value_heads": 1, "hidden_act": "gelu"}
+CONFIGS["gemma, biases"] = {**SMALL, "model_type": "gemma", "head_dim": 8, "attention_bias": True}
 CONFIGS["gemma2"] = {
     **SMALL,
     "model_type": "gemma2",

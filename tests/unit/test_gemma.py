@@ -30,6 +30,8 @@ GEMMA2, GEMMA3 = {**SIZES, "model_type": "gemma2"}, {**SIZES, "model_type": "gem
 @pytest.mark.parametrize(
     ("name", "count"),
     [
+        ("gemma-2b", 2_506_172_416),
+        ("gemma-7b", 8_537_680_896),
         ("gemma2-2b", 2_614_341_888),
         ("gemma2-9b", 9_241_705_984),
         ("gemma2-27b", 27_227_128_320),
@@ -46,6 +48,22 @@ def test_models_have_the_published_number_of_parameters(name: str, count: int) -
 def whole(model: ModelSpec, kernel: str = "flash") -> Graph:
     sizes = dim_sizes(model, 1, 16)
     return stage_graph(model, sizes, range(model.num_hidden_layers), first=True, last=True, attention_kernel=kernel)
+
+
+def test_what_a_config_of_the_first_gemma_leaves_out() -> None:
+    model = from_config({**SIZES, "model_type": "gemma"}, "bare")
+    assert (model.hidden_act, model.tie_word_embeddings, model.attention_bias) == ("gelu_pytorch_tanh", True, False)
+    assert (model.head_dim, model.num_key_value_heads, model.rope_theta) == (256, 8, 10_000.0)
+    assert (model.attention_scores, model.final_logit_softcapping, model.sliding_window) == (
+        AttentionScores(),
+        None,
+        None,
+    )
+    # published ones say gelu, by which transformers means the approximate one
+    assert from_config({**SIZES, "model_type": "gemma", "hidden_act": "gelu"}, "bare") == model
+    assert from_config(to_config(model), "bare") == model
+    with pytest.raises(AutoshardError, match="hidden_act='silu' of bare must be one of: gelu_pytorch_tanh"):
+        from_config({**SIZES, "model_type": "gemma", "hidden_act": "silu"}, "bare")
 
 
 def test_what_a_gemma_2_config_leaves_out() -> None:

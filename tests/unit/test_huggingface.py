@@ -591,9 +591,9 @@ def test_other_rope() -> None:
             f"model_type='falcon' of m is not supported; the nearest that is: llama; {TRACED}; supported: {FAMILIES}",
         ),
         (
-            {"model_type": "paligemma", "text_config": {"model_type": "gemma"}},
+            {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
             (
-                "model_type='paligemma' of m is not supported; nor is its text_config, of model_type='gemma'; "
+                "model_type='mllama' of m is not supported; nor is its text_config, of model_type='mllama_text_model'; "
                 f"supported: {FAMILIES}"
             ),
         ),
