@@ -83,6 +83,10 @@ class Promise(NamedTuple):
         return self.whole.drafts.drafts[self.draft]
 
 
+Queued = tuple[tuple[float, int], Promise]
+"""A promise behind its place in a queue."""
+
+
 class Refined(NamedTuple):
     """The outcome of a refinement.
 
@@ -122,20 +126,10 @@ def refine(
         (of_free_cuts if whole.family.cuts_are_free or _is_solved_by_stages(whole) else of_sets).append(whole)
     unseen = [of_free_cuts, of_sets]  # what is solved sooner comes first, and leaves less of the others to bound
 
-    def promised(some: Iterable[Whole]) -> list[tuple[tuple[float, int], Promise]]:
-        found = [
-            (whole.drafts.drafts[promise.draft], promise)
-            for whole in promising(some, taken_s * (1 - ROUNDING), least_s)
-            for promise in _promises(whole, by_stage, limit_bytes, taken_s)
-        ]
-        found.sort(key=lambda one: draft_simplicity(one[0]))  # of equal bounds the simplest is solved first
-        # in the order of their own bounds: what else is known of a draft depends on what was priced before
-        return [
-            ((promise.at_least_s, place), promise._replace(at_least_s=max(promise.at_least_s, least_s(draft))))
-            for place, (draft, promise) in enumerate(found)
-        ]
+    def promised(some: Iterable[Whole]) -> list[Queued]:
+        return _queued(promising(some, taken_s * (1 - ROUNDING), least_s), by_stage, limit_bytes, taken_s, least_s)
 
-    queue = list[tuple[tuple[float, int], Promise]]()
+    queue = list[Queued]()
     better: list[Timed] = []
     passed: list[Promise] = []
     best_s, at_least_s, is_tight = known_s, min(known_s, open_s), known_s < inf
@@ -154,10 +148,8 @@ def refine(
         if not in_time():
             left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
             return Refined(better, min(at_least_s, *left), [])
-        by_paths, is_chunked = _is_solved_by_paths(whole), whole.has_kinds and whole.family.num_virtual_stages > 1
-        is_idle = at_least_s <= bound_s
-        most = (MOST_IDLE if is_idle else MOST_CHUNKED) if by_paths else MOST_MANY_CHUNKED
-        is_left = is_chunked and solved[by_paths] >= most
+        by_paths, is_idle = _is_solved_by_paths(whole), at_least_s <= bound_s
+        is_left = _is_chunked(whole) and solved[by_paths] >= _most_chunked(by_paths, is_idle)
         if promise.tighter_s is not None and is_tight and not (is_left and is_idle):
             tighter_s = max(bound_s, promise.tighter_s())
             promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
@@ -169,7 +161,7 @@ def refine(
             continue
         fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING), at_least_s)
         is_tight = True  # the first one may be all that is needed; where it does not fit, others may not either
-        solved[by_paths] += is_chunked + fastest.effort
+        solved[by_paths] += _is_chunked(whole) + fastest.effort
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is not None:
@@ -181,6 +173,36 @@ def refine(
         else:
             passed.append(promise._replace(at_least_s=max(bound_s, fastest.at_least_s)))
     return Refined(better, min(at_least_s, best_s), passed)
+
+
+def _queued(
+    wholes: Iterable[Whole], by_stage: bool, limit_bytes: float, known_s: float, least_s: Callable[[Draft], float]
+) -> list[Queued]:
+    """The promises of these layouts, each with its place in a queue: the lowest bound first, of equal ones the simplest
+    layout. least_s: as of `refine`."""
+    found = [
+        (whole.drafts.drafts[promise.draft], promise)
+        for whole in wholes
+        for promise in _promises(whole, by_stage, limit_bytes, known_s)
+    ]
+    found.sort(key=lambda one: draft_simplicity(one[0]))
+    # in the order of their own bounds: what else is known of a draft depends on what was priced before
+    return [
+        ((promise.at_least_s, place), promise._replace(at_least_s=max(promise.at_least_s, least_s(draft))))
+        for place, (draft, promise) in enumerate(found)
+    ]
+
+
+def _is_chunked(whole: Whole) -> bool:
+    """Whether ranks have several chunks of several kinds of blocks, which take long to solve."""
+    return whole.has_kinds and whole.family.num_virtual_stages > 1
+
+
+def _most_chunked(by_paths: bool, is_idle: bool) -> int:
+    """How many layouts with several chunks are solved. is_idle: another layout is left open that may take as little."""
+    if not by_paths:
+        return MOST_MANY_CHUNKED
+    return MOST_IDLE if is_idle else MOST_CHUNKED
 
 
 def fastest_of(promise: Promise, limit_bytes: float, below_s: float) -> Timed | None:
