@@ -61,9 +61,10 @@ def is_part(config: Mapping[str, Any]) -> bool:
     return text_part(config).get("model_type") != config.get("model_type") if form is None else form.sees
 
 
-def other_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of the parts beside the text model, in the config's order; none where a config describes that alone."""
-    if not is_part(config):
+def other_parts(config: object) -> tuple[str, ...]:
+    """Keys of the parts beside the text model, in the config's order; none where a config describes that alone, and of
+    what is no config."""
+    if not isinstance(config, Mapping) or not is_part(config):
         return ()
     parts = (key for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
     return tuple(key for key in parts if key != TEXT and key not in OF_THE_WHOLE)

@@ -91,7 +91,7 @@ def request_of(model: Model, instance: Instance, options: Mapping[str, Any], top
     elif instance is not None:
         given["instance"] = _value("instance", instance)
     asked = request_from({**given, "model": ""}, top)
-    asked = replace(asked, model=model_of(model, asked.seq_len))
+    asked = replace(asked, model=model_of(model, asked.seq_len), left_out=_left_out(model))
     return replace(asked, cluster=instance) if isinstance(instance, Cluster) else asked
 
 
@@ -151,12 +151,27 @@ def model_of(model: Model, seq_len: int | None = None) -> str | ModelSpec:
         from autoshard.tracer.trace import trace_live
 
         return trace_live(model, seq_len)
-    to_dict = getattr(model, "to_dict", None)
-    config: object = to_dict() if callable(to_dict) else model
-    if not isinstance(config, Mapping):
+    config = _config_of(model)
+    if config is None:
         raise AutoshardError(
             f"model={show(model)} must be a name, the path or the contents of a config.json, or a torch module"
         )
     from autoshard.models.huggingface import from_config
 
     return from_config(config, str(config.get("_name_or_path") or config.get("model_type") or "model"))
+
+
+def _config_of(model: object) -> Mapping[str, Any] | None:
+    """The contents of a config.json, also of a config of transformers; None where it is neither."""
+    to_dict = None if isinstance(model, type) else getattr(model, "to_dict", None)
+    config: object = to_dict() if callable(to_dict) else model
+    return config if isinstance(config, Mapping) else None
+
+
+def _left_out(model: Model) -> tuple[str, ...]:
+    """What a config describes beside the text model that is planned; of a model by a name it is looked up later."""
+    if isinstance(model, (ModelSpec, str, Path)):
+        return ()
+    from autoshard.models.text_part import other_parts
+
+    return other_parts(_config_of(model))

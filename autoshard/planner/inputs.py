@@ -166,10 +166,12 @@ def _model(request: PlanRequest) -> ModelSpec:
 
 def _left_out(request: PlanRequest) -> tuple[str, ...]:
     """A note on the parts of the model that are not planned, where its config describes more than a text model."""
-    if isinstance(request.model, ModelSpec) or is_user_module(request.model):
-        return ()
-    parts = left_out(request.model)
-    return (f"{request.model}: the text model alone is planned; {' and '.join(parts)} left out",) if parts else ()
+    parts, name = request.left_out, request.model
+    if isinstance(name, ModelSpec):
+        name = name.name
+    elif not is_user_module(name):
+        parts = left_out(name)
+    return (f"{name}: the text model alone is planned; {' and '.join(parts)} left out",) if parts else ()
 
 
 def _trained(model: ModelSpec, request: PlanRequest) -> ModelSpec:

@@ -28,10 +28,11 @@ PIN_FIELDS = {"vpp": "num_virtual_stages", "micro_batch": "microbatch_size"}
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """One problem to plan. model: by a name, or a model. nodes: of the cluster; with objective cost or nodes the most.
-    seq_len None: the default for the model. precision: a name, several joined by commas, or auto. loss_chunks None:
-    one, or as many as make a better layout possible. pins: those that are set, by option name. cluster: in place of
-    instance, lnc, hardware and sdk; `nodes` holds for it. search, cost_model: who looks for the layout and by whose
+    """One problem to plan. model: by a name, or a model. left_out: parts that the config of a model has beside it, such
+    as vision_config; those of one by a name are looked up. nodes: of the cluster; with objective cost or nodes the
+    most. seq_len None: the default for the model. precision: a name, several joined by commas, or auto. loss_chunks
+    None: one, or as many as make a better layout possible. pins: those that are set, by option name. cluster: in place
+    of instance, lnc, hardware and sdk; `nodes` holds for it. search, cost_model: who looks for the layout and by whose
     prices."""
 
     model: str | ModelSpec
@@ -69,6 +70,7 @@ class PlanRequest:
     searches_etp: bool = False
     pins: Mapping[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def objective_is_plain(self) -> bool:

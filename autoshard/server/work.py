@@ -15,6 +15,7 @@ from autoshard.explanation.page import more
 from autoshard.explanation.why import why
 from autoshard.files.json_file import parse_json
 from autoshard.models.huggingface import from_config
+from autoshard.models.text_part import other_parts
 from autoshard.planner.options import request_from
 from autoshard.planner.planning import plan_for, plan_of
 from autoshard.planner.precisions import best_precision, is_compared
@@ -80,7 +81,8 @@ def _find(
     check_answerable(values)
     request = replace(request_from(values), time_limit=SEARCH_LIMIT_S)
     if values["model"] in uploads:
-        request = replace(request, model=_model(uploads[values["model"]]))
+        content = uploads[values["model"]]
+        request = replace(request, model=_model(content), left_out=other_parts(parse_json(content, "the upload")))
     if not request.objective_is_plain:
         return Found(plan_for(request))
     with (

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import autoshard
 from autoshard.cli import main
 from autoshard.conversion.convert import Conversion, convert, open_source
 from autoshard.conversion.huggingface import huggingface_source
@@ -208,3 +209,15 @@ def test_a_part_turned_twice_is_itself() -> None:
         "expert ffn embed",
     }
     assert all(part.turned.turned == part for part in parts if len(part.groups) > 1)
+
+
+def test_a_plan_of_a_parsed_config_says_what_it_leaves_out() -> None:
+    plan = autoshard.plan({**WHOLE, "_name_or_path": "seeing"}, nodes=1, global_batch=32)
+    assert "seeing: the text model alone is planned; vision_config left out" in plan.notes
+    alone = autoshard.plan({**TEXT, "_name_or_path": "seeing"}, nodes=1, global_batch=32)
+    assert alone.model == plan.model and not any("left out" in note for note in alone.notes)
+
+
+@pytest.mark.parametrize("config", [None, 5, "text", [], {}, {"model_type": []}, {"text_config": 5}])
+def test_of_what_is_no_config_of_a_whole_nothing_is_left_out(config: object) -> None:
+    assert other_parts(config) == ()
