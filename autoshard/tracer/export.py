@@ -173,7 +173,9 @@ def _hint(config: Any) -> str:
 
 
 def _stand_ins(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace parameters by some that have a shape, no numbers, and the CPU as device for torch; tied ones stay one."""
+    """Replace parameters by some that have a shape, no numbers, and the CPU as device for torch; tied ones stay one.
+    Those of 16 bits become FP32, so that tables of positions are not rounded to theirs: what a plan keeps in how many
+    bits is said by its precision."""
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():
@@ -181,7 +183,8 @@ def _stand_ins(module: nn.Module, mode: FakeTensorMode) -> None:
                 continue
             if id(parameter) not in made:
                 with mode:
-                    empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    dtype = torch.float32 if parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype
+                    empty = torch.empty(parameter.shape, dtype=dtype)
                 made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             part._parameters[name] = made[id(parameter)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -192,8 +193,7 @@ class Tracer:
         if node.name in self._parameter_names:
             return self.parameter(self._parameter_names[node.name], tuple(node.meta["val"].shape))
         if node.name in self._constants:
-            constant = self._constants[node.name]
-            return Constant(lambda: constant)
+            return Constant(partial(_numbers_of, node.name.removeprefix("b_module_"), self._constants[node.name]))
         self.batch.size, self.seq.size = node.meta["val"].shape
         dims: Dims = (self.batch, self.seq)
         return View(Input("input_ids", dims), tuple((dim,) for dim in dims))
@@ -285,6 +285,16 @@ def _attribute(module: fx.GraphModule, name: str) -> Value:
     for part in name.split("."):
         found = getattr(found, part)
     return Constant(lambda: found) if isinstance(found, torch.Tensor) else found
+
+
+def _numbers_of(name: str, constant: torch.Tensor) -> torch.Tensor:
+    """A buffer by its numbers. Raises Unsupported where it has none."""
+    if constant.device.type == "meta":
+        raise Unsupported(
+            f"the buffer {name} is on the meta device and has no numbers; make the module on the CPU, whose parameters "
+            "alone may be on meta, or give its config"
+        )
+    return constant
 
 
 def _is_constant(value: Value) -> bool:

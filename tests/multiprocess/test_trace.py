@@ -23,7 +23,7 @@ from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, S
 from autoshard.layout.mesh import build_mesh
 from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import read_config
-from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
+from autoshard.models.stage import dim_sizes, learned_count, parameter_count, stage_graph
 from autoshard.planner.inputs import inputs_of
 from autoshard.planner.request import PlanRequest
 from autoshard.plans.validate import read_plan
@@ -34,7 +34,7 @@ from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from autoshard.tracer.rules.numbers import clamp, formula
-from autoshard.tracer.trace import trace_model, trace_module
+from autoshard.tracer.trace import trace_live, trace_model, trace_module
 from autoshard.tracer.tracer import RULES, Tracer
 from autoshard.tracer.values import Value
 from tests.multiprocess.odd_model import OddModel
@@ -81,6 +81,26 @@ def described(program: Program, step: Step) -> object:
     if isinstance(step, GatherEinsumStep):
         return states(step.gather.source), [described(program, one) for one in step.einsums]
     return states(step.source), states(step.target), step.transitions
+
+
+def test_a_module_of_16_bits_is_the_model_that_it_is_in_32() -> None:
+    """Tables of positions in the module's own dtype would be rounded beyond recognition."""
+    models = [trace_live(transformers_model("llama").to(dtype), SEQ) for dtype in (torch.float32, torch.bfloat16)]
+    module = transformers_model("llama")
+    for buffer in module.buffers():  # as from_pretrained(dtype=...) leaves them
+        assert buffer.dtype == torch.float32
+    for parameter in module.parameters():
+        parameter.data = parameter.data.bfloat16()
+    assert trace_live(module, SEQ) == models[0]
+    assert all(parameter.dtype == torch.bfloat16 for parameter in module.parameters())
+    assert learned_count(models[1]) == learned_count(models[0])
+
+
+def test_a_module_without_numbers_in_its_buffers_is_refused() -> None:
+    with torch.device("meta"):
+        module = transformers_model("llama")
+    with pytest.raises(AutoshardError, match="the buffer model_rotary_emb_inv_freq is on the meta device and has no"):
+        trace_live(module, SEQ)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "qwen2 moe"])
