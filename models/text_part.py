@@ -43,6 +43,27 @@ OF_THE_SAME_FORM: Mapping[str, Form] = {
 }
 
 
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 2048,
+}
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, "intermediate_size": 14_336, "max_position_embeddings": 131_072},
+    "qwen2": {
+        **_LLAMA,
+        "intermediate_size": 22_016,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 32_768,
+    },
+}
+"""Sizes in transformers by model_type: the text_config of a published LLaVA leaves out those that are its own too."""
+
+
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the text model alone, with the model_type as which it is read. A config of no such model, and one
     whose text model is not known, comes back as it is."""
@@ -50,7 +71,8 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(text, Mapping) and not _is_family(config):
         if not _is_family(text) and _form(text) is None:
             return config
-        config = {**text, **{key: config[key] for key in OF_THE_WHOLE if config.get(key) is not None}}
+        sizes = SIZES.get(text["model_type"], {})
+        config = {**sizes, **text, **{key: config[key] for key in OF_THE_WHOLE if config.get(key) is not None}}
     form = _form(config)
     return config if form is None else {**form.defaults, **config, "model_type": form.model_type}
 

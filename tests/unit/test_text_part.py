@@ -1,6 +1,7 @@
 """Configs of models that see or hear as well: their text model is read, and what is left out of it is said."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,18 @@ def test_a_published_config_that_gives_no_size_of_gemma_3_is_read() -> None:
     text = {**sizes, "model_type": "gemma3_text", "rope_scaling": scaling}
     whole = {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": text, "vision_config": SIGHT}
     assert from_config(whole, "gemma3-4b") == load_model("google/gemma-3-4b-it")
+
+
+def test_the_published_config_of_llava_gives_no_size_of_its_llama() -> None:
+    """llava-hf/llava-1.5-7b-hf: Vicuna, which is Llama 2 7B with 64 tokens more."""
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
+    whole = {"model_type": "llava", "tie_word_embeddings": False, "text_config": text, "vision_config": SIGHT}
+    assert from_config(whole, "llava") == replace(load_model("llama2-7b"), name="llava", vocab_size=32064)
+    mistral = {**text, "model_type": "mistral", "num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6}
+    found = from_config({**whole, "text_config": mistral}, "llava")
+    assert (found.intermediate_size, found.num_hidden_layers, found.head_dim) == (14_336, 32, 128)
+    with pytest.raises(AutoshardError, match="num_attention_heads is missing from the config of m"):
+        from_config(text, "m")  # alone it would be a model of nobody
 
 
 @pytest.mark.parametrize(("outer", "inner", "tied"), [(True, False, True), (False, True, False), (None, True, True)])
