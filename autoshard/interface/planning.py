@@ -62,7 +62,8 @@ class SearchResult(Shown):
 
     def table(self, form: str = "numpy") -> Any:
         """Every candidate that was priced, by the search and the cost model that were asked for, as columns with an
-        entry for each; those of runs on other cuts are rows of their own.
+        entry for each; the plan and its runners-up are among them. Of other layouts, cuts and sets by stage that were
+        ruled out by a bound, or solved and are slower, are not.
 
         form: "numpy", a dict of arrays; "pandas", a DataFrame; "pyarrow", a Table. Columns: tp, pp, dp, cp, ep,
         num_virtual_stages, microbatch_size, num_microbatches, schedule, zero, sequence_parallel, attention_kernel,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
+from autoshard.backends.rules import Draft
 from autoshard.cost.estimate import Estimate
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.grid.arrays import Array
@@ -42,17 +44,35 @@ COLUMNS = (
 )
 
 
-def priced_columns(priced: PricedLayouts) -> dict[str, Array]:
+def priced_columns(
+    priced: PricedLayouts, exact: Mapping[Strategy, Estimate] = MappingProxyType({})
+) -> dict[str, Array]:
     """Column name -> array with an entry for each layout, in no order.
 
-    recompute: the set of all stages. stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a
+    exact: layouts that were estimated one by one, which stand in place of what is priced of them, maybe a bound, and
+    beside that: other cuts and sets by stage are priced nowhere else. recompute: the set of all stages, or BY_STAGE.
+    stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a
     lower bound where step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest
     device. fits: whether that is no more than the device has.
     """
     priced.price_pairs()
     others = priced.others.chunks if priced.others else []
-    parts = [_columns(chunk, priced) for chunk in (*priced.chunks, *others)]
+    chunks = (without(chunk, exact) for chunk in (*priced.chunks, *others))
+    parts = [_columns(chunk, priced) for chunk in chunks if len(chunk.draft)]
+    parts += [estimated_columns(exact, priced.problem.training)] if exact else []
     return {name: np.concatenate([part[name] for part in parts]) if parts else np.array([]) for name in COLUMNS}
+
+
+def without(chunk: Priced, strategies: Collection[Strategy]) -> Priced:
+    """The rows of a chunk that are none of these layouts."""
+    drafts, sets, found = chunk.whole.drafts.drafts, chunk.whole.sets, list[int]()
+    for one in strategies:
+        draft = Draft.of(one)._replace(stage_layers=())
+        if draft in drafts and one.uniform_recompute in sets:
+            place = drafts.index(draft), sets.index(one.uniform_recompute)
+            rows = np.flatnonzero((chunk.draft == place[0]) & (chunk.recompute == place[1]))
+            found += [row for row in rows.tolist() if chunk.strategy(row) == one]
+    return chunk.take(np.delete(np.arange(len(chunk.draft)), found)) if found else chunk
 
 
 def estimated_columns(layouts: Mapping[Strategy, Estimate], training: TrainingSpec) -> dict[str, Array]:

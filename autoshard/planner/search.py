@@ -118,13 +118,14 @@ class Searched(SearchResult):
         return {**self.__dict__, "priced": None, "table_of_other": partial(dict, self.columns())}
 
     def columns(self) -> dict[str, Array]:
-        """The layouts that were priced, as `priced_columns` has them, with the prices that chose among them."""
+        """The layouts that were priced, as `priced_columns` has them, with the prices that chose among them; the best
+        one and the runners-up are among them, whatever their cuts are."""
         from autoshard.planner.priced_columns import priced_columns
 
         if self.table_of_other is not None:
             return self.table_of_other()
         assert self.priced is not None, "a search keeps what it priced"
-        return priced_columns(self.priced)
+        return priced_columns(self.priced, {one.strategy: one.estimate for one in (self.best, *self.runners_up)})
 
 
 SEARCHED: Kept[Searched] = Kept(2)

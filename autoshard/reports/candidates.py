@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoshard.backends.rules import Draft
 from autoshard.cost.estimate import Estimate
 from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.priced import PricedLayouts
-from autoshard.planner.priced_columns import estimated_columns, priced_columns
+from autoshard.planner.priced_columns import estimated_columns, priced_columns, without
 from autoshard.planner.search import search
 from autoshard.plans.plan import Plan
 from autoshard.plans.prices import is_cheap, unrounded
 from autoshard.plans.search_result import SearchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from autoshard.planner.grid.arrays import Array
     from autoshard.planner.grid.whole import Priced
@@ -90,7 +89,7 @@ def thinned(priced: PricedLayouts, exact: Mapping[Strategy, Estimate]) -> Candid
     """
     priced.price_pairs()
     every = [*priced.chunks, *(priced.others.chunks if priced.others else ())]
-    chunks = [chunk for chunk in (_without(chunk, exact) for chunk in every) if len(chunk.draft)]
+    chunks = [chunk for chunk in (without(chunk, exact) for chunk in every) if len(chunk.draft)]
     own = estimated_columns(exact, priced.problem.training)
     capacity_bytes = priced.problem.cluster.device.memory_bytes
     seconds = _range([own["step_time_s"], *(one.step_time_s for one in chunks)])
@@ -109,18 +108,6 @@ def thinned(priced: PricedLayouts, exact: Mapping[Strategy, Estimate]) -> Candid
     return Candidates(shown, total, tuple(range(min(len(front), len(kept)))))
 
 
-def _without(chunk: Priced, strategies: Collection[Strategy]) -> Priced:
-    """The rows of a chunk that are none of these layouts."""
-    drafts, sets, found = chunk.whole.drafts.drafts, chunk.whole.sets, list[int]()
-    for one in strategies:
-        draft = Draft.of(one)._replace(stage_layers=())
-        if draft in drafts and one.uniform_recompute in sets:
-            place = drafts.index(draft), sets.index(one.uniform_recompute)
-            rows = np.flatnonzero((chunk.draft == place[0]) & (chunk.recompute == place[1]))
-            found += [row for row in rows.tolist() if chunk.strategy(row) == one]
-    return _rows(chunk, np.delete(np.arange(len(chunk.draft)), found)) if found else chunk
-
-
 def _fewer(chunk: Priced, capacity_bytes: float, seconds: Range, size: Range) -> Priced:
     """The rows of a chunk that may be shown: columns of words cost more than all of this, so they come after it."""
     drafts = chunk.whole.drafts.drafts
@@ -130,18 +117,7 @@ def _fewer(chunk: Priced, capacity_bytes: float, seconds: Range, size: Range) ->
     cells = _cell(chunk.step_time_s, seconds) * CELLS + _cell(chunk.memory_bytes, size)
     fits = chunk.memory_bytes <= capacity_bytes
     front = pareto(chunk.step_time_s, chunk.memory_bytes, fits)
-    return _rows(chunk, _first(front, chunk.step_time_s, chunk.memory_bytes, fits, kinds, cells, all_of_them=False))
-
-
-def _rows(chunk: Priced, order: Array) -> Priced:
-    return replace(
-        chunk,
-        draft=chunk.draft[order],
-        recompute=chunk.recompute[order],
-        cuts=chunk.cuts.take(order),
-        step_time_s=chunk.step_time_s[order],
-        memory_bytes=chunk.memory_bytes[order],
-    )
+    return chunk.take(_first(front, chunk.step_time_s, chunk.memory_bytes, fits, kinds, cells, all_of_them=False))
 
 
 def _first(

@@ -25,6 +25,7 @@ from autoshard.cli import main
 from autoshard.interface import watch
 from autoshard.interface.inputs import Options
 from autoshard.planner.options import OPTIONS
+from autoshard.planner.priced_columns import CHOICES
 from autoshard.plans.names import layout_name
 
 SIGNATURES = {
@@ -162,6 +163,21 @@ def test_a_table_has_every_priced_layout_and_the_best() -> None:
     for row in np.flatnonzero(columns["pp"] > 1)[:20]:
         assert sum(map(int, columns["stage_layers"][row].split("-"))) == 32
     assert len(result.fastest(3)["tp"]) == 3
+
+
+def test_a_table_has_the_plan_and_its_runners_up_once_whatever_their_cuts_are() -> None:
+    result = autoshard.search("llama3-8b", nodes=4)
+    assert result.plan.strategy.stage_layers == (8, 9, 9, 6) and result.plan.strategy.uniform_recompute is None
+    fastest, columns = result.fastest(1), result.table()
+    assert (fastest["stage_layers"][0], fastest["recompute"][0]) == ("8-9-9-6", "by-stage")
+    assert fastest["step_time_s"][0] == pytest.approx(result.plan.step_time_s, rel=1e-5)
+    assert not fastest["step_time_is_bound"][0]
+    for one in (result.plan.strategy, *(other.strategy for other in result.plan.runners_up)):
+        of_it = columns["stage_layers"] == "-".join(map(str, one.stage_layers))
+        of_it &= columns["recompute"] == (one.uniform_recompute or "by-stage")
+        for name in CHOICES:
+            of_it &= columns[name] == getattr(one, name)
+        assert (of_it & (columns["axis_order"] == one.axis_order_name)).sum() == 1
 
 
 def test_a_result_is_pickled_with_its_table() -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import autoshard
 from autoshard.cli import main
 from autoshard.explanation.trace import measured_events
+from autoshard.planner.priced_columns import priced_columns
 from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import write_plan
 from autoshard.reports.candidates import FILTERS, MOST_POINTS, candidates, known_front, pareto, thinned
@@ -427,9 +428,10 @@ def test_the_front_tells_layouts_apart_by_what_differs() -> None:
 
 def test_thinning_keeps_the_front_and_the_fastest_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     result = autoshard.search("llama3-8b", nodes=2, seq_len=16384)
-    columns, plan, priced = result.table(), result.plan, getattr(result.answer.result, "priced", None)
+    plan, priced = result.plan, getattr(result.answer.result, "priced", None)
     monkeypatch.setattr("autoshard.reports.candidates.MOST_POINTS", 200)
     assert priced is not None
+    columns = priced_columns(priced)
     assert plan.strategy.uniform_recompute is None  # one more layout
     found = thinned(priced, {plan.strategy: plan.estimate})
     assert (found.total, len(found.columns["tp"])) == (len(columns["tp"]) + 1, 200)

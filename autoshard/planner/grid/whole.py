@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,6 +63,17 @@ class Priced:
     def exact_s(self, rows: Sequence[int]) -> Array:
         """Seconds of a step of some rows, as `cost.estimate` has them."""
         return self.whole.exact_s(self.draft[rows], self.recompute[rows], self.cuts.take(np.array(rows)))
+
+    def take(self, rows: Array) -> Priced:
+        """Some of these layouts, in another order perhaps."""
+        return replace(
+            self,
+            draft=self.draft[rows],
+            recompute=self.recompute[rows],
+            cuts=self.cuts.take(rows),
+            step_time_s=self.step_time_s[rows],
+            memory_bytes=self.memory_bytes[rows],
+        )
 
     def strategy(self, row: int) -> Strategy:
         family, cut = self.whole.family, self.cuts.take(np.array([row]))
