@@ -10,7 +10,7 @@ import autoshard
 from autoshard.commands.output import page_width, say, wants_color
 from autoshard.commands.parser import Parser, add_format, add_overruling
 from autoshard.files.option_values import path
-from autoshard.planner.options import WHAT
+from autoshard.planner.options import OF_A_SEARCH, WHAT
 
 SUMMARY = "price a layout that somebody wrote, beside the best one"
 USAGE = "autoshard score LAYOUT [options]"
@@ -25,11 +25,7 @@ or does not fit is priced all the same where it can be, and what it breaks is sa
   autoshard score train.toml --nodes 4                          a torchtitan configuration
 
 Options say what the file does not, and overrule what it says."""
-PLANS_ONLY = (
-    *("operators", "objective", "price_per_node_hour", "tokens", "days"),
-    *("search", "cost_model", "evaluations"),
-)
-OVERRULES = tuple(option for option in WHAT if option.name not in PLANS_ONLY)
+OVERRULES = tuple(option for option in WHAT if option.name not in OF_A_SEARCH)
 
 
 def add_arguments(parser: Parser) -> None:

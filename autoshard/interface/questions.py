@@ -14,6 +14,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.explanation.compare import Comparison as Compared
 from autoshard.explanation.compare import compare as compared
@@ -30,7 +31,8 @@ from autoshard.interface.shown import Shown
 from autoshard.interface.watch import is_interactive, watched
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.kept import Kept
-from autoshard.planner.written import Written
+from autoshard.planner.options import OF_A_SEARCH
+from autoshard.planner.written import Sought, Written, check_one_price, sought
 from autoshard.plans import plan as plans
 from autoshard.plans.layout_syntax import DEGREES, read_fields, read_partial
 from autoshard.plans.search_result import Candidate
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 ANSWERED: Kept[Sensitivity] = Kept(64)
 """Answers to what would change the choice, for the plans that were asked about last."""
+EVENLY = "blocks are cut evenly into stages, as the layout does not say how; a search of its cuts may find a faster one"
 Layout = str | Path | plans.Plan | Strategy | Mapping[str, Any]
 """A file that somebody wrote; a plan; words such as "tp=8 pp=16 mbs=1"; a strategy, or fields of one as a dict."""
 
@@ -284,15 +287,16 @@ def score(layout: Layout, model: Model | None = None, instance: Instance = None,
     written = _written(layout, model, instance, options)
     with watched("scoring"):
         found = priced(written.problem, written.strategy, written.operators)
-        best, why_not_any = _best(written.problem)
+        best, why_not_any = _best(written)
     return Score(replace(written, notes=(*written.notes, why_not_any)) if why_not_any else written, found, best)
 
 
-def _best(problem: Problem) -> tuple[Candidate | None, str]:
+def _best(written: Written) -> tuple[Candidate | None, str]:
     from autoshard.planner.search import search
 
+    problem = written.problem
     try:
-        return search(*problem[:3], backend=problem.backend, top=0).best, ""
+        return search(*problem[:3], backend=problem.backend, top=0, **written.sought._asdict()).best, ""
     except AutoshardError as error:
         return None, f"the planner itself has none: {error}"
 
@@ -303,6 +307,12 @@ def _written(layout: Layout, model: Model | None, instance: Instance, options: M
     if isinstance(layout, plans.Plan):
         _says_all("the plan", said)
         return _of_plan(layout)
+    if of_a_search := [name for name in given if name in OF_A_SEARCH]:
+        name = of_a_search[0]
+        raise AutoshardError(
+            f"{name}={show(given[name])} of score says how a layout is looked for, and changes no price of one that is "
+            "given; leave it out"
+        )
     if isinstance(layout, (Strategy, Mapping)) or (isinstance(layout, str) and _is_words(layout)):
         return _in_words(layout, model, instance, given)
     file = str(layout)
@@ -352,17 +362,21 @@ def _in_words(
     request = request_of(model, instance, options)
     if request.pins:
         raise AutoshardError(f"{next(iter(request.pins))} beside a layout, which has it; say it there")
+    check_one_price(request)
     spec, training, cluster, notes = inputs_of(request)
     backend = usual_backend(cluster).name if request.backend == "auto" else request.backend
     problem = Problem(spec, training, cluster, backend)
     if isinstance(layout, Strategy):
-        return Written(problem, layout, "layout", request.backend, notes)
+        return Written(problem, layout, "layout", request.backend, notes, sought=sought(request))
     fields = read_fields(layout) if isinstance(layout, str) else dict(layout)
     known = set(Strategy.__dataclass_fields__)
     if unknown := [name for name in fields if name not in known]:
         raise AutoshardError(f"the layout has {show(unknown[0])}; a strategy has: {', '.join(sorted(known))}")
     plain = {name: _plain(name, value) for name, value in fields.items()}
-    return Written(problem, completed(problem, plain), "layout", request.backend, notes)
+    strategy = completed(problem, plain)
+    if len(strategy.stage_layers) > 1 and "stage_layers" not in plain:
+        notes += (EVENLY,)
+    return Written(problem, strategy, "layout", request.backend, notes, sought=sought(request))
 
 
 def _plain(name: str, value: object) -> object:
@@ -408,7 +422,9 @@ def _of_plan(plan: plans.Plan) -> Written:
 
     operators = other_operators(plan)
     told = "operators as the plan has them; the planner's layout is searched with Megatron's"
-    return Written(_problem_of(plan), plan.strategy, "plan", notes=(told,) if operators else (), operators=operators)
+    sure = FIT_PROBABILITY if plan.search is None else plan.search.fit_probability
+    said = (told,) if operators else ()
+    return Written(_problem_of(plan), plan.strategy, "plan", notes=said, operators=operators, sought=Sought(sure))
 
 
 def trace(plan: plans.Plan, out: str | Path | None = None, *, measured: str | Path | None = None) -> dict[str, Any]:

@@ -347,6 +347,11 @@ PINS = (
     ),
 )
 OPTIONS = {option.name: option for option in (*WHAT, *PINS)}
+OF_A_SEARCH = (
+    *("operators", "objective", "price_per_node_hour", "tokens", "days"),
+    *("search", "cost_model", "evaluations"),
+)
+"""Options that say how a layout is looked for, or what for: they change no price of one that is given."""
 
 
 SEARCHES = {"searches_replicas": "dp_replicate", "searches_etp": "etp"}

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoshard.backends.registry import usual_backend
+from autoshard.cost.interval import FIT_PROBABILITY
 from autoshard.errors import AutoshardError
 from autoshard.planner.options import OPTIONS, PINS, request_from
-from autoshard.planner.request import PIN_FIELDS, PlanRequest
+from autoshard.planner.request import PIN_FIELDS, SEARCHED, PlanRequest
 from autoshard.spec.dropout import PUBLISHED
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from autoshard.layout.strategy import Strategy
     from autoshard.spec.model import ModelSpec
 
+SOLVER = "operators=solver: priced as Megatron shards operators; autoshard plan --config {file} has the solver's"
 UNSAID = ("context_parallel", "zero", "axis_order")
 """Pins that a file may leave out and say all of a layout."""
 OF_THE_COMMAND = ("out", "top", "format")
@@ -50,9 +53,20 @@ COPIES = "kv_replicator: {said}: priced with {copies}, the fewest copies of a ke
 UNEVEN = "each got what the busiest rank's get by --expert-imbalance"
 
 
+class Sought(NamedTuple):
+    """How the best layout beside a written one is searched for; the fields are those of `search`."""
+
+    fit_probability: float = FIT_PROBABILITY
+    time_limit_s: float = inf
+
+
+AS_USUAL = Sought()
+
+
 @dataclass(frozen=True)
 class Written:
-    """A layout that somebody wrote, and the problem that it is for. backend of the problem: the one that was asked for,
+    """A layout that somebody wrote, and the problem that it is for. sought: how the best one beside it is searched for.
+    backend of the problem: the one that was asked for,
     else nxd on Trainium and torch elsewhere.
 
     asked: the backend as it was asked for, or auto. form: what kind of file. notes: what was decided on the way.
@@ -70,6 +84,7 @@ class Written:
     left_out: tuple[str, ...] = ()
     not_priced: tuple[str, ...] = ()
     operators: OperatorChoices = ()
+    sought: Sought = AS_USUAL
 
     @property
     def unpriced(self) -> str:
@@ -94,6 +109,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         raise AutoshardError(f"{file} is a recipe: autoshard plan --config {file} reads it")
     model, model_notes = (None, ()) if "model" in options else _model_of(file, written, options)
     request = request_from(options)
+    check_one_price(request)
     problem, notes = _problem(file, request, written, model)
     warnings = written.warnings
     warnings = (*_on_products(written, problem, request), *warnings)
@@ -105,6 +121,8 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         lnc = f" at lnc {cluster.lnc}" if cluster.platform.is_trainium else ""
         has = f"{cluster.instance} has {cluster.devices_per_node}{lnc}"
         warnings += (f"{devices} devices a node, as the file says; {has}, and the layout takes all of them",)
+    if request.operators == "solver" and recipes:
+        warnings += (SOLVER.format(file=file),)
     if written.drops and request.dropout is None:
         warnings += (f"{written.drops}: dropout is not in the price; --dropout puts it there, with backend torch",)
 
@@ -114,7 +132,7 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
             said += (AS_OURS.format(framework=written.overlaps),)
         more = () if written.kv_copies in (None, copies) else (COPIES.format(said=written.kv_copies, copies=copies),)
         rest = (said, (*warnings, *more), written.left_out, written.not_priced)
-        return Written(problem, strategy, written.form, request.backend, *rest)
+        return Written(problem, strategy, written.form, request.backend, *rest, sought=sought(request))
 
     fields = dict(written.fields)
     per_replica = fields.pop("sequences_per_replica", None)
@@ -140,6 +158,22 @@ def read_written(file: str, given: Mapping[str, Any], recipes: bool = True) -> W
         runs = problem.training.global_batch_size / (per_replica * strategy.dp)
         warnings += (ONE_RUN.format(count=per_replica, runs=runs),) if runs > 1 else ()
     return found(problem, strategy)
+
+
+def check_one_price(request: PlanRequest) -> None:
+    """Raise AutoshardError for a request of several precisions, or of both ways to use a chip: a layout that is given
+    has the price of one."""
+    if request.precision == SEARCHED or "," in request.precision:
+        raise AutoshardError(
+            f"precision={request.precision}: a layout that is given has the price of one precision; give one"
+        )
+    if request.lnc == SEARCHED:
+        raise AutoshardError("lnc=auto: a layout that is given has the price of one number of cores; give 1 or 2")
+
+
+def sought(request: PlanRequest) -> Sought:
+    """How a request has the best layout searched for."""
+    return Sought(request.fit_probability, inf if request.time_limit is None else request.time_limit)
 
 
 def _on_products(written: WrittenLayout, problem: Problem, request: PlanRequest) -> Iterator[str]:

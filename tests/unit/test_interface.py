@@ -195,6 +195,64 @@ def test_equal_plans_have_one_hash() -> None:
     assert len({one, again, other}) == 2
 
 
+ROOT = Path(__file__).parents[2]
+WORDS = "tp=8 pp=16 mbs=1 recompute=full"
+
+
+def test_the_best_layout_beside_a_score_fits_as_surely_as_was_asked_for() -> None:
+    usual, sure = (
+        autoshard.score(WORDS, "llama3-70b", nodes=16, fit_probability=probability) for probability in (None, 0.99)
+    )
+    assert sure.step_time_s == usual.step_time_s
+    assert usual.best is not None and sure.best is not None
+    assert usual.best.estimate.fits_probability < 0.99 <= sure.best.estimate.fits_probability
+    plan = autoshard.plan("llama3-70b", nodes=16, fit_probability=0.99)
+    assert autoshard.score(plan).best == sure.best
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"operators": "solver"}, "operators='solver' of score says how a layout is looked for, and changes no price"),
+        ({"objective": "cost"}, "objective='cost' of score says how a layout is looked for"),
+        ({"evaluations": 10}, "evaluations=10 of score says how"),
+        (
+            {"precision": "fp32,mixed_precision"},
+            "precision=fp32,mixed_precision: a layout that is given has the price of",
+        ),
+        ({"precision": "auto"}, "precision=auto: a layout that is given has the price of one precision; give one"),
+        ({"lnc": "auto"}, "lnc=auto: a layout that is given has the price of one number of cores; give 1 or 2"),
+    ],
+)
+def test_a_score_refuses_what_would_change_nothing_in_it(option: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        autoshard.score("tp=8 mbs=1", "llama3-8b", "trn2.48xlarge", **option)
+    assert str(error.value).startswith(text)
+    recipe = ROOT / "recipes" / "llama3_8b_trn1_4nodes.yaml"
+    if "lnc" not in option:
+        with pytest.raises(AutoshardError, match=r"of score says how|has the price of one precision"):
+            autoshard.score(recipe, **option)
+
+
+def test_the_score_of_a_recipe_for_the_solver_says_what_it_leaves_out() -> None:
+    recipe = ROOT / "recipes" / "operators" / "smollm2_135m_trn1_1chip.yaml"
+    text = f"operators=solver: priced as Megatron shards operators; autoshard plan --config {recipe} has the solver's"
+    assert text in " ".join(autoshard.score(recipe).page(400, False).split())
+
+
+def test_a_score_of_words_says_that_blocks_are_cut_evenly() -> None:
+    told = (
+        "blocks are cut evenly into stages, as the layout does not say how; a search of its cuts may find a faster one"
+    )
+    for layout, is_said in (
+        ("tp=8 pp=2", True),
+        ("tp=8", False),
+        ({"tp": 8, "pp": 2, "stage_layers": (17, 15)}, False),
+    ):
+        page = " ".join(autoshard.score(layout, "llama3-8b", nodes=4).page(400, False).split())
+        assert (told in page) is is_said
+
+
 def test_a_priced_row_is_what_a_score_says() -> None:
     result = autoshard.search("llama3-8b", pp=1, cp=1, **SMALL)
     columns = result.fastest(1)
