@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autoshard.interface.planned import Plan
 
 SUMMARY = "what a plan does, why it was chosen and what would change the choice"
-USAGE = "autoshard explain PLAN [--why LAYOUT] [--schedule] [--operators] [--measured FILE] [options]"
+USAGE = "autoshard explain PLAN [--why LAYOUT | --schedule --operators --measured FILE] [options]"
 DESCRIPTION = """\
 Print what a plan does, why it was chosen over others, and what would change the choice: the layouts are searched again
 at other bandwidths, memories, peaks, batches, sequence lengths, nodes and prices. The page is printed first; these
@@ -79,6 +79,9 @@ def run(values: Mapping[str, Any]) -> int:
         _write(rendered_by(plan, form), form)
         return 0
     if values["why"]:
+        for part in PARTS:
+            if values[part]:
+                raise AutoshardError(f"--why has a page of its own; ask for --{part} by itself")
         _show_why(plan, values["why"], form)
     elif parts := [name for name in PARTS if values[name]]:
         _show_parts(plan, parts, values["measured"], form)

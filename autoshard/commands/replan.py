@@ -72,7 +72,8 @@ def run(values: Mapping[str, Any]) -> int:
     replanned.save(out)
     show_plan(replanned, values["format"])
     if values["format"] == "text":
-        say("", f"wrote {out}; {next_command('run', out)}, which goes on from the old layout's checkpoint")
+        goes_on = next_command("run", out, "--resume", "auto")
+        say("", f"wrote {out}; {goes_on}, which goes on from the old layout's checkpoint")
     return 0
 
 

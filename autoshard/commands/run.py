@@ -129,13 +129,12 @@ def _add_saving(saving: Group) -> None:
 
 
 def _add_resuming(saving: Group) -> None:
-    _add(
-        saving,
+    saving.add_argument(
         "--resume",
-        path,
-        "WHAT",
-        "auto: go on from the newest complete checkpoint in --checkpoint-dir; never; or a checkpoint's place, made by "
-        "any plan of the model",
+        type=path,
+        metavar="WHAT",
+        help="auto: go on from the newest complete checkpoint in --checkpoint-dir; never; or a checkpoint's place, "
+        "made by any plan of the model (default: auto with --checkpoint-every or --checkpoint-dir, else never)",
     )
     saving.add_argument(
         "--checkpoint-sync", action="store_true", help="wait for the disk (default: write while training goes on)"

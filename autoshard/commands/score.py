@@ -23,8 +23,9 @@ or does not fit is priced all the same where it can be, and what it breaks is sa
   autoshard score hf_llama3_70B_config.yaml --model llama3-70b  a configuration of NxD Training
   autoshard score train.sh --model llama3-8b --nodes 4          a script with Megatron's arguments
   autoshard score train.toml --nodes 4                          a torchtitan configuration
+  autoshard score "tp=8 pp=16" --model llama3-70b --nodes 16    words; what they leave open is 1, none or even
 
-Options say what the file does not, and overrule what it says."""
+Options say what a file does not, and overrule what it says; a plan says all of it: autoshard replan changes a plan."""
 OVERRULES = tuple(option for option in WHAT if option.name not in OF_A_SEARCH)
 
 

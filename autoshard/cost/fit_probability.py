@@ -7,7 +7,7 @@ from typing import NamedTuple
 from autoshard.cost.interval import fits_probability
 from autoshard.spec.cluster import Cluster
 
-LOWER = (0.75, 0.5)
+LOWER = (0.999, 0.99, 0.9, 0.75, 0.5)
 """What is wanted next where no layout fits that surely. With 0.5 the prediction itself fits."""
 
 

@@ -97,6 +97,8 @@ def _verdict(own: Estimate, best: Estimate | None) -> str:
         return f"{text}slower"
     if own.fits_probability >= min(FIT_PROBABILITY, best.fits_probability):
         return f"{text}faster"
+    if not own.fits:
+        return f"{text}faster, but does not fit"
     return f"{text}faster, but the best is of those that fit with {percent(FIT_PROBABILITY)} probability"
 
 

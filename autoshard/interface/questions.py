@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 ANSWERED: Kept[Sensitivity] = Kept(64)
 """Answers to what would change the choice, for the plans that were asked about last."""
-EVENLY = "blocks are cut evenly into stages, as the layout does not say how; a search of its cuts may find a faster one"
 Layout = str | Path | plans.Plan | Strategy | Mapping[str, Any]
 """A file that somebody wrote; a plan; words such as "tp=8 pp=16 mbs=1"; a strategy, or fields of one as a dict."""
 
@@ -287,18 +287,22 @@ def score(layout: Layout, model: Model | None = None, instance: Instance = None,
     written = _written(layout, model, instance, options)
     with watched("scoring"):
         found = priced(written.problem, written.strategy, written.operators)
-        best, why_not_any = _best(written)
-    return Score(replace(written, notes=(*written.notes, why_not_any)) if why_not_any else written, found, best)
+        best, notes = _best(written, inf if found.estimate is None else found.estimate.step_time_s)
+    return Score(replace(written, notes=(*written.notes, *notes)), found, best)
 
 
-def _best(written: Written) -> tuple[Candidate | None, str]:
+def _best(written: Written, own_s: float) -> tuple[Candidate | None, tuple[str, ...]]:
+    """(the best layout, notes on why there is none, or why it is one that is slower). own_s: seconds of a step of the
+    layout that was given."""
     from autoshard.planner.search import search
 
     problem = written.problem
     try:
-        return search(*problem[:3], backend=problem.backend, top=0, **written.sought._asdict()).best, ""
+        found = search(*problem[:3], backend=problem.backend, top=0, **written.sought._asdict())
     except AutoshardError as error:
-        return None, f"the planner itself has none: {error}"
+        return None, (f"the planner itself has none: {error}",)
+    is_slower = found.best.estimate.step_time_s > own_s
+    return found.best, tuple(f"of the best layout: {note}" for note in found.notes) if is_slower else ()
 
 
 def _written(layout: Layout, model: Model | None, instance: Instance, options: Mapping[str, Any]) -> Written:
@@ -374,8 +378,10 @@ def _in_words(
         raise AutoshardError(f"the layout has {show(unknown[0])}; a strategy has: {', '.join(sorted(known))}")
     plain = {name: _plain(name, value) for name, value in fields.items()}
     strategy = completed(problem, plain)
-    if len(strategy.stage_layers) > 1 and "stage_layers" not in plain:
-        notes += (EVENLY,)
+    taken = [] if "recompute" in plain else ["recompute=none"]
+    taken += ["blocks cut evenly into stages"] if len(strategy.stage_layers) > 1 and "stage_layers" not in plain else []
+    if taken:
+        notes += (f"taken where the layout does not say: {' and '.join(taken)}; others may be faster, or need less",)
     return Written(problem, strategy, "layout", request.backend, notes, sought=sought(request))
 
 

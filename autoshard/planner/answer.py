@@ -187,6 +187,8 @@ def search_backends(
         if isinstance(error, NoneFound) or (isinstance(error, NoLayoutFits) and not isinstance(refused, NoLayoutFits)):
             kind = NoneFound if isinstance(error, NoneFound) else NoLayoutFits
             raise kind(f"{refused}; with backend {ANYWHERE.name} {error}") from None
+        if isinstance(refused, NothingFits) and isinstance(error, NothingFits):
+            raise refused.beside(error) from None
         raise refused from None
     return other, result, (_why_not(backend, refused),)
 

@@ -34,11 +34,14 @@ class NothingLegal(AutoshardError):
 class NothingFits(NoLayoutFits):
     """No layout fits. Which larger cluster would do, or why none, is found when the text is read. reason: the text
     without what was asked and what would do. needed_bytes: what the smallest layout needs of a device, or a bound below
-    that."""
+    that. elsewhere: that none fits by another backend either, which may need other nodes."""
 
-    def __init__(self, reason: str, problem: Problem, pins: Pins, needed_bytes: float):
-        super().__init__(reason, problem, pins, needed_bytes)
+    def __init__(
+        self, reason: str, problem: Problem, pins: Pins, needed_bytes: float, elsewhere: NothingFits | None = None
+    ):
+        super().__init__(reason, problem, pins, needed_bytes, elsewhere)
         self.reason, self.problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
+        self._elsewhere = elsewhere
         self._what = f"no layout fits {_asked(problem, pins)}: {reason}"
 
     def __str__(self) -> str:
@@ -48,7 +51,12 @@ class NothingFits(NoLayoutFits):
     def _text(self) -> str:
         from autoshard.planner.smallest_cluster import shortage
 
-        return f"{self._what}; {shortage(self.problem, self._pins)}"
+        more = "" if self._elsewhere is None else f"; with backend {self._elsewhere.problem.backend} {self._elsewhere}"
+        return f"{self._what}; {shortage(self.problem, self._pins)}{more}"
+
+    def beside(self, elsewhere: NothingFits) -> NothingFits:
+        """The same error, with what another backend needs."""
+        return NothingFits(self.reason, self.problem, self._pins, self.needed_bytes, elsewhere)
 
     @property
     def without_reasons(self) -> str:

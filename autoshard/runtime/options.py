@@ -52,7 +52,8 @@ class RunOptions:
     checkpoint_every: steps from one saved state to the next, and at the end; None saves none. keep: the newest so many
     stay, and those of every keep_every-th step. checkpoint_dir: a folder or s3://bucket/prefix; None is
     checkpoints/<model> in output. resume: "auto" goes on from the newest that is complete in checkpoint_dir, "never"
-    starts anew, anything else is the place of a checkpoint or of several. checkpoint_sync: training waits for the disk.
+    starts anew, anything else is the place of a checkpoint or of several; None is "auto" where checkpoint_every or
+    checkpoint_dir is given, else "never". checkpoint_sync: training waits for the disk.
     """
 
     steps: int = 16
@@ -77,7 +78,7 @@ class RunOptions:
     checkpoint_dir: str | None = None
     keep: int = 3
     keep_every: int | None = None
-    resume: str = "auto"
+    resume: str | None = None
     checkpoint_sync: bool = False
     wandb: bool = False
     wandb_project: str = "autoshard"
@@ -143,7 +144,12 @@ class RunOptions:
     def uses_checkpoints(self) -> bool:
         """Whether anything is saved or resumed."""
         asked = self.checkpoint_every is not None or self.checkpoint_dir is not None
-        return asked or self.resume not in ("auto", "never")
+        return asked or self.resume not in (None, "never")
+
+    @property
+    def resumes(self) -> str:
+        """`resume` where anything is saved or resumed."""
+        return self.resume or "auto"
 
     def _check_checkpoints(self) -> None:
         for name in ("checkpoint_every", "keep", "keep_every"):
@@ -155,12 +161,16 @@ class RunOptions:
                 f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: there is no "
                 f"checkpoint of step {self.keep_every} to keep"
             )
+        for name, value in (("keep_every", self.keep_every), ("checkpoint_sync", self.checkpoint_sync or None)):
+            if value is not None and self.checkpoint_every is None:
+                raise AutoshardError(f"{name}={value} without checkpoint_every, which saves: give both or neither")
         if self.checkpoint_dir is not None:
             is_remote(self.checkpoint_dir)
-        known = self.resume in ("auto", "never") or is_remote(self.resume, "resume")
-        with reached(f"resume={self.resume}"):
-            if not known and not Path(self.resume).is_dir():
-                raise AutoshardError(f"resume={self.resume} is not auto, never or a folder with a checkpoint")
+        resume = self.resumes
+        known = resume in ("auto", "never") or is_remote(resume, "resume")
+        with reached(f"resume={resume}"):
+            if not known and not Path(resume).is_dir():
+                raise AutoshardError(f"resume={resume} is not auto, never or a folder with a checkpoint")
 
 
 def options_from(values: Mapping[str, Any]) -> RunOptions:

@@ -307,7 +307,7 @@ def _checkpoints(plan: Plan, options: RunOptions) -> CheckpointOptions | None:
         every=options.checkpoint_every,
         keep=options.keep,
         keep_every=options.keep_every,
-        resume=options.resume if options.resume in ("auto", "never") else _place(options.resume),
+        resume=options.resumes if options.resumes in ("auto", "never") else _place(options.resumes),
         synchronous=options.checkpoint_sync,
     )
 

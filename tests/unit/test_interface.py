@@ -240,17 +240,23 @@ def test_the_score_of_a_recipe_for_the_solver_says_what_it_leaves_out() -> None:
     assert text in " ".join(autoshard.score(recipe).page(400, False).split())
 
 
-def test_a_score_of_words_says_that_blocks_are_cut_evenly() -> None:
-    told = (
-        "blocks are cut evenly into stages, as the layout does not say how; a search of its cuts may find a faster one"
-    )
-    for layout, is_said in (
-        ("tp=8 pp=2", True),
-        ("tp=8", False),
-        ({"tp": 8, "pp": 2, "stage_layers": (17, 15)}, False),
-    ):
-        page = " ".join(autoshard.score(layout, "llama3-8b", nodes=4).page(400, False).split())
-        assert (told in page) is is_said
+def test_a_score_of_words_says_what_it_took_where_they_say_nothing() -> None:
+    def said(layout: Any) -> str:
+        return " ".join(autoshard.score(layout, "llama3-8b", nodes=4).page(400, False).split())
+
+    both = "taken where the layout does not say: recompute=none and blocks cut evenly into stages; others may be faster"
+    assert both in said("tp=8 pp=2")
+    assert "taken where the layout does not say: recompute=none; others" in said("tp=8")
+    assert "does not say: blocks cut evenly into stages; others" in said("tp=8 pp=2 recompute=full")
+    assert "does not say" not in said({"tp": 8, "pp": 2, "stage_layers": (17, 15), "recompute": "full"})
+
+
+def test_a_score_that_is_faster_than_the_best_says_why() -> None:
+    faster = "tp=8 pp=16 mbs=1 recompute=full"
+    page = " ".join(autoshard.score(faster, "llama3-70b", nodes=4).page(400, False).split())
+    assert "of the best layout: beaten path: the chosen layout has only features of" in page
+    too_large = autoshard.score("tp=8 pp=16", "llama3-70b", nodes=16).page(400, False)
+    assert "faster, but does not fit" in too_large
 
 
 def test_a_priced_row_is_what_a_score_says() -> None:

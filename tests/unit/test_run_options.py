@@ -29,6 +29,8 @@ from tests.multiprocess.plans import FP32, plan_of, strategy
         ({"eval_data": Path("/"), "eval_fraction": 0.1}, "eval_fraction=0.1 and eval_data=/: give one of them"),
         ({"eval_data": Path("/no such file")}, "eval_data=/no such file does not exist"),
         ({"eval_batches": 0, "eval_fraction": 0.1}, "eval_batches=0 must be a whole number of at least 1"),
+        ({"keep_every": 2}, "keep_every=2 without checkpoint_every, which saves: give both or neither"),
+        ({"checkpoint_sync": True}, "checkpoint_sync=True without checkpoint_every, which saves: give both or neither"),
         ({"keep_every": 0}, "keep_every=0 must be a whole number of at least 1"),
         (
             {"keep_every": 5, "checkpoint_every": 2},
@@ -75,7 +77,7 @@ def test_options_that_will_not_do(values: dict[str, Any], message: str) -> None:
         ("timeout_s", True, "timeout_s=True must be a number"),
         ("data", 5, "data=5 must be a path"),
         ("output", None, "output=None must be a path"),
-        ("resume", None, "resume=None must be a text"),
+        ("resume", 5, "resume=5 must be a text"),
         ("wandb_project", {}, "wandb_project=an object of 0 must be a text"),
     ],
 )
@@ -83,6 +85,22 @@ def test_values_of_other_types(name: str, value: object, message: str) -> None:
     with pytest.raises(AutoshardError) as error:
         options_from({name: value})
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "uses", "resumes"),
+    [
+        ({}, False, "auto"),
+        ({"resume": "never"}, False, "never"),
+        ({"resume": "auto"}, True, "auto"),
+        ({"resume": "s3://b/x"}, True, "s3://b/x"),
+        ({"checkpoint_every": 2}, True, "auto"),
+        ({"checkpoint_dir": "s3://b/x", "resume": "never"}, True, "never"),
+    ],
+)
+def test_a_run_looks_for_checkpoints_where_it_is_told_to(given: dict[str, Any], uses: bool, resumes: str) -> None:
+    options = RunOptions(**given)
+    assert (options.uses_checkpoints, options.resumes) == (uses, resumes)
 
 
 def test_values_as_python_and_yaml_give_them(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_errors_of_recipes(arguments: list[str], text: str, message: str, capsys
 
 
 def without_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoshard.interface.questions._best", lambda problem: (None, ""))
+    monkeypatch.setattr("autoshard.interface.questions._best", lambda written, own_s: (None, ()))
 
 
 SAME = {
