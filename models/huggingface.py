@@ -16,7 +16,7 @@ from autoshard.files.json_file import read_json
 from autoshard.models.config_fields import Config
 from autoshard.models.families import FAMILIES, config_of
 from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
-from autoshard.models.text_part import other_parts, text_part
+from autoshard.models.text_part import TEXT, other_parts, text_part
 from autoshard.plugins.found import call
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
@@ -62,7 +62,7 @@ def from_config(config: object, name: str) -> ModelSpec:
     """
     if not isinstance(config, Mapping):
         raise AutoshardError(f"the config of {name} must be an object with a model_type, not {show(config)}")
-    config = text_part(config)
+    whole, config = config, text_part(config)
     model_type = config.get("model_type")
     if model_type is None:
         raise AutoshardError(f"model_type is missing from the config of {name}; supported: {', '.join(MODEL_TYPES)}")
@@ -78,8 +78,9 @@ def from_config(config: object, name: str) -> ModelSpec:
     quantized = config.get("quantization_config")
     known = getattr(family, "QUANTIZATIONS", ())
     if quantized is not None and not (isinstance(quantized, Mapping) and quantized.get("quant_method") in known):
+        inner = "" if whole is config or "quantization_config" in whole else f" in {TEXT}"
         instead = "delete the key for the unquantised model, or give the name of a built-in one"
-        raise AutoshardError(f"quantization_config of {name} is not supported: {instead}")
+        raise AutoshardError(f"quantization_config{inner} of {name} is not supported: {instead}")
     fields = Config(config, name)
     plugin = FAMILIES.plugin(model_type)
     model = family.read(fields, model_type) if plugin is None else call(plugin, family.read, (fields, model_type))

@@ -10,6 +10,9 @@ from autoshard.spec.model import ModelSpec
 from autoshard.spec.traced import LONGEST_TRACE
 from autoshard.spec.training import TrainingSpec
 
+TEXT_ALONE = "the text model alone is planned"
+"""Words of a note on a config that describes more: whoever plans the model again takes the note over."""
+
 
 def input_notes(model: ModelSpec, training: TrainingSpec, backend: str) -> Iterator[str]:
     """Sentences on positions beyond those of the model, what it drops, what is left out of it, what does not run."""

@@ -17,7 +17,7 @@ from autoshard.graph.quantize import with_quantized_products
 from autoshard.graph.recompute import name_in_block
 from autoshard.models.registry import is_user_module, left_out, load_model, published_dropout
 from autoshard.models.stage import dim_sizes, stage_graph
-from autoshard.planner.input_notes import input_notes
+from autoshard.planner.input_notes import TEXT_ALONE, input_notes
 from autoshard.planner.request import INSTANCE, PIN_FIELDS, SEARCHED, SEQUENCE_LENGTH, PlanRequest
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import Cluster, load_cluster, no_native_release
@@ -171,7 +171,7 @@ def _left_out(request: PlanRequest) -> tuple[str, ...]:
         name = name.name
     elif not is_user_module(name):
         parts = left_out(name)
-    return (f"{name}: the text model alone is planned; {' and '.join(parts)} left out",) if parts else ()
+    return (f"{name}: {TEXT_ALONE}; {' and '.join(parts)} left out",) if parts else ()
 
 
 def _trained(model: ModelSpec, request: PlanRequest) -> ModelSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 from autoshard.backends.rules import Problem
@@ -10,6 +11,11 @@ from autoshard.planner.beaten_path import precedent
 from autoshard.planner.rejections import MEMORY, Tally
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
+
+
+def always() -> bool:
+    """Whether there is time where nobody limits it: always."""
+    return True
 
 
 class NothingLegal(AutoshardError):
@@ -34,14 +40,21 @@ class NothingLegal(AutoshardError):
 class NothingFits(NoLayoutFits):
     """No layout fits. Which larger cluster would do, or why none, is found when the text is read. reason: the text
     without what was asked and what would do. needed_bytes: what the smallest layout needs of a device, or a bound below
-    that. elsewhere: that none fits by another backend either, which may need other nodes."""
+    that. elsewhere: that none fits by another backend either, which may need other nodes. in_time: whether there is
+    time to look for a larger cluster."""
 
     def __init__(
-        self, reason: str, problem: Problem, pins: Pins, needed_bytes: float, elsewhere: NothingFits | None = None
+        self,
+        reason: str,
+        problem: Problem,
+        pins: Pins,
+        needed_bytes: float,
+        elsewhere: NothingFits | None = None,
+        in_time: Callable[[], bool] = always,
     ):
         super().__init__(reason, problem, pins, needed_bytes, elsewhere)
         self.reason, self.problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
-        self._elsewhere = elsewhere
+        self._elsewhere, self._in_time = elsewhere, in_time
         self._what = f"no layout fits {_asked(problem, pins)}: {reason}"
 
     def __str__(self) -> str:
@@ -52,18 +65,18 @@ class NothingFits(NoLayoutFits):
         from autoshard.planner.smallest_cluster import shortage
 
         more = "" if self._elsewhere is None else f"; with backend {self._elsewhere.problem.backend} {self._elsewhere}"
-        return f"{self._what}; {shortage(self.problem, self._pins)}{more}"
+        return f"{self._what}; {shortage(self.problem, self._pins, self._in_time)}{more}"
 
     def beside(self, elsewhere: NothingFits) -> NothingFits:
         """The same error, with what another backend needs."""
-        return NothingFits(self.reason, self.problem, self._pins, self.needed_bytes, elsewhere)
+        return NothingFits(self.reason, self.problem, self._pins, self.needed_bytes, elsewhere, self._in_time)
 
     @property
     def without_reasons(self) -> str:
         """The text, but for why no larger cluster would do."""
         from autoshard.planner.smallest_cluster import larger_one
 
-        larger = larger_one(self.problem, self._pins)
+        larger = larger_one(self.problem, self._pins, self._in_time)
         return self._what if larger is None else f"{self._what}; {larger}"
 
 
@@ -74,9 +87,11 @@ def _asked(problem: Problem, pins: Pins) -> str:
     return f"{problem.model.name} on {cluster.nodes} x {cluster.instance}{given}"
 
 
-def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) -> AutoshardError:
+def no_answer(
+    problem: Problem, pins: Pins, tally: Tally, bound_bytes: float, in_time: Callable[[], bool] = always
+) -> AutoshardError:
     """The error of a search without an answer: no layout is legal, or none fits and this is what would. bound_bytes:
-    what layouts need at least that were not priced.
+    what layouts need at least that were not priced. in_time: as of NothingFits.
 
     It names what the smallest needs of the layouts that were looked at one by one. Other cuts, and recompute sets by
     stage, may need less: of these it is only known that none fits.
@@ -93,4 +108,4 @@ def no_answer(problem: Problem, pins: Pins, tally: Tally, bound_bytes: float) ->
     needed = tally.nearest_miss(MEMORY)
     needs = f"{'at least ' if bound_bytes <= needed else ''}{format_bytes(needed)}"
     reason = f"the smallest looked at needs {needs} a device, which has {format_bytes(cluster.device.memory_bytes)}"
-    return NothingFits(reason, problem, pins, needed)
+    return NothingFits(reason, problem, pins, needed, None, in_time)

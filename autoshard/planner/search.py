@@ -65,7 +65,7 @@ def search(
     behind = inf if top else 1 + GIVEN_AWAY  # nobody asks for more than the best one
     choice = choose(priced, pins, wanted, clock, max(top + 1, COMPARED), behind)
     if choice is None:
-        raise no_answer(problem, pins, tally, count_rest(priced, pins, tally, clock))
+        raise no_answer(problem, pins, tally, count_rest(priced, pins, tally, clock), clock.in_time)
     level, fastest, place, gap, *_ = choice
     priced = choice.layouts
     notes = (*room_notes(cluster, priced, fit_probability, level, fastest[0], clock), *choice_notes(choice))

@@ -80,9 +80,14 @@ def room_notes(
     )
 
 
+SURE = 0.99
+"""From here on a probability is told with two digits more."""
+
+
 def _percent(probability: float) -> str:
     """A probability as text, rounded down: what is said is reached."""
-    return f"{floor(100 * probability + 1e-9)} %"
+    digits = 100 if probability < SURE else 10_000
+    return f"{100 * floor(digits * probability + 1e-7) / digits:g} %"
 
 
 def path_summary(choice: Choice) -> PathSummary | None:

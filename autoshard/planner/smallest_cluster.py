@@ -20,6 +20,7 @@ from autoshard.planner.bounded import Bounded
 from autoshard.planner.candidates import check_pins, meshes, microbatch_sizes, variants, virtual_stages, zero_stages
 from autoshard.planner.choice import one_that_fits
 from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes
+from autoshard.planner.no_answer import always
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed, describe
@@ -41,6 +42,9 @@ FEW = 2
 """So many layouts that may hold least are looked at first, to find one that fits."""
 
 
+NO_TIME = "no time was left to look for a larger cluster that would do"
+
+
 class Attempt(NamedTuple):
     """One number of nodes. ways: layouts that mostly hold least, as far as one is legal and has room for its state.
     strategy: one that fits, of these with a full recompute or else of all. frugal: what these need, where none of them
@@ -52,9 +56,22 @@ class Attempt(NamedTuple):
     frugal: Sequence[Bounded] = ()
 
 
-def shortage(problem: Problem, pins: Pins) -> str:
-    """A clause for the end of an error: the larger cluster on which the model fits, or why none would do."""
-    tried = larger_clusters(problem, pins)
+class OutOfTime(Exception):
+    """No time is left to look at another cluster."""
+
+
+def _check_time(in_time: Callable[[], bool]) -> None:
+    if not in_time():
+        raise OutOfTime
+
+
+def shortage(problem: Problem, pins: Pins, in_time: Callable[[], bool] = always) -> str:
+    """A clause for the end of an error: the larger cluster on which the model fits, or why none would do. in_time:
+    whether there is time to look at another one."""
+    try:
+        tried = larger_clusters(problem, pins, in_time)
+    except OutOfTime:
+        return NO_TIME
     found = _larger_one(problem, tried)
     if found is not None:
         return found
@@ -71,9 +88,12 @@ def shortage(problem: Problem, pins: Pins) -> str:
     return f"{no_cluster}: on {nodes:,} nodes {why.text}"
 
 
-def larger_one(problem: Problem, pins: Pins) -> str | None:
+def larger_one(problem: Problem, pins: Pins, in_time: Callable[[], bool] = always) -> str | None:
     """The clause of `shortage`; None where no larger cluster would do: to say why takes as long again."""
-    return _larger_one(problem, larger_clusters(problem, pins))
+    try:
+        return _larger_one(problem, larger_clusters(problem, pins, in_time))
+    except OutOfTime:
+        return NO_TIME
 
 
 def _larger_one(problem: Problem, tried: Sequence[Attempt]) -> str | None:
@@ -90,21 +110,30 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(some) if len(numbers) <= 4 else f"{', '.join(some)}, ... {numbers[-1]:,}"
 
 
-def larger_clusters(problem: Problem, pins: Pins) -> list[Attempt]:
+def larger_clusters(problem: Problem, pins: Pins, in_time: Callable[[], bool] = always) -> list[Attempt]:
     """Attempts with more nodes, up to LARGEST_CLUSTER; where a cluster does, the last one is of it, with the fastest
     that fits of the layouts that mostly hold least, else with another one.
 
     Twice, four times, ... the nodes, and powers of two, until something fits; then the smallest of 16 numbers in
-    between, by halving, as if more nodes always did where fewer do. One with other divisors may not.
+    between, by halving, as if more nodes always did where fewer do. One with other divisors may not: of those below,
+    the one with the most factors of two is looked at, too.
 
     A search takes long where nothing fits: first, only layouts that mostly hold least are looked at. All layouts are
     searched for on fewer nodes then, of which the most is tried first: where that does not do, none does.
+
+    Raises OutOfTime where another one was to be looked at when in_time was False.
     """
-    frugal = cache(partial(_frugal_attempt, problem, pins))
+
+    @cache
+    def frugal(nodes: int) -> Attempt:
+        _check_time(in_time)
+        return _frugal_attempt(problem, pins, nodes)
 
     @cache
     def attempt(nodes: int) -> Attempt:
-        return _of_all(problem, pins, frugal(nodes))
+        one = frugal(nodes)
+        _check_time(in_time)
+        return _of_all(problem, pins, one)
 
     sizes = [*filter(problem.cluster.can_have, _sizes(problem.cluster.nodes))]
     tried = _until_one_does(sizes, frugal) or _until_one_does(sizes, attempt)
@@ -138,6 +167,9 @@ def _smallest(sizes: range, frugal: Callable[[int], Attempt], attempt: Callable[
     """The smallest of these numbers of nodes that does, by halving; None where none does. frugal: an attempt with the
     layouts that mostly hold least. attempt: one with all."""
     found, fewer = _halved(sizes, frugal)
+    roundest = max(fewer, key=lambda nodes: nodes & -nodes, default=0)  # 48 may do where 49 to 63 do not
+    if roundest and (one := frugal(roundest)).strategy is not None:
+        found, fewer = one, sizes[: sizes.index(roundest)]
     if fewer and (one := attempt(fewer[-1])).strategy is not None:
         found = _halved(fewer[:-1], attempt)[0] or one
     return found

@@ -11,7 +11,7 @@ from autoshard.errors import AutoshardError
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.planner.choice import PassedOver, passed_over
-from autoshard.planner.input_notes import input_notes
+from autoshard.planner.input_notes import TEXT_ALONE, input_notes
 from autoshard.planner.ranking import describe
 from autoshard.planner.search import search
 from autoshard.planner.search_words import said_of_megatron, taken_instead
@@ -96,6 +96,7 @@ def replan(before: Plan, nodes: int) -> Replanned:
             *notes,
             *_notes(before, cluster, chosen, distance, searched, searched_distance),
             *mixture_changes(before, _plan(before, cluster, chosen)),
+            *(note for note in before.notes if TEXT_ALONE in note),
             *input_notes(before.model, before.training, before.backend),
             *result.notes,
             *operator_notes,

@@ -43,6 +43,7 @@ def test_levels_are_the_memory_that_fits_with_a_probability() -> None:
         capacity = TRN1.device.memory_bytes
         assert fits_probability(level.memory_bytes, capacity, TRN1) == pytest.approx(level.probability)
     assert [level.probability for level in levels(TRN1, 0.6)] == [0.6, 0.5]
+    assert [level.probability for level in levels(TRN1, 0.9999)] == [0.9999, 0.999, 0.99, 0.9, 0.75, 0.5]
     vast = replace(TRN1, device=replace(TRN1.device, memory_bytes=2.0**80))
     assert [level.memory_bytes for level in levels(vast, 0.6)] == pytest.approx(
         [level.memory_bytes / TRN1.device.memory_bytes * 2.0**80 for level in levels(TRN1, 0.6)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import autoshard
 from autoshard.backends.rules import Problem, check_strategy, divisors
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError, NoLayoutFits
@@ -24,7 +26,7 @@ from autoshard.planner.no_answer import NothingFits
 from autoshard.planner.priced_columns import priced_columns
 from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
-from autoshard.planner.smallest_cluster import larger_clusters, shortage
+from autoshard.planner.smallest_cluster import NO_TIME, larger_clusters, shortage
 from autoshard.plans.search_result import OPTIMAL, Pins, SearchResult
 from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster, Link, load_cluster
@@ -577,6 +579,27 @@ def test_a_cluster_does_also_where_what_mostly_holds_least_does_not_fit(
     assert estimate(*problem[:2], load_cluster("trn1.32xlarge", nodes), found.strategy).fits
     said = shortage(problem, pins)
     assert said.startswith(f"{nodes} nodes would fit (tp=") and said.endswith(f"{recompute} recompute)")
+
+
+def test_where_nothing_fits_by_either_backend_both_say_what_would_do() -> None:
+    """100,000 tokens are no multiple of what the flash kernel of NxD takes: torch fits them on 8 nodes."""
+    with pytest.raises(NothingFits) as error:
+        autoshard.plan("llama3-8b", nodes=4, seq_len=100_000)
+    text = str(error.value)
+    assert "none of 8, 16, 32, ... 4,096 nodes would do" in text
+    assert "; with backend torch no layout fits llama3-8b on 4 x trn1.32xlarge: " in text
+    assert re.search(r"; 8 nodes would fit \(tp=\d+ cp=32, microbatch 1, full recompute\)$", text)
+    assert autoshard.plan("llama3-8b", nodes=8, seq_len=100_000).estimate.fits
+
+
+def test_the_larger_cluster_is_looked_for_as_long_as_there_is_time() -> None:
+    problem = Problem(load_model("llama3-70b"), TRAINING, load_cluster("trn1.32xlarge", 1), "nxd")
+    left = iter((True, True, False))
+    assert shortage(problem, Pins(), lambda: next(left)) == NO_TIME
+    assert next(left, None) is None
+    with pytest.raises(NothingFits) as error:
+        search(*problem[:3], time_limit_s=1e-9)
+    assert str(error.value).endswith(f"; {NO_TIME}")
 
 
 def test_of_a_cluster_that_is_as_large_as_any_that_is_looked_at_no_larger_one_is_said() -> None:

@@ -84,6 +84,9 @@ def test_weights_that_the_whole_says_are_quantised_are_refused() -> None:
         "built-in one"
     )
 
+    with pytest.raises(AutoshardError, match=r"^quantization_config in text_config of m is not supported: delete the"):
+        from_config({**WHOLE, "text_config": {**TEXT, "quantization_config": {"quant_method": "fp8"}}}, "m")
+
 
 QWEN = {**TEXT, "num_key_value_heads": 2, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
@@ -227,6 +230,8 @@ def test_a_part_turned_twice_is_itself() -> None:
 def test_a_plan_of_a_parsed_config_says_what_it_leaves_out() -> None:
     plan = autoshard.plan({**WHOLE, "_name_or_path": "seeing"}, nodes=1, global_batch=32)
     assert "seeing: the text model alone is planned; vision_config left out" in plan.notes
+    again = autoshard.replan(plan, 2)
+    assert "seeing: the text model alone is planned; vision_config left out" in again.notes
     alone = autoshard.plan({**TEXT, "_name_or_path": "seeing"}, nodes=1, global_batch=32)
     assert alone.model == plan.model and not any("left out" in note for note in alone.notes)
 
