@@ -9,8 +9,8 @@ from autoshard.models.families import FAMILIES
 from autoshard.spec.model_types import TRACED
 
 TEXT = "text_config"
-OF_THE_WHOLE = ("tie_word_embeddings", "quantization_config")
-"""Keys that are said of the text model beside it: where the whole has one, it goes before that of the text model."""
+TIED, QUANTIZED = "tie_word_embeddings", "quantization_config"
+"""Keys that the whole may say of its text model."""
 
 
 class Form(NamedTuple):
@@ -72,9 +72,19 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if not _is_family(text) and _form(text) is None:
             return config
         sizes = SIZES.get(text["model_type"], {})
-        config = {**sizes, **text, **{key: config[key] for key in OF_THE_WHOLE if config.get(key) is not None}}
+        config = {**sizes, **text, **_said_beside(config, text)}
     form = _form(config)
     return config if form is None else {**form.defaults, **config, "model_type": form.model_type}
+
+
+def _said_beside(whole: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    """What a whole says of its text model, which goes before what that says itself. Tied tables do not where it says
+    that they are not: transformers' classes say True of most wholes and False of most text models, and what is loaded
+    stays untied where a checkpoint has both tables."""
+    said = {key: whole[key] for key in (TIED, QUANTIZED) if whole.get(key) is not None}
+    return {
+        key: value for key, value in said.items() if not (key == TIED and value is True and text.get(TIED) is False)
+    }
 
 
 def is_part(config: Mapping[str, Any]) -> bool:
@@ -89,7 +99,7 @@ def other_parts(config: object) -> tuple[str, ...]:
     if not isinstance(config, Mapping) or not is_part(config):
         return ()
     parts = (key for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
-    return tuple(key for key in parts if key != TEXT and key not in OF_THE_WHOLE)
+    return tuple(key for key in parts if key not in (TEXT, QUANTIZED))
 
 
 def _is_family(config: Mapping[str, Any]) -> bool:

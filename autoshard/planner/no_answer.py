@@ -9,13 +9,9 @@ from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.planner.beaten_path import precedent
 from autoshard.planner.rejections import MEMORY, Tally
+from autoshard.planner.watching import goes_on
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
-
-
-def always() -> bool:
-    """Whether there is time where nobody limits it: always."""
-    return True
 
 
 class NothingLegal(AutoshardError):
@@ -50,7 +46,7 @@ class NothingFits(NoLayoutFits):
         pins: Pins,
         needed_bytes: float,
         elsewhere: NothingFits | None = None,
-        in_time: Callable[[], bool] = always,
+        in_time: Callable[[], bool] = goes_on,
     ):
         super().__init__(reason, problem, pins, needed_bytes, elsewhere)
         self.reason, self.problem, self._pins, self.needed_bytes = reason, problem, pins, needed_bytes
@@ -88,7 +84,7 @@ def _asked(problem: Problem, pins: Pins) -> str:
 
 
 def no_answer(
-    problem: Problem, pins: Pins, tally: Tally, bound_bytes: float, in_time: Callable[[], bool] = always
+    problem: Problem, pins: Pins, tally: Tally, bound_bytes: float, in_time: Callable[[], bool] = goes_on
 ) -> AutoshardError:
     """The error of a search without an answer: no layout is legal, or none fits and this is what would. bound_bytes:
     what layouts need at least that were not priced. in_time: as of NothingFits.

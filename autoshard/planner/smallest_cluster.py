@@ -20,13 +20,12 @@ from autoshard.planner.bounded import Bounded
 from autoshard.planner.candidates import check_pins, meshes, microbatch_sizes, variants, virtual_stages, zero_stages
 from autoshard.planner.choice import one_that_fits
 from autoshard.planner.layouts import MeshDrafts, Scheduled, state_at_least_bytes
-from autoshard.planner.no_answer import always
 from autoshard.planner.obstacles import ROOM, Obstacles, obstacles
 from autoshard.planner.priced import Clock, price_layouts
 from autoshard.planner.ranking import Timed, describe
 from autoshard.planner.rejections import Tally
 from autoshard.planner.request import LARGEST_CLUSTER
-from autoshard.planner.watching import shown_to
+from autoshard.planner.watching import goes_on, shown_to
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
 
@@ -65,7 +64,7 @@ def _check_time(in_time: Callable[[], bool]) -> None:
         raise OutOfTime
 
 
-def shortage(problem: Problem, pins: Pins, in_time: Callable[[], bool] = always) -> str:
+def shortage(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_on) -> str:
     """A clause for the end of an error: the larger cluster on which the model fits, or why none would do. in_time:
     whether there is time to look at another one."""
     try:
@@ -88,7 +87,7 @@ def shortage(problem: Problem, pins: Pins, in_time: Callable[[], bool] = always)
     return f"{no_cluster}: on {nodes:,} nodes {why.text}"
 
 
-def larger_one(problem: Problem, pins: Pins, in_time: Callable[[], bool] = always) -> str | None:
+def larger_one(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_on) -> str | None:
     """The clause of `shortage`; None where no larger cluster would do: to say why takes as long again."""
     try:
         return _larger_one(problem, larger_clusters(problem, pins, in_time))
@@ -110,7 +109,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(some) if len(numbers) <= 4 else f"{', '.join(some)}, ... {numbers[-1]:,}"
 
 
-def larger_clusters(problem: Problem, pins: Pins, in_time: Callable[[], bool] = always) -> list[Attempt]:
+def larger_clusters(problem: Problem, pins: Pins, in_time: Callable[[], bool] = goes_on) -> list[Attempt]:
     """Attempts with more nodes, up to LARGEST_CLUSTER; where a cluster does, the last one is of it, with the fastest
     that fits of the layouts that mostly hold least, else with another one.
 

@@ -91,6 +91,20 @@ def test_where_none_fits_so_surely_the_next_level_is_taken_and_said() -> None:
     )
 
 
+def test_the_next_level_below_one_that_is_rarely_asked_for_is_still_a_sure_one() -> None:
+    small = Problem(load_model("llama3-8b"), TRAINING, load_cluster("cpu", 16), "torch")
+    result = search(*small[:3], backend="torch", fit_probability=0.95)
+    assert 0.9 <= result.best.estimate.fits_probability < 0.95
+    assert result.notes[0] == (
+        "room: no layout fits with 95 % probability; chosen among those that fit with at least 90 % probability"
+    )
+    rare = search(MODEL, TRAINING, load_cluster("trn1.32xlarge", 4), fit_probability=0.9999)
+    assert rare.notes[0].startswith(
+        "room: no layout fits with 99.99 % probability; chosen among those that fit with at"
+    )
+    assert rare.best.estimate.fits_probability >= 0.999
+
+
 def test_where_time_runs_out_it_is_not_said_that_none_fits_so_surely() -> None:
     result = search(MODEL, TRAINING, load_cluster("trn1.32xlarge", 16), PINS, time_limit_s=1e-9)
     assert result.notes[0] == (

@@ -162,6 +162,9 @@ def test_sets_by_stage_are_searched(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "plan.json", "--why", "tp=0"]) == 2
     said = "autoshard: error: the layout has tp=0; it must be a whole number from 1 to 999,999,999\n"
     assert capsys.readouterr().err == said
+    assert main(["explain", "plan.json", "--why", "tp=32", "--schedule"]) == 2
+    said = "autoshard: error: --why has a page of its own; ask for --schedule by itself\n"
+    assert capsys.readouterr().err == said
 
 
 def test_why_is_the_best_completion() -> None:

@@ -222,7 +222,10 @@ def test_the_command_writes_a_valid_plan(
     monkeypatch.chdir(tmp_path)
     write_plan(sixteen, tmp_path / "plan.json")
     assert main(["replan", "plan.json", "--nodes", "12"]) == 0
-    assert "wrote plan-12-nodes.json; next: autoshard run plan-12-nodes.json" in capsys.readouterr().out
+    assert (
+        "wrote plan-12-nodes.json; next: autoshard run plan-12-nodes.json --resume auto, which goes on"
+        in capsys.readouterr().out
+    )
     assert read_plan(tmp_path / "plan-12-nodes.json").cluster.nodes == 12
     assert main(["replan", "plan.json"]) == 2
     assert capsys.readouterr().err == (
