@@ -102,6 +102,9 @@ def no_answer(
     if MEMORY not in tally.counts:
         return NothingLegal(problem, pins)
     needed = tally.nearest_miss(MEMORY)
-    needs = f"{'at least ' if bound_bytes <= needed else ''}{format_bytes(needed)}"
-    reason = f"the smallest looked at needs {needs} a device, which has {format_bytes(cluster.device.memory_bytes)}"
+    at_least, has = "at least " if bound_bytes <= needed else "", format_bytes(cluster.device.memory_bytes)
+    needs = f"{at_least}{format_bytes(needed)} a device, which has {has}"
+    if format_bytes(needed) == has:
+        needs = f"{at_least}a little more than the {has} that a device has"
+    reason = f"the smallest looked at needs {needs}"
     return NothingFits(reason, problem, pins, needed, None, in_time)

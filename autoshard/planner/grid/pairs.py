@@ -28,6 +28,9 @@ FIRST, MORE = 1024, 2
 """So many pairs are looked at at first, then up to so many times as many as before."""
 LEAST = 64
 """So many of one family are looked at together, if one is: fewer take hardly less time."""
+MOST_IN_VAIN = 8
+"""So many times LEAST are priced in vain to find the one that needs least. Without a limit it were 95 times, and a
+third of a search, on a problem where none of them did."""
 
 
 def pairs_at_least_s(whole: Whole) -> Array:
@@ -167,8 +170,9 @@ class Pairs:
 
     def price_nearest(self, known_bytes: Callable[[], float]) -> None:
         """Price those that do not fit as far as they may need less than what is known to, which is asked again when
-        some are priced."""
-        while self.too_large[2] < known_bytes():
+        some are priced; where MOST_IN_VAIN times none of them did, the bound has to do."""
+        least_bytes, in_vain = known_bytes(), 0
+        while self.too_large[2] < least_bytes and in_vain < MOST_IN_VAIN:
             every = np.concatenate([one.needed_bytes for one in self._too_large])
             count = min(LEAST, len(every))
             most_bytes = np.partition(every, count - 1)[count - 1]
@@ -178,6 +182,8 @@ class Pairs:
                     self._priced(whole.price(*whole.pairs(numbers[near])))
                 self._too_large[place] = _TooLarge(whole, numbers[~near], needed_bytes[~near])
             self._too_large = [one for one in self._too_large if len(one.numbers)]
+            in_vain = 0 if known_bytes() < least_bytes else in_vain + 1
+            least_bytes = known_bytes()
 
     def _price(self, whole: Whole, numbers: Array) -> list[Priced]:
         found = list[Priced]()
