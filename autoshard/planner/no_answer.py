@@ -58,10 +58,20 @@ class NothingFits(NoLayoutFits):
 
     @cached_property
     def _text(self) -> str:
+        other = self._elsewhere
+        more = (
+            ""
+            if other is None
+            else f"; nor does one with backend {other.problem.backend}: {other.reason}; {other.cure}"
+        )
+        return f"{self._what}; {self.cure}{more}"
+
+    @cached_property
+    def cure(self) -> str:
+        """The larger cluster that would do, or why none would."""
         from autoshard.planner.smallest_cluster import shortage
 
-        more = "" if self._elsewhere is None else f"; with backend {self._elsewhere.problem.backend} {self._elsewhere}"
-        return f"{self._what}; {shortage(self.problem, self._pins, self._in_time)}{more}"
+        return shortage(self.problem, self._pins, self._in_time)
 
     def beside(self, elsewhere: NothingFits) -> NothingFits:
         """The same error, with what another backend needs."""
