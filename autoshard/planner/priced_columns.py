@@ -51,9 +51,9 @@ def priced_columns(
 
     exact: layouts that were estimated one by one, which stand in place of what is priced of them, maybe a bound, and
     beside that: other cuts and sets by stage are priced nowhere else. recompute: the set of all stages, or BY_STAGE.
-    stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a
-    lower bound where step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest
-    device. fits: whether that is no more than the device has.
+    stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a lower bound where
+    step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest device. fits: whether
+    that is no more than the device has.
     """
     priced.price_pairs()
     others = priced.others.chunks if priced.others else []

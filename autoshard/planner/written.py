@@ -65,14 +65,13 @@ AS_USUAL = Sought()
 
 @dataclass(frozen=True)
 class Written:
-    """A layout that somebody wrote, and the problem that it is for. sought: how the best one beside it is searched for.
-    backend of the problem: the one that was asked for,
+    """A layout that somebody wrote, and the problem that it is for. backend of the problem: the one that was asked for,
     else nxd on Trainium and torch elsewhere.
 
     asked: the backend as it was asked for, or auto. form: what kind of file. notes: what was decided on the way.
     warnings: what the file says that changes the step, and that the price leaves out. left_out: keys of the file that
     neither problem nor layout holds. not_priced: those of them that may matter to the price. operators: choices that
-    differ from Megatron's.
+    differ from Megatron's. sought: how the best layout beside it is searched for.
     """
 
     problem: Problem
