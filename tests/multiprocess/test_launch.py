@@ -374,7 +374,9 @@ def test_a_server_that_was_killed_is_replaced_by_new_interpreters(tmp_path: Path
         for child in psutil.Process().children():
             if "fork_server" in " ".join(child.cmdline()):
                 child.kill()
+                assert_gone([child.pid], within_s=5)
         outcome = Run(tmp_path / "logs", start)("parent", {}, 2)
+    assert (outcome.message, outcome.failure) == ("", None)
     assert outcome.results == ({"parent": os.getpid(), "forked": False},) * 2
 
 
