@@ -41,6 +41,7 @@ OF_THE_SAME_FORM: Mapping[str, Form] = {
     "gemma4_unified_text": Form("gemma4_text", defaults=_UNIFIED),
     "granite4_vision_text": Form("granite"),
 }
+"""By the model_type of a config: how it is read. Those that see were held against transformers' classes."""
 
 
 _LLAMA = {
@@ -78,9 +79,9 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _said_beside(whole: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
-    """What a whole says of its text model, which goes before what that says itself. Tied tables do not where it says
-    that they are not: transformers' classes say True of most wholes and False of most text models, and what is loaded
-    stays untied where a checkpoint has both tables."""
+    """The keys that a whole config says of its text model, which go before those of the text_config. Tied tables do not
+    where the text_config says that they are not: transformers' classes say True of most wholes and False of most text
+    models, and tables stay untied where a checkpoint has both."""
     said = {key: whole[key] for key in (TIED, QUANTIZED) if whole.get(key) is not None}
     return {
         key: value for key, value in said.items() if not (key == TIED and value is True and text.get(TIED) is False)

@@ -146,23 +146,23 @@ def carried_files(model: ModelSpec, carried: tuple[Path, ...], dtype: str | None
     carried: files that came with the weights. dtype: of all weights, for the config; None: the config says none.
     """
     files = {path.name: plain_file(Path(path.name), _bytes(path)) for path in carried}
-    config: object = None
-    if CONFIG in files:
-        config = parse_json(files[CONFIG].known[0][1], "model config", has_infinity=True)
-        assert isinstance(config, dict), "read as the model before"
-        if is_part(config):  # what is written is the text model alone
-            del files[CONFIG]
-    elif not model.family.is_published:
+    if CONFIG in files and is_part(_config_in(files)):  # what is written is the text model alone
+        del files[CONFIG]
+    if CONFIG not in files and not model.family.is_published:
         return list(files.values())
-    if CONFIG not in files:
-        config = to_config(model)
-    assert isinstance(config, dict)
+    config = _config_in(files) if CONFIG in files else to_config(model)
     was_quantized = config.pop("quantization_config", None) is not None  # what is written is not
     key = "dtype" if "dtype" in config else "torch_dtype"
     said = {} if dtype is None else {key: CONFIG_NAMES[dtype]}
     if CONFIG not in files or was_quantized or config != {**config, **said}:
         files[CONFIG] = _json(CONFIG, {**config, **said})
     return list(files.values())
+
+
+def _config_in(files: Mapping[str, OutputFile]) -> dict[str, Any]:
+    config = parse_json(files[CONFIG].known[0][1], "model config", has_infinity=True)
+    assert isinstance(config, dict), "read as the model before"
+    return config
 
 
 def common_dtype(tensor: TensorLayout, dtypes: Mapping[str, str]) -> str:

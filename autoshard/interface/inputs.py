@@ -169,7 +169,8 @@ def _config_of(model: object) -> Mapping[str, Any] | None:
 
 
 def _left_out(model: Model) -> tuple[str, ...]:
-    """What a config describes beside the text model that is planned; of a model by a name it is looked up later."""
+    """Keys of the parts that a config has beside the text model that is planned; none of a model by a name, whose
+    config is looked up later."""
     if isinstance(model, (ModelSpec, str, Path)):
         return ()
     from autoshard.models.text_part import other_parts

@@ -182,8 +182,8 @@ class Pairs:
                     self._priced(whole.price(*whole.pairs(numbers[near])))
                 self._too_large[place] = _TooLarge(whole, numbers[~near], needed_bytes[~near])
             self._too_large = [one for one in self._too_large if len(one.numbers)]
-            in_vain = 0 if known_bytes() < least_bytes else in_vain + 1
-            least_bytes = known_bytes()
+            before_bytes, least_bytes = least_bytes, known_bytes()
+            in_vain = 0 if least_bytes < before_bytes else in_vain + 1
 
     def _price(self, whole: Whole, numbers: Array) -> list[Priced]:
         found = list[Priced]()
