@@ -23,6 +23,9 @@ from .interface.holding import MemoryDiagnosis as MemoryDiagnosis
 from .interface.holding import memory as memory
 from .interface.launching import Job as Job
 from .interface.launching import launch as launch
+from .interface.listing import Listing as Listing
+from .interface.listing import list_instances as list_instances
+from .interface.listing import list_models as list_models
 from .interface.named import builtin_models as builtin_models
 from .interface.named import cluster as cluster
 from .interface.named import instances as instances

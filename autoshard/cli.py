@@ -45,6 +45,8 @@ COMMANDS = (
     "launch",
     "doctor",
     "calibrate",
+    "models",
+    "instances",
     "plugins",
     "bench",
 )

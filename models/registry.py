@@ -24,7 +24,22 @@ USER_MODULE = re.compile(r".*\.py:[A-Za-z_]\w*")
 
 def builtin_models() -> tuple[str, ...]:
     """Names of the configs in models/<family>/configs, sorted."""
-    return tuple(sorted(_config_files()))
+    return tuple(_config_files())
+
+
+def known_models() -> tuple[str, ...]:
+    """Names of the built-in models and, behind these, of those that plug-ins add; `autoshard plugins` says which do not
+    load."""
+    try:
+        others = tuple(_plugin_config_files())
+    except AutoshardError:
+        others = ()
+    return *builtin_models(), *others
+
+
+def repositories(name: str) -> tuple[str, ...]:
+    """The Hugging Face repositories whose config a built-in model has."""
+    return tuple(repository for repository, model in _repositories().items() if model == name)
 
 
 def is_user_module(text: str) -> bool:
@@ -62,8 +77,8 @@ def _config_file(name_or_path: str) -> Path | str:
         return files[name_or_path]
     if _exists(name_or_path):
         return name_or_path
-    repositories = _repositories()
-    for repository, name in repositories.items():
+    known = _repositories()
+    for repository, name in known.items():
         if repository.lower() == name_or_path.lower():
             return files[name]
     files = {**files, **_plugin_config_files()}
@@ -71,18 +86,19 @@ def _config_file(name_or_path: str) -> Path | str:
         return files[name_or_path]
     if name_or_path.endswith(".json") or (os.sep in name_or_path and not REPOSITORY.fullmatch(name_or_path)):
         return name_or_path
-    close = near(name_or_path, [*files, *repositories])
+    close = near(name_or_path, [*files, *known])
+    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    listed = f"known: {', '.join(files)}" if not close else f"autoshard models lists the {len(files)} that are"
     raise AutoshardError(
-        f"model={show(name_or_path)} is not known"
-        + (f"; did you mean {' or '.join(close)}?" if close else "")
-        + f" (known: {', '.join(builtin_models())}; or a path to a Hugging Face config.json; or my_file.py:MyModel)"
+        f"model={show(name_or_path)} is not known{meant} ({listed}; or a path to a Hugging Face config.json; or "
+        "my_file.py:MyModel)"
     )
 
 
 @cache
 def _config_files() -> Mapping[str, Path]:
     """The built-in models' config files, by name; they are this version's, so they are looked for once."""
-    return {file.stem: file for file in FOLDER.glob("*/configs/*.json")}
+    return {file.stem: file for file in sorted(FOLDER.glob("*/configs/*.json"), key=lambda file: file.stem)}
 
 
 def _plugin_config_files() -> dict[str, Path]:
@@ -91,7 +107,8 @@ def _plugin_config_files() -> dict[str, Path]:
     return {file.stem: file for family in families for file in config_files(family)}
 
 
-def _repositories() -> dict[str, str]:
+@cache
+def _repositories() -> Mapping[str, str]:
     """Hugging Face repository -> name of the built-in model whose config it has."""
     content = read_json(FOLDER / "repositories.json", "names of repositories", MOST_BYTES)
     assert isinstance(content, dict)

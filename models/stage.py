@@ -157,6 +157,18 @@ def learned_count(model: ModelSpec) -> int:
     return sum(parameters_by_dims(model, learned_only=True).values())
 
 
+@lru_cache(maxsize=256)
+def active_count(model: ModelSpec) -> int:
+    """Number of parameters that a token meets, counted as `parameter_count` does: all but those of the experts that it
+    is not sent to."""
+    if not model.is_moe:
+        return parameter_count(model)
+    by_dims = parameters_by_dims(model)
+    of_experts = sum(count for dims, count in by_dims.items() if {"expert", "ffn"} <= {*dims})
+    idle = model.num_local_experts - model.num_experts_per_tok
+    return sum(by_dims.values()) - of_experts // model.num_local_experts * idle
+
+
 def parameters_by_dims(model: ModelSpec, learned_only: bool = False) -> dict[tuple[str, ...], int]:
     """Numbers of parameters of the whole model by the dims that they have, counted as `parameter_count` does.
     learned_only: without those that have no gradient, such as the bias of a router's choice."""

@@ -7,7 +7,6 @@ None for one that it has no answer to.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import exp, log
 
 import numpy as np
@@ -18,9 +17,8 @@ from autoshard.bench.peers import calculon, galvatron, llm_analysis, peer, simum
 from autoshard.bench.rows import Fold, Measured
 from autoshard.cost.estimate import model_flops_per_step
 from autoshard.graph.recompute import FULL_RECOMPUTE, NO_RECOMPUTE
-from autoshard.models.stage import parameter_count, parameters_by_dims
+from autoshard.models.stage import active_count, parameter_count
 from autoshard.plugins.table import Table
-from autoshard.spec.model import ModelSpec
 
 Formula = Callable[[Measured], "float | None"]
 """Seconds or bytes of a row; None where there is no answer."""
@@ -37,7 +35,7 @@ def roofline(fold: Fold) -> list[Prediction | None]:
 def six_n_d(fold: Fold) -> list[Prediction | None]:
     """6 FLOPs for each parameter that a token meets and each token (Kaplan et al. 2020) at the middle utilisation of
     the train rows."""
-    return _scaled(fold, lambda row: 6 * active_parameters(row.model) * row.training.tokens_per_step / _peak(row))
+    return _scaled(fold, lambda row: 6 * active_count(row.model) * row.training.tokens_per_step / _peak(row))
 
 
 def megatron(fold: Fold) -> list[Prediction | None]:
@@ -96,7 +94,7 @@ def _fit(rows: Sequence[Measured], values: Sequence[float]) -> Callable[[Measure
 def _features(row: Measured) -> list[float]:
     model, training, strategy = row.model, row.training, row.strategy
     sizes = (
-        *(parameter_count(model), active_parameters(model), training.tokens_per_step, training.sequence_length),
+        *(parameter_count(model), active_count(model), training.tokens_per_step, training.sequence_length),
         *(model.hidden_size, model.num_hidden_layers, row.cluster.world_size, _peak(row), row.capacity_bytes),
         *(strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.ep, strategy.num_virtual_stages),
         *(strategy.microbatch_size, strategy.num_microbatches(training.global_batch_size)),
@@ -165,16 +163,6 @@ def _again(row: Measured) -> float:
 
 def _peak(row: Measured) -> float:
     return row.cluster.world_size * row.cluster.device.peak_flops_per_s(row.training.precision.fastest_dtype)
-
-
-@lru_cache(maxsize=256)
-def active_parameters(model: ModelSpec) -> float:
-    """Parameters that a token meets: all but the matrices of the experts that it is not routed to."""
-    if not model.is_moe:
-        return parameter_count(model)
-    counts = parameters_by_dims(model).items()
-    of_experts = sum(count for dims, count in counts if {"expert", "ffn"} <= {*dims})
-    return parameter_count(model) - of_experts * (1 - model.num_experts_per_tok / model.num_local_experts)
 
 
 PREDICTORS = Table[Predictor](

@@ -7,9 +7,10 @@ import os
 import shlex
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoshard.interface.listing import Listing
     from autoshard.interface.planned import Plan
 
 PIPE_WIDTH = 100
@@ -31,6 +32,14 @@ def page_width() -> int:
 def say(*lines: str) -> None:
     """Prints each line to stdout, with a newline after it."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def say_listing(listing: Listing[Any], form: str) -> None:
+    """Prints a list of models or instances. form: 'text' or 'json'."""
+    if form == "json":
+        say(json.dumps(listing.to_list(), indent=1))
+    else:
+        sys.stdout.write(listing.page(page_width(), wants_color()))
 
 
 def next_command(*words: str) -> str:

@@ -70,8 +70,11 @@ def _add(group: Any, options: tuple[Option, ...]) -> None:
 
 def run(values: Mapping[str, Any]) -> int:
     if values["model"] is None:
-        known = ", ".join(autoshard.builtin_models())
-        raise AutoshardError(f"--model is missing; built-in: {known}; or a path to a config.json")
+        count = len(autoshard.builtin_models())
+        raise AutoshardError(
+            f"--model is missing: a built-in one, such as llama3-8b (autoshard models lists all {count}), a path to a "
+            "Hugging Face config.json, or my_file.py:MyModel"
+        )
     asked = {option.name: values[option.name] for option in (*WHAT, *PINS)}
     if values["pareto"]:
         _show(autoshard.frontier(**asked, beaten_path=values["beaten_path"]), values["format"])

@@ -83,12 +83,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, righ
             cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=False))
         ]
         style = "dim" if number == 0 else ""
-        last = wrap(row[-1], width - len(last_indent)) or [""]
+        last = wrap(row[-1], width - len(last_indent))
         line = "  " + "  ".join(cells)
         if below:
             lines += [((text, style),) for text in wrap(line.rstrip(), width, other=last_indent)]
         else:
-            lines.append(((f"{line}  {last[0]}", style),))
+            lines.append(((f"{line}  {''.join(last[:1])}", style),))
             last = last[1:]
         lines += [((last_indent + text, style or "dim"),) for text in last]
     return lines

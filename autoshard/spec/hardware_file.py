@@ -71,8 +71,8 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
     known = packaged_instances()
     if instance in known:
         return FOLDER / f"{instance}.json"
-    aliases = {name: _aliases(FOLDER / f"{name}.json") for name in known}
-    found = next((name for name, others in aliases.items() if instance in others), None)
+    also = {name: aliases(name) for name in known}
+    found = next((name for name, others in also.items() if instance in others), None)
     if found is not None:
         return FOLDER / f"{found}.json"
     own, failing = plugin_files()
@@ -80,9 +80,9 @@ def find(instance: str | None, hardware_file: Path | None) -> Path:
         return _only(instance, own[instance])
     if isinstance(instance, os.PathLike) or (isinstance(instance, str) and re.search(r"/|\.json$", instance)):
         raise AutoshardError(f"instance={show(str(instance))} is the name of a file; hardware takes files")
-    close = near(str(instance), [*known, *own, *(other for others in aliases.values() for other in others)])
+    close = near(str(instance), [*known, *own, *(other for others in also.values() for other in others)])
     meant = f"did you mean {' or '.join(close)}? " if close else ""
-    listed = [f"{name} ({', '.join(others)})" if others else name for name, others in aliases.items()]
+    listed = [f"{name} ({', '.join(others)})" if others else name for name, others in also.items()]
     listed += own
     raise AutoshardError(
         f"instance={show(instance)} is not known; {meant}known: {', '.join(listed)}, or a hardware file of your own"
@@ -120,7 +120,7 @@ def plugin_files() -> tuple[dict[str, list[tuple[Path, str]]], list[str]]:
 def check_files(place: Path) -> None:
     """Raise AutoshardError, a sentence for each file of a plug-in that gives no instance."""
     problems, own = [], plugin_files()[0]
-    taken = {name: (name, *_aliases(FOLDER / f"{name}.json")) for name in packaged_instances()}
+    taken = {name: (name, *aliases(name)) for name in packaged_instances()}
     for file in _files(place):
         instance = _instance(file)
         try:
@@ -161,9 +161,9 @@ def _only(instance: str | None, files: list[tuple[Path, str]]) -> Path:
     return file
 
 
-def _aliases(path: Path) -> tuple[str, ...]:
+def aliases(instance: str) -> tuple[str, ...]:
     """Other names of a packaged instance."""
-    content = read_json(path, "hardware file", MAX_FILE_BYTES)
+    content = read_json(FOLDER / f"{instance}.json", "hardware file", MAX_FILE_BYTES)
     return tuple(content.get("aliases", ())) if isinstance(content, dict) else ()
 
 
@@ -175,10 +175,10 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None, 
     if version != FORMAT_VERSION:
         raise AutoshardError(f"{file.path} has format_version {show(version)}; this autoshard reads {FORMAT_VERSION}")
     name = file.text("instance")
-    aliases = file.any("aliases") if "aliases" in file.names else []
-    if not isinstance(aliases, list) or not all(isinstance(one, str) for one in aliases):
-        raise AutoshardError(f"{file.path}.aliases is {show(aliases)}; it must be a list of names")
-    if instance not in (None, name, *aliases):
+    others = file.any("aliases") if "aliases" in file.names else []
+    if not isinstance(others, list) or not all(isinstance(one, str) for one in others):
+        raise AutoshardError(f"{file.path}.aliases is {show(others)}; it must be a list of names")
+    if instance not in (None, name, *others):
         raise AutoshardError(f"instance={show(instance)} but {file.path} describes {name}; use {name}")
     check_integer("the cluster", "nodes", nodes)
     return under_release(from_json(Cluster, _cluster_values(file, name, nodes, lnc), file.path), sdk)

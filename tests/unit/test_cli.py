@@ -116,7 +116,7 @@ def test_a_path_that_cannot_be_reached(arguments: str, start: str, capsys: pytes
 
 
 def test_errors_of_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert error_of(capsys, "plan").startswith("--model is missing; built-in: afm-4.5b, apertus-70b, apertus-8b, ")
+    assert error_of(capsys, "plan").startswith("--model is missing: a built-in one, such as llama3-8b (autoshard ")
     assert "did you mean llama3-8b" in error_of(capsys, "plan", "--model", "llama3-8")
     assert error_of(capsys, *SMALL, "--tp", "3").startswith("tp=3 x cp=1 is 3 devices, which must divide the 32")
     assert error_of(capsys, "plan", "--model", "llama3-70b").startswith(

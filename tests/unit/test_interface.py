@@ -47,6 +47,8 @@ SIGNATURES = {
     "import_plan": "(file, *, model=None, instance=None, **options)",
     "installed_plugins": "()",
     "instances": "()",
+    "list_instances": "(text='')",
+    "list_models": "(text='')",
     "launch": "(plan, on='slurm', *, array=None, run=False, program=None, precompile=False, compiled_for=None, "
     "cache=None, partition=None, time_limit=None, image=None, claim=None)",
     "memory": "(plan, *, rank=None)",
@@ -78,6 +80,7 @@ CLASSES = {
     "Frontier",
     "Imported",
     "Job",
+    "Listing",
     "MachineCheck",
     "Memory",
     "MemoryDiagnosis",
@@ -121,7 +124,7 @@ def test_options_are_those_of_the_command_line() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("autoshard", "checking", "editing", "exchange", "extensions", "launching"),
+        *("autoshard", "checking", "editing", "exchange", "extensions", "launching", "listing"),
         *("named", "planned", "planning", "questions", "running"),
     ],
 )

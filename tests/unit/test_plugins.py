@@ -95,6 +95,12 @@ def test_a_new_process_finds_them(packages: Path, tmp_path: Path) -> None:
     assert without.stdout == "no plug-ins are installed; CONTRIBUTING.md shows how one is made\n"
 
 
+def test_an_instance_is_listed(installed: Path) -> None:
+    *packaged, own = autoshard.list_instances().rows
+    assert tuple(one.name for one in packaged) == autoshard.instances()
+    assert own.name == "trn1.more" and own.network_bytes_per_s > packaged[0].network_bytes_per_s
+
+
 def test_a_family_is_planned(installed: Path) -> None:
     Path("tiny.json").write_text(json.dumps(TINY))
     assert main(["plan", "--model", "tiny.json", "--global-batch", "64"]) == 0

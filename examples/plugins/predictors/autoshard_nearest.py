@@ -7,11 +7,11 @@ A predictor is a function of a Fold: it learns from `fold.train` and returns a P
 
 from math import log
 
-from autoshard.bench.predictors import active_parameters, with_interval
+from autoshard.models.stage import active_count, with_interval
 
 
 def work(row):
-    return active_parameters(row.model) * row.training.tokens_per_step / row.cluster.world_size
+    return active_count(row.model) * row.training.tokens_per_step / row.cluster.world_size
 
 
 def place(row):

@@ -1,0 +1,191 @@
+"""The models and instances that can be named: tables of their sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from autoshard.errors import AutoshardError
+from autoshard.explanation.page import Line, listed, table, wrapped
+from autoshard.files.fields import near, show
+from autoshard.models import registry
+from autoshard.models.registry import load_model, repositories
+from autoshard.models.stage import active_count, parameter_count
+from autoshard.spec.cluster import load_cluster
+from autoshard.spec.hardware_file import aliases, packaged_instances, plugin_files
+from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import FULL_ATTENTION, NONE
+from autoshard.units import TFLOPS, format_bytes, format_count
+
+T = TypeVar("T", "KnownModel", "KnownInstance")
+
+
+class KnownModel(NamedTuple):
+    """A built-in model.
+
+    model_type: Hugging Face's name of its family. num_active_parameters: those that a token meets, fewer than
+    num_parameters where there are experts. built_of: its blocks in words. repositories: of Hugging Face, other names
+    of it.
+    """
+
+    name: str
+    model_type: str
+    num_parameters: int
+    num_active_parameters: int
+    num_hidden_layers: int
+    hidden_size: int
+    max_position_embeddings: int
+    built_of: str
+    repositories: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The texts by which it is found."""
+        return self.name, self.model_type, self.built_of, *self.repositories
+
+
+class KnownInstance(NamedTuple):
+    """An instance type with a packaged hardware file, as one node of it is at its own LNC.
+
+    memory_bytes, bfloat16_flops_per_s: of one device. network_bytes_per_s: of all adapters of a node, as achieved.
+    nodes_per_domain: nodes that links faster than the network join. aliases: other names of it.
+    """
+
+    name: str
+    devices_per_node: int
+    lnc: int
+    memory_bytes: float
+    bfloat16_flops_per_s: float
+    network_bytes_per_s: float
+    nodes_per_domain: int
+    price_per_node_hour_usd: float | None
+    aliases: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The texts by which it is found."""
+        return self.name, *self.aliases
+
+
+def known_models(text: str = "") -> tuple[KnownModel, ...]:
+    """The models by name, those of plug-ins last. text: words that a model has all of, in its name, family, blocks or
+    repositories. Raises AutoshardError where no model has."""
+    return _with_words("model", [_model(load_model(name)) for name in registry.known_models()], text)
+
+
+def known_instances(text: str = "") -> tuple[KnownInstance, ...]:
+    """The instances by name, those of plug-ins last. text: words that an instance has all of, in its names. Raises
+    AutoshardError where none has."""
+    own = packaged_instances()
+    rows = [_instance(name, aliases(name)) for name in own] + [_instance(name, ()) for name in plugin_files()[0]]
+    return _with_words("instance", rows, text)
+
+
+def models_page(models: Sequence[KnownModel], width: int) -> list[Line]:
+    """The models as a table, and what else may be planned."""
+    header = ("model", "parameters", "of a token", "positions", "blocks")
+    rows = [
+        (
+            one.name,
+            format_count(one.num_parameters),
+            format_count(one.num_active_parameters),
+            f"{one.max_position_embeddings:,}",
+            one.built_of,
+        )
+        for one in models
+    ]
+    beside = (
+        "--model takes these names, the Hugging Face repositories of these models, a Hugging Face config.json or a "
+        "folder with one, and my_file.py:MyModel."
+    )
+    return [*table(header, rows, width, right=range(1, 4)), *wrapped(beside, width, "  ")]
+
+
+def instances_page(instances: Sequence[KnownInstance], width: int) -> list[Line]:
+    """The instances as a table, and what else may be planned for."""
+    header = ("instance", "devices", "memory", "bf16 TFLOP/s", "network", "")
+    rows = [
+        (
+            one.name,
+            f"{one.devices_per_node}" + (f", lnc {one.lnc}" if one.lnc > 1 else ""),
+            format_bytes(one.memory_bytes),
+            f"{one.bfloat16_flops_per_s / TFLOPS:,.4g}",
+            f"{format_bytes(one.network_bytes_per_s)}/s",
+            "; ".join(_and_also(one)),
+        )
+        for one in instances
+    ]
+    beside = (
+        "Memory and TFLOP/s are of one device; the network is of a node, as achieved. --hardware takes a hardware file "
+        "of your own."
+    )
+    return [*table(header, rows, width, right=range(1, 5)), *wrapped(beside, width, "  ")]
+
+
+def _and_also(one: KnownInstance) -> Iterator[str]:
+    if one.aliases:
+        yield f"also {listed(one.aliases)}"
+    if one.nodes_per_domain > 1:
+        yield f"domains of {one.nodes_per_domain} nodes"
+    if one.price_per_node_hour_usd is not None:
+        yield f"{one.price_per_node_hour_usd:.2f} USD a node and hour"
+
+
+def _model(model: ModelSpec) -> KnownModel:
+    return KnownModel(
+        name=model.name,
+        model_type=model.model_type,
+        num_parameters=parameter_count(model),
+        num_active_parameters=active_count(model),
+        num_hidden_layers=model.num_hidden_layers,
+        hidden_size=model.hidden_size,
+        max_position_embeddings=model.max_position_embeddings,
+        built_of="; ".join(_built_of(model)),
+        repositories=repositories(model.name),
+    )
+
+
+def _built_of(model: ModelSpec) -> list[str]:
+    """How many blocks mix tokens by what, the experts, and what predicts more tokens."""
+    latent = "latent attention" if model.indexer is None else "latent attention with an indexer"
+    names = {FULL_ATTENTION: FULL_ATTENTION if model.latent_attention is None else latent, NONE: "MLP or experts alone"}
+    mixers = Counter(model.mixer_of(layer) for layer in range(model.num_hidden_layers))
+    words = [", ".join(f"{count} x {names.get(word, word)}" for word, count in mixers.items())]
+    if model.is_moe:
+        some = model.num_sparse_layers < model.num_hidden_layers
+        shared = " and a shared one" if model.shared_expert_intermediate_size else ""
+        where = f" in {model.num_sparse_layers} blocks" if some else ""
+        words.append(f"{model.num_experts_per_tok} of {model.num_local_experts} experts{shared}{where}")
+    if model.multi_token_prediction is not None:
+        words.append("multi-token prediction")
+    return words
+
+
+def _instance(name: str, others: tuple[str, ...]) -> KnownInstance:
+    cluster = load_cluster(name, 1)
+    device, domain = cluster.device, cluster.domain
+    return KnownInstance(
+        name=name,
+        devices_per_node=cluster.devices_per_node,
+        lnc=cluster.lnc,
+        memory_bytes=device.memory_bytes,
+        bfloat16_flops_per_s=device.peak_flops_per_s("bfloat16"),
+        network_bytes_per_s=cluster.adapters_per_node * cluster.inter_node.bandwidth_bytes_per_s,
+        nodes_per_domain=1 if domain is None else domain.nodes,
+        price_per_node_hour_usd=cluster.price_per_node_hour_usd,
+        aliases=others,
+    )
+
+
+def _with_words(what: str, known: Sequence[T], text: str) -> tuple[T, ...]:
+    """Those that have all words of the text."""
+    if not isinstance(text, str):
+        raise AutoshardError(f"{show(text)} are no words to look for; give a text, such as 'qwen3 experts'")
+    words = text.lower().split()
+    found = tuple(one for one in known if all(word in " ".join(one.words).lower() for word in words))
+    if not found:
+        close = near(text, [one.name for one in known])
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise AutoshardError(f"no {what} has {show(text)} in its names{meant}")
+    return found
