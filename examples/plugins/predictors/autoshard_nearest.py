@@ -7,7 +7,8 @@ A predictor is a function of a Fold: it learns from `fold.train` and returns a P
 
 from math import log
 
-from autoshard.models.stage import active_count, with_interval
+from autoshard.bench.predictors import with_interval
+from autoshard.models.stage import active_count
 
 
 def work(row):
