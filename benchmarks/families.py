@@ -102,6 +102,8 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "mimo_v2_flash": ("mimo-v2-flash", "trn2.48xlarge", 32),
     "olmo_hybrid": ("olmo-hybrid-7b", "trn2.48xlarge", 1),
     "arcee": ("afm-4.5b", "trn2.48xlarge", 1),
+    "olmo": ("olmo-7b", "trn2.48xlarge", 2),
+    "nanochat": ("nanochat-d32", "trn2.48xlarge", 1),
     "deepseek_v32": ("deepseek-v3.2", "h800-80gb", 64),
     "glm_moe_dsa": ("glm-5", "h800-80gb", 64),
 }

@@ -59,5 +59,7 @@ def export(plan: Plan, form: str) -> Exported:
 
 def unwritten(model: ModelSpec) -> str | None:
     """The first thing that a model has and no framework's file is written with here; None where all can be written."""
-    fields = (field for field in UNWRITTEN if getattr(model, field))
-    return next(fields, "has_unit_offset" if model.family.has_unit_offset else None)
+    family = model.family
+    traits = {"has_unit_offset": family.has_unit_offset, "has_norm_weight=False": not family.has_norm_weight}
+    fields = [field for field in UNWRITTEN if getattr(model, field)]
+    return next(iter([*fields, *(trait for trait, has in traits.items() if has)]), None)

@@ -46,6 +46,7 @@ class Family:
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
     normalization: "rmsnorm" | "layernorm".
     has_norm_bias: whether a LayerNorm adds a bias.
+    has_norm_weight: whether norms multiply by a weight, and add a bias if they have one: of no family without a weight.
     has_unit_offset: whether norms multiply by 1 plus their weight.
     qk_norm: an RMSNorm of queries and of keys: "each_head" by itself | "all_heads" together; None: no such norm.
     normalizes_turned_heads: whether that norm is behind rotary positions, not before them.
@@ -57,6 +58,7 @@ class Family:
     learns_positions: whether its graph adds a table of positions to the embeddings; rope_theta is then null.
     turns_neighbours: whether rotary positions turn pairs of neighbours, not a number of a head's first half with one of
         its second.
+    turns_backwards: whether rotary positions turn by the negative of the usual angles.
     scales_embedding: whether embeddings are multiplied by the root of their width.
     needs: those of NEEDED_FIELDS, of ModelSpec, that its models have; others must not have them.
     may_have: those of OPTIONAL_FIELDS, of ModelSpec, that its models may have; others must not have them.
@@ -76,6 +78,7 @@ class Family:
     counts_shared_experts: bool = False
     normalization: str = RMS_NORM
     has_norm_bias: bool = True
+    has_norm_weight: bool = True
     has_unit_offset: bool = False
     qk_norm: str | None = None
     normalizes_turned_heads: bool = False
@@ -85,6 +88,7 @@ class Family:
     has_output_bias: bool = True
     learns_positions: bool = False
     turns_neighbours: bool = False
+    turns_backwards: bool = False
     scales_embedding: bool = False
     needs: tuple[str, ...] = ()
     may_have: tuple[str, ...] = ()
@@ -105,6 +109,9 @@ class Family:
         if self.gates_attention is not None:
             check_choice(of, "gates_attention", self.gates_attention, (EACH_NUMBER, EACH_HEAD))
         check_choice(of, "gate_function", self.gate_function, (SIGMOID, SOFTPLUS))
+        if not self.has_norm_weight and (self.has_unit_offset or self.qk_norm == ALL_HEADS):
+            other = f"qk_norm={ALL_HEADS}" if self.qk_norm == ALL_HEADS else "has_unit_offset=True"
+            raise AutoshardError(f"has_norm_weight=False of {of} has no kernel with {other}; True has")
         if self.qk_norm == ALL_HEADS and self.has_unit_offset:
             raise AutoshardError(f"has_unit_offset=True of {of} has no kernel with qk_norm={ALL_HEADS}; False has")
         if self.normalizes_turned_heads and self.qk_norm is None:
@@ -253,6 +260,16 @@ _BUILT_IN = {
         may_have=("global_attention",),
     ),
     "arcee": Family("nemotron", activations=("relu2",), has_gate=False),
+    "olmo": Family("olmo", normalization=LAYER_NORM, has_norm_weight=False),
+    "nanochat": Family(
+        "nanochat",
+        activations=("relu2",),
+        has_gate=False,
+        has_norm_weight=False,
+        qk_norm=EACH_HEAD,
+        normalizes_turned_heads=True,
+        turns_backwards=True,
+    ),
     TRACED: Family("traced", is_published=False, activations=(TRACED,), experts=_MIXTURE, has_optional_experts=True),
 }
 FAMILIES = Table[Family]("models", lambda value: isinstance(value, Family), "a Family", _BUILT_IN)

@@ -7,6 +7,7 @@ from autoshard.models.dropping import dropped_embedding, residual
 from autoshard.models.llama.graph import (
     HEAD,
     HEADS,
+    clipped,
     core_attention,
     cross_entropy,
     norm,
@@ -53,8 +54,7 @@ def _attention(b: GraphBuilder, model: ModelSpec, h: str, name: str, kernel: str
     """Append attention over the normalised h [batch, seq, embed], and return the output projection's output."""
     q, k, v = projections(b, model, name, h, HEADS)
     if (clip := model.attention_scores.clip_qkv) is not None:
-        cut = f"(maximum (minimum x0 {clip!r}) {-clip!r})"
-        q, k, v = (b.pointwise(f"{name}.{part}_clip", cut, x) for part, x in zip(HEADS, (q, k, v), strict=True))
+        q, k, v = clipped(b, name, (q, k, v), clip)
     q, k = rope(b, model, f"{name}.q_rope", q), rope(b, model, f"{name}.k_rope", k)
     b.module = "core_attention"
     context = core_attention(b, model, f"{name}.core_attention", q, k, v, kernel)

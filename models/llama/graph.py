@@ -101,6 +101,8 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
     q, *gate, k, v = (*made, made[-1]) if own.keys_are_values else made
     if model.normalizes_values:
         v = rms_norm(b, model, f"{name}.v_norm", v, weighs=False)
+    if (clip := model.attention_scores.clip_qkv) is not None:
+        q, k, v = clipped(b, name, (q, k, v), clip)
     if (scale := model.attention_scores.attention_value_scale) is not None:
         v = b.scaled(f"{name}.v_scale", v, scale)
     if not model.normalizes_turned_heads:
@@ -119,6 +121,12 @@ def self_attention(b: GraphBuilder, model: ModelSpec, h: str, layer: int, kernel
         b.module = "attention"
         context = gated_output(b, model, f"{name}.gated", context, *gate)
     return output_projection(b, model, name, context)
+
+
+def clipped(b: GraphBuilder, name: str, made: tuple[str, ...], clip: float) -> tuple[str, ...]:
+    """Append what cuts off queries, keys and values at plus and minus clip, and return them. name: of the attention."""
+    cut = f"(maximum (minimum x0 {clip!r}) {-clip!r})"
+    return tuple(b.pointwise(f"{name}.{part}_clip", cut, x) for part, x in zip(HEADS, made, strict=True))
 
 
 def gated_output(b: GraphBuilder, model: ModelSpec, name: str, context: str, gate: str) -> str:
@@ -237,17 +245,28 @@ def norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     return (layer_norm if model.family.normalization == LAYER_NORM else rms_norm)(b, model, name, x)
 
 
+def norm_parts(model: ModelSpec) -> tuple[str, ...]:
+    """The parameters that each norm of a family has."""
+    if not model.family.has_norm_weight:
+        return ()
+    return (
+        ("weight", "bias") if model.family.normalization == LAYER_NORM and model.family.has_norm_bias else ("weight",)
+    )
+
+
 def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     """Append a LayerNorm of x [batch, seq, embed], and return its output."""
-    parts = ("weight", "bias") if model.family.has_norm_bias else ("weight",)
+    parts = norm_parts(model)
     inputs = (x, *(b.parameter(f"{name}.{part}", "embed") for part in parts))
     dims = b.dims(x)
     return b.operator("norm", name, inputs, dims, dims[:-1], function="layer", eps=model.norm_eps, **_offset(model))
 
 
 def rms_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str, weighs: bool = True) -> str:
-    """Append an RMS norm of x over its last dim, with one weight for all else or with none, and return its output."""
+    """Append an RMS norm of x over its last dim, with one weight for all else or with none, and return its output.
+    weighs: whether it has a weight in families whose norms have."""
     dims = b.dims(x)
+    weighs = weighs and model.family.has_norm_weight
     inputs = (x, b.parameter(f"{name}.weight", dims[-1])) if weighs else (x,)
     return b.operator("norm", name, inputs, dims, dims[:-1], function="rms", eps=model.norm_eps, **_offset(model))
 
@@ -368,13 +387,16 @@ def rope(b: GraphBuilder, model: ModelSpec, name: str, x: str, layer: int = 0) -
     """Append rotary positions of queries or keys of a block, and return the output.
 
     The operator's attributes: rotary_dim: how many numbers of each head turn, from its start; the others pass
-    unchanged. interleaved: pairs are neighbours, not a number of the first half with one of the second.
+    unchanged. interleaved: pairs are neighbours, not a number of the first half with one of the second. backwards: they
+    turn by the negative of the usual angles.
     """
     dims = b.dims(x)
     own = model.heads_of(layer)
     loops = tuple(dim for dim in dims if dim != own.query_dims[2])
     theta, scaling = model.rope_of(layer)
     pairs: dict[str, Any] = {"interleaved": True} if model.family.turns_neighbours else {}
+    if model.family.turns_backwards:
+        pairs["backwards"] = True
     return b.operator(
         "rope",
         name,

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autoshard.models.llama.graph import HEADS, projected
+from autoshard.models.llama.graph import HEADS, norm_parts, projected
 from autoshard.models.weight_names import Part
 from autoshard.spec.attention_heads import AttentionHeads
 from autoshard.spec.model import ModelSpec
-from autoshard.spec.model_types import LAYER_NORM
 
 PROJECTIONS = {part: f"({dims})" for part, dims in HEADS.items()}
 
@@ -50,7 +49,7 @@ def self_attention(
     name of it and its heads, where blocks have different ones."""
     ours, heads = own or (name, model.heads[0])
     yield from projections(model, name, own, gate_proj)
-    if model.normalizes_heads or model.normalizes_all_heads:
+    if (model.normalizes_heads or model.normalizes_all_heads) and model.family.has_norm_weight:
         for norm, our_norm, projection in ((q_norm, "q_norm", "q_proj"), (k_norm, "k_norm", "k_proj")):
             layout = heads.query_dims[2] if model.normalizes_heads else PROJECTIONS[projection]
             yield Part(f"{name}.{norm}.weight", layout, f"{ours}.{our_norm}.weight")
@@ -59,9 +58,8 @@ def self_attention(
 def norms(model: ModelSpec, *names: str) -> Iterator[Part]:
     """The parts of the checkpoint for norms of the family's form."""
     for name in names:
-        yield Part.same(f"{name}.weight", "embed")
-        if model.family.normalization == LAYER_NORM and model.family.has_norm_bias:
-            yield Part.same(f"{name}.bias", "embed")
+        for part in norm_parts(model):
+            yield Part.same(f"{name}.{part}", "embed")
 
 
 def projections(

@@ -277,6 +277,17 @@ MODELS["nemotron"] = replace(
     LLAMA, model_type="nemotron", hidden_act="relu2", num_key_value_heads=2, head_dim=16, partial_rotary_factor=0.5
 )
 MODELS["nemotron, biases"] = replace(MODELS["nemotron"], attention_bias=True, mlp_bias=True, num_attention_heads=6)
+MODELS["olmo"] = replace(
+    LLAMA, model_type="olmo", num_key_value_heads=2, attention_scores=AttentionScores(clip_qkv=0.02)
+)
+MODELS["nanochat"] = replace(
+    LLAMA,
+    model_type="nanochat",
+    hidden_act="relu2",
+    num_key_value_heads=2,
+    attention_bias=True,
+    final_logit_softcapping=2.0,
+)
 MODELS["arcee"] = replace(LLAMA, model_type="arcee", hidden_act="relu2", num_key_value_heads=2, mlp_bias=True)
 # tables apart, the gradients of its numbers are sums whose terms cancel: FP32 has 5 digits of them
 MODELS["apertus"] = replace(

@@ -536,6 +536,11 @@ CASES[2] |= {
         strategy(pp=2, layers=(3, 1), schedule="zero_bubble", recompute=("full", "mlp")),
         3,
     ),
+    "olmo tp": ("olmo", strategy(tp=2, recompute="attention+mlp"), 2),
+    "olmo zigzag ring, ZeRO-3": ("olmo", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "nanochat tp": ("nanochat", strategy(tp=2, recompute="attention"), 2),
+    "nanochat zigzag ring, ZeRO-3": ("nanochat", strategy(cp=2, zero=3, attention="zigzag_ring"), 2),
+    "nanochat pp, uneven, zero bubble": ("nanochat", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "arcee tp": ("arcee", strategy(tp=2, recompute="attention+mlp"), 2),
     "arcee zigzag ring, ZeRO-3": ("arcee", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "exaone4 tp": ("exaone4", strategy(tp=2, recompute="attention+mlp"), 2),
@@ -856,7 +861,7 @@ LATER_FAMILIES = (
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
-    *("laguna", "starcoder2", "jais2", "gemma"),
+    *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

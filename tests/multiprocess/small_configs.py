@@ -599,6 +599,30 @@ CONFIGS["flex olmo, all experts"] = {
     "attention_bias": True,
     "norm_topk_prob": True,
 }
+CONFIGS["olmo"] = {
+    **SMALL,
+    "model_type": "olmo",
+    "clip_qkv": 0.02,
+    "num_key_value_heads": 8,
+    "head_dim": 8,
+    **NO_TOKENS,
+}
+CONFIGS["olmo, biases, tied"] = {
+    **SMALL,
+    "model_type": "olmo",
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
+CONFIGS["nanochat"] = {**SMALL, "model_type": "nanochat", "num_key_value_heads": 8, "head_dim": 8, **NO_TOKENS}
+CONFIGS["nanochat, biases, uncapped"] = {
+    **SMALL,
+    "model_type": "nanochat",
+    "attention_bias": True,
+    "final_logit_softcapping": None,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
 CONFIGS["arcee"] = {**SMALL, "model_type": "arcee", "head_dim": 8, **NO_TOKENS}
 CONFIGS["arcee, biases, yarn"] = {
     **SMALL,

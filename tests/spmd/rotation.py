@@ -36,6 +36,8 @@ def _halves(place: Place, x: Array, dims: tuple[str, ...]) -> Result:
     scaling = place.attributes["scaling"]
     factor = 1.0 if scaling is None else scaling.rotation_factor
     cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    if place.attributes.get("backwards"):
+        sin = -sin
 
     def turn(x: Array, sin: Array) -> Array:
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -45,11 +45,15 @@ def test_nxd_runs_it() -> None:
     assert first_broken(mesh_rules("nxd"), problem, draft) is None
 
 
-def test_no_other_frameworks_file_is_written_for_it() -> None:
-    plan = replace(plan_70b(), model=load_model("dbrx"))
+@pytest.mark.parametrize(
+    ("name", "trait"),
+    [("dbrx", "attention_scores"), ("olmo-7b", "has_norm_weight=False"), ("nemotron4-340b", "has_unit_offset")],
+)
+def test_no_other_frameworks_file_is_written_for_it(name: str, trait: str) -> None:
+    plan = replace(plan_70b(), model=load_model(name))
     with pytest.raises(AutoshardError) as raised:
         export(plan, "megatron")
-    assert str(raised.value) == "attention_scores of dbrx has no form that a plan is written in for megatron"
+    assert str(raised.value) == f"{trait} of {name} has no form that a plan is written in for megatron"
 
 
 def test_what_a_config_leaves_out() -> None:

@@ -132,6 +132,10 @@ def parameters(model: ModelSpec) -> int:
         return vocabulary + layers * block + 2 * hidden
     if model.model_type == "arcee":  # two matrices, RMS norms, no biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
+    if model.model_type == "olmo":  # no norm has parameters
+        return vocabulary + layers * (attention + 3 * hidden * ffn)
+    if model.model_type == "nanochat":  # nor here; two matrices
+        return vocabulary + layers * (attention + 2 * hidden * ffn)
     if model.model_type == "gpt_neox":  # as GPT-2, without positions and with a head of its own
         block = (attention + 4 * hidden) + (2 * hidden * ffn + ffn + hidden) + 4 * hidden
         return vocabulary + layers * block + 2 * hidden

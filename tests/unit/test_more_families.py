@@ -18,7 +18,7 @@ from autoshard.interop.written_model import property_of
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.nearest import published_keys
 from autoshard.models.registry import load_model, published_dropout
-from autoshard.models.stage import published_sizes, stage_graph
+from autoshard.models.stage import dim_sizes, published_sizes, stage_graph
 from autoshard.spec.attention_heads import GlobalAttention
 from autoshard.spec.attention_scores import AttentionScores
 from autoshard.spec.dropout import Dropout
@@ -777,6 +777,36 @@ def test_the_width_of_lfm2_follows_from_its_config(keys: dict[str, Any], width: 
     assert read("lfm2", **keys).intermediate_size == width
 
 
+def test_what_an_olmo_config_leaves_out() -> None:
+    model = read("olmo")
+    assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("silu", 1e-5, 32)
+    assert (model.attention_bias, model.tie_word_embeddings, model.attention_scores.clip_qkv) == (False, False, None)
+    other = read("olmo", attention_bias=True, clip_qkv=8, tie_word_embeddings=True, num_key_value_heads=8)
+    assert (other.output_projection_bias, other.attention_scores.clip_qkv) == (True, 8.0)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+        assert "rms_norm_eps" not in to_config(one)  # it is no key of OLMo's
+
+
+def test_what_a_nanochat_config_leaves_out() -> None:
+    model = read("nanochat")
+    assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-6, 32)
+    assert (model.attention_bias, model.tie_word_embeddings, model.final_logit_softcapping) == (False, False, 15.0)
+    other = read("nanochat", attention_bias=True, final_logit_softcapping=None, rms_norm_eps=1e-5)
+    assert (other.attention_bias, other.final_logit_softcapping, other.norm_eps) == (True, None, 1e-5)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+
+
+@pytest.mark.parametrize("model_type", ["olmo", "nanochat"])
+def test_norms_without_a_weight_have_no_parameters(model_type: str) -> None:
+    graph = stage_graph(MODELS[model_type], dim_sizes(MODELS[model_type], 1, 8), range(4), first=True, last=True)
+    norms = [op for op in graph.operators if op.kind == "norm"]
+    assert {len(op.inputs) for op in norms} == {1}
+    assert len(norms) == (9 if model_type == "olmo" else 18)  # nanochat's of the embeddings, and of queries and keys
+    assert not [tensor.name for tensor in graph.parameters() if "norm" in tensor.name]
+
+
 def test_what_an_arcee_config_leaves_out() -> None:
     model = read("arcee")
     assert (model.hidden_act, model.norm_eps, model.num_key_value_heads) == ("relu2", 1e-5, 32)
@@ -895,6 +925,9 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
         ),
         ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("olmo", {"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06 of m is not supported; 1e-05 is"),
+        ("olmo", {"clip_qkv": -1}, "clip_qkv=-1 of m must be a finite number above 0"),
+        ("nanochat", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
         ("lfm2", {"full_attn_idxs": [4]}, "full_attn_idxs of m must be a list of blocks, 0 to 3; it has 4"),
         ("lfm2", {"full_attn_idxs": 2}, "full_attn_idxs=2 of m must be a list of blocks, 0 to 3"),
         ("lfm2", {"conv_dim": 2048}, "conv_dim=2048 of m is not supported; 4096 is"),

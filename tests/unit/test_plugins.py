@@ -251,6 +251,14 @@ def test_a_family_has_the_traits_of_those_that_are_built_in(tmp_path: Path, monk
             "has_unit_offset=True, qk_norm='all_heads'",
             "has_unit_offset=True of family bad has no kernel with qk_norm=all_heads; False has",
         ),
+        (
+            "has_norm_weight=False, qk_norm='all_heads'",
+            "has_norm_weight=False of family bad has no kernel with qk_norm=all_heads; True has",
+        ),
+        (
+            "has_norm_weight=False, has_unit_offset=True",
+            "has_norm_weight=False of family bad has no kernel with has_unit_offset=True; True has",
+        ),
         ("qk_norm='heads'", "qk_norm='heads' of family bad must be one of: each_head, all_heads"),
         (
             "needs=('router',)",

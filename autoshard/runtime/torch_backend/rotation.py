@@ -86,7 +86,7 @@ class Rotation:
 
 def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...]) -> Rotation:
     """The rotation of tensors with these dims, `seq` among them, by the attributes of the step's operator: rotary_dim,
-    theta and scaling, or else frequencies; interleaved; first_rotary."""
+    theta and scaling, or else frequencies; interleaved; backwards; first_rotary."""
     op = step.operator
     positions = context.positions(step).double()
     turned: Any = op.attributes["rotary_dim"]
@@ -95,11 +95,14 @@ def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...]) -> Rot
         frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
     else:
         frequencies = torch.tensor(given, dtype=torch.float64)
+    if op.attributes.get("backwards"):
+        frequencies = -frequencies
     interleaved = bool(op.attributes.get("interleaved"))
     shape = [1] * len(dims)
     shape[dims.index("seq")], shape[-1] = len(positions), turned
     shape[-1:] = [turned // 2, 2] if interleaved else [turned]
-    named, scaling = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved"), op.attributes.get("scaling")
+    named = ("rotary_dim", "theta", "scaling", "frequencies", "interleaved", "backwards")
+    scaling = op.attributes.get("scaling")
     factor: float = 1.0 if scaling is None else scaling.rotation_factor  # type: ignore[attr-defined]
     key = ("rope", context.piece(step, "seq"), *map(op.attributes.get, named))
     own: dict[Any, tuple[torch.Tensor, ...]] = {}
