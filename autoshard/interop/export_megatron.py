@@ -11,6 +11,7 @@ from autoshard.interop.megatron import TP_PP_DP, llama3_scaling
 from autoshard.interop.written_model import property_of
 from autoshard.layout.mesh import AXIS_ORDER
 from autoshard.plans.plan import Plan
+from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import RMS_NORM
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -82,8 +83,11 @@ def _model(plan: Plan) -> Iterator[str]:
         factor = plan.expert_slots
         yield f"--num-experts {model.num_local_experts} --moe-router-topk {model.num_experts_per_tok}"
         yield f"--moe-ffn-hidden-size {model.intermediate_size} --moe-expert-capacity-factor {factor:g}"
+        yield "--moe-token-dispatcher-type alltoall"  # which alone knows capacities, also where ep is 1
         if not model.norm_topk_prob:
             yield "--moe-router-pre-softmax"
+        if (coefficient := _of_each_layer(model)) > 0:
+            yield f"--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff {coefficient:.6g}"
     if model.shared_expert_intermediate_size:
         yield f"--moe-shared-expert-intermediate-size {model.shared_expert_intermediate_size} --moe-shared-expert-gate"
 
@@ -94,8 +98,6 @@ def _layout(plan: Plan) -> Iterator[str]:
     yield f"--context-parallel-size {strategy.cp} --expert-model-parallel-size {strategy.ep}"
     if strategy.etp is not None:
         yield f"--expert-tensor-parallel-size {strategy.etp}"
-    if strategy.ep > 1:
-        yield "--moe-token-dispatcher-type alltoall"
     if strategy.axis_order_name == TP_PP_DP:
         yield "--use-tp-pp-dp-mapping"
     if strategy.cp > 1:
@@ -108,7 +110,7 @@ def _layout(plan: Plan) -> Iterator[str]:
         yield f"--pipeline-model-parallel-layout '{stages}'"
     elif strategy.num_virtual_stages > 1:
         yield f"--num-virtual-stages-per-pipeline-rank {strategy.num_virtual_stages}"
-    if strategy.sequence_parallel:
+    if strategy.sequence_parallel or _needs_sequence_parallel(plan):
         yield "--sequence-parallel"
     if strategy.zero:
         yield "--use-distributed-optimizer"
@@ -134,6 +136,8 @@ def _batch(plan: Plan) -> Iterator[str]:
     training = plan.training
     yield f"--micro-batch-size {plan.strategy.microbatch_size} --global-batch-size {training.global_batch_size}"
     yield f"--seq-length {training.sequence_length}"
+    dropout = plan.model.dropout  # without the flags Megatron drops a tenth
+    yield f"--hidden-dropout {dropout.residual:g} --attention-dropout {dropout.attention:g}"
     if training.precision.parameter_dtype == "bfloat16":
         yield "--bf16"
     products = training.precision.products
@@ -147,6 +151,17 @@ def _batch(plan: Plan) -> Iterator[str]:
             yield f"--first-last-layers-bf16 {at_ends}"
 
 
+def _of_each_layer(model: ModelSpec) -> float:
+    """The weight of each layer's load-balancing loss. Megatron adds the layers' losses, each 1 where experts have
+    equally many tokens; router_aux_loss_coef is of their mean, each as much as a token has experts."""
+    return model.router_aux_loss_coef * model.num_experts_per_tok / max(1, model.num_sparse_layers)
+
+
+def _needs_sequence_parallel(plan: Plan) -> bool:
+    """Whether Megatron trains these experts with sequence parallelism alone, which the plan has not."""
+    return plan.model.is_moe and plan.strategy.tp > 1 and not plan.strategy.sequence_parallel
+
+
 def _blocks_in_bf16(plan: Plan) -> tuple[int, int]:
     """Blocks at either end that Megatron keeps in bf16: with FP8 at most as many as a pipeline rank has."""
     training, products = plan.training, plan.training.precision.products
@@ -158,11 +173,19 @@ def _blocks_in_bf16(plan: Plan) -> tuple[int, int]:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    strategy, model, left_out = plan.strategy, plan.model, list(common_left_out(plan))
+    strategy, model, left_out = plan.strategy, plan.model, list(common_left_out(plan, says_dropout=True))
+    if model.dropout.embedding != model.dropout.residual:
+        written = f"--hidden-dropout is of both; residual={model.dropout.residual:g} is written"
+        left_out.append(f"dropout embedding={model.dropout.embedding:g}: Megatron's {written}")
     if strategy.schedule not in ("1f1b", "interleaved"):
         left_out.append(f"schedule={strategy.schedule}: Megatron runs 1f1b instead")
     if strategy.uniform_recompute not in COMMON_SETS:
         left_out.append(f"recompute={strategy.recompute_name}: written as full, which fits wherever the plan does")
+    if _needs_sequence_parallel(plan):
+        left_out.append(
+            f"sequence_parallel=false: Megatron trains experts with tp={strategy.tp} with --sequence-parallel alone, "
+            "which is written"
+        )
     if strategy.cp > 1 and strategy.context_parallel not in COMMUNICATION:
         left_out.append(f"context_parallel={strategy.context_parallel}: written as p2p, Megatron's zigzag ring")
     if strategy.axis_order_name not in (TP_PP_DP, "-".join(AXIS_ORDER)):

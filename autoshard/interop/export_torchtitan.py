@@ -237,4 +237,6 @@ def _left_out(plan: Plan, is_released: bool) -> tuple[str, ...]:
         )
     if plan.model.is_moe:
         left_out.append(f"expert_capacity_factor={plan.expert_slots:g}: torchtitan drops no tokens of an expert")
+    if (coefficient := plan.model.router_aux_loss_coef) > 0:
+        left_out.append(f"router_aux_loss_coef={coefficient:g}: torchtitan moves a bias of the choice instead")
     return tuple(left_out)

@@ -30,14 +30,17 @@ def title(plan: Plan, comment: str) -> str:
     )
 
 
-def common_left_out(plan: Plan) -> tuple[str, ...]:
+def common_left_out(plan: Plan, says_dropout: bool = False) -> tuple[str, ...]:
     """Sentences about the parts of a plan that no other framework's configuration says: dropout, a loss in chunks,
     blocks that are not Llama's or another common family's, and choices by operator.
+
+    says_dropout: whether the configuration says how much is dropped.
     """
     dropout, model_type = plan.model.dropout, plan.model.model_type
     drops: tuple[str, ...] = ()
     if dropout:
-        drops += (f"dropout {dropout}: set it there; elements will be others than here",)
+        said = "other elements are dropped there" if says_dropout else "set it there; elements will be others than here"
+        drops += (f"dropout {dropout}: {said}",)
     if plan.training.loss_chunks > 1:
         drops += (f"loss_chunks={plan.training.loss_chunks}: all logits are there at once, which takes more memory",)
     if model_type not in (*FORMS, "phi3", TRACED):  # Phi-3 is a Llama

@@ -179,7 +179,7 @@ def megatron_layout(text: str) -> WrittenLayout:
         fields["stage_layers"] = stages
     options["recompute"], approximations = _recompute(flags, _most_blocks(fields, layers, options))
     capacity = number("--moe-expert-capacity-factor", flags.get("moe-expert-capacity-factor") or None)
-    left_out = tuple(f"--{flag}" for flag in flags if flag not in READ)
+    left_out = tuple(f"--{flag}" for flag in flags if flag not in (*READ, *DROPOUT))
     return WrittenLayout(
         "Megatron arguments",
         options,
@@ -195,12 +195,19 @@ def megatron_layout(text: str) -> WrittenLayout:
         ),
         products=_products(flags),
         wide_blocks=_wide_blocks(flags),
-        drops=", ".join(f"--{flag} {flags[flag]}" for flag in DROPOUT if number(f"--{flag}", flags.get(flag))),
+        drops=", ".join(_dropout(flags)),
         devices_per_node=_processes(flags),
         overlaps="Megatron",
         left_out=left_out,
         not_priced=tuple(flag for flag in left_out if not NO_EFFECT.fullmatch(flag)),
     )
+
+
+def _dropout(flags: dict[str, str]) -> Iterator[str]:
+    """The flags that drop something, and those that are not there, without which Megatron does."""
+    for flag in DROPOUT:
+        if number(f"--{flag}", flags.get(flag, DROPPED)):
+            yield f"--{flag} {flags[flag]}" if flag in flags else f"no --{flag}, which Megatron takes for {DROPPED}"
 
 
 def _processes(flags: dict[str, str]) -> int | None:
@@ -386,6 +393,8 @@ def _warnings(flags: dict[str, str], options: dict[str, Any]) -> Iterator[str]:
 
 
 DROPOUT = ("hidden-dropout", "attention-dropout")
+DROPPED = "0.1"
+"""Of both without the flag [Megatron-LM training/arguments.py _add_regularization_args]."""
 NO_EFFECT = re.compile(
     r"""--(train|eval|log|save|load|lr|min-lr|max-lr|weight-decay|adam|clip-grad|seed|data|tokenizer|vocab|merge|split
     |tensorboard|wandb|exit|distributed-(backend|timeout)|init-method|num-workers|no-(load|save)|master|node|rdzv|tee

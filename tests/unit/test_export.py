@@ -16,6 +16,7 @@ from autoshard.interop.nxdt_training import read_learning
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import load_cluster
+from autoshard.spec.dropout import Dropout
 from autoshard.spec.training import PRECISIONS
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral
 from tests.unit.published_plans import published_plans
@@ -271,13 +272,53 @@ def test_megatrons_own_checks_of_layouts() -> None:
     assert imported(longer, "train.sh", **given).model == plan.model
     text = export(mixture, "megatron").text
     assert "    --moe-token-dispatcher-type alltoall\n" in text
-    alone = replace(mixture, strategy=replace(mixture.strategy, ep=1))
-    assert "dispatcher" not in export(alone, "megatron").text
+    alone = replace(mixture, strategy=replace(mixture.strategy, ep=1))  # capacities need it all the same
+    assert "    --moe-token-dispatcher-type alltoall\n" in export(alone, "megatron").text
     read = imported(text, "train.sh", **{**given, "nodes": 8}).notes
     assert not any("dispatcher" in note for note in read)
     gathered = text.replace("alltoall", "allgather")
     warning = "warning: --moe-token-dispatcher-type allgather is priced as alltoall, which moves fewer tokens"
     assert warning in imported(gathered, "train.sh", **{**given, "nodes": 8}).notes
+
+
+def test_megatron_is_told_what_is_dropped() -> None:
+    """Without the flags it drops a tenth."""
+    plan = plan_70b()
+    done = export(plan, "megatron")
+    assert "    --hidden-dropout 0 --attention-dropout 0\n" in done.text
+    assert not any("dropout" in sentence for sentence in done.left_out)
+    drops = Dropout(embedding=0.1, residual=0.2, attention=0.05)
+    done = export(replace(plan, model=replace(plan.model, dropout=drops)), "megatron")
+    assert "    --hidden-dropout 0.2 --attention-dropout 0.05\n" in done.text
+    assert done.left_out[:2] == (
+        "dropout embedding=0.1,residual=0.2,attention=0.05: other elements are dropped there",
+        "dropout embedding=0.1: Megatron's --hidden-dropout is of both; residual=0.2 is written",
+    )
+
+
+def test_the_balancing_loss_is_written_or_said_to_be_left_out() -> None:
+    """Megatron adds the losses of the layers, 1 each where experts are balanced; a plan has their mean, and the number
+    of a token's experts where they are."""
+    plan = plan_mixtral()
+    assert "aux-loss" not in export(replace(plan, model=replace(plan.model, router_aux_loss_coef=0.0)), "megatron").text
+    balanced = replace(plan, model=replace(plan.model, router_aux_loss_coef=0.02))
+    assert (plan.model.num_hidden_layers, plan.model.num_experts_per_tok) == (32, 2)
+    written = "    --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.00125\n"
+    assert written in export(balanced, "megatron").text
+    told = "router_aux_loss_coef=0.02: torchtitan moves a bias of the choice instead"
+    assert told in export(balanced, "torchtitan-toml").left_out
+
+
+def test_megatron_trains_no_experts_over_tp_without_sequence_parallelism() -> None:
+    plan = plan_mixtral()
+    strategy = replace(plan.strategy, sequence_parallel=False)
+    done = export(replace(plan, strategy=strategy), "megatron")
+    assert "    --sequence-parallel\n" in done.text
+    told = f"sequence_parallel=false: Megatron trains experts with tp={strategy.tp} with --sequence-parallel alone, "
+    assert f"{told}which is written" in done.left_out
+    dense = plan_70b()
+    alone = export(replace(dense, strategy=replace(dense.strategy, sequence_parallel=False)), "megatron")
+    assert "--sequence-parallel\n" not in alone.text
 
 
 @pytest.mark.parametrize(

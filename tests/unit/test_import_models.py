@@ -20,6 +20,7 @@ from autoshard.planner.written import read_written
 from autoshard.plans.plan_json import write_plan
 from autoshard.plans.validate import read_plan
 from tests.cases import some
+from tests.unit.megatron_flags import DROPS_NOTHING
 from tests.unit.plan_examples import plan_70b
 from tests.unit.written_files import FOUR_BLOCKS, MOE, PUBLIC, UNNAMED, imported, in_model, inputs
 
@@ -233,7 +234,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_arguments_are_their_models(name: str) -> None:
-    Path("train.sh").write_text(f"--hidden-size {load_model(name).hidden_size} '{PUBLISHED[name]}'")
+    Path("train.sh").write_text(f"--hidden-size {load_model(name).hidden_size} {DROPS_NOTHING} '{PUBLISHED[name]}'")
     found = read_written("train.sh", {"model": name})
     assert (found.problem.model.name, found.warnings) == (name, ())
 

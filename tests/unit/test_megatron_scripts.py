@@ -10,6 +10,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.read_layout import read_written_layout
 from autoshard.interop.written_layout import WrittenLayout
 from autoshard.planner.written import Written, read_written
+from tests.unit.megatron_flags import DROPS_NOTHING
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -111,7 +112,7 @@ def test_without_a_global_batch_each_replica_takes_one_microbatch() -> None:
 
 def test_processes_of_a_node_that_are_not_its_devices() -> None:
     def warnings(said: str) -> tuple[str, ...]:
-        return written(f"torchrun {said} pretrain_gpt.py --tensor-model-parallel-size 4").warnings
+        return written(f"torchrun {said} pretrain_gpt.py --tensor-model-parallel-size 4 {DROPS_NOTHING}").warnings
 
     told = "4 devices a node, as the file says; h100-80gb has 8, and the layout takes all of them"
     assert warnings("--nproc_per_node 4") == (told,)

@@ -10,6 +10,7 @@ import pytest
 import autoshard
 from autoshard.errors import AutoshardError
 from autoshard.planner.written import Written, read_written
+from tests.unit.megatron_flags import DROPS_NOTHING
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -21,7 +22,7 @@ EACH, VIRTUAL = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages
 
 
 def megatron(flags: str) -> Written:
-    Path("train.sh").write_text(f"{DEGREES} {flags}")
+    Path("train.sh").write_text(f"{DEGREES} {DROPS_NOTHING} {flags}")
     return read_written("train.sh", GIVEN)
 
 

@@ -29,6 +29,7 @@ from autoshard.plans.search_result import Candidate
 from autoshard.plans.validate import read_plan
 from autoshard.spec.cluster import load_cluster
 from autoshard.spec.training import TrainingSpec, load_precision
+from tests.unit.megatron_flags import DROPS_NOTHING
 from tests.unit.plan_examples import plan_70b
 from tests.unit.written_files import DROPLESS, PUBLIC, UNNAMED
 
@@ -92,7 +93,9 @@ def scored(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 
 def written(name: str, text: str) -> str:
-    Path(name).write_text(text)
+    """The file's name. A script of Megatron's drops nothing unless its text says so."""
+    more = f" {DROPS_NOTHING}" if name.endswith(".sh") and "dropout" not in text else ""
+    Path(name).write_text(text + more)
     return name
 
 
@@ -575,6 +578,26 @@ def test_blocks_in_bf16_need_flag_and_format() -> None:
 def test_dropout_that_is_asked_for_is_not_warned_of() -> None:
     file = written("a.sh", "--tensor-model-parallel-size 1 --hidden-dropout 0.1")
     assert read_written(file, {"model": "llama3-8b", "dropout": "residual=0.1"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "dropped"),
+    [
+        (
+            "",
+            "no --hidden-dropout, which Megatron takes for 0.1, no --attention-dropout, which Megatron takes for 0.1",
+        ),
+        ("--hidden-dropout 0", "no --attention-dropout, which Megatron takes for 0.1"),
+        (
+            "--attention-dropout 0.2",
+            "no --hidden-dropout, which Megatron takes for 0.1, --attention-dropout 0.2",
+        ),
+    ],
+)
+def test_megatron_drops_a_tenth_unless_it_is_told_otherwise(flags: str, dropped: str) -> None:
+    Path("a.sh").write_text(f"--tensor-model-parallel-size 1 {flags}")
+    said = f"{dropped}: dropout is not in the price; --dropout puts it there, with backend torch"
+    assert read_written("a.sh", {"model": "llama3-8b"}).warnings == (said,)
 
 
 def test_what_may_matter_is_listed_and_what_cannot_is_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from autoshard.errors import AutoshardError
 from autoshard.interop.export import export
 from autoshard.planner.written import Written, read_written
 from autoshard.plans.plan import make_plan
+from tests.unit.megatron_flags import DROPS_NOTHING
 from tests.unit.written_files import imported, mixture_plan
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -28,7 +29,7 @@ def titan(parallelism: str, training: str = "global_batch_size = 64\nlocal_batch
 
 def megatron(flags: str, **given: Any) -> Written:
     text = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 64 --bf16"
-    Path("train.sh").write_text(f"{text} {flags}")
+    Path("train.sh").write_text(f"{text} {DROPS_NOTHING} {flags}")
     return read_written("train.sh", {**LLAMA, **given})
 
 
