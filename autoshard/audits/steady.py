@@ -59,7 +59,7 @@ def _unlike_others(actions: list[ActionLog]) -> Iterator[str]:
 def _growth(recorder: Recorder, actions: list[ActionLog], num_microbatches: int) -> Iterator[str]:
     """Bytes held at the start of an action against those one period earlier, in the steady state."""
     parsed = [Action.parse(action.text) for action in actions]
-    period = _steady(parsed)
+    period = steady_period(parsed)
     if period is None:
         return
     first, last, length = period
@@ -72,11 +72,11 @@ def _growth(recorder: Recorder, actions: list[ActionLog], num_microbatches: int)
         yield f"memory grows: {growth:,} bytes from {early} to {late}, {periods} times in a step"
 
 
-def _steady(parsed: list[Action]) -> tuple[int, int, int] | None:
+def steady_period(parsed: list[Action]) -> tuple[int, int, int] | None:
     """(first, last) action that comes again one period later, and the period: that which repeats for longest of those
-    that end as many microbatches as they begin, chunk by chunk. None where a step is too short for one."""
+    with as many actions of each kind, chunk by chunk. None where a step is too short for one."""
     best: tuple[int, int, int] | None = None
-    ending = "W" if any(one.kind == "W" for one in parsed) else "B"
+    kinds = ("F", "I", "W") if any(one.kind == "W" for one in parsed) else ("F", "B")
     for length in range(2, len(parsed)):
         run = 0
         for i in range(len(parsed) - length):
@@ -84,8 +84,8 @@ def _steady(parsed: list[Action]) -> tuple[int, int, int] | None:
             if run <= (0 if best is None else best[1] - best[0] + 1):
                 continue
             period = parsed[i + 1 : i + 1 + length]
-            begun, ended = (Counter(one.chunk for one in period if one.kind == kind) for kind in ("F", ending))
-            if begun and begun == ended:
+            begun, *others = (Counter(one.chunk for one in period if one.kind == kind) for kind in kinds)
+            if begun and all(begun == other for other in others):
                 best = (i - run + 1, i, length)
     return best
 

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from autoshard.audits.report import render, to_dict
 from autoshard.audits.roles import roles
 from autoshard.audits.run import audit_role, held_orders
 from autoshard.audits.shared import FEW, runs
+from autoshard.audits.steady import steady_period
 from autoshard.audits.values import Role, RoleAudit
 from autoshard.cli import main
 from autoshard.cost.estimate import estimate
@@ -261,6 +264,17 @@ def test_a_tensor_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.clear()
     assert "memory grows" in told(found, "steady state")
     assert "at " in told(found, "peak memory")
+
+
+def test_a_period_of_the_steady_state_leaves_nothing_waiting() -> None:
+    """Where weight gradients are put off, one with as many F as W may have one I more, whose gradients then wait."""
+    for pp, count in product((2, 3, 4, 6), range(2, 20)):
+        for order in actions("zero_bubble", pp, count, 1):
+            if (period := steady_period([*order])) is None:
+                continue
+            first, _, length = period
+            kinds = Counter(action.kind for action in order[first : first + length])
+            assert kinds["F"] == kinds["I"] == kinds["W"] > 0, (pp, count, order)
 
 
 def test_a_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
