@@ -4,6 +4,7 @@ KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 US, MS = 1e-6, 1e-3
 TFLOPS = 1e12
+BILLION, HOUR_S, DAY_S = 1e9, 3_600.0, 86_400.0
 
 
 def format_bytes(count: float) -> str:

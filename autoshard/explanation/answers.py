@@ -26,7 +26,6 @@ from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.sdk import is_before
 from autoshard.units import format_bytes, format_seconds, percent
 
-BILLION, HOUR_S = 1e9, 3600.0
 MOST_DOUBLINGS = 3
 """Another instance type is tried with as many nodes as reach the plan's peak FLOP/s. Where nothing fits, the number of
 nodes is doubled up to this many times."""
@@ -254,14 +253,6 @@ def _merit(problem: Problem, pins: Pins, chosen: Strategy, to: Strategy) -> str:
     return "less than the model can tell, but simpler"
 
 
-def usd_per_billion_tokens(cluster: Cluster, tokens_per_s: float) -> float | None:
-    """The cost of a billion tokens, USD, at tokens_per_s on the whole cluster; None where the price of a node is not
-    known."""
-    if cluster.price_per_node_hour_usd is None:
-        return None
-    return BILLION / tokens_per_s / HOUR_S * cluster.nodes * cluster.price_per_node_hour_usd
-
-
 def size_row(searches: Searches, plan: Plan, nodes: int, sure: float) -> SizeRow:
     """The fastest layout on so many nodes under the plan's pins, except dp. On as many nodes as the plan has, the plan
     itself."""
@@ -279,7 +270,7 @@ def _size(plan: Plan, cluster: Cluster, best: Candidate) -> SizeRow:
     estimate, nodes = best.estimate, cluster.nodes
     times = (estimate.step_time_s, estimate.step_time_low_s, estimate.step_time_high_s)
     faster = estimate.tokens_per_s / plan.estimate.tokens_per_s
-    cost = usd_per_billion_tokens(cluster, estimate.tokens_per_s)
+    cost = cluster.usd_per_billion_tokens(estimate.tokens_per_s)
     linear = faster * plan.cluster.nodes / nodes
     return SizeRow(nodes, *times, estimate.tokens_per_s, faster - 1, linear, cost, short_name(best.strategy), "")
 

@@ -20,7 +20,6 @@ from autoshard.explanation.answers import (
     price_row,
     problem_of,
     size_row,
-    usd_per_billion_tokens,
 )
 from autoshard.explanation.flips import Winner, same_layout, winner
 from autoshard.explanation.own_constants import has_own_constants
@@ -194,7 +193,7 @@ def _sensitivity(
         tuple(row for row in rows if isinstance(row, FlipRow)),
         tuple(row for row in rows if isinstance(row, SizeRow)),
         plan.cluster.price_per_node_hour_usd,
-        usd_per_billion_tokens(plan.cluster, plan.estimate.tokens_per_s),
+        plan.cluster.usd_per_billion_tokens(plan.estimate.tokens_per_s),
         tuple(sorted((row for row in rows if isinstance(row, PriceRow)), key=lambda row: known.index(row.instance))),
         unanswered,
         tried,

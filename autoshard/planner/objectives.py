@@ -12,13 +12,11 @@ from autoshard.planner.precisions import best_precision
 from autoshard.planner.request import SEARCHED, PlanRequest
 from autoshard.planner.watching import goes_on
 from autoshard.spec.training import load_precision
-from autoshard.units import counted, format_count, format_number, format_seconds
+from autoshard.units import BILLION, DAY_S, counted, format_count, format_number, format_seconds
 
 LOGICAL_CORES = (1, 2)
 STEPS_OF_AN_OCTAVE = 16
 """Sizes of clusters looked at between one power of two and the next."""
-DAY_S, HOUR_S = 86_400.0, 3_600.0
-BILLION = 1e9
 
 
 def best_answer(request: PlanRequest) -> Answer:
@@ -53,11 +51,7 @@ def frontier(request: PlanRequest) -> tuple[Answer, ...]:
 
 def usd_per_billion_tokens(found: Answer) -> float | None:
     """US dollars that a billion tokens cost with the best layout; None where the price of a node is not known."""
-    cluster = found.problem.cluster
-    if cluster.price_per_node_hour_usd is None:
-        return None
-    hours = BILLION / found.result.best.estimate.tokens_per_s / HOUR_S
-    return cluster.nodes * cluster.price_per_node_hour_usd * hours
+    return found.problem.cluster.usd_per_billion_tokens(found.result.best.estimate.tokens_per_s)
 
 
 def _fastest(request: PlanRequest) -> tuple[Answer, tuple[Answer, ...]]:

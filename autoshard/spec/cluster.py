@@ -15,6 +15,7 @@ from autoshard.files.fields import check_choice, check_integer, check_not_negati
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
 from autoshard.spec.sdk import NEWEST, RELEASES, is_before, release_slowdown
 from autoshard.spec.stack import FRAGMENTATION, NATIVE_DEVICES, NATIVE_RELEASE, P2P_RELEASE, STACKS
+from autoshard.units import BILLION, HOUR_S
 
 
 def _check_text(of: str, field: str, value: object) -> None:
@@ -274,6 +275,13 @@ class Cluster:
                 f"nodes_per_domain={self.nodes_per_domain} of {of} does not go with intra_domain="
                 f"{'null' if self.intra_domain is None else self.intra_domain.name}: a link joins 2 nodes or more"
             )
+
+    def usd_per_billion_tokens(self, tokens_per_s: float) -> float | None:
+        """US dollars that a billion tokens cost at so many tokens per second on all nodes; None where the price of a
+        node is not known."""
+        if self.price_per_node_hour_usd is None:
+            return None
+        return BILLION / tokens_per_s / HOUR_S * self.nodes * self.price_per_node_hour_usd
 
     def can_have(self, nodes: int) -> bool:
         """Whether so many of these instances can work together."""

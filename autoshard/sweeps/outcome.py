@@ -37,11 +37,13 @@ class Outcome:
     chosen_lnc: int | None = None
     chosen_backend: str | None = None
     chosen_stack: str | None = None
+    chosen_nodes: int | None = None
     devices: int | None = None
     layout: str | None = None
     step_time_s: float | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None
+    usd_per_billion_tokens: float | None = None
     memory_bytes: float | None = None
     memory_capacity_bytes: float | None = None
     run: str = ""
@@ -67,7 +69,7 @@ TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder", "
 def outcome_of(plan: Plan) -> Outcome:
     """The plan in numbers; it was not executed."""
     estimate = plan.estimate
-    chosen = Problem(plan.model, plan.training, plan.cluster, plan.backend).chosen
+    chosen = {**Problem(plan.model, plan.training, plan.cluster, plan.backend).chosen, "nodes": plan.cluster.nodes}
     return Outcome(
         OK,
         **{field: chosen[option] for option, field in CHOSEN.items()},
@@ -76,6 +78,7 @@ def outcome_of(plan: Plan) -> Outcome:
         step_time_s=estimate.step_time_s,
         tokens_per_s=estimate.tokens_per_s,
         mfu=estimate.mfu,
+        usd_per_billion_tokens=plan.cluster.usd_per_billion_tokens(estimate.tokens_per_s),
         memory_bytes=estimate.fullest.total_bytes,
         memory_capacity_bytes=estimate.memory_capacity_bytes,
     )

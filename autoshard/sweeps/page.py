@@ -11,15 +11,19 @@ from autoshard.sweeps.grid import Point, Sweep
 from autoshard.sweeps.outcome import CHOSEN, OK, Outcome
 from autoshard.units import format_bytes, format_number, format_seconds
 
+COST = "usd_per_billion_tokens"
+
 
 def sweep_page(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], width: int, color: bool) -> str:
     """A row for each point, as text that ends with a newline. width: columns of the terminal. Where plans were
     executed, what that took stands beside what was predicted for what ran, which a rehearsal has shrunk. What was
-    chosen beside the layout is a column where the sweep asked for a choice, or where it differs and is not in the grid.
+    chosen beside the layout is a column where the sweep asked for a choice, or where it differs and is not in the grid;
+    so is the cost where it asked about that.
     """
     ran, chosen = any(outcome.run for _, outcome in outcomes), tuple(_chosen(sweep, outcomes))
+    names = {COST: "USD a billion tokens"}
     header = (
-        *(name.replace("_", " ") for name in (*sweep.grid, *chosen)),
+        *(names.get(name, name.replace("_", " ")) for name in (*sweep.grid, *chosen)),
         *("step", "tokens/s", "MFU", "memory"),
         *(("took", "predicted", "run") if ran else ()),
         "layout",
@@ -35,6 +39,10 @@ def _chosen(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Iterator
         found = {getattr(outcome, field) for _, outcome in outcomes if outcome.status == OK}
         if any(one == SEARCHED or "," in one for one in asked) or (option not in sweep.grid and len(found) > 1):
             yield field
+        elif option == "nodes" and any(one.chosen_nodes not in (None, point.get(option, 1)) for point, one in outcomes):
+            yield field  # fewer than were allowed
+    if any(name in (*sweep.grid, *sweep.fixed) for name in ("price_per_node_hour", "objective")):
+        yield COST
 
 
 def _cells(outcome: Outcome, ran: bool, chosen: tuple[str, ...]) -> tuple[str, ...]:
@@ -42,7 +50,7 @@ def _cells(outcome: Outcome, ran: bool, chosen: tuple[str, ...]) -> tuple[str, .
     if step is None or tokens is None or mfu is None or memory is None:
         return ("-",) * (len(chosen) + (7 if ran else 4)) + (f"{outcome.status}: {outcome.reason}",)
     return (
-        *("-" if getattr(outcome, name) is None else str(getattr(outcome, name)) for name in chosen),
+        *(_choice(getattr(outcome, name)) for name in chosen),
         f"~{format_seconds(step)}",
         f"~{format_number(tokens)}",
         f"~{mfu:.1%}",
@@ -50,6 +58,12 @@ def _cells(outcome: Outcome, ran: bool, chosen: tuple[str, ...]) -> tuple[str, .
         *(_measured(outcome) if ran else ()),
         shortened(outcome.layout or ""),
     )
+
+
+def _choice(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"~{value:,.2f}" if isinstance(value, float) else str(value)
 
 
 def _measured(outcome: Outcome) -> tuple[str, str, str]:

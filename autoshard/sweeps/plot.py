@@ -37,7 +37,8 @@ def lines(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], x: str) -> di
             f"{name} {_readable(point[name])}" for name, values in sweep.grid.items() if name != x and len(values) > 1
         ]
         if outcome.status == OK:
-            found.setdefault(", ".join(others) or str(point["model"]), []).append((float(point[x]), outcome))
+            place = (outcome.chosen_nodes if x == "nodes" else None) or point[x]  # a plan may take fewer than allowed
+            found.setdefault(", ".join(others) or str(point["model"]), []).append((float(place), outcome))
     return {label: sorted(points, key=lambda one: one[0]) for label, points in found.items()}
 
 

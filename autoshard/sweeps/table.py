@@ -29,7 +29,7 @@ FILE_OPTIONS = ("model", "hardware", "expert_imbalance")
 LAST = ("files", "autoshard_version")
 """The last columns, which say of what a row follows besides its options."""
 
-WHOLE = ("devices", "chosen_lnc")
+WHOLE = ("devices", "chosen_lnc", "chosen_nodes")
 """Fields of an Outcome that are whole numbers."""
 
 Key = tuple[str, ...]

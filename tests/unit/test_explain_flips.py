@@ -528,8 +528,8 @@ def test_devices_with_native_pytorch_are_priced_beside_a_plan_whose_devices_have
 def test_usd_per_billion_tokens() -> None:
     # 16 nodes at 21.5 USD an hour, 1e6 tokens/s: 1000 s = 1/3.6 hours
     cluster = load_cluster("trn1.32xlarge", 16)
-    assert answers.usd_per_billion_tokens(cluster, 1e6) == pytest.approx(16 * 21.5 / 3.6)
-    assert answers.usd_per_billion_tokens(replace(cluster, price_per_node_hour_usd=None), 1e6) is None
+    assert cluster.usd_per_billion_tokens(1e6) == pytest.approx(16 * 21.5 / 3.6)
+    assert replace(cluster, price_per_node_hour_usd=None).usd_per_billion_tokens(1e6) is None
 
 
 class Looks(Clock):

@@ -380,7 +380,8 @@ def test_a_row_says_what_was_chosen_beside_the_layout(
 
     def other_backend_of_16_nodes(request: PlanRequest) -> Plan:
         made = plan_70b()
-        return replace(made, backend="torch" if request.nodes == 16 else "nxd")
+        cluster = replace(made.cluster, nodes=request.nodes)
+        return replace(made, cluster=cluster, backend="torch" if request.nodes == 16 else "nxd")
 
     def header_of(text: str) -> str:
         Path("toy.yaml").write_text(text)
@@ -404,6 +405,32 @@ def test_a_row_says_what_was_chosen_beside_the_layout(
         "torch",
         None,
     )
+
+
+def test_a_cluster_that_was_chosen_stands_beside_the_one_that_was_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An objective of money or of fewest nodes may take fewer nodes than it was given, and the plot draws what it
+    took."""
+
+    def of_8_nodes(request: PlanRequest) -> Plan:
+        plan = plan_70b()
+        return replace(plan, cluster=replace(plan.cluster, nodes=min(8, request.nodes), price_per_node_hour_usd=20.0))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("autoshard.planner.planning.plan_for", of_8_nodes)
+    Path("toy.yaml").write_text("model: llama3-70b\nobjective: cost\ngrid: {nodes: [8, 16]}\n")
+    assert main(["sweep", "toy.yaml"]) == 0
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
+    assert " ".join(header) == "nodes chosen nodes USD a billion tokens step tokens/s MFU memory layout"
+    found = [row.outcome for row in read_table(Path("sweeps/toy/results.csv"))]
+    cost = 1e9 / found[0].tokens_per_s / 3600 * 8 * 20.0 if found[0].tokens_per_s else 0.0
+    assert [row[:3] for row in rows] == [[nodes, "8", f"~{cost:,.2f}"] for nodes in ("8", "16")]
+    assert [one.chosen_nodes for one in found] == [8, 8]
+    sweep = read_sweep(Path("toy.yaml"))
+    drawn = lines(sweep, list(zip(sweep.points, found, strict=True)), "nodes")
+    assert [place for place, _ in drawn["llama3-70b"]] == [8.0, 8.0]
 
 
 def test_layouts_of_the_printed_table_do_not_break_within_a_word(
