@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from itertools import islice
 from keyword import iskeyword
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -117,10 +118,23 @@ def _drop_output() -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     with uncollected() if arguments[:1] == ["plan"] else nullcontext():  # imports and a search leave no garbage
-        parsed = build_parser(arguments[0] if arguments else "").parse_args(list(arguments))
+        parsed = build_parser(arguments[0] if arguments else "").parse_args(_recipes_first(arguments))
         values = vars(parsed[parsed.command])
         code: int = command_module(parsed.command).run(values)
     return code
+
+
+def _recipes_first(arguments: Sequence[str]) -> list[str]:
+    """The same arguments with recipes in front of the command's other options, which overrule what a recipe says."""
+    first, others, rest = list[str](), list[str](), iter(arguments[1:])
+    for one in rest:
+        if one == "--config":
+            first += [one, *islice(rest, 1)]
+        elif one.startswith("--config="):
+            first.append(one)
+        else:
+            others.append(one)
+    return [*arguments[:1], *first, *others]
 
 
 def command_module(name: str) -> ModuleType:

@@ -27,10 +27,17 @@ Search the fastest layout of a model on a cluster that fits into memory, and wri
   autoshard plan --model ./config.json --instance trn2.48xlarge --nodes 4 --tp 16 --recompute full
   autoshard plan --config recipes/llama3_70b_trn1_16nodes.yaml --out published.json"""
 
+PLAN = "plan.json"
+OF_A_PLAN = ("out", "top", "verbose", "exhaustive")
+"""Options that a list of steps has no use for."""
+
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--config", action="config", metavar="FILE", help="recipe (YAML): these options, with underscores"
+        "--config",
+        action="config",
+        metavar="FILE",
+        help="recipe (YAML): these options, with underscores; those of the command line overrule it",
     )
     _add(parser.add_argument_group("what to train, on what"), WHAT)
     pins = parser.add_argument_group("pins", "Fix a choice; what is not pinned is searched.")
@@ -53,10 +60,8 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="list the fastest step of 1, 2, 4, ... up to --nodes nodes; no plan is written",
     )
-    output.add_argument("--top", type=whole(0), metavar="K", default=TOP, help=f"runners-up to keep (default: {TOP})")
-    output.add_argument(
-        "-o", "--out", type=path, metavar="FILE", default="plan.json", help="where the plan goes (default: plan.json)"
-    )
+    output.add_argument("--top", type=whole(0), metavar="K", help=f"runners-up to keep (default: {TOP})")
+    output.add_argument("-o", "--out", type=path, metavar="FILE", help=f"where the plan goes (default: {PLAN})")
     output.add_argument("--verbose", action="store_true", help="print the whole page, as `autoshard explain` does")
     add_format(output, "text", "json")
 
@@ -77,12 +82,14 @@ def run(values: Mapping[str, Any]) -> int:
         )
     asked = {option.name: values[option.name] for option in (*WHAT, *PINS)}
     if values["pareto"]:
+        for name in OF_A_PLAN:
+            if values[name]:
+                raise AutoshardError(f"--pareto lists steps and writes no plan; leave --{name} out")
         _show(autoshard.frontier(**asked, beaten_path=values["beaten_path"]), values["format"])
         return 0
-    plan = autoshard.plan(
-        **asked, top=values["top"], exhaustive=values["exhaustive"], beaten_path=values["beaten_path"]
-    )
-    plan.save(values["out"])
+    top, out = TOP if values["top"] is None else values["top"], values["out"] or PLAN
+    plan = autoshard.plan(**asked, top=top, exhaustive=values["exhaustive"], beaten_path=values["beaten_path"])
+    plan.save(out)
     if values["format"] == "text" and not values["verbose"]:
         sys.stdout.write(plan.summary(page_width(), wants_color()))
     else:
@@ -90,7 +97,6 @@ def run(values: Mapping[str, Any]) -> int:
     if values["format"] == "text":
         from autoshard.interface.checking import is_price
 
-        out = values["out"]
         then = "it is a price, which nothing here runs" if is_price(plan) else next_command("run", out)
         say("", f"wrote {out}; {then}")
         if not values["verbose"]:

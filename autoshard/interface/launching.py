@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f", "-")}
 """Kind of cluster -> the command that takes a job from its standard input."""
+OF_ONE_KIND = {"partition": "slurm", "time": "slurm", "image": "kubernetes", "claim": "kubernetes"}
+"""Option -> the kind of cluster whose jobs alone have it."""
 OF_ONE_PLAN = ("program", "precompile", "compiled_for", "cache", "image", "claim")
 
 
@@ -99,6 +101,7 @@ def launch(
     from autoshard.jobs.kubernetes import pytorch_job
     from autoshard.jobs.slurm import sbatch_script
 
+    _check_kind(on, {"partition": partition, "time": time_limit, "image": image, "claim": claim})
     found, notes = read_plan_with_notes(file)
     if program is None:
         check_devices(found.cluster, found.backend)
@@ -116,6 +119,13 @@ def launch(
     job = sbatch_script(found, options) if on == "slurm" else pytorch_job(found, options)
     more = _notes(found, program, precompile, compiled_for)
     return Job(job, on, (*(f"note: {note}" for note in notes), *more))
+
+
+def _check_kind(on: str, given: dict[str, str | None]) -> None:
+    """Raise AutoshardError for an option of the other kind of cluster. given: those that one kind has alone."""
+    for name, kind in OF_ONE_KIND.items():
+        if kind != on and given[name] is not None:
+            raise AutoshardError(f"--{name} is of a job for {kind}; leave it out of one for {on}")
 
 
 def _array(file: str, on: str, tasks: int | None, run: bool, given: dict[str, Any], options: Any) -> Job:

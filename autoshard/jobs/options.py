@@ -55,6 +55,8 @@ class LaunchOptions:
             raise AutoshardError(f"program={self.program!r} is no command line: {error}") from None
         if not words:
             raise AutoshardError(f"program={self.program!r} names no program")
+        if re.fullmatch(r"(.*/)?python[\d.]*", words[0]):
+            raise AutoshardError(f"program={self.program!r}: torchrun starts Python itself; leave {words[0]} out")
 
     @property
     def words(self) -> tuple[str, ...]:

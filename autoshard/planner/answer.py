@@ -21,7 +21,7 @@ from autoshard.planner.hybrid import beside_fsdp
 from autoshard.planner.inputs import inputs_of, pins_of
 from autoshard.planner.loss_chunks import faster_in_chunks, fitting_in_chunks
 from autoshard.planner.no_answer import NothingFits, NothingLegal
-from autoshard.planner.other_search import is_other, other_search
+from autoshard.planner.other_search import check_search, is_other, other_search
 from autoshard.planner.request import PlanRequest
 from autoshard.planner.search import search_once
 from autoshard.planner.search_words import said_of_megatron, taken_instead
@@ -49,6 +49,7 @@ class Answer:
 def answer(request: PlanRequest) -> Answer:
     """The fastest layouts on exactly the cluster of the request, the best with the solver's operators where they are
     asked for and pay."""
+    check_search(request)
     model, training, cluster, notes = inputs_of(request)
     problem, result, ways, backend_notes = _in_chunks_that_pay(model, training, cluster, request)
     is_given = request.cluster is not None and request.cluster.stack is not None

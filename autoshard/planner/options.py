@@ -285,7 +285,6 @@ WHAT = (
         whole(),
         "N",
         f"layouts that a --search other than {EXACT} may price (default: {EVALUATIONS:,})",
-        EVALUATIONS,
     ),
     Option("price_per_node_hour", number, "USD", "price of a node (default: that of the hardware file)"),
     Option("tokens", number, "N", "tokens of the whole training, such as 15e12: a note says how long it takes"),

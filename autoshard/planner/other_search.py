@@ -14,7 +14,7 @@ from autoshard.errors import AutoshardError, NoLayoutFits, NoneFound
 from autoshard.files.fields import show
 from autoshard.planner.collector import uncollected
 from autoshard.planner.rejections import MEMORY
-from autoshard.planner.request import PlanRequest
+from autoshard.planner.request import EVALUATIONS, PlanRequest
 from autoshard.planner.searchers import SEARCHERS
 from autoshard.plans.search_result import EXACT, OURS, Candidate, Pins
 from autoshard.plugins.table import Table
@@ -36,6 +36,18 @@ def is_other(request: PlanRequest) -> bool:
     return request.search != EXACT or request.cost_model != OURS
 
 
+def check_search(request: PlanRequest) -> None:
+    """Raise AutoshardError for an option of another search than the one that a request asks for."""
+    if request.search == EXACT and request.evaluations is not None:
+        raise AutoshardError(f"evaluations={request.evaluations} limits a search other than {EXACT}; give search, too")
+    if is_other(request) and request.exhaustive:
+        raise AutoshardError(f"exhaustive with {_other(request)}: it is of search={EXACT} by {OURS}'s cost model alone")
+
+
+def _other(request: PlanRequest) -> str:
+    return f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
+
+
 @uncollected()
 def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched:
     """The layout that the request's searcher takes, by the prices of its cost model; the estimate is autoshard's.
@@ -47,17 +59,17 @@ def other_search(problem: Problem, pins: Pins, request: PlanRequest) -> Searched
     from autoshard.planner.space import Space
 
     if request.operators != "megatron":
-        what = f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
-        raise AutoshardError(f"operators={request.operators} with {what}: the solver goes with the exact search alone")
+        raise AutoshardError(
+            f"operators={request.operators} with {_other(request)}: the solver goes with the exact search alone"
+        )
     if pins.searches_etp:
-        what = f"search={request.search}" if request.search != EXACT else f"cost_model={request.cost_model}"
-        raise AutoshardError(f"etp=auto with {what}: only the exact search tries it; give etp a number")
+        raise AutoshardError(f"etp=auto with {_other(request)}: only the exact search tries it; give etp a number")
     model = None if request.cost_model == OURS else partial(COST_MODELS.call, request.cost_model)
     space = Space(problem, pins, request.fit_probability, model, request.cost_model)
     if not len(space):
         return search(*problem[:3], pins, problem.backend)  # which says why there is none
     limit_s = inf if request.time_limit is None else request.time_limit
-    space.start(request.evaluations if request.search != EXACT else inf, limit_s)
+    space.start((request.evaluations or EVALUATIONS) if request.search != EXACT else inf, limit_s)
     layout = space.fastest() if request.search == EXACT else searched(space, request.search)
     if layout is None or not space.price_of(layout).fits:
         raise _nothing_fits(space, request, layout)

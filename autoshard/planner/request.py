@@ -59,7 +59,7 @@ class PlanRequest:
     time_limit: float | None = None
     search: str = EXACT
     cost_model: str = OURS
-    evaluations: int = EVALUATIONS
+    evaluations: int | None = None
     price_per_node_hour: float | None = None
     tokens: float | None = None
     days: float | None = None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import autoshard
-from autoshard.cli import COMMANDS, build_parser, command_module, main
+from autoshard.cli import COMMANDS, command_module, main
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.interface.planned import Plan
 from autoshard.planner.options import OPTIONS, request_from
@@ -342,7 +342,22 @@ def test_options_of_plan() -> None:
         "--tp", "--pp", "--dp", "--cp", "--ep", "--etp", "--dp-replicate", "--vpp", "--micro-batch", "--schedule",
         "--recompute", "--attention-kernel", "--context-parallel", "--zero", "--axis-order",
     ]  # fmt: skip
-    assert build_parser("plan").parse_args(["plan"]).plan.out == "plan.json"
+
+
+@pytest.mark.parametrize("option", ["--top 3", "--out x.json", "--verbose", "--exhaustive"])
+def test_a_list_of_steps_takes_no_options_of_a_plan(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = option.split()[0]
+    told = f"--pareto lists steps and writes no plan; leave {name} out"
+    assert error_of(capsys, "plan", "--model", "llama3-8b", "--pareto", *option.split()) == told
+
+
+def test_options_overrule_a_recipe_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text("model: llama3-8b\nseq_len: 2048\ntp: 8\nout: small.json\n")
+    for line in ("--config r.yaml --tp 2", "--tp 2 --config r.yaml", "--tp 2 --config=r.yaml"):
+        assert main(["plan", *line.split()]) == 0
+        assert json.loads(Path("small.json").read_text())["strategy"]["tp"] == 2
+    assert main(["plan", "--config"]) == 2
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -288,11 +288,28 @@ def test_what_makes_the_compiler_start_anew() -> None:
         ({"time_limit": "soon"}, "time='soon' is no Slurm time; 24:00:00 and 2-00:00:00 are"),
         ({"cache": "a\nb"}, "cache='a\\nb' must be one line of text"),
         ({"partition": 7}, "partition=7 must be one line of text"),
+        ({"program": "python3 x.py"}, "program='python3 x.py': torchrun starts Python itself; leave python3 out"),
     ],
 )
 def test_errors_of_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(AutoshardError) as error:
         LaunchOptions("plan.json", **options)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("on", "option", "text"),
+    [
+        ("slurm", {"image": "x"}, "--image is of a job for kubernetes; leave it out of one for slurm"),
+        ("slurm", {"claim": "q"}, "--claim is of a job for kubernetes; leave it out of one for slurm"),
+        ("kubernetes", {"time_limit": "1:00:00"}, "--time is of a job for slurm; leave it out of one for kubernetes"),
+        ("kubernetes", {"partition": "q"}, "--partition is of a job for slurm; leave it out of one for kubernetes"),
+    ],
+)
+def test_options_of_the_other_kind_of_cluster(on: str, option: dict[str, str], text: str) -> None:
+    write_plan(priced(plan_70b()), "plan.json")
+    with pytest.raises(AutoshardError) as error:
+        autoshard.launch("plan.json", on, **{"image": "x", **option} if on == "kubernetes" else option)
     assert str(error.value) == text
 
 

@@ -125,6 +125,22 @@ def test_a_budget_ends_a_searcher(space: Space) -> None:
     assert space.most_evaluations == len(space)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"evaluations": 5}, "evaluations=5 limits a search other than exact; give search, too"),
+        (
+            {"search": "random", "exhaustive": True},
+            "exhaustive with search=random: it is of search=exact by autoshard's cost model alone",
+        ),
+    ],
+)
+def test_options_of_another_search(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        autoshard.plan("llama3-8b", seq_len=2048, global_batch=64, **options)
+    assert str(error.value) == text
+
+
 def test_every_layout_is_counted_once() -> None:
     result = autoshard.search("llama3-8b", seq_len=2048, global_batch=64, search="random", evaluations=50)
     left = {one.reason: one.count for one in result.rejections}
