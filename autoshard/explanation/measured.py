@@ -13,6 +13,7 @@ from autoshard.plans.plan import Plan
 from autoshard.plans.plan_json import text_digest
 from autoshard.units import format_bytes, format_number, format_seconds
 
+COMPUTING = "computing"
 SHARES = {
     "collectives": (
         "collectives_s",
@@ -103,7 +104,7 @@ def _profile(plan: Plan, profile: Profile) -> Iterator[Measured]:
     claimed = {name for _, names in SHARES.values() for name in names}
     computing = sum(seconds for name, seconds in terms.items() if name not in claimed)
     yield Measured("step time, profiled", "s", plan.estimate.step_time_s, busiest.step_s)
-    yield Measured("computing", "s", computing, busiest.actions_s - busiest.collectives_s)
+    yield Measured(COMPUTING, "s", computing, busiest.actions_s - busiest.collectives_s)
     for name, (field, predicted) in SHARES.items():
         yield Measured(name, "s", sum(terms.get(one, 0.0) for one in predicted), getattr(busiest, field))
     yield Measured("bubble, all ranks", "share", profile.planned_bubble_fraction, profile.bubble_fraction)
@@ -126,11 +127,12 @@ def measured_lines(run: Run, width: int) -> list[Line]:
         for one in run.rows
     ]
     lines = [*heading("Measured", text, width), *table(("", "predicted", "actual", "ratio"), rows, width, (1, 2, 3))]
-    note = (
-        "Peak memory on a CPU is that of the whole process, libraries included. Rows from computing to optimizer "
-        "update are averages over the profiled steps, on the rank that computes longest; collectives include the time "
-        "that it waits in them."
-    )
+    note = "Peak memory on a CPU is that of the whole process, libraries included."
+    if any(one.name == COMPUTING for one in run.rows):
+        note += (
+            f" Rows from {COMPUTING} to optimizer update are averages over the profiled steps, on the rank that "
+            "computes longest; collectives include the time that it waits in them."
+        )
     return [*lines, *wrapped(note, width, "  ")]
 
 

@@ -94,7 +94,9 @@ class one_of:  # noqa: N801 - reads as a function, and completion asks what it k
 
 def text(value: Any) -> str:
     """The value as a text that is not empty, such as a name. Raises WrongValueError."""
-    if not isinstance(value, (str, int, float)) or value == "" or "\0" in str(value):
+    if value == "":
+        raise WrongValueError("it is empty; give a text")
+    if not isinstance(value, (str, int, float)) or "\0" in str(value):
         raise WrongValueError(f"{shortened(repr(value))} must be a text")
     return str(value)
 

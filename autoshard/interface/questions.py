@@ -362,7 +362,10 @@ def _in_words(
     from autoshard.planner.score import completed
 
     if model is None:
-        raise AutoshardError("score of a layout in words needs a model: score('tp=8 pp=4', 'llama3-8b', nodes=4)")
+        raise AutoshardError(
+            "score of a layout in words needs a model: score 'tp=8 pp=4' --model llama3-8b --nodes 4, or in Python "
+            "score('tp=8 pp=4', 'llama3-8b', nodes=4)"
+        )
     request = request_of(model, instance, options)
     if request.pins:
         raise AutoshardError(f"{next(iter(request.pins))} beside a layout, which has it; say it there")

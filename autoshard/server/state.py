@@ -115,6 +115,8 @@ def _state(pairs: Sequence[tuple[str, str]]) -> State:
     plan, why = given.pop(PLAN, ""), given.pop(WHY, "")
     if plan and not UPLOAD.fullmatch(plan):
         raise AutoshardError(f"plan={show(plan)} must be an upload of this server; it reads no files")
+    if plan and given:
+        raise AutoshardError(f"{show(next(iter(given)))} beside an uploaded plan, which says all of it; leave it out")
     if plan:
         return State({}, plan, why)
     for name in given:

@@ -19,6 +19,8 @@ from autoshard.units import MB
 MAX_SWEEP_BYTES = int(1 * MB)
 MOST_POINTS = 10_000
 
+OF_ONE_PLAN = ("exhaustive", "beaten_path", "top", "out", "pareto", "verbose", "format")
+"""Options of the command `plan` that a point of a sweep does not have."""
 DECIDED = ("output", "wandb", "wandb_project", "resume", "checkpoint_dir")
 """Options of runs that are the same for all points, or else differ from point to point."""
 
@@ -133,6 +135,8 @@ def _values(what: str, name: object, values: object) -> tuple[Any, ...]:
 
 def _value(what: str, name: object, value: object) -> Any:
     option = OPTIONS.get(name) if isinstance(name, str) else None
+    if name in OF_ONE_PLAN:
+        raise AutoshardError(f"{what} has {name}, which is of a single plan; a sweep does not have it")
     if option is None:
         raise AutoshardError(f"{what} has {show(name)}, which is not an option{option_instead(name, OPTIONS)}")
     try:

@@ -345,7 +345,7 @@ def test_values_show_themselves_in_a_notebook() -> None:
             "lnc=1 beside a cluster, which has decided that; leave it out",
         ),
         (lambda: autoshard.plan({"model_type": "none"}), "model_type='none' of none is not supported; "),
-        (lambda: autoshard.score("tp=8"), "score of a layout in words needs a model: score('tp=8 pp=4', "),
+        (lambda: autoshard.score("tp=8"), "score of a layout in words needs a model: score 'tp=8 pp=4' -"),
         (
             lambda: autoshard.score("tq=8", "llama3-8b"),
             "the layout has 'tq'; a layout has: tp, pp, dp, cp, ep, etp, vpp, mbs",

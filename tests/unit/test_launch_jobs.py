@@ -306,7 +306,7 @@ def test_errors_of_options(options: dict[str, Any], text: str) -> None:
         ("kubernetes", {"partition": "q"}, "--partition is of a job for slurm; leave it out of one for kubernetes"),
     ],
 )
-def test_options_of_the_other_kind_of_cluster(on: str, option: dict[str, str], text: str) -> None:
+def test_options_of_the_other_kind_of_cluster(on: str, option: dict[str, Any], text: str) -> None:
     write_plan(priced(plan_70b()), "plan.json")
     with pytest.raises(AutoshardError) as error:
         autoshard.launch("plan.json", on, **{"image": "x", **option} if on == "kubernetes" else option)

@@ -226,6 +226,7 @@ NO_FILES = " must be a built-in model or an upload; this server reads no files a
         ({"model": "llama3-8b", "nodes": "1e3"}, "nodes: 1e3 must be a whole number of at least 1"),
         ({"model": "llama3-8b", "nodes": "9" * 400}, "'nodes' must be at most 300 printable letters"),
         ({"model": "llama3-8b", "tp": "1\n2"}, "'tp' must be at most 300 printable letters"),
+        ({"plan": f"upload:{'a' * 32}", "nodes": "4"}, "'nodes' beside an uploaded plan, which says all of it; "),
         ({"plan": "plan.json"}, "plan='plan.json' must be an upload of this server; it reads no files"),
         ({"model": "llama3-8b", "b.model": "x.py:M"}, "model='x.py:M' must be a built-in model"),
     ],

@@ -283,6 +283,9 @@ def test_an_unknown_option(tmp_path: Path) -> None:
     path.write_text("model: x\ngrid: {nodse: [8]}")
     with pytest.raises(AutoshardError, match=r"has 'nodse', which is not an option; did you mean nodes or "):
         read_sweep(path)
+    path.write_text("model: x\nbeaten_path: true\ngrid: {nodes: [8]}")
+    with pytest.raises(AutoshardError, match=r"has beaten_path, which is of a single plan; a sweep does not have it$"):
+        read_sweep(path)
     path.write_text("xyzzy: x\ngrid: {nodes: [8]}")
     with pytest.raises(AutoshardError, match=r"has 'xyzzy', which is not an option; options: model, instance, nodes,"):
         read_sweep(path)
