@@ -13,13 +13,17 @@ from autoshard.runtime.worker_arguments import TrainArguments
 
 
 class NotFinite(AutoshardError):
-    """The loss, the gradient norm or an operator's result is nan or inf; the text says which."""
+    """An operator's result is nan or inf, or a number of the whole step is; the text says which."""
+
+
+class StepNotFinite(NotFinite):
+    """The loss or the gradient norm is nan or inf."""
 
 
 def check_finite(what: str, value: float) -> None:
-    """Raise NotFinite where the value is nan or inf. what: its name in the error."""
+    """Raise StepNotFinite where the value is nan or inf. what: its name in the error."""
     if not math.isfinite(value):
-        raise NotFinite(f"{what} is {value}")
+        raise StepNotFinite(f"{what} is {value}")
 
 
 @contextmanager
@@ -30,5 +34,8 @@ def naming_step(session: Session, arguments: TrainArguments) -> Iterator[None]:
         yield
     except NotFinite as error:
         option = "--debug-nan" if arguments.backend == ANYWHERE.name else f"--backend {ANYWHERE.name} --debug-nan"
-        hint = "" if arguments.debug_nan else f"; {option} names the first operator of a forward pass with nan or inf"
+        hint = f"; {option} names the first operator of a forward pass with nan or inf"
+        if arguments.debug_nan:
+            is_later = isinstance(error, StepNotFinite)
+            hint = "; all operators of the forward pass gave finite numbers, so it is of backward" if is_later else ""
         raise AutoshardError(f"{session.label}: {error}{hint}") from error

@@ -114,6 +114,8 @@ class RunOptions:
             raise AutoshardError(f"lr_schedule={self.lr_schedule!r} is not one of: {', '.join(SCHEDULES)}")
         self._check_evaluation()
         self._check_checkpoints()
+        if not self.wandb:
+            self._check_unsaid(("wandb_project",), "wandb, which logs there")
         check_path("output", self.output)
         for name in ("data", "tokenizer", "eval_data", "weights"):
             path = getattr(self, name)
@@ -139,6 +141,16 @@ class RunOptions:
             raise AutoshardError(f"eval_fraction={fraction} and eval_data={self.eval_data}: give one of them")
         if every is not None and fraction is None and self.eval_data is None:
             raise AutoshardError(f"eval_every={every} needs data to evaluate on: eval_data or eval_fraction")
+        if fraction is None and self.eval_data is None:
+            self._check_unsaid(("eval_batches",), "eval_data or eval_fraction, which say on what")
+
+    def _check_unsaid(self, names: tuple[str, ...], partner: str) -> None:
+        """Raise AutoshardError for one of these options that does nothing without another. partner: that one, and why
+        it is needed."""
+        usual = {one.name: one.default for one in fields(self)}
+        for name in names:
+            if getattr(self, name) != usual[name]:
+                raise AutoshardError(f"{name}={getattr(self, name)} without {partner}: give both or neither")
 
     @property
     def uses_checkpoints(self) -> bool:
@@ -161,9 +173,8 @@ class RunOptions:
                 f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}: there is no "
                 f"checkpoint of step {self.keep_every} to keep"
             )
-        for name, value in (("keep_every", self.keep_every), ("checkpoint_sync", self.checkpoint_sync or None)):
-            if value is not None and self.checkpoint_every is None:
-                raise AutoshardError(f"{name}={value} without checkpoint_every, which saves: give both or neither")
+        if self.checkpoint_every is None:
+            self._check_unsaid(("keep", "keep_every", "checkpoint_sync"), "checkpoint_every, which saves")
         if self.checkpoint_dir is not None:
             is_remote(self.checkpoint_dir)
         resume = self.resumes

@@ -38,10 +38,10 @@ def check_not_mixed(store: Store, resume: str) -> None:
         )
 
 
-def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, location: str) -> int:
+def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, folder: Folder) -> int:
     """By how much a step's batch in the data differs from its number, where a run goes on from there.
 
-    Raises AutoshardError where the data are others, and where nothing is left to train.
+    folder: of the manifest. Raises AutoshardError where the data are others, and where nothing is left to train.
     """
     from autoshard.runtime.data import DataPosition  # brings numpy
 
@@ -50,14 +50,15 @@ def batches_ahead(manifest: Manifest, stream: TokenStream, steps: int, location:
         ahead = stream.step_at(from_json(DataPosition, manifest.data_position, "the data position")) - manifest.step
     if manifest.step >= steps:
         raise AutoshardError(
-            f"the checkpoint in {location} is at step {manifest.step}: steps={steps} leaves "
-            "nothing to train; give more steps, another folder or --resume never"
+            f"the checkpoint {folder} is at step {manifest.step}: steps={steps} leaves nothing to train; give more "
+            "steps, or another folder"
         )
     return ahead
 
 
-def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: TokenStream, steps: int) -> None:
-    """Raises AutoshardError for what every rank would say of the newest checkpoint, before any rank starts.
+def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: TokenStream, steps: int) -> Folder | None:
+    """The checkpoint that a run will go on from, as far as is seen before any rank starts; None: it starts anew. Raises
+    AutoshardError for what every rank would say of it.
 
     Whether its files are whole, the ranks see, and take an older one: of a manifest that is not, and of a checkpoint
     that lacks files or bytes, nothing is said here.
@@ -76,8 +77,9 @@ def check_resume(checkpoints: CheckpointOptions, model: ModelSpec, stream: Token
             continue
         try:
             manifest.check_model(model, folder)
-            batches_ahead(manifest, stream, steps, checkpoints.location)
-            return
+            batches_ahead(manifest, stream, steps, folder)
+            return folder
         except AutoshardError:
             if not any(size_problem(folder, one.name, one.bytes) for one in manifest.files):
                 raise
+    return None

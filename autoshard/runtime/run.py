@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from autoshard.runtime.data import TokenFile, TokenStream
 
 _TRAIN, _COMPARE = f"{TRAINER}:train", f"{TRAINER}:compare"
+NO_CHECKSUMS = (1, 2**62)
+"""A share of the files that has none, of which ranks compare the checksums."""
 _TOKENS = ".tokens"
 """Folder inside the output folder, shared by its runs."""
 
@@ -153,7 +155,7 @@ def _run_here(plan: Plan, options: RunOptions, start: Start, on_folder: OnFolder
     data = _data(options, plan.training.sequence_length)
     learned = _check_data(plan, options, data)
     with _checkpoint_lock(plan, options):
-        _check_resume(plan, options, learned)
+        _check_start(plan, options, learned)
         directory = _run_directory(plan, options, "run")
         on_folder(directory)
         write_plan(plan, directory / "plan.json")
@@ -193,7 +195,7 @@ def _run_in_cluster(plan: Plan, options: RunOptions, environment: ClusterEnviron
             outcome = run(on_message=lambda message: None)
         else:
             with _checkpoint_lock(plan, options):
-                _check_resume(plan, options, learned)
+                _check_start(plan, options, learned)
                 directory = _run_directory(plan, options, "run")
                 on_folder(directory)
                 print(f"Running as planned: {environment.world_size} ranks of {environment.launcher}", flush=True)
@@ -376,13 +378,16 @@ def _check_data(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...]) ->
     training = plan.training
     _check_room(plan, data)
     streams = []
-    for file in data:
-        stream = open_stream(
-            file,
-            global_batch_size=training.global_batch_size,
-            sequence_length=training.sequence_length,
-            seed=options.seed,
-        )
+    for file, path in zip(data, (options.data, options.eval_data), strict=False):
+        try:
+            stream = open_stream(
+                file,
+                global_batch_size=training.global_batch_size,
+                sequence_length=training.sequence_length,
+                seed=options.seed,
+            )
+        except AutoshardError as error:
+            raise AutoshardError(f"{path}: {error}" if path is not None else str(error)) from None
         streams.append(stream if options.eval_fraction is None else held_out(stream, options.eval_fraction)[0])
     return streams[0]
 
@@ -397,13 +402,24 @@ def _check_room(plan: Plan, data: tuple[TokenFile, ...]) -> None:
             )
 
 
-def _check_resume(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
-    """Before a folder is made and a rank starts: raises AutoshardError where a checkpoint does not go with the run."""
+def _check_start(plan: Plan, options: RunOptions, learned: TokenStream) -> None:
+    """Before a folder is made and a rank starts: raises AutoshardError where a checkpoint or weights do not go with the
+    run."""
     from autoshard.runtime.resume import check_resume
 
     checkpoints = _checkpoints(plan, options)
-    if checkpoints is not None:
-        check_resume(checkpoints, plan.model, learned, options.steps)
+    begin = None if checkpoints is None else check_resume(checkpoints, plan.model, learned, options.steps)
+    if begin is not None:
+        return
+    if options.checkpoint_dir is not None and options.checkpoint_every is None and options.resumes == "auto":
+        raise AutoshardError(
+            f"checkpoint_dir={options.checkpoint_dir} holds no checkpoint to go on from, and none is saved without "
+            "checkpoint_every"
+        )
+    if options.weights is not None:
+        from autoshard.conversion.convert import open_source, source_for
+
+        source_for(open_source(options.weights, plan.model, share=NO_CHECKSUMS), plan)
 
 
 def _made_of(plan: Plan, options: RunOptions, data: tuple[TokenFile, ...], learned: TokenStream) -> str:

@@ -94,6 +94,21 @@ def test_a_resumed_run_repeats_the_losses_exactly(tmp_path: Path, undisturbed: d
     assert before + after == undisturbed[TWO[0]][:STEPS]
 
 
+def test_another_curve_of_the_learning_rate_is_said(tmp_path: Path) -> None:
+    """A run that goes on with other options would be another one without a word."""
+    warmup = ("--warmup-steps", "0")
+    curve = ("--lr-schedule", "linear", *warmup)
+    assert run(tmp_path, ONE, *curve).returncode == 0
+    shutil.rmtree(tmp_path / "saved" / f"step-{STEPS:08}")
+    same = run(tmp_path, ONE, *curve, "--output", "same")
+    assert same.returncode == 0 and "another curve" not in same.stdout
+    shutil.rmtree(tmp_path / "saved" / f"step-{STEPS:08}")
+    other = run(tmp_path, ONE, *warmup, "--output", "other")
+    assert other.returncode == 0
+    had = "step 6 had 0.0001875, these options have 0.0005 there"  # 5e-4 x (1 - 5/8)
+    assert f"the learning rate follows another curve from here on: {had}; --learning-rate, --lr-sch" in other.stdout
+
+
 def test_of_a_resumed_run_neither_its_first_step_nor_those_that_were_watched_are_timed(tmp_path: Path) -> None:
     assert run(tmp_path, ONE, steps=2).returncode == 0
     assert run(tmp_path, ONE, "--profile", "--output", "resumed", steps=8).returncode == 0

@@ -28,6 +28,7 @@ from autoshard.runtime.data import (
     read_token_file,
     token_file,
 )
+from autoshard.runtime.data.files import find_files
 from autoshard.runtime.data.shuffle import shuffled
 from autoshard.runtime.data.text import text_windows
 from autoshard.runtime.data.token_file import TokenWriter
@@ -144,7 +145,11 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("no such file", None, "{path} does not exist: give a file or folder of .txt, .md, .jsonl, .parquet or .arrow"),
+        (
+            "no such file",
+            None,
+            "{path} does not exist: give a file or folder of .txt, .md, .jsonl, .ndjson, .parquet or .arrow",
+        ),
         ("a.txt", b"", "{path} holds no text"),
         ("a.txt", b"\xff", "{path} is not text in UTF-8: byte 0 of 1 is 0xff"),
         ("a.jsonl", b"[]", "{path} row 1 is not a JSON object"),
@@ -165,13 +170,43 @@ def test_errors_name_the_option_that_gave_the_data(
 
 
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
-    kinds = r"\.txt, \.md, \.jsonl, \.parquet or \.arrow"
+    kinds = r"\.txt, \.md, \.jsonl, \.ndjson, \.parquet or \.arrow"
     with pytest.raises(AutoshardError, match=rf"does not exist: give a file or folder of {kinds}"):
         read(tmp_path / "missing", tmp_path)
     with pytest.raises(AutoshardError, match=rf"is neither a regular file nor a folder: give .* of {kinds}"):
         read(Path("/dev/zero"), tmp_path)
     with pytest.raises(AutoshardError, match=rf"has no file ending in {kinds}"):
         read(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.CSV", "a.gz"])
+def test_a_named_file_of_another_kind_of_data_is_not_taken_for_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"text": "alpha"}\n')
+    told = f"ends in {Path(name).suffix}, which is not read: rows of JSON end in .jsonl, plain text in .txt"
+    with pytest.raises(AutoshardError, match=re.escape(told)):
+        read(tmp_path / name, tmp_path)
+
+
+def test_ndjson_is_jsonl(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.ndjson"):
+        (tmp_path / name).write_text('{"text": "alpha"}\n{"text": "beta"}\n')
+    assert find_files(tmp_path / "b.ndjson").kind == find_files(tmp_path / "a.jsonl").kind == "JSONL"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"text_field": "body"}, "text_field=body is of a table, and {path} is plain text"),
+        ({"packing": False}, "packing=False is of conversations, and {path} has none"),
+    ],
+)
+def test_options_that_text_has_no_use_for(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("alpha beta")
+    with pytest.raises(AutoshardError) as error:
+        prepare(DataSource(path, ByteTokenizer(), **options), tmp_path)
+    assert str(error.value) == text.format(path=path)
+    prepare(DataSource(path, ByteTokenizer(), option="--eval-data", **options), tmp_path)  # the other data may have it
 
 
 @given(st.text(alphabet="aé\u20ac\U0001f600 \n", min_size=1), st.integers(4, 12))

@@ -1,5 +1,6 @@
 """What `autoshard run` may be told, and what it says to what it may not."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from autoshard.runtime.options import RunOptions, options_from
 from autoshard.runtime.run import run_plan
 from tests.multiprocess.models import MODELS
 from tests.multiprocess.plans import FP32, plan_of, strategy
+from tests.unit.weight_folders import huggingface_folder
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,12 @@ from tests.multiprocess.plans import FP32, plan_of, strategy
         ({"eval_data": Path("/no such file")}, "eval_data=/no such file does not exist"),
         ({"eval_batches": 0, "eval_fraction": 0.1}, "eval_batches=0 must be a whole number of at least 1"),
         ({"keep_every": 2}, "keep_every=2 without checkpoint_every, which saves: give both or neither"),
+        ({"keep": 2}, "keep=2 without checkpoint_every, which saves: give both or neither"),
+        (
+            {"eval_batches": 2},
+            "eval_batches=2 without eval_data or eval_fraction, which say on what: give both or neither",
+        ),
+        ({"wandb_project": "mine"}, "wandb_project=mine without wandb, which logs there: give both or neither"),
         ({"checkpoint_sync": True}, "checkpoint_sync=True without checkpoint_every, which saves: give both or neither"),
         ({"keep_every": 0}, "keep_every=0 must be a whole number of at least 1"),
         (
@@ -141,6 +149,47 @@ def test_a_rehearsal_refuses_ids_that_the_plans_model_has_no_room_for(tmp_path: 
         f"{data}: 3 tokens (tokenized before): vocab_size={plan.model.vocab_size} of {plan.model.name} has no room for "
         "1000 ids"
     )
+
+
+SHORT = (
+    "short.txt: the text has 4 tokens; one batch of 1 sequences x (8 + 1) tokens needs 9: give more text or a smaller "
+    "batch"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"checkpoint_dir": "nowhere"},
+            "checkpoint_dir=nowhere holds no checkpoint to go on from, and none is saved without checkpoint_every",
+        ),
+        ({"data": Path("short.txt")}, SHORT),
+        ({"eval_data": Path("short.txt")}, SHORT),
+    ],
+)
+def test_what_is_seen_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("word")
+    plan = plan_of(replace(MODELS["llama"], vocab_size=256), strategy(), 1, FP32)
+    plan = replace(plan, training=replace(plan.training, sequence_length=8, global_batch_size=1))
+    with pytest.raises(AutoshardError) as error:
+        run_plan(plan, RunOptions(processes=1, **options), start=no_start)
+    assert str(error.value) == text
+    assert not list(tmp_path.glob("runs/*/plan.json"))
+
+
+def test_weights_of_another_model_are_seen_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    huggingface_folder(tmp_path / "other", MODELS["llama"])
+    plan = plan_of(replace(MODELS["llama"], vocab_size=256), strategy(), 1, FP32)
+    with pytest.raises(AutoshardError, match=r"vocab_size"):
+        run_plan(plan, RunOptions(processes=1, weights=tmp_path / "other"), start=no_start)
+    assert not list(tmp_path.glob("runs/*/plan.json"))
 
 
 def test_errors_in_data_to_evaluate_on_name_their_option(tmp_path: Path) -> None:

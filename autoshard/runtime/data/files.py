@@ -15,8 +15,9 @@ from autoshard.files.reached import reached
 DATA_OPTION = "--data"
 TEXT, JSONL, PARQUET, ARROW = "text", "JSONL", "Parquet", "Arrow"
 _MAX_JSON_BYTES = 100_000_000
-SUFFIXES = {".txt": TEXT, ".md": TEXT, ".jsonl": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
-"""Suffix -> how such a file is read. A file that the user names is read as text where its suffix is not listed."""
+SUFFIXES = {".txt": TEXT, ".md": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
+"""Suffix -> how such a file is read. A file that the user names is read as text where its suffix is neither
+listed nor one of _PERHAPS_DATA."""
 _PERHAPS_DATA = frozenset((".json", ".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip"))
 """Suffixes of files that are not read and may have been meant."""
 _MOST_NAMES = 5
@@ -48,6 +49,11 @@ def find_files(path: Path, option: str = DATA_OPTION) -> DataFiles:
     """
     with reached(f"{option} {path}"):
         if path.is_file():
+            if path.suffix.lower() in _PERHAPS_DATA:
+                raise AutoshardError(
+                    f"{option} {path} ends in {path.suffix}, which is not read: rows of JSON end in .jsonl, plain text "
+                    "in .txt"
+                )
             return DataFiles(SUFFIXES.get(path.suffix.lower(), TEXT), (path,), str(path), option=option)
         if not path.is_dir():
             what = "is neither a regular file nor a folder" if path.exists() else "does not exist"

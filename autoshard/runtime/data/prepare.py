@@ -80,12 +80,24 @@ def prepare(source: DataSource, cache: Path) -> TokenFile:
     """
     files = None if source.path is None else find_files(source.path, source.option)
     content = _content(source, files)
+    _check_options(source, files, content)
     path = cache / f"{_cache_key(source, files, content)}.json"
     with one_at_a_time(path):
         remove_abandoned_parts(cache)
         made = read_unchanged(path) or _write(source, files, content, path)
     unread = "" if files is None or not files.unread else f"; not read: {files.unread}"  # may change while tokens stay
     return replace(made, made_of=made.made_of + unread)
+
+
+def _check_options(source: DataSource, files: DataFiles | None, content: str) -> None:
+    """Raise AutoshardError for an option that the data have no use for; data to evaluate on may be of another kind."""
+    if source.option != DATA_OPTION:
+        return
+    where = source.path or "the Python manual"
+    if source.text_field is not None and (files is None or files.kind == TEXT):
+        raise AutoshardError(f"text_field={source.text_field} is of a table, and {where} is plain text")
+    if not source.packing and content != CHAT:
+        raise AutoshardError(f"packing=False is of conversations, and {where} has none")
 
 
 def _content(source: DataSource, files: DataFiles | None) -> str:

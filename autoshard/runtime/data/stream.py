@@ -99,7 +99,7 @@ class TokenStream:
         if rest:
             raise AutoshardError(
                 f"the data position, {position.sequences:,} sequences, is in the middle of a batch of "
-                f"{self.global_batch_size}"
+                f"{self.global_batch_size}: give a batch that divides it, or start anew with the checkpoint as weights"
             )
         return step
 

@@ -50,6 +50,8 @@ class Checkpoints:
         self._writer: Writer | None = None
         self._pending: Manifest | None = None
         self._committer: Committer | None = None
+        self.resumed_from: Folder | None = None
+        """What `resume` loaded."""
         if session.rank == 0 and options.every is not None:
             self._committer = Committer(self._store, options.keep, options.keep_every)
 
@@ -58,7 +60,7 @@ class Checkpoints:
 
         Raises AutoshardError when a named checkpoint will not do, and where checkpoints would be mixed.
         """
-        folder = self._chosen()
+        folder = self.resumed_from = self._chosen()
         manifest = None if folder is None else read_manifest(folder)
         if folder is not None and manifest is not None:
             model = self._session.plan.model

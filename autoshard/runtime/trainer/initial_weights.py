@@ -17,8 +17,9 @@ from autoshard.runtime.trainer.exchange import exchange
 from autoshard.runtime.trainer.shard_files import DTYPE_NAMES
 
 
-def load_weights(session: Session, folder: Path) -> None:
-    """Loads this rank's shards of the masters from the files, then sets parameters from the masters (collective).
+def load_weights(session: Session, folder: Path) -> Path:
+    """Loads this rank's shards of the masters from the files, then sets parameters from the masters, and returns the
+    folder that was read (collective).
 
     Of a folder of checkpoints, all take the one that is the newest to rank 0.
     Raises AutoshardError for files that are not whole weights of the plan's model, and where ranks see other ones.
@@ -37,6 +38,7 @@ def load_weights(session: Session, folder: Path) -> None:
                 piece.view(master).copy_(values.view(piece.box.sizes))
             bucket.publish()
         reader.finish()
+    return chosen
 
 
 def _check_alike(session: Session, source: Source) -> None:

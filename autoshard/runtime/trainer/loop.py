@@ -66,7 +66,9 @@ def train_steps(
         from autoshard.runtime.trainer.initial_weights import load_weights  # brings all that converts weights
 
         reporter.last_action = "reading weights"
-        load_weights(session, Path(arguments.weights))
+        chosen = load_weights(session, Path(arguments.weights))
+        if reporter.rank == 0:
+            reporter.report("note", text=f"began with the weights in {chosen}")
     profiler = None
     if arguments.profile:
         profiler = runtime_of(arguments.backend).profiler(session, _common_zero_s(reporter))

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import isclose
+
+from autoshard.checkpoint.manifest import Manifest
 from autoshard.files.codec import to_json
 from autoshard.runtime.data import TokenStream
+from autoshard.runtime.learning_rate import learning_rate
 from autoshard.runtime.resume import batches_ahead
 from autoshard.runtime.session import Session
 from autoshard.runtime.trainer.checkpoint import Checkpoints
 from autoshard.runtime.worker import Reporter
 from autoshard.runtime.worker_arguments import CheckpointOptions, TrainArguments
+
+CLOSE = 1e-9
+"""Share by which a learning rate may be off for rounding."""
+
+
+def _changes(manifest: Manifest, arguments: TrainArguments) -> Iterator[str]:
+    """Sentences on what a run that goes on does otherwise than the one that saved."""
+    peak, warmup = arguments.learning_rate, arguments.warmup_steps
+    rate = learning_rate(arguments.lr_schedule, manifest.step - 1, arguments.steps, peak, warmup)
+    if manifest.learning_rate > 0 and not isclose(rate, manifest.learning_rate, rel_tol=CLOSE):
+        yield (
+            f"the learning rate follows another curve from here on: step {manifest.step} had "
+            f"{manifest.learning_rate:.4g}, these options have {rate:.4g} there; --learning-rate, --lr-schedule, "
+            "--warmup-steps and --steps of the run before go on as it would have"
+        )
+    if arguments.weights is not None:
+        yield f"weights={arguments.weights} are not read: the checkpoint comes first"
 
 
 class Progress:
@@ -31,11 +53,14 @@ class Progress:
         self._checkpoints = Checkpoints(
             session, options, arguments.seed, lambda text: reporter.report("note", text=text)
         )
-        manifest = self._checkpoints.resume()
-        if manifest is None:
+        manifest, folder = self._checkpoints.resume(), self._checkpoints.resumed_from
+        if manifest is None or folder is None:
             return
         self.first_step = manifest.step
-        self._ahead = batches_ahead(manifest, stream, self._steps, options.location)
+        self._ahead = batches_ahead(manifest, stream, self._steps, folder)
+        if session.rank == 0:
+            for sentence in _changes(manifest, arguments):
+                reporter.report("note", text=sentence)
 
     @property
     def unsaved(self) -> str:
