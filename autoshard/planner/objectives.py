@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from autoshard.backends.registry import check_devices, usual_backend
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.planner.answer import Answer
 from autoshard.planner.inputs import inputs_of, precision_names
@@ -160,7 +161,7 @@ def _cheapest(request: PlanRequest) -> Answer:
     answers = [
         (usd_per_billion_tokens(one) or 0.0, one.problem.cluster.nodes, one) for one in _answers(request, counts)
     ]
-    cost, _, best = min(answers, key=lambda one: one[:2])
+    cost, _, best = min(answers, key=lambda one: (not _is_run(one[2], request), *one[:2]))
     note = (
         f"objective cost: {cost:,.2f} USD for a billion tokens at {cluster.price_per_node_hour_usd:g} USD a node and "
         f"hour, the least of {', '.join(str(count) for _, count, _ in answers)} nodes"
@@ -169,15 +170,19 @@ def _cheapest(request: PlanRequest) -> Answer:
 
 
 def _fewest_nodes(request: PlanRequest) -> Answer:
-    """The smallest of the sizes looked at that is fast enough; those that could not be at the devices' peak are not."""
+    """The smallest of the sizes looked at that is fast enough; those that could not be at the devices' peak are not.
+    One whose backend does not run on these devices gives way to one of up to twice the nodes that is run there."""
     if request.tokens is None or request.days is None:
         missing = "--tokens" if request.tokens is None else "--days"
         raise AutoshardError(f"objective=nodes: the fewest nodes that see --tokens in --days; {missing} is missing")
     wanted = request.tokens / (request.days * DAY_S)
     fastest: Answer | None = None
+    unrun: Answer | None = None
     least = _least_nodes(request, wanted)
     refused = f"at the peak of their devices {least:,} nodes would just do"
     for nodes in _sizes(least, request.nodes):
+        if unrun is not None and nodes > 2 * unrun.problem.cluster.nodes:
+            break
         best = _tried_fastest(replace(request, nodes=nodes))
         if not isinstance(best, Answer):
             refused = str(best)
@@ -190,10 +195,26 @@ def _fewest_nodes(request: PlanRequest) -> Answer:
                 f"objective nodes: {nodes:,} {see} {format_count(request.tokens)} tokens in {days} days, "
                 f"{request.days:g} allowed; the smallest of the sizes looked at, {STEPS_OF_AN_OCTAVE} an octave"
             )
-            return replace(best, notes=(*best.notes, note))
+            met = replace(best, notes=(*best.notes, note))
+            if _is_run(met, request):
+                return met
+            unrun, request = met, replace(request, backend=usual_backend(met.problem.cluster).name)
         if fastest is None or speed > fastest.result.best.estimate.tokens_per_s:
             fastest = best
+    if unrun is not None:
+        return unrun
     raise NoLayoutFits(_too_slow(request, wanted, fastest, refused))
+
+
+def _is_run(found: Answer, request: PlanRequest) -> bool:
+    """Whether the answer's backend runs on its devices, or is the one that was asked for."""
+    if request.backend != "auto":
+        return True
+    try:
+        check_devices(found.problem.cluster, found.problem.backend)
+    except AutoshardError:
+        return False
+    return True
 
 
 def _least_nodes(request: PlanRequest, wanted_tokens_per_s: float) -> int:

@@ -13,7 +13,7 @@ from autoshard.backends.rules import Problem
 from autoshard.cli import main
 from autoshard.errors import AutoshardError, NoLayoutFits
 from autoshard.explanation.frontier_page import frontier_page, frontier_to_list
-from autoshard.planner.answer import answer
+from autoshard.planner.answer import Answer, answer
 from autoshard.planner.objectives import _powers_of_two, _sizes, best_answer, frontier, usd_per_billion_tokens
 from autoshard.planner.operators.combine import Combined
 from autoshard.planner.options import request_from
@@ -67,6 +67,22 @@ def test_fewest_nodes_that_meet_a_deadline() -> None:
     fewer = frontier(request(nodes=nodes - 1))
     assert all(one.result.best.estimate.tokens_per_s < wanted for one in fewer)
     assert found.notes[-1].startswith(f"objective nodes: {nodes} nodes see 100 B tokens in ")
+
+
+def test_the_fewest_nodes_are_some_that_the_plan_runs_on() -> None:
+    """Three nodes have no layout of NxD's for this model, and one of torch's, which nothing runs on trn1."""
+
+    def fewest(most: int) -> Answer:
+        return best_answer(request(**{**asked, "nodes": most, "objective": "nodes", "tokens": 1e12, "days": 30.0}))
+
+    asked = {"model": "llama3.2-1b", "seq_len": 2048, "pins": {}}
+    found = fewest(8)
+    assert (found.problem.backend, found.problem.cluster.nodes) == ("nxd", 4)
+    three = answer(request(**asked, nodes=3))
+    assert three.problem.backend == "torch"
+    assert three.result.best.estimate.tokens_per_s > 1e12 / (30 * 86400)
+    found = fewest(3)  # where none is run, that one is better than none
+    assert (found.problem.backend, found.problem.cluster.nodes) == ("torch", 3)
 
 
 def test_years_have_no_exponent() -> None:
