@@ -79,9 +79,12 @@
     return draw;
   }
 
-  /* Calls start once the canvas is about to be seen: a page is there before its pictures are drawn. Paper waits for
-     nothing: before it is printed, the picture is drawn at once. */
+  /* Calls start once the canvas is about to be seen: a page is there before its pictures are drawn. What is seen from
+     the start is drawn at once, since a picture of the page may be taken of its first frame. Paper waits for nothing
+     either: before it is printed, the picture is drawn. */
   function when_near(canvas, start) {
+    const box = canvas.getBoundingClientRect();
+    if (box.width > 0 && box.top < innerHeight && box.bottom > 0) { start()(); return; }
     const observer = new IntersectionObserver((entries) => {
       if (entries.some((one) => one.isIntersecting)) { observer.disconnect(); start(); }
     }, { rootMargin: "600px" });
