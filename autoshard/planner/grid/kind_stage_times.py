@@ -178,10 +178,12 @@ class AlternatingTimes(StageTimes):
         is beside W. rows: some drafts. most_s, below_s: by row; a rank that takes below_s alone is left out. chosen: is
         given the blocks of each stage, by rank from the last one on."""
         most_s, below_s = most_s[:, None, None], below_s[:, None, None]
-        least, narrow = [self.last(0.0)[rows]], np.isfinite(most_s).any()
+        least, narrow, is_limited = [self.last(0.0)[rows]], np.isfinite(most_s).any(), np.isfinite(below_s).any()
         for rank in range(self.pp - 1, -1, -1):
             behind_s = least[-1][:, self.ranges.end]
-            may = self.ok[rows, rank] & (self.terms.alone_s[rows, rank] < below_s)
+            may = self.ok[rows, rank]
+            if is_limited:  # else the terms, which take long, tell of nothing
+                may &= self.terms.alone_s[rows, rank] < below_s
             if narrow:
                 may &= self.beside_s((rows, rank), behind_s) <= most_s
             of_stage = np.where(may, self.both_s[rows, rank] + behind_s, inf)
