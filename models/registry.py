@@ -28,8 +28,7 @@ def builtin_models() -> tuple[str, ...]:
 
 
 def known_models() -> tuple[str, ...]:
-    """Names of the built-in models and, behind these, of those that plug-ins add; `autoshard plugins` says which do not
-    load."""
+    """Names of the built-in models and, behind these, of those of plug-ins, where these load."""
     try:
         others = tuple(_plugin_config_files())
     except AutoshardError:

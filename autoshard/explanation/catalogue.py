@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from autoshard.errors import AutoshardError
@@ -69,17 +70,16 @@ class KnownInstance(NamedTuple):
 
 
 def known_models(text: str = "") -> tuple[KnownModel, ...]:
-    """The models by name, those of plug-ins last. text: words that a model has all of, in its name, family, blocks or
-    repositories. Raises AutoshardError where no model has."""
-    return _with_words("model", [_model(load_model(name)) for name in registry.known_models()], text)
+    """The models by name, those of plug-ins that load last. text: words that a model has all of, in its name, family,
+    blocks or repositories. Raises AutoshardError where no model has."""
+    return _with_words("model", [*_that_load(_model, registry.known_models())], text)
 
 
 def known_instances(text: str = "") -> tuple[KnownInstance, ...]:
-    """The instances by name, those of plug-ins last. text: words that an instance has all of, in its names. Raises
-    AutoshardError where none has."""
-    own = packaged_instances()
-    rows = [_instance(name, aliases(name)) for name in own] + [_instance(name, ()) for name in plugin_files()[0]]
-    return _with_words("instance", rows, text)
+    """The instances by name, those of plug-ins that load last. text: words that an instance has all of, in its names.
+    Raises AutoshardError where none has."""
+    names = (*packaged_instances(), *plugin_files()[0])
+    return _with_words("instance", [*_that_load(_instance, names)], text)
 
 
 def models_page(models: Sequence[KnownModel], width: int) -> list[Line]:
@@ -132,7 +132,15 @@ def _and_also(one: KnownInstance) -> Iterator[str]:
         yield f"{one.price_per_node_hour_usd:.2f} USD a node and hour"
 
 
-def _model(model: ModelSpec) -> KnownModel:
+def _that_load(row_of: Callable[[str], T], names: Iterable[str]) -> Iterator[T]:
+    """The rows of these names; `autoshard plugins` says of what is left out why."""
+    for name in names:
+        with suppress(AutoshardError):
+            yield row_of(name)
+
+
+def _model(name: str) -> KnownModel:
+    model = load_model(name)
     return KnownModel(
         name=model.name,
         model_type=model.model_type,
@@ -162,7 +170,7 @@ def _built_of(model: ModelSpec) -> list[str]:
     return words
 
 
-def _instance(name: str, others: tuple[str, ...]) -> KnownInstance:
+def _instance(name: str) -> KnownInstance:
     cluster = load_cluster(name, 1)
     device, domain = cluster.device, cluster.domain
     return KnownInstance(
@@ -174,7 +182,7 @@ def _instance(name: str, others: tuple[str, ...]) -> KnownInstance:
         network_bytes_per_s=cluster.adapters_per_node * cluster.inter_node.bandwidth_bytes_per_s,
         nodes_per_domain=1 if domain is None else domain.nodes,
         price_per_node_hour_usd=cluster.price_per_node_hour_usd,
-        aliases=others,
+        aliases=aliases(name) if name in packaged_instances() else (),
     )
 
 
