@@ -17,6 +17,7 @@ from autoshard.runtime.options import PATHS
 OK, DOES_NOT_FIT, INVALID, LOST = "ok", "does not fit", "invalid", "lost"
 STATUSES = (OK, DOES_NOT_FIT, INVALID, LOST)
 EXECUTED, REHEARSED, DIFFERS, FAILED = "executed", "rehearsed", "rehearsal differs", "failed"
+NOTE_END = " | "
 RUNS = ("", EXECUTED, REHEARSED, DIFFERS, FAILED)
 
 
@@ -26,7 +27,7 @@ class Outcome:
 
     status 'lost': the worker ended while it did this point; the next sweep tries again. run: '' where the plan was not
     executed, else how that ended. run_options: JSON of the options that it was executed with. run_files: digest of the
-    files that these name.
+    files that these name. notes: the plan's, with NOTE_END between.
     run_predicted_step_time_s: the prediction for what ran, which a rehearsal has shrunk. measured_memory_bytes: peak of
     the fullest rank.
     """
@@ -56,13 +57,14 @@ class Outcome:
     measured_memory_bytes: float | None = None
     last_loss: float | None = None
     run_files: str = ""
+    notes: str = ""
 
 
 RESULTS = tuple(field.name for field in fields(Outcome))
 """Columns that follow those of the options."""
 CHOSEN = {name.removeprefix("chosen_"): name for name in RESULTS if name.startswith("chosen_")}
 """Option that may be searched -> the field of what was chosen."""
-TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder", "run_files")
+TEXTS = ("status", "reason", "run", "run_reason", "run_options", "run_folder", "run_files", "notes")
 """Fields of text that is never None."""
 
 
@@ -81,6 +83,7 @@ def outcome_of(plan: Plan) -> Outcome:
         usd_per_billion_tokens=plan.cluster.usd_per_billion_tokens(estimate.tokens_per_s),
         memory_bytes=estimate.fullest.total_bytes,
         memory_capacity_bytes=estimate.memory_capacity_bytes,
+        notes=NOTE_END.join(plan.notes),
     )
 
 

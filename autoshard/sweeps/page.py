@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autoshard.explanation.page import paint, table
+from autoshard.explanation.page import paint, table, wrapped
 from autoshard.planner.request import SEARCHED
 from autoshard.plans.names import shortened
 from autoshard.sweeps.grid import Point, Sweep
-from autoshard.sweeps.outcome import CHOSEN, OK, Outcome
+from autoshard.sweeps.outcome import CHOSEN, NOTE_END, OK, Outcome
 from autoshard.units import format_bytes, format_number, format_seconds
 
 COST = "usd_per_billion_tokens"
@@ -18,7 +18,7 @@ def sweep_page(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], width: i
     """A row for each point, as text that ends with a newline. width: columns of the terminal. Where plans were
     executed, what that took stands beside what was predicted for what ran, which a rehearsal has shrunk. What was
     chosen beside the layout is a column where the sweep asked for a choice, or where it differs and is not in the grid;
-    so is the cost where it asked about that.
+    so is the cost where it asked about that. Below are the notes that all plans have.
     """
     ran, chosen = any(outcome.run for _, outcome in outcomes), tuple(_chosen(sweep, outcomes))
     names = {COST: "USD a billion tokens"}
@@ -29,7 +29,16 @@ def sweep_page(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]], width: i
         "layout",
     )
     rows = [(*(str(point[name]) for name in sweep.grid), *_cells(outcome, ran, chosen)) for point, outcome in outcomes]
-    return paint(table(header, rows, width, right=range(len(header) - (2 if ran else 1))), width, color)
+    lines = table(header, rows, width, right=range(len(header) - (2 if ran else 1)))
+    for note in _of_all(outcomes):
+        lines += wrapped(note, width, "  ")
+    return paint(lines, width, color)
+
+
+def _of_all(outcomes: Sequence[tuple[Point, Outcome]]) -> list[str]:
+    """The notes that all plans have."""
+    first, *others = [one.notes.split(NOTE_END) for _, one in outcomes if one.status == OK] or [[]]
+    return [note for note in first if note and all(note in other for other in others)]
 
 
 def _chosen(sweep: Sweep, outcomes: Sequence[tuple[Point, Outcome]]) -> Iterator[str]:

@@ -436,6 +436,22 @@ def test_a_cluster_that_was_chosen_stands_beside_the_one_that_was_allowed(
     assert [place for place, _ in drawn["llama3-70b"]] == [8.0, 8.0]
 
 
+def test_notes_that_all_plans_have_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def with_notes(request: PlanRequest) -> Plan:
+        return replace(plan_70b(), notes=("vision_config left out", f"of {request.nodes} nodes alone"))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autoshard.planner.planning.plan_for", with_notes)
+    Path("toy.yaml").write_text("model: llama3-70b\ngrid: {nodes: [8, 16]}\n")
+    assert main(["sweep", "toy.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "\n  vision_config left out\n" in printed and "nodes alone" not in printed
+    found = [row.outcome.notes for row in read_table(Path("sweeps/toy/results.csv"))]
+    assert found == [f"vision_config left out | of {nodes} nodes alone" for nodes in (8, 16)]
+
+
 def test_layouts_of_the_printed_table_do_not_break_within_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
