@@ -9,10 +9,12 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST, check_choice, check_integer, check_positive, is_finite, show
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import ATTENTION_TYPES, FULL_ATTENTION, MOST_REPEATED, SLIDING_ATTENTION
-from autoshard.spec.rope import PROPORTIONAL, ROPE_TYPES, RopeScaling
+from autoshard.spec.rope import DYNAMIC, LONGROPE, PROPORTIONAL, ROPE_TYPES, RopeScaling
 
 MROPE = "mrope"
 """The rope_type of Qwen2-VL: positions of images in three directions, of which text has one."""
+OLD_LONGROPE = ("su", "yarn")
+"""What first configs of Phi-3 call longrope."""
 ORIGINAL = "original_max_position_embeddings"
 _NO_ROPE: Mapping[str, Any] = {}
 _NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
@@ -187,6 +189,8 @@ def stretched(config: Config, rope: Mapping[str, Any], known: tuple[str, ...] = 
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type in ("default", MROPE):
         return None
+    if known == (LONGROPE,) and rope_type in OLD_LONGROPE:
+        rope_type = LONGROPE
     if rope_type not in known:
         supported = ", ".join(("default", *known))
         raise AutoshardError(f"rope_type={show(rope_type)} of {config.name} is not supported; supported: {supported}")
@@ -194,6 +198,11 @@ def stretched(config: Config, rope: Mapping[str, Any], known: tuple[str, ...] = 
         return RopeScaling("linear", as_float(rope.get("factor")))
     if rope_type == "yarn":
         return _yarn(config, rope)
+    if rope_type == DYNAMIC:
+        positions = config.integer("max_position_embeddings")
+        return RopeScaling(DYNAMIC, as_float(rope.get("factor")), original_max_position_embeddings=positions)
+    if rope_type == LONGROPE:
+        return _longrope(config, rope)
     if rope_type == PROPORTIONAL:
         factor, part = (as_float(rope.get(key, 1.0)) for key in ("factor", "partial_rotary_factor"))
         return RopeScaling(PROPORTIONAL, factor, partial_rotary_factor=part)
@@ -203,6 +212,30 @@ def stretched(config: Config, rope: Mapping[str, Any], known: tuple[str, ...] = 
         low_freq_factor=as_float(rope.get("low_freq_factor")),
         high_freq_factor=as_float(rope.get("high_freq_factor")),
         original_max_position_embeddings=rope.get("original_max_position_embeddings"),
+    )
+
+
+def _longrope(config: Config, rope: Mapping[str, Any]) -> RopeScaling:
+    """LongRoPE, with the model's positions for those of the pre-training where these are not said, and their ratio for
+    the factor."""
+    positions = config.integer("max_position_embeddings")
+    original, factor = rope.get(ORIGINAL), rope.get("factor")
+    original = positions if original is None else original
+    check_integer("rope_scaling", ORIGINAL, original)
+
+    def factors(name: str) -> tuple[float, ...]:
+        numbers = rope.get(name)
+        if not isinstance(numbers, list):
+            raise AutoshardError(f"{name}={show(numbers)} of {config.name} must be a list of numbers")
+        return tuple(map(as_float, numbers))
+
+    return RopeScaling(
+        LONGROPE,
+        factor=as_float(positions / original if factor is None else factor),
+        original_max_position_embeddings=original,
+        attention_factor=as_float(rope.get("attention_factor")),
+        short_factor=factors("short_factor"),
+        long_factor=factors("long_factor"),
     )
 
 
@@ -263,10 +296,13 @@ def ropes_of_kinds(
     return float(theta), stretched(config, wide, known), float(local)
 
 
-def partial_rope(config: Config, default_theta: float, default_part: float) -> dict[str, Any]:
+def partial_rope(
+    config: Config, default_theta: float, default_part: float, known: tuple[str, ...] = ROPE_TYPES
+) -> dict[str, Any]:
     """The fields of rotary positions that may turn a part of each head alone; transformers 5 writes that part beside
-    rope_theta. default_theta, default_part: their values without their keys."""
-    theta, scaling = rope(config, default_theta, partial_is_known=True)
+    rope_theta. default_theta, default_part: their values without their keys. known: as of `stretched`."""
+    theta = rope_base(config, default_theta, partial_is_known=True)
+    scaling = stretched(config, config.rope(), known)
     part = config.rope().get("partial_rotary_factor")
     part = config.value("partial_rotary_factor", default_part) if part is None else part
     check_positive(config.name, "partial_rotary_factor", part)
@@ -346,5 +382,7 @@ def _scaling(scaling: RopeScaling) -> dict[str, Any]:
         "mscale": scaling.mscale,
         "mscale_all_dim": scaling.mscale_all_dim,
         "partial_rotary_factor": scaling.partial_rotary_factor,
+        "short_factor": [*scaling.short_factor] or None,
+        "long_factor": [*scaling.long_factor] or None,
     }
     return {name: value for name, value in values.items() if value is not None}

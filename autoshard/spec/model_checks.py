@@ -36,6 +36,7 @@ from autoshard.spec.prediction import MultiTokenPrediction
 from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
+from autoshard.units import counted
 
 if TYPE_CHECKING:
     from autoshard.spec.model import ModelSpec
@@ -94,6 +95,12 @@ def _check_fields(model: ModelSpec) -> None:
         raise AutoshardError(
             f"rope_scaling={show(model.rope_scaling)} of {of} must be null or an object with a rope_type"
         )
+    if model.rope_scaling is not None:
+        for field in ("short_factor", "long_factor"):
+            count = len(getattr(model.rope_scaling, field))
+            if count and count != model.rotary_dim // 2:
+                needed = f"the {model.rotary_dim} numbers of a head that turn need {model.rotary_dim // 2}"
+                raise AutoshardError(f"{field} of rope_scaling of {of} has {counted(count, 'number')}; {needed}")
 
 
 def _check_attention(model: ModelSpec) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import log, sqrt
 from typing import Annotated
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Limit, Positive
-from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive
+from autoshard.files.fields import check_choice, check_flag, check_integer, check_not_negative, check_positive, show
 
-ROPE_TYPES = ("linear", "llama3", "yarn")
+DYNAMIC, LONGROPE = "dynamic", "longrope"
+"""rope_types of which the frequencies follow from the length of a row, too."""
+ROPE_TYPES = ("linear", "llama3", "yarn", DYNAMIC, LONGROPE)
+MOST_FREQUENCIES = 10_000
 PROPORTIONAL = "proportional"
 """rope_type of Gemma 4 alone: a part of the frequencies of whole heads turn; the others, the slowest, are 0."""
 
@@ -19,20 +22,23 @@ PROPORTIONAL = "proportional"
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length of pre-training.
 
-    rope_type: linear, llama3, yarn or proportional.
+    rope_type: linear, llama3, yarn, dynamic, longrope or proportional.
     factor: By how much.
     low_freq_factor: llama3: wavelengths above original_max_position_embeddings over this are stretched in full.
     high_freq_factor: llama3: wavelengths below original_max_position_embeddings over this are kept.
-    original_max_position_embeddings: llama3, yarn: positions, tokens, of the pre-training.
+    original_max_position_embeddings: llama3, yarn, dynamic, longrope: positions, tokens, of the pre-training; dynamic
+        stretches rows that are longer alone.
     beta_fast: yarn: frequencies that turn at least so often over the pre-training's positions are kept.
     beta_slow: yarn: frequencies that turn at most so often are divided by the factor.
     truncate: yarn: whether the range of frequencies between the two ends at whole ones; absent is yes.
-    attention_factor: yarn: by which rotated queries and keys are multiplied; absent where it follows from the factor,
-        or from both numbers below.
+    attention_factor: yarn, longrope: by which rotated queries and keys are multiplied; absent where it follows from the
+        factor, or from both numbers below.
     mscale: yarn: weight of the factor's logarithm in what rotated queries and keys are multiplied by.
     mscale_all_dim: yarn: weight of the factor's logarithm in what they are divided by; latent attention multiplies its
         scores by the square of that.
     partial_rotary_factor: proportional: part of a head's frequencies, from the fastest on, that turn; the others are 0.
+    short_factor: longrope: by which each frequency is divided in rows of up to the pre-training's positions.
+    long_factor: longrope: by which each is divided in longer rows.
     """
 
     rope_type: str
@@ -47,13 +53,16 @@ class RopeScaling:
     mscale: Annotated[float | None, Absence.WRITTEN] = None
     mscale_all_dim: Annotated[float | None, Absence.WRITTEN] = None
     partial_rotary_factor: Annotated[float | None, Absence.WRITTEN, Limit(above=0, at_most=1)] = None
+    short_factor: Annotated[tuple[float, ...], Absence.WRITTEN, Limit(most_items=MOST_FREQUENCIES)] = ()
+    long_factor: Annotated[tuple[float, ...], Absence.WRITTEN, Limit(most_items=MOST_FREQUENCIES)] = ()
 
     def __post_init__(self) -> None:
         check_choice("rope_scaling", "rope_type", self.rope_type, (*ROPE_TYPES, PROPORTIONAL))
         check_positive("rope_scaling", "factor", self.factor)
         self._check_yarn()
         self._check_proportional()
-        if self.rope_type == "yarn":
+        self._check_longrope()
+        if self.rope_type in ("yarn", LONGROPE):
             return
         low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
         if self.rope_type in ("linear", PROPORTIONAL):
@@ -63,11 +72,33 @@ class RopeScaling:
                     f"rope_scaling of rope_type={self.rope_type!r} has a factor{more} and nothing else"
                 )
             return
+        if self.rope_type == DYNAMIC:
+            if (low, high) != (None, None):
+                raise AutoshardError("low_freq_factor and high_freq_factor of rope_scaling go with rope_type='llama3'")
+            check_integer("rope_scaling", "original_max_position_embeddings", original)
+            return
         check_positive("rope_scaling", "low_freq_factor", low)
         check_positive("rope_scaling", "high_freq_factor", high)
         check_integer("rope_scaling", "original_max_position_embeddings", original)
         if low is not None and high is not None and low > high:
             raise AutoshardError(f"low_freq_factor={low} of rope_scaling must be at most high_freq_factor={high}")
+
+    def _check_longrope(self) -> None:
+        """The fields that longrope needs, and that others have not."""
+        both = {"short_factor": self.short_factor, "long_factor": self.long_factor}
+        if self.rope_type != LONGROPE:
+            for field, factors in both.items():
+                if factors:
+                    raise AutoshardError(f"{field} of rope_scaling goes with rope_type={LONGROPE!r}")
+            return
+        check_integer("rope_scaling", "original_max_position_embeddings", self.original_max_position_embeddings, 2)
+        if self.attention_factor is not None:
+            check_not_negative("rope_scaling", "attention_factor", self.attention_factor)
+        for field, factors in both.items():
+            if not isinstance(factors, tuple) or not factors:
+                raise AutoshardError(f"{field}={show(factors)} of rope_scaling must be a list of numbers above 0")
+            for number in factors:
+                check_positive("rope_scaling", f"a number of {field}", number)
 
     def _check_proportional(self) -> None:
         part = self.partial_rotary_factor
@@ -85,6 +116,8 @@ class RopeScaling:
         more = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
         if self.rope_type != "yarn":
             for field in more:
+                if field == "attention_factor" and self.rope_type == LONGROPE:
+                    continue
                 if getattr(self, field) is not None:
                     raise AutoshardError(f"{field} of rope_scaling goes with rope_type='yarn', not {self.rope_type!r}")
             return
@@ -105,11 +138,14 @@ class RopeScaling:
 
     @property
     def rotation_factor(self) -> float:
-        """By which rotated queries and keys are multiplied: 1 without yarn."""
-        if self.rope_type != "yarn":
+        """By which rotated queries and keys are multiplied: 1 without yarn and longrope."""
+        if self.rope_type not in ("yarn", LONGROPE):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.rope_type == LONGROPE:
+            assert self.original_max_position_embeddings is not None
+            return sqrt(1 + log(max(1.0, self.factor)) / log(self.original_max_position_embeddings))
         if self.mscale and self.mscale_all_dim:
             return self._weighed(self.mscale) / self._weighed(self.mscale_all_dim)
         return self._weighed(1.0)

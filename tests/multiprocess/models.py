@@ -140,6 +140,18 @@ MODELS["smollm3"] = replace(
     LLAMA, model_type="smollm3", tie_word_embeddings=True, position_types=("rope", "nope", "rope", "nope")
 )
 MODELS["phi3"] = replace(LLAMA, model_type="phi3", sliding_window=9, partial_rotary_factor=0.75)
+MODELS["phi3, longrope"] = replace(
+    LLAMA,
+    model_type="phi3",
+    num_key_value_heads=2,
+    rope_scaling=RopeScaling(
+        "longrope",
+        4.0,
+        original_max_position_embeddings=8,
+        short_factor=(1.0, 1.1, 1.2, 1.3),
+        long_factor=(1.0, 2.0, 4.0, 8.0),
+    ),
+)
 MODELS["olmo2"] = replace(LLAMA, model_type="olmo2", num_key_value_heads=8)
 MODELS["olmo2, shared heads"] = replace(LLAMA, model_type="olmo2", num_attention_heads=6, num_key_value_heads=2)
 MODELS["seed oss"] = replace(LLAMA, model_type="seed_oss", attention_bias=True, mlp_bias=True)

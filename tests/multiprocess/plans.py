@@ -541,6 +541,7 @@ CASES[2] |= {
     "nanochat tp": ("nanochat", strategy(tp=2, recompute="attention"), 2),
     "nanochat zigzag ring, ZeRO-3": ("nanochat", strategy(cp=2, zero=3, attention="zigzag_ring"), 2),
     "nanochat pp, uneven, zero bubble": ("nanochat", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "longrope, zigzag ring": ("phi3, longrope", strategy(cp=2, attention="zigzag_ring"), 2),
     "arcee tp": ("arcee", strategy(tp=2, recompute="attention+mlp"), 2),
     "arcee zigzag ring, ZeRO-3": ("arcee", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "exaone4 tp": ("exaone4", strategy(tp=2, recompute="attention+mlp"), 2),

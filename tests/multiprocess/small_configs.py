@@ -11,6 +11,11 @@ SMALL = {
     "vocab_size": 96,
     "max_position_embeddings": 64,
 }
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4],
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 9.5],
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -169,6 +174,50 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **NO_TOKENS,
     },
     "phi3": {**SMALL, "model_type": "phi3", "sliding_window": 9, "partial_rotary_factor": 0.75, **NO_TOKENS},
+    "phi3, longrope, long rows": {
+        **SMALL,
+        "model_type": "phi3",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 16,  # of rows of 24
+        "rope_scaling": LONGROPE,
+        **NO_TOKENS,
+    },
+    "phi3, su, short rows": {
+        **SMALL,
+        "model_type": "phi3",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 128,
+        "original_max_position_embeddings": 32,
+        "rope_scaling": {**LONGROPE, "type": "su", "original_max_position_embeddings": 32},
+        **NO_TOKENS,
+    },
+    "llama, longrope": {
+        **SMALL,
+        "model_type": "llama",
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "original_max_position_embeddings": 16,
+            "factor": 8.0,
+            "attention_factor": 1.25,
+        },
+    },
+    "llama, dynamic, long rows": {
+        **SMALL,
+        "model_type": "llama",
+        "max_position_embeddings": 16,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 3.0},
+    },
+    "llama, dynamic, short rows": {
+        **SMALL,
+        "model_type": "llama",
+        "rope_scaling": {"type": "dynamic", "factor": 3.0},
+    },
     "phi3, a key for each query": {**SMALL, "model_type": "phi3", "num_key_value_heads": 8, **NO_TOKENS},
     "olmo2": {**SMALL, "model_type": "olmo2"},
     "olmo2, biases": {**SMALL, "model_type": "olmo2", "attention_bias": True, "num_key_value_heads": 8},

@@ -30,10 +30,10 @@ def rotated(place: Place, x: Array, dims: tuple[str, ...]) -> Result:
 def _halves(place: Place, x: Array, dims: tuple[str, ...]) -> Result:
     at = len(place.axes) + dims.index("seq")
     half = place.attributes["rotary_dim"] // 2
-    frequencies = _frequencies(half, float(place.attributes["theta"]), place.attributes["scaling"])
+    theta, scaling = float(place.attributes["theta"]), place.attributes["scaling"]
+    frequencies = _frequencies(half, theta, scaling, place.graph.sizes["seq"])
     angles = place.positions(x.shape[at])[..., None] * frequencies
     angles = place.spread(np.concatenate((angles, angles), -1), ("seq", dims[-1]), dims)
-    scaling = place.attributes["scaling"]
     factor = 1.0 if scaling is None else scaling.rotation_factor
     cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
     if place.attributes.get("backwards"):
@@ -47,8 +47,18 @@ def _halves(place: Place, x: Array, dims: tuple[str, ...]) -> Result:
     return turn(x, sin), lambda grad: (turn(grad, -sin),)
 
 
-def _frequencies(half: int, theta: float, scaling: RopeScaling | None) -> Array:
-    """Of each pair of numbers; 'llama3' divides those of long waves by the factor, with a ramp to short ones."""
+def _frequencies(half: int, theta: float, scaling: RopeScaling | None, length: int) -> Array:
+    """Of each pair of numbers; 'llama3' divides those of long waves by the factor, with a ramp to short ones. length:
+    of a row."""
+    if scaling is not None and scaling.rope_type in ("dynamic", "longrope"):
+        assert scaling.original_max_position_embeddings
+        is_long = length > scaling.original_max_position_embeddings
+        if scaling.rope_type == "longrope":
+            divisors: Array = np.array(scaling.long_factor if is_long else scaling.short_factor)
+            return theta ** (-np.arange(half) / half) / divisors
+        ratio = length / scaling.original_max_position_embeddings if is_long else 1.0
+        theta = theta * (scaling.factor * ratio - scaling.factor + 1) ** (half / (half - 1))
+        return theta ** (-np.arange(half) / half)
     frequencies: Array = theta ** (-np.arange(half) / half)
     if scaling is None:
         return frequencies

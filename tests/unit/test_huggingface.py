@@ -290,6 +290,7 @@ def recurrence(model: ModelSpec) -> int:
         ("phi3-mini-4k", 3_821_079_552),
         ("phi3-medium-4k", 13_960_238_080),
         ("phi4", 14_659_507_200),
+        ("phi4-mini", 3_836_021_760),
         ("olmo2-1b", 1_484_916_736),
         ("olmo2-7b", 7_298_617_344),
         ("olmo2-13b", 13_716_198_400),
@@ -617,7 +618,23 @@ def test_other_rope() -> None:
         ),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
-            "rope_type='longrope' of m is not supported; supported: default, linear, llama3, yarn",
+            "short_factor of rope_scaling of m has 1 number; the 128 numbers of a head that turn need 64",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": 1.0}},
+            "short_factor=1.0 of m must be a list of numbers",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [0], "long_factor": [1]}},
+            "a number of short_factor=0.0 of rope_scaling must be a finite number above 0",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_type='linear' of m is not supported; supported: default, longrope",
+        ),
+        (
+            {"rope_scaling": {"type": "dynamic"}},
+            "factor=None of rope_scaling must be a finite number above 0",
         ),
         (
             {"model_type": "smollm3", "no_rope_layers": [1, 0]},
@@ -660,8 +677,8 @@ def test_other_rope() -> None:
         ({"rope_theta": float("inf")}, "rope_theta=inf of m must be a finite number above 0"),
         ({"rope_scaling": "linear"}, "rope_scaling='linear' of m must be null or one object for all layers"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
-            "rope_type='dynamic' of m is not supported; supported: default, linear, llama3, yarn",
+            {"rope_scaling": {"type": "ntk", "factor": 4.0}},
+            "rope_type='ntk' of m is not supported; supported: default, linear, llama3, yarn, dynamic, longrope",
         ),
         (
             {"rope_scaling": {"type": "linear"}},

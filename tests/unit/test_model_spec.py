@@ -139,7 +139,10 @@ def test_error_names_the_field_its_value_and_what_works(fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (("dynamic", 8.0), "rope_type='dynamic' of rope_scaling must be one of: linear, llama3, yarn, proportional"),
+        (
+            ("ntk", 8.0),
+            "rope_type='ntk' of rope_scaling must be one of: linear, llama3, yarn, dynamic, longrope, proportional",
+        ),
         (
             ("yarn", 8.0),
             ("original_max_position_embeddings=None of rope_scaling must be a whole number from 1 to 1,000,000,000"),
@@ -159,6 +162,19 @@ def test_error_names_the_field_its_value_and_what_works(fields: dict[str, Any], 
         ),
         (("linear", 0.0), "factor=0.0 of rope_scaling must be a finite number above 0"),
         (("linear", 2.0, 1.0), "rope_scaling of rope_type='linear' has a factor and nothing else"),
+        (
+            ("dynamic", 2.0),
+            "original_max_position_embeddings=None of rope_scaling must be a whole number from 1 to 1,000,000,000",
+        ),
+        (
+            ("dynamic", 2.0, 1.0, None, 64),
+            "low_freq_factor and high_freq_factor of rope_scaling go with rope_type='llama3'",
+        ),
+        (("longrope", 2.0, None, None, 64), "short_factor=() of rope_scaling must be a list of numbers above 0"),
+        (
+            ("linear", 2.0, None, None, None, None, None, None, None, None, None, None, (1.0,)),
+            "short_factor of rope_scaling goes with rope_type='longrope'",
+        ),
         (("llama3", 8.0), "low_freq_factor=None of rope_scaling must be a finite number above 0"),
         (("llama3", 8.0, 4.0, 1.0, 8192), "low_freq_factor=4.0 of rope_scaling must be at most high_freq_factor=1.0"),
     ],
@@ -175,7 +191,9 @@ def test_rope_scaling_error(values: tuple[Any, ...], text: str) -> None:
     half_head_dim=st.integers(1, 128),
     layers=st.integers(1, 10_000),
     norm_eps=st.floats(min_value=1e-12, max_value=1e-2),
-    rope_scaling=st.sampled_from([None, LLAMA3, RopeScaling("linear", 2.0)]),
+    rope_scaling=st.sampled_from(
+        [None, LLAMA3, RopeScaling("linear", 2.0), RopeScaling("dynamic", 2.0, None, None, 64)]
+    ),
     sliding_window=st.none() | st.integers(1, 10**6),
 )
 def test_json_gives_the_same_value_back(

@@ -13,14 +13,21 @@ from einops import rearrange
 from autoshard.graph.partition import OperatorStep
 from autoshard.runtime.torch_backend.context import Context
 from autoshard.runtime.torch_backend.recomputing_ops import Rotate
-from autoshard.spec.rope import PROPORTIONAL
+from autoshard.spec.rope import DYNAMIC, LONGROPE, PROPORTIONAL
 
 
-def rope_frequencies(rotary_dim: int, theta: float, scaling: Any) -> torch.Tensor:
-    """Inverse frequencies [rotary_dim / 2]; scaled ones as in transformers' rope utilities."""
+def rope_frequencies(rotary_dim: int, theta: float, scaling: Any, length: int = 1) -> torch.Tensor:
+    """Inverse frequencies [rotary_dim / 2]; scaled ones as in transformers' rope utilities. length: tokens of a row."""
+    if scaling is not None and scaling.rope_type == DYNAMIC:
+        original = scaling.original_max_position_embeddings
+        longer = max(length, original) / original
+        theta *= (scaling.factor * longer - (scaling.factor - 1)) ** (rotary_dim / (rotary_dim - 2))
     frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-    if scaling is None:
+    if scaling is None or scaling.rope_type == DYNAMIC:
         return frequencies
+    if scaling.rope_type == LONGROPE:
+        is_long = length > scaling.original_max_position_embeddings
+        return frequencies / torch.tensor(scaling.long_factor if is_long else scaling.short_factor, dtype=torch.float64)
     if scaling.rope_type == "linear":
         return frequencies / scaling.factor
     if scaling.rope_type == "yarn":
@@ -92,7 +99,8 @@ def rotation(context: Context, step: OperatorStep, dims: tuple[str, ...]) -> Rot
     turned: Any = op.attributes["rotary_dim"]
     given: Any = op.attributes.get("frequencies")
     if given is None:
-        frequencies = rope_frequencies(turned, op.attributes["theta"], op.attributes["scaling"])  # type: ignore[arg-type]
+        theta: Any = op.attributes["theta"]
+        frequencies = rope_frequencies(turned, theta, op.attributes["scaling"], context.graph.sizes["seq"])
     else:
         frequencies = torch.tensor(given, dtype=torch.float64)
     if op.attributes.get("backwards"):
