@@ -27,6 +27,7 @@ class GroupShape:
     senders_per_node: ranks of a node, of all groups, that communicate at the same time: every stage runs in step.
     nodes_per_domain: nodes that share an UltraServer or another such domain, as many in every domain of every group; 1
     where domains cut groups unevenly: those talk over the network alone.
+    fewest_per_node: the fewest that share a node, of groups over several; 0 where all nodes of all groups have as many.
     """
 
     size: int
@@ -36,6 +37,7 @@ class GroupShape:
     span: int
     senders_per_node: int
     nodes_per_domain: int = 1
+    fewest_per_node: int = 0
 
 
 _Axes = tuple[tuple[int, int], ...]
@@ -77,9 +79,10 @@ def _group_shape(
     outside = tuple([(size, step) for name, size, step in placed.axes if name not in axes])
     if placed.fills_nodes:
         return _aligned_shape(inside, outside, senders, placed.tp, node, domain, chip, layout_rules)
-    ranks_per_node, nodes, span = _worst_placement(inside, outside, node)
+    worst, size = _worst_placement(inside, outside, node), prod([count for count, _ in inside])
     step = min([step for _, step in inside], default=1)
-    return GroupShape(prod([count for count, _ in inside]), ranks_per_node, nodes, step, span, senders)
+    fewest = 0 if worst.fewest == worst.most else worst.fewest
+    return GroupShape(size, worst.most, worst.blocks, step, worst.span, senders, fewest_per_node=fewest)
 
 
 @lru_cache(maxsize=4096)
@@ -129,10 +132,11 @@ def ends_shape(mesh: tuple[tuple[str, int], ...], cluster: Cluster) -> GroupShap
     if along.size <= 2:
         return along
     if along.nodes == 1:
-        return replace(along, size=2, ranks_per_node=2, stride=along.span - 1)
+        return replace(along, size=2, ranks_per_node=2, stride=along.span - 1, fewest_per_node=0)
     senders = max(1, along.senders_per_node // along.ranks_per_node)  # ranks between the ends are silent
     near = 2 if along.nodes_per_domain == along.nodes else 1
-    return replace(along, size=2, ranks_per_node=1, nodes=2, span=1, senders_per_node=senders, nodes_per_domain=near)
+    two = replace(along, size=2, ranks_per_node=1, nodes=2, span=1, senders_per_node=senders, nodes_per_domain=near)
+    return replace(two, fewest_per_node=0)
 
 
 class _Placed(NamedTuple):
@@ -191,8 +195,8 @@ def _over_nodes(axes: Sequence[tuple[int, int]], devices_per_node: int) -> list[
 def _unevenly_near(inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]], domain: int) -> int:
     """Nodes of each group in each of its domains, which are not filled evenly; 1 where groups differ in that. Axes in
     nodes; domain: its nodes."""
-    near, domains, _ = _worst_placement(inside, outside, domain)
-    return near if near * domains == prod(size for size, _ in inside) else 1
+    worst = _worst_placement(inside, outside, domain)
+    return worst.most if worst.most * worst.blocks == prod(size for size, _ in inside) else 1
 
 
 def _is_aligned(size: int, stride: int, block: int) -> bool:
@@ -205,13 +209,18 @@ def _is_aligned(size: int, stride: int, block: int) -> bool:
     )
 
 
-def _worst_placement(
-    inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]], block: int
-) -> tuple[int, int, int]:
-    """(ranks per node, nodes, span) at their largest over all groups, where nodes cut groups at different places.
+class _Placement(NamedTuple):
+    """The worst numbers over all groups. most, fewest: members in one block, the fewest of groups in several blocks.
+    blocks: that a group is in. span: places from a group's first to its last member in a block."""
 
-    block: as in _is_aligned.
-    """
+    most: int
+    fewest: int
+    blocks: int
+    span: int
+
+
+def _worst_placement(inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]], block: int) -> _Placement:
+    """The places of all groups, where blocks cut groups at different places. block: as in _is_aligned."""
     starts = {0}
     for size, stride in outside:  # only the place within the node matters
         places = {index * stride % block for index in range(min(size, block))}
@@ -220,22 +229,24 @@ def _worst_placement(
 
 
 @lru_cache(maxsize=4096)
-def _worst_start(inside: _Axes, starts: frozenset[int], block: int) -> tuple[int, int, int]:
+def _worst_start(inside: _Axes, starts: frozenset[int], block: int) -> _Placement:
     """`_worst_placement` over groups that start at these places of a node: many meshes share them."""
     members = [0]
     for size, stride in inside:
         members = [member + index * stride for member in members for index in range(size)]
-    ranks_per_node = nodes = span = 1
+    most = blocks = span = 1
+    fewest = len(members)
     for start in starts:
         placed = [divmod(start + member, block) for member in members]
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for node, device in placed:
             first[node], last[node] = min(first.get(node, device), device), max(last.get(node, device), device)
-        ranks_per_node = max(ranks_per_node, *Counter(node for node, _ in placed).values())
-        nodes = max(nodes, len(first))
+        counts = Counter(node for node, _ in placed).values()
+        most, blocks = max(most, *counts), max(blocks, len(first))
+        fewest = min(fewest, *counts)
         span = max(span, *(last[node] - first[node] + 1 for node in first))
-    return ranks_per_node, nodes, span
+    return _Placement(most, fewest, blocks, span)
 
 
 @dataclass(frozen=True)
@@ -273,16 +284,18 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int =
 
     Ring algorithms, hierarchical, for L members in each of P nodes of each of Q domains (without domains P is 1, and Q
     counts nodes): each rank receives (L - 1) / L of the payload within its node, (P - 1) / P of its own 1 / L from its
-    peers in the domain, and (Q - 1) / Q of its own 1 / (L P) from those in other domains; a hop of latency for each
-    other member in the node, for each other node of the domain, and for each doubling of domains, since many talk
-    along trees. An all_reduce is a reduce_scatter and an all_gather, launched once. In an all_to_all each member sends
-    1 / size of the payload to each other member; of as many members as a device has no all-to-all for, each gathers the
-    payloads of all. copies: of that all_to_all, where its payload are so many copies of
-    each token for as many experts: a token then goes to a member once, and once to all members in another domain, that
-    hand it on; 0 where every copy travels. in_order: as in `sent_once`.
+    peers in the domain, and (Q - 1) / Q of its own 1 / (L P) from those in other domains; where nodes have unequally
+    many members, those of the node with the fewest bring in most, each its part of all that is elsewhere. There is a
+    hop of latency for each other member in the node, for each other node of the domain, and for each doubling of
+    domains, since many talk along trees. An all_reduce is a reduce_scatter and an all_gather, launched once. In an
+    all_to_all each member sends 1 / size of the payload to each other member; of as many members as a device has no
+    all-to-all for, each gathers the payloads of all. copies: of that all_to_all, where its payload are so many copies
+    of each token for as many experts: a token then goes to a member once, and once to all members in another domain,
+    that hand it on; 0 where every copy travels. in_order: as in `sent_once`.
     """
     assert kind in KINDS, f"unknown collective {kind}"
     size, local, near = group.size, group.ranks_per_node, group.nodes_per_domain
+    together = (group.fewest_per_node or local) * near  # members that nothing but the network joins with the others
     if size == 1:
         return CollectiveLaw(0.0, 0.0)
     if kind == "send_recv":
@@ -303,10 +316,11 @@ def collective_law(kind: str, group: GroupShape, cluster: Cluster, copies: int =
             share /= sent_once(size, copies, in_order)
         inner_s_per_byte *= (local - 1) / size / share
         near_s_per_byte = _domain_s_per_byte(senders, group, cluster, share) * local * (near - 1) / size
-        s_per_byte = inner_s_per_byte + near_s_per_byte + outer_s_per_byte * (size - local * near) / size
+        s_per_byte = inner_s_per_byte + near_s_per_byte + outer_s_per_byte * (size - together) / size
         return CollectiveLaw(cluster.collective_launch_s + hops_s, s_per_byte)
     near_s_per_byte = _domain_s_per_byte(senders, group, cluster) * (near - 1) / near / local
-    far_s_per_byte = outer_s_per_byte * (far - 1) / far / (local * near)
+    elsewhere, everywhere = (size - together, size) if group.fewest_per_node else (far - 1, far)
+    far_s_per_byte = outer_s_per_byte * elsewhere / everywhere / together
     s_per_byte = inner_s_per_byte * (local - 1) / local + near_s_per_byte + far_s_per_byte
     passes = 2 if kind == "all_reduce" else 1
     return CollectiveLaw(cluster.collective_launch_s + passes * hops_s, passes * s_per_byte)

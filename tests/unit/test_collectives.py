@@ -61,23 +61,35 @@ def test_a_mesh_smaller_than_a_node_has_fewer_senders() -> None:
 
 def test_groups_that_straddle_nodes_take_the_worst_place() -> None:
     # ranks 0-2, 3-5, ...: the second group has rank 3 in node 0 and ranks 4 and 5 in node 1
-    assert shape((("dp", 4), ("tp", 3)), "tp") == GroupShape(3, 3, 2, 1, 3, 4)
+    assert shape((("dp", 4), ("tp", 3)), "tp") == GroupShape(3, 3, 2, 1, 3, 4, fewest_per_node=1)
 
 
-def counted(mesh: Mesh, axes: tuple[str, ...], devices_per_node: int) -> tuple[int, int, int, int]:
-    """size, ranks per node, nodes, span: read off the ranks of every group."""
+def test_a_member_that_is_alone_in_its_node_waits_for_the_network() -> None:
+    """Of 3 ranks of which 2 share a node, the third brings in 2/3 of the payload over its own adapter, 5 GB/s, and in
+    an all-to-all sends as much."""
+    mesh = (("dp", 4), ("tp", 3))
+    in_node_s = 2 / 3 * GB / 40e9
+    assert toy_s("all_gather", GB, mesh, "tp") == pytest.approx(2 / 3 * GB / 5e9 + in_node_s, rel=1e-3)
+    exchanged_s = toy_s("all_to_all", GB, mesh, "tp")
+    apart_s = toy_s("all_to_all", GB, (("tp", 3), ("dp", 4)), "tp")  # each in a node of its own
+    assert exchanged_s > apart_s == pytest.approx(2 / 3 * GB / 5e9, rel=1e-3)
+
+
+def counted(mesh: Mesh, axes: tuple[str, ...], devices_per_node: int) -> tuple[int, int, int, int, int]:
+    """size, ranks per node, nodes, span, fewest per node: read off the ranks of every group."""
     places = list(product(*(range(size) for _, size in mesh)))
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(places):
         key = tuple(index for index, (name, _) in zip(place, mesh, strict=True) if name not in axes)
         groups.setdefault(key, []).append(rank)
-    per_node, nodes, span = 1, 1, 1
+    per_node, nodes, span, fewest = 1, 1, 1, len(places)
     for ranks in groups.values():
         by_node = [[rank for rank in ranks if rank // devices_per_node == node] for node in range(len(places))]
         used = [members for members in by_node if members]
         per_node, nodes = max(per_node, *map(len, used)), max(nodes, len(used))
         span = max(span, *(members[-1] - members[0] + 1 for members in used))
-    return prod(size for name, size in mesh if name in axes), per_node, nodes, span
+        fewest = min(fewest, *map(len, used))
+    return prod(size for name, size in mesh if name in axes), per_node, nodes, span, fewest
 
 
 @given(
@@ -90,7 +102,8 @@ def test_group_shape_is_what_the_ranks_show(
 ) -> None:
     mesh = tuple(zip(("pp", "dp", "cp", "tp"), sizes, strict=True))
     seen = shape(mesh, *sorted(axes), devices_per_node=devices_per_node)
-    assert (seen.size, seen.ranks_per_node, seen.nodes, seen.span) == counted(
+    fewest = seen.fewest_per_node or seen.ranks_per_node
+    assert (seen.size, seen.ranks_per_node, seen.nodes, seen.span, fewest) == counted(
         mesh, tuple(sorted(axes)), devices_per_node
     )
 
