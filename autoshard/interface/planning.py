@@ -65,12 +65,12 @@ class SearchResult(Shown):
         entry for each; the plan and its runners-up are among them. Of other layouts, cuts and sets by stage that were
         ruled out by a bound, or solved and are slower, are not.
 
-        form: "numpy", a dict of arrays; "pandas", a DataFrame; "pyarrow", a Table. Columns: tp, pp, dp, cp, ep,
-        num_virtual_stages, microbatch_size, num_microbatches, schedule, zero, sequence_parallel, attention_kernel,
-        context_parallel, axis_order, recompute, stage_layers ("10-10-12"); step_time_s (seconds; a lower bound where
-        step_time_is_bound), memory_bytes (of the fullest device), fits (whether the device has so much; the plan is
-        chosen among those that do with fit_probability, as `fastest` is). Raises AutoshardError for another form, and
-        where its package is missing.
+        form: "numpy", a dict of arrays; "pandas", a DataFrame; "pyarrow", a Table. Columns: tp, pp, dp, cp, ep, etp (0:
+        experts are cut as tp says), dp_replicate, num_virtual_stages, microbatch_size, num_microbatches, schedule,
+        zero, sequence_parallel, attention_kernel, context_parallel, axis_order, recompute, stage_layers ("10-10-12");
+        step_time_s (seconds; a lower bound where step_time_is_bound), memory_bytes (of the fullest device), fits
+        (whether the device has so much; the plan is chosen among those that do with fit_probability, as `fastest` is).
+        Raises AutoshardError for another form, and where its package is missing.
         """
         check_choice("table", "form", form, FORMS)
         assert isinstance(self.answer.result, Searched)

@@ -22,6 +22,7 @@ CHOICES = (
     "dp",
     "cp",
     "ep",
+    "dp_replicate",
     "num_virtual_stages",
     "microbatch_size",
     "schedule",
@@ -33,6 +34,7 @@ CHOICES = (
 """Fields of a strategy that are one value."""
 COLUMNS = (
     *CHOICES,
+    "etp",
     "axis_order",
     "recompute",
     "stage_layers",
@@ -50,10 +52,10 @@ def priced_columns(
     """Column name -> array with an entry for each layout, in no order.
 
     exact: layouts that were estimated one by one, which stand in place of what is priced of them, maybe a bound, and
-    beside that: other cuts and sets by stage are priced nowhere else. recompute: the set of all stages, or BY_STAGE.
-    stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a lower bound where
-    step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest device. fits: whether
-    that is no more than the device has.
+    beside that: other cuts and sets by stage are priced nowhere else. etp: 0 where it is not said. recompute: the set
+    of all stages, or BY_STAGE. stage_layers: blocks of each virtual stage, '10-10-10-10'. step_time_s: seconds; a lower
+    bound where step_time_is_bound (search simulates only those that may win). memory_bytes: of the fullest device.
+    fits: whether that is no more than the device has.
     """
     priced.price_pairs()
     others = priced.others.chunks if priced.others else []
@@ -80,6 +82,7 @@ def estimated_columns(layouts: Mapping[Strategy, Estimate], training: TrainingSp
     batch = training.global_batch_size
     columns: dict[str, list[object]] = {name: [getattr(one, name) for one in layouts] for name in CHOICES}
     columns |= {
+        "etp": [one.etp or 0 for one in layouts],
         "axis_order": [one.axis_order_name for one in layouts],
         "recompute": [one.uniform_recompute or BY_STAGE for one in layouts],
         "stage_layers": ["-".join(map(str, one.stage_layers)) for one in layouts],
@@ -99,6 +102,7 @@ def _columns(chunk: Priced, priced: PricedLayouts) -> dict[str, Array]:
     capacity_bytes = priced.problem.cluster.device.memory_bytes
     return {
         **columns,
+        "etp": np.array([draft.etp or 0 for draft in drafts.drafts])[chunk.draft],
         "axis_order": orders[chunk.draft],
         "recompute": np.array(chunk.whole.sets)[chunk.recompute],
         "stage_layers": _stage_layers(chunk, family.pp, family.num_virtual_stages),

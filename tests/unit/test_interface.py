@@ -183,6 +183,18 @@ def test_a_table_has_the_plan_and_its_runners_up_once_whatever_their_cuts_are() 
         assert (of_it & (columns["axis_order"] == one.axis_order_name)).sum() == 1
 
 
+def test_no_two_rows_of_a_table_say_the_same_choices() -> None:
+    """Choices that are searched only where they are asked for are columns as well."""
+    result = autoshard.search("llama3-8b", "h100-80gb", nodes=4, dp_replicate="auto", global_batch=256, tp=1, pp=1)
+    columns = result.table()
+    assert {*columns["dp_replicate"].tolist()} == {1, 4} and not columns["etp"].any()
+    said = [name for name in columns if name not in ("step_time_s", "step_time_is_bound", "memory_bytes", "fits")]
+    rows = [*zip(*(columns[name].tolist() for name in said), strict=True)]
+    assert len({*rows}) == len(rows)
+    experts = autoshard.search("qwen3-30b-a3b", "h100-80gb", nodes=1, etp=1, tp=2, pp=1, cp=1, global_batch=64)
+    assert {*experts.table()["etp"].tolist()} == {1}
+
+
 def test_a_result_is_pickled_with_its_table() -> None:
     result = autoshard.search("llama3-8b", tp=8, cp=1, **SMALL)
     again = pickle.loads(pickle.dumps(result))
