@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _TRAIN, _COMPARE = f"{TRAINER}:train", f"{TRAINER}:compare"
 NO_CHECKSUMS = (1, 2**62)
-"""A share of the files that has none, of which ranks compare the checksums."""
+"""The share of a checkpoint's files whose checksums are compared before ranks start: none, since they compare all."""
 _TOKENS = ".tokens"
 """Folder inside the output folder, shared by its runs."""
 

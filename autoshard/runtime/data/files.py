@@ -16,8 +16,8 @@ DATA_OPTION = "--data"
 TEXT, JSONL, PARQUET, ARROW = "text", "JSONL", "Parquet", "Arrow"
 _MAX_JSON_BYTES = 100_000_000
 SUFFIXES = {".txt": TEXT, ".md": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
-"""Suffix -> how such a file is read. A file that the user names is read as text where its suffix is neither
-listed nor one of _PERHAPS_DATA."""
+"""Suffix -> how such a file is read. A file that the user names is read as text where its suffix is neither listed nor
+one of _PERHAPS_DATA."""
 _PERHAPS_DATA = frozenset((".json", ".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip"))
 """Suffixes of files that are not read and may have been meant."""
 _MOST_NAMES = 5
