@@ -13,9 +13,16 @@ SEVERAL = ("recompute-modules",)
 """Flags that take more than one word."""
 MOST_CHARACTERS = 200
 """Of a variable's value; what is longer is no number or name."""
-_WRITTEN = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n]*""", re.DOTALL)
-"""Quoted texts and escaped characters, which stay as they are; line ends that are escaped; comments, up to their own
-line's end, escaped or not."""
+END = ";"
+"""A word for whatever ends a command or sends its output elsewhere: ; && | > 2>&1."""
+_WRITTEN = re.compile(
+    r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n]|\$\{[^{}\n"']*\}|<\w+>|\$\(\([^()\n"']*\)\))"""
+    r"""|\\\n|(?<![^\s;&|])\#[^\n]*"""
+    r"""|(?P<end>(?:(?<!\S)[12])?[<>]+&?|[;&|]+)""",
+    re.DOTALL,
+)
+"""Quoted texts, escaped characters, values of variables and blanks to fill in, <N>, which stay as they are; line ends
+that are escaped; comments, up to their own line's end, escaped or not; ends of commands."""
 _SHOW = ("echo", "printf", "-e")
 """Words before a text that is shown, not run."""
 _READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
@@ -84,13 +91,13 @@ def _without_end(word: str) -> str:
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word behind a flag is its value, not the next flag or where an array ends or begins."""
-    return not word.startswith("--") and word != ")" and not word.endswith("=(")
+    """Whether a word behind a flag is its value, not the next flag or where a command or an array ends or begins."""
+    return not word.startswith("--") and word not in (")", END) and not word.endswith("=(")
 
 
 def _words(text: str) -> list[str]:
     """The words of a command line. Raises ValueError where a quote does not end."""
-    quoted = shlex.split(_WRITTEN.sub(lambda found: found[1] or " ", text))
+    quoted = shlex.split(_WRITTEN.sub(lambda found: found["kept"] or (f" {END} " if found["end"] else " "), text))
     return [word for before, one in pairwise(("", *quoted)) for word in _unquoted(one, before)]
 
 

@@ -68,6 +68,42 @@ def test_texts_that_a_shell_runs(text: str, tp: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "torchrun pretrain_gpt.py {}; echo done",
+        "torchrun pretrain_gpt.py {}&",
+        "torchrun pretrain_gpt.py {}&& echo done",
+        "torchrun pretrain_gpt.py {}|tee log",
+        "torchrun pretrain_gpt.py {}>log",
+        "torchrun pretrain_gpt.py {} 2>&1 | tee log",
+        "(torchrun pretrain_gpt.py {}; wait)",
+        "torchrun pretrain_gpt.py {};# it's done",
+        "bash -c 'torchrun pretrain_gpt.py {}; echo done'",
+        "if [ $SP = 1 ]; then A=({}); fi",
+        'A="{}"; eval torchrun pretrain_gpt.py $A',
+    ],
+)
+def test_a_command_ends_where_a_shell_ends_it(text: str) -> None:
+    """What is behind a semicolon, an ampersand, a bar or a bracket is no part of the flag or value before it."""
+    sizes = "--tensor-model-parallel-size 2 --swiglu"
+    found = script(text.format(f"{sizes} --sequence-parallel"))
+    assert (found.fields["sequence_parallel"], found.left_out) == (True, ())
+    assert script(text.format(f"{sizes} --use-distributed-optimizer")).fields["zero"] == 1
+    assert script(text.format(f"{sizes} --micro-batch-size 4")).options["micro_batch"] == 4
+    modules = script(text.format(f"{sizes} --recompute-granularity selective --recompute-modules core_attn mlp"))
+    assert (modules.options["recompute"], modules.left_out) == ("core_attention+mlp", ())
+
+
+@pytest.mark.parametrize("value", ["$((MBS>8?8:MBS))", "${MBS%%;*}", "<MBS>", "a;b"])
+def test_signs_within_a_value_end_no_command(value: str) -> None:
+    said = f"'{value}'" if value == "a;b" else value
+    with pytest.raises(AutoshardError) as raised:
+        script(f"--swiglu --tensor-model-parallel-size {said}")
+    told = f"--tensor-model-parallel-size is {value!r}; it must be a whole number of at least 1"
+    assert str(raised.value) == f"train.sh: {told}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "--tensor_parallel_size 8 --pipeline_parallel_size 2 --zero_1 --bf16",
         "--x",
         "--max_context_width=8192 --num_layers=32 --hidden_width=4096 --num_heads=32 --offload_activations=1",
