@@ -18,13 +18,16 @@ END = ";"
 _WRITTEN = re.compile(
     r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n]|\$\{[^{}\n"']*\}|<\w+>|\$\(\([^()\n"']*\)\))"""
     r"""|\\\n|(?<![^\s;&|])\#[^\n]*"""
-    r"""|(?P<end>(?:(?<!\S)[12])?[<>]+&?|[;&|]+)""",
-    re.DOTALL,
+    r"""|(?P<end>(?:(?<!\\\n)^|[;&|{)]+|(?<![^\s;])(?:then|else|do)\b)[ \t]*(?:echo|printf)(?=[ \t])"""
+    r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\s)\#|[^;&|\n'"\\\#])*"""
+    r"""|(?:(?<!\S)[12])?[<>]+&?|[;&|]+)""",
+    re.DOTALL | re.MULTILINE,
 )
 """Quoted texts, escaped characters, values of variables and blanks to fill in, <N>, which stay as they are; line ends
-that are escaped; comments, up to their own line's end, escaped or not; ends of commands."""
-_SHOW = ("echo", "printf", "-e")
-"""Words before a text that is shown, not run."""
+that are escaped; comments, up to their own line's end, escaped or not; ends of commands, with a command that shows a
+text behind them."""
+_SHOW = ("echo", "printf")
+"""Words before a quoted text that is shown, not run: `srun echo "..."`."""
 _READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
 _CONDITION = re.compile(r"^[ \t]*(if|case)\b.*?^[ \t]*(fi|esac)\b", re.DOTALL | re.MULTILINE)
 """A condition and all that it decides about. One inside of another ends the outer one: more is taken as sure then."""
@@ -106,13 +109,15 @@ def _unquoted(word: str, before: str) -> list[str]:
 
     before: the word before it, of which it may be the value.
     """
+    if before in _SHOW and len(word.split()) > 1:
+        return []
     text = re.sub(r"^(\w+\+?=)?\(?", "", word)
     flags = re.findall(r"(?<!\S)--\S+", text)
     if not flags or text.split() == flags[:1]:
         return [text.strip() if flags else word]
     begins_with_one = text.split()[0] == flags[0]
     is_value = begins_with_one and "=" in flags[0] and len(flags) == 1  # '--name=some words'
-    is_value |= not begins_with_one and (before in _SHOW or re.fullmatch("--[^=]+", before) is not None)
+    is_value |= not begins_with_one and re.fullmatch("-e|--[^=]+", before) is not None
     if text == word and is_value:
         return [word]
     try:
