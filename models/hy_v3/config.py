@@ -16,7 +16,7 @@ NAMED = {
     "n_shared_experts": "num_shared_experts",
     "routed_scaling_factor": "router_scaling_factor",
 }
-ALONE: dict[str, Any] = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "qk_norm": True}
+ALONE: dict[str, Any] = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "qk_norm": True, "mlp_bias": False}
 """Key -> its only value here, also without the key."""
 
 

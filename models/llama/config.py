@@ -80,6 +80,7 @@ def read(config: Config, model_type: str) -> ModelSpec:
             types = tuple(SLIDING_ATTENTION if layer % 4 else FULL_ATTENTION for layer in range(layers))
             theta, _ = rope(config, defaults.rope_theta)
             more = {"rope_theta": theta, "rope_scaling": stretched(config, config.rope(CWM_ROPE))}
+            more["mlp_bias"] = config.value("mlp_bias", False)
             more |= windows(config, defaults.sliding_window, types)
         case "smollm3" | "granite":
             biases = ("attention_bias", "mlp_bias")
@@ -237,6 +238,7 @@ def write(model: ModelSpec) -> dict[str, Any]:
             more = {
                 "sliding_window": model.sliding_window or DEFAULTS["cwm"].sliding_window,  # asked for in any case
                 "layer_types": list(model.layer_types or one_kind(model)),
+                "mlp_bias": model.mlp_bias,
                 **rope_parameters(model),
             }
         case "smollm3":

@@ -621,10 +621,11 @@ CONFIGS["youtu, no compressed queries"] = {
     **NO_TOKENS,
 }
 CONFIGS["cwm"] = {**SMALL, "model_type": "cwm", "num_hidden_layers": 5, "sliding_window": 9, "bos_token_id": 1}
-CONFIGS["cwm, no windows, default positions"] = {
+CONFIGS["cwm, biases, no windows, default positions"] = {
     **SMALL,
     "model_type": "cwm",
     "head_dim": 8,
+    "mlp_bias": True,
     "layer_types": ["full_attention"] * 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     "tie_word_embeddings": True,

@@ -311,7 +311,9 @@ def test_what_a_cwm_config_leaves_out() -> None:
     assert (model.rope_theta, model.rope_scaling) == (1e6, RopeScaling("llama3", 16.0, 1.0, 4.0, 8192))
     alone = read("cwm", layer_types=["full_attention"] * 4, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     assert (alone.sliding_window, alone.layer_types, alone.rope_scaling) == (None, (), None)
-    for one in (model, alone):
+    biased = read("cwm", mlp_bias=True)
+    assert (model.mlp_bias, biased.mlp_bias) == (False, True)
+    for one in (model, alone, biased):
         assert from_config(to_config(one), "m") == one
 
 
@@ -1048,6 +1050,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"linear_allow_neg_eigval": "no"},
             "linear_allow_neg_eigval='no' of linear_attention must be true or false",
         ),
+        ("hy_v3", {"mlp_bias": True}, "mlp_bias=True of m is not supported; False is"),
         ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
         ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
         ("mistral4", {"n_group": 4}, "n_group=4 of m is not supported; 1 is"),
