@@ -143,10 +143,11 @@ class Config:
 
 
 def head_dim(config: Config, size_key: str, heads_key: str, default: int | None = None) -> int:
-    """The head_dim that the config gives, else the family's default, else the hidden size shared out over the heads."""
-    if config.gives("head_dim"):
-        return config.integer("head_dim")
-    return shared_out(config, size_key, heads_key) if default is None else default
+    """The head_dim that the config gives, else the family's default, else the hidden size shared out over the heads,
+    which is also what null says."""
+    if default is None or config.is_null("head_dim"):
+        default = None if config.gives("head_dim") else shared_out(config, size_key, heads_key)
+    return config.integer("head_dim", default)
 
 
 def shared_out(config: Config, size_key: str, heads_key: str) -> int:
@@ -300,11 +301,13 @@ def partial_rope(
     config: Config, default_theta: float, default_part: float, known: tuple[str, ...] = ROPE_TYPES
 ) -> dict[str, Any]:
     """The fields of rotary positions that may turn a part of each head alone; transformers 5 writes that part beside
-    rope_theta. default_theta, default_part: their values without their keys. known: as of `stretched`."""
+    rope_theta, and null turns all of it. default_theta, default_part: their values without their keys. known: as of
+    `stretched`."""
     theta = rope_base(config, default_theta, partial_is_known=True)
     scaling = stretched(config, config.rope(), known)
     part = config.rope().get("partial_rotary_factor")
-    part = config.value("partial_rotary_factor", default_part) if part is None else part
+    usual = 1.0 if config.is_null("partial_rotary_factor") else default_part
+    part = config.value("partial_rotary_factor", usual) if part is None else part
     check_positive(config.name, "partial_rotary_factor", part)
     return {"rope_theta": theta, "rope_scaling": scaling, "partial_rotary_factor": float(part)}
 

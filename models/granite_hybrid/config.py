@@ -94,7 +94,7 @@ def _mamba(config: Config) -> Mamba:
         mamba_d_state=config.integer("mamba_d_state", 256),
         mamba_d_conv=config.integer("mamba_d_conv", 4),
         mamba_chunk_size=config.integer("mamba_chunk_size", 256),
-        mamba_conv_bias=config.value("mamba_conv_bias", True),
+        mamba_conv_bias=config.switch("mamba_conv_bias", True),
         mamba_n_groups=groups,
     )
 

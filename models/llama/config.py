@@ -215,10 +215,14 @@ def smollm3_blocks(config: Config) -> dict[str, Any]:
 
 
 def multipliers(config: Config) -> Multipliers:
-    """The constants by which Granite scales embeddings, scores, residuals and logits."""
+    """The constants by which Granite scales embeddings, scores, residuals and logits. null scales scores as other
+    families do: by 1 / sqrt(head_dim)."""
+    usual = head_dim(config, "hidden_size", "num_attention_heads") ** -0.5
     return Multipliers(
         embedding_multiplier=config.positive("embedding_multiplier", 1.0),
-        attention_multiplier=config.positive("attention_multiplier", 1.0),
+        attention_multiplier=config.positive(
+            "attention_multiplier", usual if config.is_null("attention_multiplier") else 1.0
+        ),
         residual_multiplier=config.positive("residual_multiplier", 1.0),
         logits_scaling=config.positive("logits_scaling", 1.0),
     )

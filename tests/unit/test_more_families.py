@@ -303,6 +303,30 @@ def test_what_a_youtu_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
+@pytest.mark.parametrize("model_type", ["seed_oss", "ernie4_5"])
+def test_a_head_dim_of_null_is_shared_out(model_type: str) -> None:
+    """transformers has hidden_size / num_attention_heads where a config says null, and 128 without the key."""
+    absent, null = (read(model_type, num_attention_heads=64, **given).head_dim for given in ({}, {"head_dim": None}))
+    assert (absent, null) == (128, 4096 / 64)
+
+
+@pytest.mark.parametrize("model_type", ["glm", "glm4"])
+def test_a_part_of_null_turns_whole_heads(model_type: str) -> None:
+    parts = (read(model_type, **given).partial_rotary_factor for given in ({}, {"partial_rotary_factor": None}))
+    assert (*parts,) == (0.5, 1.0)
+
+
+def test_nulls_of_granite() -> None:
+    """transformers hands a scale of null to attention, which then takes its usual one, and makes no bias of null."""
+    for model_type in ("granitemoe", "granitemoehybrid"):
+        found = [read(model_type, **given) for given in ({}, {"attention_multiplier": None})]
+        scales = [one.multipliers.attention_multiplier for one in found if one.multipliers]
+        assert scales == [1.0, found[0].head_dim ** -0.5]
+    sizes = {"mamba_n_heads": 64, "mamba_expand": 2}
+    found = [read("granitemoehybrid", **sizes, **given) for given in ({}, {"mamba_conv_bias": None})]
+    assert [one.mamba.mamba_conv_bias for one in found if one.mamba] == [True, False]
+
+
 def test_what_a_cwm_config_leaves_out() -> None:
     model = read("cwm", num_hidden_layers=5)
     sliding = ("sliding_attention",) * 3
