@@ -6,9 +6,16 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
+from autoshard.plugins.found import RAISED, in_one_line
 from autoshard.spec.model_types import FAMILIES, Family
 
-__all__ = ["FAMILIES", "Family", "config_files", "config_of", "graph_of", "weights_of"]
+__all__ = ["FAMILIES", "Family", "check_modules", "config_files", "config_of", "graph_of", "weights_of"]
+
+OURS = __name__.rpartition(".")[0]
+NEEDED = {"graph": ("embedding", "block", "head"), "config": ("read",)}
+"""Module of a family -> the functions without which it makes no plan."""
 
 
 def graph_of(family: Family) -> ModuleType:
@@ -34,9 +41,38 @@ def config_files(family: Family) -> list[Path]:
     """The published configs in the folder, sorted: models that are known by the name of the file."""
     if not family.folder:
         return []
-    (place, *_) = import_module(family.package).__path__
-    return sorted((Path(place) / family.folder / "configs").glob("*.json"))
+    places = getattr(_imported(family, family.package), "__path__", None)
+    if not places:
+        raise AutoshardError(
+            f"folder={show(family.folder)} of a plug-in's family needs a package to lie in, and "
+            f"package={show(family.package)} is a module alone; folder='' is of such a one"
+        )
+    return sorted((Path(next(iter(places))) / family.folder / "configs").glob("*.json"))
+
+
+def check_modules(family: Family) -> None:
+    """Raise AutoshardError where a plug-in's family has a module that does not import, or lacks a function."""
+    config_files(family)
+    config_of(family)
+    graph_of(family)
 
 
 def _module(family: Family, name: str) -> ModuleType:
-    return import_module(f"{family.package}.{family.folder}.{name}" if family.folder else family.package)
+    """A module of a family. Raises AutoshardError where it is a plug-in's, and does not import or lacks a function."""
+    module = _imported(family, f"{family.package}.{family.folder}.{name}" if family.folder else family.package)
+    if lacking := [function for function in NEEDED.get(name, ()) if not hasattr(module, function)]:
+        raise AutoshardError(
+            f"module {module.__name__} of a plug-in's family has no function {lacking[0]}; it needs one"
+        )
+    return module
+
+
+def _imported(family: Family, name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except RAISED as error:
+        if family.package == OURS:
+            raise
+        raise AutoshardError(
+            f"package={show(family.package)} of a plug-in's family does not load: {in_one_line(error)}"
+        ) from error

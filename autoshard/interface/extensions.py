@@ -15,7 +15,7 @@ def installed_plugins() -> tuple[Listed, ...]:
     """
     from autoshard.bench.predictors import PREDICTORS
     from autoshard.explanation.renderers import RENDERERS, STANDARD
-    from autoshard.models.families import FAMILIES
+    from autoshard.models.families import FAMILIES, check_modules
     from autoshard.planner.other_search import COST_MODELS
     from autoshard.planner.searchers import SEARCHERS
     from autoshard.plans.search_result import EXACT, OURS
@@ -28,4 +28,4 @@ def installed_plugins() -> tuple[Listed, ...]:
         "cost_models": (OURS,),
         "renderers": STANDARD,
     }
-    return listed(tables, taken, {"hardware": check_files})
+    return listed(tables, taken, {"hardware": check_files, "models": check_modules})

@@ -902,6 +902,62 @@ def test_a_family_that_fails_to_read_is_named(tmp_path: Path, monkeypatch: pytes
         autoshard.model({**TINY, "model_type": "unmade", "_name_or_path": "m"})
 
 
+@pytest.mark.parametrize(
+    ("family", "code", "said"),
+    [
+        (
+            'Family("", package="nowhere_at_all")',
+            "",
+            (
+                "package='nowhere_at_all' of a plug-in's family does not load: ModuleNotFoundError: No module named "
+                "'nowhere_at_all'"
+            ),
+        ),
+        (
+            'Family("", package="{}_code")',
+            "def (\n",
+            "package='{}_code' of a plug-in's family does not load: SyntaxError: invalid syntax ({}_code.py, line 1)",
+        ),
+        (
+            'Family("nope", package="{}_code")',
+            "",
+            (
+                "folder='nope' of a plug-in's family needs a package to lie in, and package='{}_code' is a module "
+                "alone; folder='' is of such a one"
+            ),
+        ),
+        (
+            'Family("", package="{}_code")',
+            "",
+            "module {}_code of a plug-in's family has no function read; it needs one",
+        ),
+    ],
+)
+def test_a_family_whose_modules_are_none_is_said(
+    family: str,
+    code: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = f"none{len(said)}"
+    family, said = family.replace("{}", name), said.replace("{}", name)
+    entry = f"from autoshard.models.families import Family\nFAMILY = {family}\n"
+    package(tmp_path, name, "models", f"{name} = {name}:FAMILY", entry)
+    (tmp_path / f"{name}_code.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    problems = [one.problem for one in autoshard.installed_plugins() if one.package == f"{name} 1.0"]
+    assert problems == [said]
+    Path("m.json").write_text(json.dumps({**TINY, "model_type": name}))
+    assert main(["plan", "--model", "m.json"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("autoshard: error: model config m.json: ") and told.count("\n") == 1
+    assert main(["plan", "--model", "not-a-model"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_searcher_may_return_a_number_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import numpy\ndef go(space, rng): return numpy.int64(space.fastest())\ndef yes(space, rng): return True\n"
     package(tmp_path, "number-search", "searchers", "number = number_search:go\nyes = number_search:yes", code)
