@@ -56,6 +56,7 @@ SIZES = {
     "num_experts_per_tok": "moe.top_k",
 }
 """Whole numbers of a model, and the keys that say them, under `model`."""
+POSITIONS = "max_position_embeddings"
 NUMBERS = {"norm_eps": "layernorm_epsilon", "rope_theta": "rope_theta", "partial_rotary_factor": "rotary_percentage"}
 WORDS = {
     "normalization": "normalization",
@@ -116,7 +117,8 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
         options["context_parallel"] = "ring"
     precision = str(values.get("precision.type") or "mixed_precision")
     options["precision"] = PRECISIONS.get(precision, "mixed_precision")
-    if values.whole("model.encoder_seq_length") not in (None, options.get("seq_len")):
+    lengths = values.whole_or_variable("model.encoder_seq_length"), options.get("seq_len")
+    if lengths[0] != lengths[1] and all(isinstance(length, int) for length in lengths):
         notes += (f"sequences of {options['seq_len']:,} tokens, as data.seq_length says, not model.encoder_seq_length",)
     if precision not in PRECISIONS:
         notes += (f"precision.type={precision} is priced as mixed_precision",)
@@ -157,7 +159,10 @@ def _model(found: Values) -> WrittenModel:
     """
     is_described = found.get("model_source") == "megatron"
     said: dict[str, tuple[str, Any]] = {}
-    for names, read in ((SIZES, found.whole), (NUMBERS, found.number), (WORDS, found.get), (FLAGS, found.flag)):
+    sizes = dict(SIZES)
+    if isinstance(found.whole_or_variable(f"model.{SIZES[POSITIONS]}"), str):  # the sequence's, which an option says
+        del sizes[POSITIONS]
+    for names, read in ((sizes, found.whole), (NUMBERS, found.number), (WORDS, found.get), (FLAGS, found.flag)):
         for name, key in names.items():
             value = read(f"model.{key}")
             if value is not None:
@@ -236,13 +241,13 @@ def _warnings(found: Values) -> Iterator[str]:
 def _sizes(found: Values) -> dict[str, Any]:
     """Degrees, batch, sequence and machine, as options of `autoshard plan`."""
     options: dict[str, Any] = {name: found.whole(f"distributed_strategy.{key}") or 1 for name, key in DEGREES.items()}
-    options["micro_batch"] = found.whole("data.micro_batch_size") or 1
+    options["micro_batch"] = found.whole_or_variable("data.micro_batch_size") or 1
     options["schedule"] = usual_schedule(options["vpp"])
-    if batch := found.whole("data.global_batch_size"):
+    if batch := found.whole_or_variable("data.global_batch_size"):
         options["global_batch"] = batch
-    if length := found.whole("data.seq_length") or found.whole("model.encoder_seq_length"):
+    if length := found.whole_or_variable("data.seq_length") or found.whole_or_variable("model.encoder_seq_length"):
         options["seq_len"] = length
-    if nodes := found.whole("trainer.num_nodes"):
+    if nodes := found.whole_or_variable("trainer.num_nodes"):
         options["nodes"] = nodes
     devices, lnc = found.whole("trainer.devices"), found.whole("trainer.lnc")
     if devices is not None:
@@ -321,6 +326,12 @@ class Values:
     def whole(self, path: str) -> int | None:
         value = self.get(path)
         return None if value is None else whole_number(path, value)
+
+    def whole_or_variable(self, path: str) -> int | str | None:
+        """A whole number, or what stands for one that the file does not hold, such as ${oc.env:GBS}: an option that
+        says it overrules it."""
+        value = self.get(path)
+        return value if isinstance(value, str) and value.startswith("$") else self.whole(path)
 
 
 def _paths(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

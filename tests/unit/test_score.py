@@ -646,6 +646,21 @@ def test_options_overrule_variables_of_the_shell() -> None:
     assert str(error.value) == "vars.sh: nodes: $NNODES must be a whole number of at least 1"
 
 
+def test_options_overrule_variables_of_an_nxdt_configuration() -> None:
+    text = NXDT.replace("global_batch_size: 1024", "global_batch_size: '${oc.env:GBS}'")
+    text = text.replace("micro_batch_size: 1,", "micro_batch_size: '${oc.env:MBS}',")
+    text = text.replace("encoder_seq_length: 8192", "encoder_seq_length: ${oc.env:LENGTH}")
+    file = written("vars.yaml", text.replace("num_nodes: 16", "num_nodes: '${oc.env:NODES}'"))
+    given = {"model": "llama3-70b", "global_batch": 512, "micro_batch": 2, "seq_len": 4096, "nodes": 16}
+    found = read_written(file, given)
+    training = found.problem.training
+    assert (training.global_batch_size, training.sequence_length, found.problem.cluster.nodes) == (512, 4096, 16)
+    assert found.strategy.microbatch_size == 2
+    with pytest.raises(AutoshardError) as error:
+        read_written(file, {name: value for name, value in given.items() if name != "global_batch"})
+    assert str(error.value) == "vars.yaml: global_batch: ${oc.env:GBS} must be a whole number of at least 1"
+
+
 def test_a_framework_that_hides_transfers_is_not_what_is_priced() -> None:
     text = (
         "--num-layers 32 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 64 --seq-length 4096"
