@@ -162,6 +162,12 @@ def _nothing_fits(space: Space, request: PlanRequest, layout: int | None) -> Aut
                 f"and which needs {format_bytes(float(space.memory_bytes[layout]))} of "
                 f"{format_bytes(space.level.memory_bytes)}; space.price says what fits, search={EXACT} finds one"
             )
+        if not space.evaluations:
+            longer = "" if request.time_limit is None else f"use a time limit above {request.time_limit:g} s, or "
+            return NoneFound(
+                f"search={request.search} priced none of {len(space):,} layouts of {model.name} on {where}; {longer}"
+                f"space.price says what fits, search={EXACT} finds one"
+            )
         return NoneFound(
             f"search={request.search} found no layout of {model.name} on {where} that fits among "
             f"{space.evaluations:,} of {len(space):,}; use more evaluations, or search={EXACT}"

@@ -889,6 +889,18 @@ def test_a_searcher_that_returns_what_it_did_not_price_and_does_not_fit(
         autoshard.plan("llama3-8b", nodes=4, search="blind")
 
 
+def test_a_searcher_that_prices_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "lazy-one", "searchers", "lazy = lazy_one:go", "def go(space, rng): return None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for limit, cure in ((None, ""), (60.0, "use a time limit above 60 s, or ")):
+        with pytest.raises(NoneFound) as refused:
+            autoshard.plan("llama3.2-1b", seq_len=2048, global_batch=64, search="lazy", time_limit=limit)
+        assert str(refused.value) == (
+            "search=lazy priced none of 440 layouts of llama3.2-1b on 1 x trn1.32xlarge; "
+            f"{cure}space.price says what fits, search=exact finds one"
+        )
+
+
 def test_a_family_that_fails_to_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = FAMILY_WITH_MISTAKE.split("def read")[0]
     for name, body in (("unread", "return config['nothing']"), ("unmade", "return None")):
