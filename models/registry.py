@@ -9,6 +9,7 @@ from pathlib import Path
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import near, show
 from autoshard.files.json_file import read_json
+from autoshard.files.text_file import printable
 from autoshard.models.families import FAMILIES, config_files
 from autoshard.models.huggingface import read_config, read_dropout, read_other_parts
 from autoshard.plugins.found import installed
@@ -75,6 +76,11 @@ def _config_file(name_or_path: str) -> Path | str:
     if name_or_path in files:
         return files[name_or_path]
     if _exists(name_or_path):
+        if name_or_path.endswith(".py") and Path(name_or_path).is_file():
+            raise AutoshardError(
+                f"model={show(name_or_path)} is a Python file without the name of a class in it, or of a function that "
+                f"makes a module; {printable(name_or_path)}:CLASS has one"
+            )
         return name_or_path
     known = _repositories()
     for repository, name in known.items():

@@ -823,3 +823,14 @@ def test_any_value_of_any_field_is_a_model_or_one_line(key: str, value: Any) -> 
         assert from_json(ModelSpec, json.loads(json.dumps(to_json(model))), "model") == model
     else:
         assert error.isprintable()
+
+
+def test_a_python_file_needs_the_name_of_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("class Net: pass\n")
+    with pytest.raises(AutoshardError) as raised:
+        load_model("mine.py")
+    assert str(raised.value) == (
+        "model='mine.py' is a Python file without the name of a class in it, or of a function that makes a module; "
+        "mine.py:CLASS has one"
+    )
