@@ -19,6 +19,8 @@ from autoshard.spec.rope import RopeScaling
 
 KEYS, GROUPED = "num-query-groups", "group-query-attention"
 """Key-value heads, and the switch without which Megatron gives each query head one of its own."""
+DEEPSPEED_KEYS = "num-key-value-heads"
+"""Key-value heads of Megatron-DeepSpeed, which has no such switch."""
 SPREAD = "expert-model-parallel-size"
 """Ranks that share the experts; more than 1 has a model with experts alone."""
 NUMBERS = {
@@ -38,6 +40,7 @@ SIZES = {
     "hidden-size": "hidden_size",
     "ffn-hidden-size": "intermediate_size",
     "num-attention-heads": "num_attention_heads",
+    DEEPSPEED_KEYS: "num_key_value_heads",
     KEYS: "num_key_value_heads",
     "kv-channels": "head_dim",
     "max-position-embeddings": "max_position_embeddings",
@@ -432,6 +435,7 @@ MOST_FLAGS = ("num-layers", "hidden-size", "num-attention-heads")
 ANYBODYS = (
     *("bf16", "fp16", "nnodes", "nproc-per-node", "vocab-size", "attention-backend", "seq-length"),
     *("micro-batch-size", "global-batch-size", "context-parallel-size", "num-experts", *MOST_FLAGS),
+    DEEPSPEED_KEYS,
 )
 """Those that scripts of other frameworks have too, if not all of MOST_FLAGS."""
 

@@ -144,6 +144,20 @@ def test_megatron_deepspeed() -> None:
         script("--zero-stage 4")
 
 
+def test_key_value_heads_of_megatron_deepspeed() -> None:
+    sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --swiglu"
+    found = script(f"{sizes} --num-key-value-heads 8")
+    assert (found.model.wanted["num_key_value_heads"], found.left_out) == (8, ())
+    assert written(f"{sizes} --num-key-value-heads 8 --ffn-hidden-size 14336").problem.model.num_key_value_heads == 8
+    told = r"^train.sh has --num-key-value-heads=4, but llama3-8b has 8: another model$"
+    with pytest.raises(AutoshardError, match=told):
+        written(f"{sizes} --num-key-value-heads 4")
+    both = script(f"{sizes} --num-key-value-heads 8 --group-query-attention --num-query-groups 4")
+    assert both.model.wanted["num_key_value_heads"] == 4
+    with pytest.raises(AutoshardError, match=r"none of its arguments is Megatron's own"):
+        script("torchrun finetune.py --num_key_value_heads 8 --num_layers 32")
+
+
 def test_without_a_global_batch_each_replica_takes_one_microbatch() -> None:
     text = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --micro-batch-size 2"
     told = "without one in the file Megatron takes one microbatch of each replica"
