@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from autoshard.tracer.changes import Changes, changed_by
 from autoshard.tracer.dims import Dim, Dims, resolve, size_of
 from autoshard.tracer.source import Place, place_of
 from autoshard.tracer.values import (
@@ -100,6 +101,7 @@ class Tracer:
         self._parameter_names = parameters
         """The exported graph's placeholder -> the user's name, one for tied parameters."""
         self._constants = constants
+        self._changes = Changes(program.graph_module)
         self._parameters: dict[str, Parameter] = {}
         self.operations: list[Operation] = []
         self.batch, self.seq = Dim(0, "batch"), Dim(0, "seq")
@@ -193,7 +195,9 @@ class Tracer:
         if node.name in self._parameter_names:
             return self.parameter(self._parameter_names[node.name], tuple(node.meta["val"].shape))
         if node.name in self._constants:
-            return Constant(partial(_numbers_of, node.name.removeprefix("b_module_"), self._constants[node.name]))
+            numbers = self._constants[node.name]
+            numbers = numbers.clone() if self._changes.is_changed(node) else numbers  # the module keeps its own
+            return Constant(partial(_numbers_of, node.name.removeprefix("b_module_"), numbers))
         self.batch.size, self.seq.size = node.meta["val"].shape
         dims: Dims = (self.batch, self.seq)
         return View(Input("input_ids", dims), tuple((dim,) for dim in dims))
@@ -241,6 +245,9 @@ class Tracer:
         found = found[0] if isinstance(found, (list, tuple)) and found else found
         self.shape = tuple(found.shape) if isinstance(found, torch.Tensor) else ()
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        changed = changed_by(node)
+        if not (_is_constant(args) and _is_constant(tuple(kwargs.values()))):
+            self._check_change(node, changed)
         result = self._value(node, name, args, dict(kwargs))
         readers = [user for user in node.users if name_of(user) not in METADATA_OPERATORS]
         if isinstance(result, Formula) and len(readers) > 1 and result.reads_activations:
@@ -249,9 +256,18 @@ class Tracer:
             if isinstance(one, Pending) and one.place is None:
                 one.place = self.place
         values[node] = result
-        if name.endswith("_") and not name.endswith("__") and isinstance(node.args[0], fx.Node):
-            values[node.args[0]] = result  # it was changed in place
+        values.update(dict.fromkeys(changed, result))
         self.place = before
+
+    def _check_change(self, node: fx.Node, changed: Sequence[fx.Node]) -> None:
+        """Raise Unsupported where the node changes numbers in place that are read later as another tensor: each node
+        has a value of its own here.
+        """
+        if any(self._changes.read_later(node, one) for one in changed):
+            raise Unsupported(
+                "it changes a tensor in place of which another view, or the whole, is read later; write it out of "
+                "place, with torch.where, torch.cat or masked_fill"
+            )
 
     def _value(self, node: fx.Node, name: str, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         if name == "wrap_with_set_grad_enabled":
@@ -263,9 +279,9 @@ class Tracer:
         if name in MAKE_LIKE and not isinstance(args[0], Constant):
             like = node.args[0].meta["val"]  # type: ignore[union-attr]
             stand_in = Constant(lambda: torch.empty(like.shape, dtype=like.dtype))
-            return _constant(node, (stand_in, *args[1:]), kwargs)
+            return _constant(node, (stand_in, *args[1:]), kwargs, self._changes.to_come(node))
         if _is_constant(args) and _is_constant(tuple(kwargs.values())):
-            return _constant(node, args, kwargs)
+            return _constant(node, args, kwargs, self._changes.to_come(node))
         found = RULES.get(name) or RULES.get(name.removesuffix("_"))
         if found is None:
             raise Unsupported("it has no rule")
@@ -305,8 +321,11 @@ def _is_constant(value: Value) -> bool:
     )
 
 
-def _constant(node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
-    """The value of an operator on constants, computed when needed; a list of values if the operator gives several."""
+def _constant(node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value], at_once: bool) -> Value:
+    """The value of an operator on constants, computed when needed; a list of values if the operator gives several.
+
+    at_once: compute it now and keep it, because what it reads or gives is changed in place, here or later.
+    """
     target: Any = node.target
     computed: list[Any] = []
 
@@ -315,10 +334,12 @@ def _constant(node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value]) 
             return computed[0]
         with torch.no_grad():
             result = target(*_real(args), **_real(kwargs))
-        if not isinstance(result, torch.Tensor) or result.numel() <= MOST_KEPT:
+        if at_once or not isinstance(result, torch.Tensor) or result.numel() <= MOST_KEPT:
             computed.append(result)
         return result
 
+    if at_once:
+        compute()
     found = node.meta.get("val")
     if isinstance(found, (list, tuple)):
         return [Constant(lambda index=index: compute()[index]) for index in range(len(found))]  # type: ignore[misc]

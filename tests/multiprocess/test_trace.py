@@ -33,6 +33,7 @@ from autoshard.runtime.torch_backend.pointwise import pointwise
 from autoshard.runtime.torch_backend.stage_module import StageModule
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
+from autoshard.tracer.export import load_module
 from autoshard.tracer.rules.numbers import clamp, formula
 from autoshard.tracer.trace import trace_live, trace_model, trace_module
 from autoshard.tracer.tracer import RULES, Tracer
@@ -519,6 +520,140 @@ def test_gradients_that_are_not_whole_are_refused(
     where, inside = place.split(", ")
     code = lines[int(where.rpartition(":")[2]) - 1].strip()
     assert str(error.value) == f"cannot plan Model: {where} (`{code}`, {inside}): {message}; {HOW_TO_ADD}"
+
+
+ATTENTION_FILE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qk, self.v, self.o = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.register_buffer("seen", torch.ones({seq}, {seq}, dtype=torch.bool))
+    def heads(self, x):
+        return x.view(*x.shape[:2], 4, 8).transpose(1, 2)
+    def forward(self, x):
+        t = x.shape[1]
+        qk, v, h = (one(self.norm(x)) for one in (self.qk, self.v, self.up)); q, k = qk[..., :32], qk[..., 32:]
+        m = torch.ones(t, t, dtype=torch.bool).tril()
+        r = h
+        {lines}
+        y = F.scaled_dot_product_attention(self.heads(q), self.heads(k), self.heads(v), attn_mask=m)
+        return x + self.o(y.transpose(1, 2).flatten(2)) + self.down(torch.tanh(r))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(300, 32), nn.Linear(32, 300)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+
+
+def attention_model(lines: str, folder: Path) -> str:
+    """The name of a model with these lines in its blocks, after masks, queries, keys and values are made."""
+    file = folder / "mine.py"
+    file.write_text(ATTENTION_FILE.replace("{lines}", lines).replace("{seq}", str(SEQ)))
+    return f"{file}:Model"
+
+
+@pytest.mark.parametrize(
+    ("lines", "window"),
+    [
+        ("m = m.triu(-7); m[:, 0] = True; m[8:, :1].fill_(False)", 8),
+        ("m = torch.zeros(t, t, dtype=torch.bool)\n        for i in range(t): m[i, : i + 1] = True", None),
+        ("m = torch.full((t, t), float('-inf'))\n        for i in range(t): m[i, : i + 1] = 0", None),
+        ("m = torch.full((t, t), float('-inf')); m[torch.ones(t, t).tril() > 0] = 0", None),
+        ("m = torch.ones(t, t); before = m == 1; m[:, 3] = 0; m = before.tril()", None),
+        ("m = self.seen; m &= torch.ones_like(m).tril(); part = m[:, 0]; m = m.triu(-3); part.fill_(True)", 4),
+        ("first, rest = m.chunk(2); rest.logical_not_(); m[t // 2 :] = rest.logical_not()", None),
+        ("with torch.no_grad(): part = m[:4]; part.logical_not_(); part.logical_not_()", None),
+    ],
+)
+def test_constants_that_are_changed_in_place_are_changed_in_all_views(
+    lines: str, window: int | None, tmp_path: Path
+) -> None:
+    model = attention_model(lines, tmp_path)
+    graph = trace_model(model, SEQ).graph
+    assert graph is not None
+    (attention,) = (op for op in graph.block if op.kind == "attention")
+    assert dict(attention.attributes).get("sliding_window") == window
+    check_computes_the_same(lambda: load_module_with_numbers(model), "Model")
+
+
+def test_a_buffer_that_forward_changes_stays_the_modules_own(tmp_path: Path) -> None:
+    module = load_module(attention_model("m = self.seen; m[:] = m.tril()", tmp_path))
+    trace_module(module, "Model", SEQ)
+    assert all(bool(buffer.all()) for buffer in module.buffers())
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "h.relu_()",
+        "h = F.relu(h, inplace=True); r = h",
+        "h *= 0.5; h.clamp_(-2, 2); r = h",
+        "r = self.up(x).view(*x.shape[:2], 8, 8); r.mul_(0.5); r = r.flatten(2)",
+        "qv = torch.zeros_like(q); qv += q; qv *= 0.25; q = qv",
+        "with torch.autocast('cpu', enabled=False): h = self.up(x); h *= 0.5\n        r = h",
+        "q *= 0.5",
+    ],
+)
+def test_tensors_that_are_changed_in_place_as_a_whole_are_traced(lines: str, tmp_path: Path) -> None:
+    model = attention_model(lines, tmp_path)
+    check_computes_the_same(lambda: load_module_with_numbers(model), "Model")
+
+
+CHANGED_IN_PLACE = (
+    "it changes a tensor in place of which another view, or the whole, is read later; write it out of place, with "
+    "torch.where, torch.cat or masked_fill"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "operator", "message"),
+    [
+        (
+            "m = m.triu(-7); m[:, 0] = True",
+            "scaled_dot_product_attention",
+            "its mask is neither causal nor causal with a window",
+        ),
+        (
+            "m[10:, :1].fill_(False)",
+            "scaled_dot_product_attention",
+            "its mask is neither causal nor causal with a window",
+        ),
+        ("q[..., :4].mul_(0.5)", "mul_", CHANGED_IN_PLACE),
+        ("q[..., :4] = 0", "fill_", CHANGED_IN_PLACE),
+        ("h = q; q = h.view(*x.shape[:2], 4, 8); h.mul_(0.25); q = q.flatten(2)", "mul_", CHANGED_IN_PLACE),
+        ("r = h.view(h.shape); F.relu(h, inplace=True)", "relu_", CHANGED_IN_PLACE),
+        ("r = h.contiguous()[..., :]; h += 1", "add_", CHANGED_IN_PLACE),
+    ],
+)
+def test_changes_in_place_that_a_trace_cannot_say_are_refused(
+    lines: str, operator: str, message: str, tmp_path: Path
+) -> None:
+    model = attention_model(lines, tmp_path)
+    with pytest.raises(AutoshardError) as error:
+        trace_model(model, SEQ)
+    number = 20 if operator == "scaled_dot_product_attention" else 19
+    code = Path(model.rpartition(":")[0]).read_text().splitlines()[number - 1].strip()
+    where = f"{operator} at mine.py:{number} (`{code[:120]}`, in blocks.0)"
+    assert str(error.value) == f"cannot plan Model: {where}: {message}; {HOW_TO_ADD}"
+
+
+def load_module_with_numbers(model: str) -> nn.Module:
+    """The module that a file's class makes, with numbers in its parameters."""
+    module = load_module(model)
+    found: nn.Module = type(module)().eval()
+    return found
 
 
 def test_what_has_no_gradient_may_end_it() -> None:
