@@ -60,7 +60,7 @@ class Operation:
     """An operator of our graph to be.
 
     path: of the user's submodule that it ran in. line: of the user's code, as 'file.py:12'. over: the dims that a norm
-    is over.
+    or rotary positions are over.
     """
 
     kind: str

@@ -20,7 +20,7 @@ _WANTED = {
     "einsum": "a projection multiplies an activation by one parameter",
     "elementwise": "what is combined number by number must have its dims in one order",
     "norm": "a norm is over one dim, such as the hidden width or a head, and so are its weight and bias",
-    "rope": "rotary positions turn heads of queries and keys",
+    "rope": "rotary positions turn heads of queries and keys, so split the width into heads first",
     "attention": "the queries of one key-value head are neighbours, as repeat_interleave gives them",
     "embedding": "the table of tokens must give what the first block reads: x + f(x) between them works, f(x) does not",
     "position_embedding": "learned positions are added to what the first block reads",

@@ -649,6 +649,22 @@ def test_changes_in_place_that_a_trace_cannot_say_are_refused(
     assert str(error.value) == f"cannot plan Model: {where}: {message}; {HOW_TO_ADD}"
 
 
+@pytest.mark.parametrize("between", ["", "q = q * 2; "])
+def test_rotary_positions_of_the_whole_width_are_refused(between: str, tmp_path: Path) -> None:
+    """They turn other pairs of numbers than those of a head, whose size the operator rope would take."""
+    turns = (
+        "turns = torch.outer(torch.arange(t), 1e4 ** -(torch.arange(0, 32, 2) / 32)).repeat(1, 2); "
+        "a, b = q.chunk(2, -1); q = q * turns.cos() + torch.cat([-b, a], -1) * turns.sin()"
+    )
+    with pytest.raises(AutoshardError) as error:
+        trace_model(attention_model(f"{turns}; {between}m = m.tril()", tmp_path), SEQ)
+    line = 19 if between else 20
+    assert str(error.value) == (
+        f"rope at mine.py:{line}: rotary positions turn heads of queries and keys, so split the width into heads "
+        "first; this one is over [kvhead headdim]"
+    )
+
+
 def load_module_with_numbers(model: str) -> nn.Module:
     """The module that a file's class makes, with numbers in its parameters."""
     module = load_module(model)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autoshard.tracer.dims import resolve, size_of, unify
+from autoshard.tracer.dims import reshape, resolve, size_of, unify
 from autoshard.tracer.rules.experts import chosen
 from autoshard.tracer.tracer import Tracer, finishes, rule
 from autoshard.tracer.values import (
@@ -226,12 +226,15 @@ def finish_turned(t: Tracer, x: Turned) -> View:
     if matrix.shape[2] != width:
         base = t.view(Selection(base, len(lead), start, start + width))
         matrix = matrix[:, :, start : start + width]
+    axes = (*base.axes[:-1], *reshape(base.axes[-1:], x.matrix.shape[1:-1]))
     if _close(matrix, torch.eye(width, dtype=torch.float64).expand_as(matrix), looked_at(t)):
-        return base
+        return View(base.tensor, axes)
     attributes = rotary_attributes(matrix, looked_at(t))
     if attributes is None:
         raise Unsupported("it multiplies by a constant table in a way that is not rotary positions")
-    return View(t.emit("rope", (base.tensor,), base.tensor.dims, **attributes), base.axes)
+    found = t.emit("rope", (base.tensor,), base.tensor.dims, **attributes)
+    found.over = base.axes[-1]
+    return View(found, axes)
 
 
 def rotary_attributes(matrix: torch.Tensor, positions: list[int]) -> dict[str, Any] | None:
