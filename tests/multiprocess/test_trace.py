@@ -665,6 +665,20 @@ def test_rotary_positions_of_the_whole_width_are_refused(between: str, tmp_path:
     )
 
 
+def test_a_rule_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tanh(t: Tracer, x: Value) -> Value:
+        return t.view(x).axes[7]
+
+    monkeypatch.setitem(RULES, "tanh", tanh)
+    with pytest.raises(AutoshardError) as error:
+        trace_model(attention_model("", tmp_path), SEQ)
+    assert str(error.value) == (
+        "cannot plan Model: tanh at mine.py:21 (`return x + self.o(y.transpose(1, 2).flatten(2)) + "
+        "self.down(torch.tanh(r))`, in blocks.0): its rule fails (IndexError: tuple index out of range); write it in "
+        f"another way; {HOW_TO_ADD}"
+    )
+
+
 def load_module_with_numbers(model: str) -> nn.Module:
     """The module that a file's class makes, with numbers in its parameters."""
     module = load_module(model)
