@@ -679,6 +679,18 @@ def test_a_rule_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.parametrize("function", ["F.elu(h)", "nn.ELU()(h)", "F.elu_(h)", "F.softplus(h)", "nn.Softplus()(h)"])
+def test_default_arguments_that_are_given_are_the_defaults(function: str, tmp_path: Path) -> None:
+    model = attention_model(f"r = {function}", tmp_path)
+    check_computes_the_same(lambda: load_module_with_numbers(model), "Model")
+
+
+@pytest.mark.parametrize("function", ["F.elu(h, 0.5)", "nn.Softplus(2)(h)", "nn.Softplus(1, 10)(h)"])
+def test_other_arguments_than_the_defaults_are_refused(function: str, tmp_path: Path) -> None:
+    with pytest.raises(AutoshardError, match="has a rule for torch's default arguments only"):
+        trace_model(attention_model(f"r = {function}", tmp_path), SEQ)
+
+
 def load_module_with_numbers(model: str) -> nn.Module:
     """The module that a file's class makes, with numbers in its parameters."""
     module = load_module(model)

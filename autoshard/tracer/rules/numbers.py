@@ -32,6 +32,8 @@ _ONE_INPUT = (
     *("exp", "log", "log1p", "abs", "sin", "cos", "tanh", "erf"),
     *("sigmoid", "relu", "silu", "square", "sqrt", "rsqrt", "softplus", "elu"),
 )
+_DEFAULTS: dict[str, tuple[float, ...]] = {"elu": (1.0, 1.0, 1.0), "softplus": (1.0, 20.0)}
+"""Function -> torch's default arguments behind its input: modules give them."""
 _PROBES = torch.linspace(-4, 4, 41, dtype=torch.float64)
 _KNOWN = ("gelu", "gelu_erf", "silu")
 """Functions with kernels of their own, recognised by their values however they are written."""
@@ -222,7 +224,7 @@ def mish(t: Tracer, x: Value) -> Value:
 
 def _one_input(function: str) -> Callable[..., Value]:
     def found(t: Tracer, x: Value, *args: Value) -> Value:
-        if args:
+        if args != _DEFAULTS.get(function, ())[: len(args)]:
             raise Unsupported(f"{function} has a rule for torch's default arguments only")
         special = norm_power(t, x, 2.0) if function == "square" else norm_root(t, x, function)
         return formula(t, function, x) if special is None else special
