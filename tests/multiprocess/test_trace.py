@@ -679,6 +679,28 @@ def test_a_rule_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.parametrize(
+    ("lines", "expression"),
+    [
+        ("r = F.silu(h).clamp(max=7)", "(tanh (minimum (silu x0) 7.0))"),
+        ("r = F.gelu(h).clamp(-10, 10)", "(tanh (minimum (maximum (gelu_erf x0) -10.0) 10.0))"),
+        ("r = (h * torch.sigmoid(h)).clamp_max(65504)", "(tanh (minimum (silu x0) 65504.0))"),
+        ("r = F.silu(h).clamp(min=-0.2784)", "(tanh (maximum (silu x0) -0.2784))"),
+        ("r = F.silu(h.clamp(max=7))", "(tanh (silu (minimum x0 7.0)))"),
+        ("r = h / (1 + torch.exp(-h))", "(tanh (silu x0))"),
+        ("r = 0.5 * h * (1 + torch.erf(h / 2**0.5))", "(tanh (gelu_erf x0))"),
+        ("r = 0.5 * h * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (h + 0.044715 * h**3)))", "(tanh (gelu x0))"),
+    ],
+)
+def test_activations_are_recognised_with_their_bounds(lines: str, expression: str, tmp_path: Path) -> None:
+    model = attention_model(lines, tmp_path)
+    graph = trace_model(model, SEQ).graph
+    assert graph is not None
+    texts = [dict(op.attributes).get("expression") for op in graph.block]
+    assert expression in texts
+    check_computes_the_same(lambda: load_module_with_numbers(model), "Model")
+
+
 @pytest.mark.parametrize("function", ["F.elu(h)", "nn.ELU()(h)", "F.elu_(h)", "F.softplus(h)", "nn.Softplus()(h)"])
 def test_default_arguments_that_are_given_are_the_defaults(function: str, tmp_path: Path) -> None:
     model = attention_model(f"r = {function}", tmp_path)

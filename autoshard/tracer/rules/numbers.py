@@ -34,9 +34,13 @@ _ONE_INPUT = (
 )
 _DEFAULTS: dict[str, tuple[float, ...]] = {"elu": (1.0, 1.0, 1.0), "softplus": (1.0, 20.0)}
 """Function -> torch's default arguments behind its input: modules give them."""
-_PROBES = torch.linspace(-4, 4, 41, dtype=torch.float64)
+_FAR = torch.logspace(0, 30, 61, dtype=torch.float64)
+_PROBES = torch.cat([torch.linspace(-4, 4, 41, dtype=torch.float64), _FAR, -_FAR])
+"""Numbers at which functions are compared: where they bend, and far outside, where a bound may hold."""
 _KNOWN = ("gelu", "gelu_erf", "silu")
 """Functions with kernels of their own, recognised by their values however they are written."""
+_BENT = ("maximum", "minimum", "relu", "abs", "sign", "elu")
+"""Functions with a bend, which those with kernels of their own do not have: it may lie between two probes."""
 
 
 def formula(t: Tracer, function: str, *operands: Value) -> Formula:
@@ -292,10 +296,14 @@ def _simplified(expression: Expression) -> Expression:
     if not isinstance(expression, tuple):
         return expression
     read = inputs_of(expression)
-    if len(read) == 1 and expression[0] not in _KNOWN:
+    if len(read) == 1 and expression[0] not in _KNOWN and not _bends(expression):
         (name,) = read
         values = pointwise(render(_renamed(expression, {name: "x0"})))(_PROBES)
         for known in _KNOWN:
             if torch.allclose(values, pointwise(f"({known} x0)")(_PROBES), rtol=1e-7, atol=1e-9, equal_nan=False):
                 return (known, name)
     return (expression[0], *(_simplified(one) for one in expression[1:]))  # type: ignore[arg-type]
+
+
+def _bends(expression: Expression) -> bool:
+    return isinstance(expression, tuple) and (expression[0] in _BENT or any(map(_bends, expression[1:])))  # type: ignore[arg-type]
