@@ -9,6 +9,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 
+MOST_NUMBERS = 100_000_000
+"""In a storage of which it is looked at which numbers are used: a byte each."""
+
+
 class Changes:
     """The tensors that a graph, and the graphs that it calls, change in place, in the order in which they run."""
 
@@ -92,12 +96,13 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors share a number."""
+    """Whether two tensors share a number; of large ones, whether they may."""
     if _storage(one) != _storage(other):
         return False
-    if one.dtype != other.dtype:
+    numbers = one.untyped_storage().nbytes() // one.element_size()
+    if one.dtype != other.dtype or numbers > MOST_NUMBERS:
         return True
-    used = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
+    used = torch.zeros(numbers, dtype=torch.bool)
     _within(used, one).fill_(True)
     return bool(_within(used, other).any())
 
