@@ -8,7 +8,6 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-
 MOST_NUMBERS = 100_000_000
 """In a storage of which it is looked at which numbers are used: a byte each."""
 
