@@ -254,6 +254,8 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
     held = multiple_of(min(model.num_local_experts, 4), strategy.ep)
     turned = max(2, int(HEAD_DIM * model.partial_rotary_factor) // 2 * 2)  # numbers of a head that positions turn
     graph = None if model.graph is None else shrunk(model.graph, hidden / model.hidden_size, window, experts)
+    latent = None if model.latent_attention is None else model.latent_attention.shrunk(HEAD_DIM)
+    frequencies = (turned if latent is None else latent.qk_rope_head_dim) // 2
     return replace(
         model.some_blocks(telling_blocks(model, sum(strategy.stage_layers))),
         name=f"{model.name} (shrunk)",
@@ -270,7 +272,8 @@ def _model(original: Plan, strategy: Strategy, vocab_size: int, more_heads: int)
         shared_expert_intermediate_size=2 * ffn if model.shared_expert_intermediate_size else 0,
         num_local_experts=held,
         num_experts_per_tok=experts,
-        latent_attention=None if model.latent_attention is None else model.latent_attention.shrunk(HEAD_DIM),
+        rope_scaling=None if model.rope_scaling is None else model.rope_scaling.shrunk(frequencies),
+        latent_attention=latent,
         indexer=None if model.indexer is None else model.indexer.shrunk(HEAD_DIM, window),
         v_head_dim=None if model.v_head_dim is None else max(1, HEAD_DIM * model.v_head_dim // model.head_dim),
         global_attention=wide,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, sqrt
 from typing import Annotated
 
@@ -135,6 +135,16 @@ class RopeScaling:
             raise AutoshardError(
                 f"beta_slow={self.beta_slow} of rope_scaling must be at most beta_fast={self.beta_fast}"
             )
+
+    def shrunk(self, frequencies: int) -> RopeScaling:
+        """The same for so many frequencies, fewer than before: some of the factors of longrope, in their order."""
+
+        def some(factors: tuple[float, ...]) -> tuple[float, ...]:
+            return (
+                tuple(factors[place * len(factors) // frequencies] for place in range(frequencies)) if factors else ()
+            )
+
+        return replace(self, short_factor=some(self.short_factor), long_factor=some(self.long_factor))
 
     @property
     def rotation_factor(self) -> float:

@@ -95,7 +95,7 @@ def test_a_plan_holds_it(tmp_path: Path) -> None:
         in plan.notes
     )
     assert export(plan, "megatron").left_out[0] == (
-        "dropout embedding=0.1,residual=0.1,attention=0.1: set it there; elements will be others than here"
+        "dropout embedding=0.1,residual=0.1,attention=0.1: other elements are dropped there"
     )
     text = plan_to_json(plan)
     schema = json.loads((REPOSITORY / "autoshard/plans/plan.schema.json").read_text())
