@@ -15,17 +15,22 @@ MOST_CHARACTERS = 200
 """Of a variable's value; what is longer is no number or name."""
 END = ";"
 """A word for whatever ends a command or sends its output elsewhere: ; && | > 2>&1."""
+_QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*\""""
+_KEPT = rf"""{_QUOTED}|\\[^\n]|\$\{{[^{{}}\n"']*\}}|<\w+>|\$\(\([^()\n"']*\)\)"""
+"""What stays as it is: quoted texts, escaped characters, values of variables, blanks to fill in, <N>, and sums."""
+_COMMENT = r"(?<![^\s;&|])\#[^\n]*"
+"""A comment, up to its own line's end, escaped or not."""
+_BEGIN = r"(?:(?<!\\\n)^|[;&|{)]+|(?<![^\s;])(?:then|else|do)\b)"
+"""Where a command begins."""
+_SHOWN = rf"""{_BEGIN}[ \t]*(?:echo|printf)(?=[ \t])(?:{_QUOTED}|\\.|(?<!\s)\#|[^;&|\n'"\\\#])*"""
+"""A command that shows a text."""
+_OPERATOR = r"(?:(?<!\S)[12])?[<>]+&?|[;&|]+"
+"""What ends a command or sends its output elsewhere."""
 _WRITTEN = re.compile(
-    r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n]|\$\{[^{}\n"']*\}|<\w+>|\$\(\([^()\n"']*\)\))"""
-    r"""|\\\n|(?<![^\s;&|])\#[^\n]*"""
-    r"""|(?P<end>(?:(?<!\\\n)^|[;&|{)]+|(?<![^\s;])(?:then|else|do)\b)[ \t]*(?:echo|printf)(?=[ \t])"""
-    r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<!\s)\#|[^;&|\n'"\\\#])*"""
-    r"""|(?:(?<!\S)[12])?[<>]+&?|[;&|]+)""",
+    rf"(?P<kept>{_KEPT})|\\\n|{_COMMENT}|(?P<end>{_SHOWN}|{_OPERATOR})",
     re.DOTALL | re.MULTILINE,
 )
-"""Quoted texts, escaped characters, values of variables and blanks to fill in, <N>, which stay as they are; line ends
-that are escaped; comments, up to their own line's end, escaped or not; ends of commands, with a command that shows a
-text behind them."""
+"""What is more than words; a line end that is escaped is nothing."""
 _SHOW = ("echo", "printf")
 """Words before a quoted text that is shown, not run: `srun echo "..."`."""
 _READS = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(\$\([^\n]*\)[^\s;&|]*|[^\s;&|]+)", re.MULTILINE)
