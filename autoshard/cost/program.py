@@ -53,6 +53,7 @@ class Recompute:
     again_bytes: float
 
 
+ROUTING = ("dispatch", "combine")
 Issued = tuple[tuple[str, tuple[str, ...], int], ...]
 """Collectives: kind, axes, bytes of the larger buffer."""
 
@@ -327,24 +328,25 @@ def price_program(
 
     split = _split_dispatch(work.program) if software.splits_dispatch else None
 
-    def sent(issued: Issued) -> list[Sent]:
+    def sent(issued: Issued, of_tokens: bool) -> list[Sent]:
         if split is not None:
             issued = tuple(one for collective in issued for one in split(*collective))
         return [
-            Sent(spent_on(kind, axes), kind == "send_recv", law_of(kind, axes), size, times)
+            Sent(spent_on(kind, axes, of_tokens), kind == "send_recv", law_of(kind, axes), size, times)
             for (kind, axes, size), times in Counter(issued).items()
         ]
 
     sorts = software.sorts_copies and any(one.needs.groups > 1 for step in work.operators for one in step)
     steps = []
-    for step, operators, issued, issued_back in zip(
-        work.program.steps, work.operators, work.forward, work.backward, strict=True
+    for step, operators, issued, issued_back, of_tokens in zip(
+        work.program.steps, work.operators, work.forward, work.backward, moves_tokens(work.program), strict=True
     ):
         if software.whole_logits and operators and operators[0].needs.kind == "loss":
             issued = (*issued, *_gathered_logits(work.program))
         if software.gathers_quantized and (share := quantized_share(work.program, step)) is not None:
             issued, issued_back = (_gathered_as(share, one) for one in (issued, issued_back))
-        asked = StepWork(operators, sent(issued), sent(issued_back), isinstance(step, GatherEinsumStep))
+        forward, backward = (sent(one, of_tokens) for one in (issued, issued_back))
+        asked = StepWork(operators, forward, backward, isinstance(step, GatherEinsumStep))
         priced = step_seconds(asked, device, peak_flops_per_s, software, products)
         if sorts:
             priced = priced._replace(
@@ -468,11 +470,28 @@ def _gathered_logits(program: Program) -> Issued:
     return (("all_gather", axes, shards * program.local_bytes[logits]),)
 
 
-def spent_on(kind: str, axes: tuple[str, ...]) -> int:
-    """The place in Seconds.values that counts a collective over these axes."""
+def moves_tokens(program: Program) -> tuple[bool, ...]:
+    """Whether each step brings tokens to their experts or back, before they are sorted by these or behind that."""
+    routing = [one for step in program.steps for one in operator_steps(step) if one.operator.kind in ROUTING]
+    sorted_ = {name for one in routing if one.operator.kind == "dispatch" for name in one.inputs}
+    joined = {one.operator.output for one in routing if one.operator.kind == "combine"}
+
+    def moves(step: Step) -> bool:
+        if not isinstance(step, RedistributeStep):
+            return False
+        tensor = program.tensor(step.source)
+        return step.target in sorted_ or tensor.name in joined or "capacity" in tensor.dims
+
+    return tuple(map(moves, program.steps))
+
+
+def spent_on(kind: str, axes: tuple[str, ...], of_tokens: bool = False) -> int:
+    """The place in Seconds.values that counts a collective over these axes. of_tokens: of a step of which
+    `moves_tokens` says so."""
     if kind == "send_recv":
         return CONTEXT
-    if "ep" in axes or axes == ("dp",):  # of replicas, only what routers know of each other
+    spreads = of_tokens and (kind == "all_to_all" or "cp" in axes)  # tensor-parallel ranks gather their tokens anyway
+    if spreads or "ep" in axes or axes == ("dp",):  # of replicas, only what routers know of each other
         return EXPERT
     if any(axis in TENSOR_PARALLEL_AXES for axis in axes):
         return TENSOR

@@ -46,9 +46,7 @@ TIME: Terms = {
     "embedding and head": "the table of tokens, the last projection to the vocabulary, and the loss",
     "tensor-parallel collectives": "exchanges within layers that no work hides",
     "context-parallel collectives": "exchanges of keys and values, or of heads, that no work hides",
-    "expert-parallel collectives": (
-        "tokens on their way to experts and back; over ranks of tensor or context parallelism alone they count there"
-    ),
+    "expert-parallel collectives": "tokens on their way to experts and back",
     "gradient accumulation": "each microbatch's gradients are added to the sum",
     "launches": "the start of each compiled graph or kernel",
     "pipeline bubble": "time in which a pipeline rank waits for others",

@@ -135,6 +135,20 @@ def test_experts_that_lie_nowhere_else_need_no_exchange(tp: int) -> None:
     assert expert_s(H100, LocalShape(tp, 1, 1, 1, tp > 1, "flash")) == (0.0, 0.0)
 
 
+def test_exchanges_over_ranks_of_context_or_tensor_parallelism_alone_count_as_those_of_experts() -> None:
+    dense = replace(MIXTRAL, model_type="mistral", num_local_experts=0, num_experts_per_tok=0)
+    over_context = LocalShape(1, 4, 4, 1, False, "flash")
+    block, alone = (
+        stage_parts(model, TRAINING, H100, shape, "none").block
+        for model, shape in ((MIXTRAL, over_context), (dense, replace(over_context, ep=1)))
+    )
+    for part, of_dense in ((block.forward, alone.forward), (block.backward, alone.backward)):
+        assert part.expert_parallel > 0
+        assert part.context_parallel == of_dense.context_parallel  # keys and values
+    forward_s, backward_s = expert_s(H100, LocalShape(4, 1, 4, 1, True, "flash", etp=1))
+    assert forward_s > 0 and backward_s > 0
+
+
 def test_a_rank_holds_other_experts_in_place_of_parts_of_all() -> None:
     """Expert tensor parallelism of 1 over tp=2: as many tokens and weights a rank, of half as many experts, whole."""
     shape = LocalShape(2, 1, 4, 1, True, "flash")

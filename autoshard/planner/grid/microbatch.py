@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.program import Issued, ProgramWork, spent_on
+from autoshard.cost.program import Issued, ProgramWork, moves_tokens, spent_on
 from autoshard.cost.working_bytes import view_bytes
 from autoshard.graph.count import operator_steps, times_read
 from autoshard.graph.partition import OperatorStep, Program, RedistributeStep, Step
@@ -91,14 +91,15 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
         for step, (several, needed) in enumerate(zip(work.program.steps, work.operators, strict=True))
         for operator, asked in zip(operator_steps(several), needed, strict=True)
     ]
+    of_tokens = [moves for work in works for moves in moves_tokens(work.program)]
     return UnitColumns(
         first_step,
         np.array([(OPERATORS.index(asked.needs.kind), *asked.needs[1:]) for *_, asked in operators], dtype=float),
         np.array([step for step, *_ in operators]),
         np.array([_fixed_bytes(program, operator) for _, program, operator, _ in operators], dtype=float),
         np.array([asked.put_off for *_, asked in operators], dtype=float),
-        _sent([issued for work in works for issued in work.forward]),
-        _sent([issued for work in works for issued in work.backward]),
+        _sent([issued for work in works for issued in work.forward], of_tokens),
+        _sent([issued for work in works for issued in work.backward], of_tokens),
         np.array([work.working_bytes for work in works], dtype=float),
         np.array([_fixed_working_bytes(work) for work in works], dtype=float),
         np.array([_untiled_bytes(work) for work in works], dtype=float),
@@ -107,7 +108,8 @@ def unit_columns(works: Sequence[ProgramWork]) -> UnitColumns:
     )
 
 
-def _sent(issued: Sequence[Issued]) -> SentColumns:
+def _sent(issued: Sequence[Issued], of_tokens: Sequence[bool]) -> SentColumns:
+    """The collectives of some steps. of_tokens: whether each brings tokens to their experts or back."""
     every = [(step, *one, times) for step, several in enumerate(issued) for one, times in Counter(several).items()]
     laws = tuple(dict.fromkeys((kind, axes) for _, kind, axes, _, _ in every))
     places = {law: place for place, law in enumerate(laws)}
@@ -115,7 +117,13 @@ def _sent(issued: Sequence[Issued]) -> SentColumns:
         laws,
         np.array([step for step, *_ in every], dtype=int),
         np.array([places[kind, axes] for _, kind, axes, _, _ in every], dtype=int),
-        np.array([RING if kind == "send_recv" else spent_on(kind, axes) for _, kind, axes, _, _ in every], dtype=int),
+        np.array(
+            [
+                RING if kind == "send_recv" else spent_on(kind, axes, of_tokens[step])
+                for step, kind, axes, _, _ in every
+            ],
+            dtype=int,
+        ),
         np.array([size for *_, size, _ in every], dtype=float),
         np.array([times for *_, times in every], dtype=float),
     )
