@@ -18,6 +18,7 @@ from autoshard.graph.ir import CASTS_INPUT
 from autoshard.graph.loss_kinds import LOSS_BACKWARD_RATIO
 from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import OperatorStep, Program
+from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.rows import Number, ceil, largest, where
 from autoshard.spec.cluster import Device
 from autoshard.spec.product_format import PRODUCT_FORMATS
@@ -166,7 +167,7 @@ def operator_needs(program: Program, step: OperatorStep) -> OperatorNeeds:
         return OperatorNeeds("choice", queries, columns, width, work.bytes_moved, scores_bytes, work.flops, 0.0)
     kind = "matmul" if work.matmul is not None else "norm" if op.kind == "norm" else "vector"
     if kind == "vector":
-        routed = op.kind in ("dispatch", "combine")
+        routed = op.kind in AROUND_EXPERTS
         kind = "route" if routed else "activation" if "capacity" in op.loop_dims else "vector"
     is_quantized = operand_bytes(program, step) is not None
     marks = float(is_quantized), float(is_quantized and bool(op.attributes.get(CASTS_INPUT)))

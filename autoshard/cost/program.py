@@ -27,6 +27,7 @@ from autoshard.graph.ir import Operator
 from autoshard.graph.loss_kinds import num_chunks
 from autoshard.graph.partition import GatherEinsumStep, OperatorStep, Program, RedistributeStep, Step, is_projection
 from autoshard.graph.recompute import NO_RECOMPUTE, held_bytes, kept_activations, replayed_activations, segments
+from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import REPLICATED
 from autoshard.graph.weight_gradients import waiting_bytes
 from autoshard.layout.mesh import TENSOR_PARALLEL_AXES
@@ -53,7 +54,6 @@ class Recompute:
     again_bytes: float
 
 
-ROUTING = ("dispatch", "combine")
 Issued = tuple[tuple[str, tuple[str, ...], int], ...]
 """Collectives: kind, axes, bytes of the larger buffer."""
 
@@ -472,7 +472,7 @@ def _gathered_logits(program: Program) -> Issued:
 
 def moves_tokens(program: Program) -> tuple[bool, ...]:
     """Whether each step brings tokens to their experts or back, before they are sorted by these or behind that."""
-    routing = [one for step in program.steps for one in operator_steps(step) if one.operator.kind in ROUTING]
+    routing = [one for step in program.steps for one in operator_steps(step) if one.operator.kind in AROUND_EXPERTS]
     sorted_ = {name for one in routing if one.operator.kind == "dispatch" for name in one.inputs}
     joined = {one.operator.output for one in routing if one.operator.kind == "combine"}
 

@@ -187,7 +187,7 @@ def _instance(name: str) -> KnownInstance:
 
 
 def _with_words(what: str, known: Sequence[T], text: str) -> tuple[T, ...]:
-    """Those that have all words of the text."""
+    """The models or instances whose words include all of the text. Raises AutoshardError where none does."""
     if not isinstance(text, str):
         raise AutoshardError(f"{show(text)} are no words to look for; give a text, such as 'qwen3 experts'")
     words = text.lower().split()

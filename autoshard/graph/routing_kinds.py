@@ -5,6 +5,10 @@ from __future__ import annotations
 from autoshard.graph.ir import Graph, Operator
 from autoshard.graph.operator_kind import Extra, Internal, OperatorKind, Sizes, num_elements
 
+AROUND_EXPERTS = ("dispatch", "combine")
+"""Kinds that bring tokens to their experts and back. They see whole sequences: of ranks that share one, each gives its
+own experts their tokens."""
+
 
 class TopKGate(OperatorKind):
     """Softmax over the experts in FP32, the top k kept and normalised, zero elsewhere. Works on whole expert rows.

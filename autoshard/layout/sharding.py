@@ -15,6 +15,7 @@ from autoshard.graph.operators import KINDS
 from autoshard.graph.partition import Choice, Program, partition
 from autoshard.graph.recurrent_kinds import RECURRENCES
 from autoshard.graph.redistribute import Axes
+from autoshard.graph.routing_kinds import AROUND_EXPERTS
 from autoshard.graph.states import INVARIANT, PARTIAL, REPLICATED, State
 from autoshard.layout.mesh import COPY_AXES, DATA_AXES, EXPERT_PART_AXES, TENSOR_PARALLEL_AXES
 from autoshard.layout.template import template_of
@@ -41,9 +42,9 @@ def _along(op: Operator, axis: str, sequence_parallel: bool, experts_apart: bool
     if axis == "cp":
         if "seq" not in op.loop_dims and op.kind in RECURRENCES:  # each rank goes through the whole sequence
             return REPLICATED
-        return "expert" if _is_expert_work(op) or op.kind in _AROUND_EXPERTS else "seq"
+        return "expert" if _is_expert_work(op) or op.kind in AROUND_EXPERTS else "seq"
     assert axis in TENSOR_PARALLEL_AXES, axis
-    if experts_apart and axis not in EXPERT_PART_AXES and (_is_expert_work(op) or op.kind in _AROUND_EXPERTS):
+    if experts_apart and axis not in EXPERT_PART_AXES and (_is_expert_work(op) or op.kind in AROUND_EXPERTS):
         return "expert"
     if op.kind == "dispatch":
         return REPLICATED
@@ -67,8 +68,6 @@ _TENSOR_PARALLEL_DIMS = (
     *("shared_ffn", "dense_ffn", "vocab"),
     *("linear_key_head", "mamba_group", "mamba_head", "conv_channel"),
 )
-_AROUND_EXPERTS = ("dispatch", "combine")
-"""They see whole sequences: of ranks that share one, each gives its own experts their tokens."""
 
 
 def _is_expert_work(op: Operator) -> bool:
