@@ -122,19 +122,22 @@ class Blocks:
             found[behind.any(1)] = MOST_BYTES
         return found
 
-    def beside_bytes(self, rank: int) -> Array:
+    def beside_bytes(self, rank: int, place: int = 1, at_ends: bool = True) -> Array:
         """Bytes that a rank with blocks needs beside their state and what they keep, at least, (kind, draft, set) of a
-        block that it has.
+        block that it has. place: of that block in its chunk, at least; from FEW_BLOCKS on all are alike. at_ends:
+        whether an end of the model counts, which may need more than the block.
 
-        Why: with much kept, what travels hides best behind what backward has freed, and with one block least travels.
+        Why: with much kept, what travels hides best behind what backward has freed, and in front least travels.
         """
         whole, (rows, of_kinds, (block, first, last, state)) = self.whole, self._alone
         much = min(self._limit_bytes, MOST_BYTES) + 2 * BUCKET_BYTES
         ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
         holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0)
-        of_rank = rank_rows(whole.family, holds, np.ones_like(rows), rank, block, ends, hidden_bytes)
-        block = block._replace(kept_bytes=np.full(len(rows), much))
-        of_rank = of_rank._replace(block=block, kinds=[(LastBlock(block, there == 1),) for there in of_kinds])
+        of_rank = rank_rows(whole.family, holds, np.full_like(rows, place), rank, block, ends, hidden_bytes)
+        kinds = [(LastBlock(block, there == 1),) for there in of_kinds]
+        of_rank = of_rank._replace(block=block._replace(kept_bytes=np.full(len(rows), much)), kinds=kinds)
+        if not at_ends:
+            of_rank = of_rank._replace(ends=())
         memory = rank_memory(of_rank, state, whole.problem.training.precision)
         found: Array = memory.ends + memory.replay + memory.working
         return found.reshape(len(of_kinds), len(self.drafts), -1)

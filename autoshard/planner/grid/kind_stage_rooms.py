@@ -7,18 +7,57 @@ for layouts that are too slow anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from autoshard.cost.travelling_bytes import FEW_BLOCKS
 from autoshard.planner.grid.arrays import Array
-from autoshard.planner.grid.kind_room import Blocks
+from autoshard.planner.grid.kind_room import Blocks, RankRoom
 from autoshard.planner.grid.kind_stages import Ranges, Stages, padded, seconds_after
 from autoshard.planner.grid.whole import Whole
-from autoshard.rows import shares
+from autoshard.rows import anywhere, shares
 
 ROUNDING = 1e-9
 """Share of the memory by which what a stage needs may be off for rounding."""
+TOO_LARGE = Stages(np.inf, np.inf, 0.0, 0, np.inf)
+"""Of a stage that fits nowhere."""
+
+
+class _Alone(NamedTuple):
+    """Bytes beside state and what is kept while the last block of a kind on a stage runs backward, as if blocks behind
+    it had given nothing back.
+
+    needed_bytes: (case, kind, draft, set), of the sets that each draft chooses from; in case 0 there is no such block.
+    case: (kind, content).
+    """
+
+    needed_bytes: Array
+    case: Array
+
+    def least_bytes(self) -> Array:
+        """The least that is needed at the worst time, (draft, content), whatever is given back of what is kept."""
+        of_kinds = zip(self.needed_bytes.min(3).swapaxes(0, 1), self.case, strict=True)
+        return np.maximum.reduce([needed[case].T for needed, case in of_kinds])
+
+    def most_bytes(self, contents: Array, given_back: Sequence[Array]) -> Array:
+        """What is needed at the worst time, (draft, set, content). contents: some. given_back: by kind, then alike."""
+        of_kinds = zip(np.moveaxis(self.needed_bytes, 0, 3), self.case[:, contents], given_back, strict=True)
+        return np.maximum.reduce([needed[..., case] - given_back for needed, case, given_back in of_kinds])
+
+
+def _alone(blocks: Blocks, rank: int, found: Ranges, most: int, chosen: Callable[[Array], Array]) -> _Alone:
+    """The needs of stages on a rank. most: places in front of a block of which each changes what it needs. chosen:
+    amounts under the sets that drafts choose from."""
+    num_behind = found.behind.sum(1)  # of the last block of each kind, (kind, content)
+    case = np.minimum(found.counts.sum(0) - num_behind, most)
+    of_cases = [chosen(blocks.beside_bytes(rank, place)) for place in range(1, most + 1)]
+    if rank == blocks.pp - 1:  # the head is over before blocks give anything back
+        of_cases += [chosen(blocks.beside_bytes(rank, place, at_ends=False)) for place in range(1, most + 1)]
+        case = case + most * (num_behind > 0)
+    nothing = np.full_like(of_cases[0], -np.inf)
+    return _Alone(np.stack([nothing, *of_cases]), np.where(found.counts > 0, case, 0))
 
 
 def stages_at_least(
@@ -27,21 +66,27 @@ def stages_at_least(
     """`stages_of` with no more memory and no more seconds of any stage; no set is chosen.
 
     Why: a rank holds the state and the kept activations of its blocks. While one runs backward, that needs what it
-    needs alone, less what blocks behind it have given back.
+    needs alone, less what blocks behind it have given back, which is no more than they keep.
     """
-    blocks, of_sets = Blocks(whole, drafts, limit_bytes), padded(sets)
+    blocks, of_sets, all_counts = Blocks(whole, drafts, limit_bytes), padded(sets), found.counts
     state, pp = whole.state_columns.take(drafts), whole.family.pp
-    counts, some = found.counts, found.counts.sum(0) > 0
 
     def chosen(amounts: Array) -> Array:
         """Amounts under the sets that a draft chooses from, (kind, draft, set)."""
         return np.take_along_axis(
-            np.broadcast_to(amounts, (len(counts), len(drafts), len(whole.sets))), of_sets[None], 2
+            np.broadcast_to(amounts, (len(all_counts), len(drafts), len(whole.sets))), of_sets[None], 2
         )
 
-    def of_stages(amounts: Array, numbers: Array = counts) -> Array:
+    def of_stages(amounts: Array, numbers: Array) -> Array:
         """By (draft, ..., content) from (kind, draft, ...)."""
         return np.tensordot(amounts, numbers, (0, 0))
+
+    spare = blocks.working_bytes + ROUNDING * min(limit_bytes, whole.problem.cluster.device.memory_bytes)
+    ranks = [rank._replace(room_bytes=rank.room_bytes + spare) for rank in blocks.ranks()]
+    most = FEW_BLOCKS if anywhere(state.travels) else 1
+    alone = {rank: _alone(blocks, rank, found, most, chosen) for rank in {0, min(1, pp - 1), pp - 1}}
+    contents = _that_may_fit(ranks, alone, of_stages(blocks.state_bytes[..., 0], all_counts))
+    counts, behind = all_counts[:, contents], found.behind[..., contents]
 
     launch_s = whole.problem.cluster.device.pass_launch_s
     units = [state.kinds[kind] for kind in whole.problem.blocks.kinds]
@@ -50,35 +95,25 @@ def stages_at_least(
         travels = np.array([[unit.travelling[way] for unit in units] for way in (2, 3, 4)])
     opens, kept = np.array(shares(list(counts))), chosen(blocks.kept_bytes)
     waiting, gather_s = chosen(blocks.waiting_bytes), of_stages(travels[0], opens)
-    forward_s = launch_s + gather_s + np.maximum(of_stages(blocks.forward_s[..., 0]), of_stages(travels[0]))
-    moved_s = of_stages(travels[1] + travels[2] + blocks.sums_s)
-    backward_s = np.maximum(of_stages(chosen(blocks.backward_s)), moved_s[:, None])
+    work_s = of_stages(blocks.forward_s[..., 0], counts)
+    forward_s = launch_s + gather_s + np.maximum(work_s, of_stages(travels[0], counts))
+    moved_s = of_stages(travels[1] + travels[2] + blocks.sums_s, counts)
+    backward_s = np.maximum(of_stages(chosen(blocks.backward_s), counts), moved_s[:, None])
     backward_s = backward_s + (launch_s + gather_s + of_stages(travels[2], opens))[:, None]
-    freed = np.maximum(kept - waiting, 0.0)
-    given_back = np.stack([of_stages(freed, behind) for behind in found.behind])  # (kind, draft, set, content)
-
-    def beside(rank: int) -> Array:
-        """Bytes beside state and what is kept, (draft, set, content)."""
-        needed = chosen(blocks.beside_bytes(rank))[..., None] - given_back
-        there = counts > 0
-        if rank == pp - 1:  # the head may have given back all
-            there = there & ~found.behind.any(1)
-        return np.where(there[:, None, None], needed, -np.inf).max(0)
-
-    of_ends = {rank: beside(rank) for rank in {0, min(1, pp - 1), pp - 1}}
+    given_back = [of_stages(np.maximum(kept - waiting, 0.0), of_kind) for of_kind in behind]
+    of_ends = {rank: needs.most_bytes(contents, given_back) for rank, needs in alone.items()}
     state_bytes, kept_bytes, waiting_bytes = (
-        of_stages(amounts) for amounts in (blocks.state_bytes[..., 0], kept, waiting)
+        of_stages(amounts, counts) for amounts in (blocks.state_bytes[..., 0], kept, waiting)
     )
-    spare = blocks.working_bytes + ROUNDING * min(limit_bytes, whole.problem.cluster.device.memory_bytes)
     least_s = []
-    for rank in blocks.ranks():
-        room = (rank.room_bytes + spare)[:, None] - state_bytes
+    for rank in ranks:
+        room = rank.room_bytes[:, None] - state_bytes
         needed = rank.held[0][:, None, None] * kept_bytes + of_ends[rank.rank if rank.rank in of_ends else 1]
         if blocks.apart:
             needed = needed + rank.waiting[:, None, None] * waiting_bytes
-        least_s.append(np.where((needed <= room[:, None]) | ~some, backward_s, np.inf).min(1))
+        least_s.append(np.where(needed <= room[:, None], backward_s, np.inf).min(1))
     behind_s, ahead_s = np.stack(least_s, axis=1), np.repeat(forward_s[:, None], pp, axis=1)
-    weights_s = of_stages(blocks.weight_gradients_s)
+    weights_s = of_stages(blocks.weight_gradients_s, counts)
     weights_s = np.repeat(weights_s[:, None], pp, axis=1)
     for at, (end_forward_s, end_backward_s), end_weights_s in zip(
         (0, -1), blocks.ends_s, blocks.ends_weights_s, strict=True
@@ -86,5 +121,20 @@ def stages_at_least(
         ahead_s[:, at] += end_forward_s[:, None]
         behind_s[:, at] += end_backward_s[:, None]
         weights_s[:, at] += end_weights_s[:, None]
-    after_s = seconds_after(whole, drafts, counts)
-    return Stages(ahead_s, behind_s, weights_s, np.zeros(behind_s.shape, dtype=int), after_s)
+    some = Stages(
+        ahead_s, behind_s, weights_s, np.zeros(behind_s.shape, dtype=int), seconds_after(whole, drafts, counts)
+    )
+    every = Stages(*(np.full((*some.chosen.shape[:2], all_counts.shape[1]), of_none) for of_none in TOO_LARGE))
+    for column, of_some in zip(every, some, strict=True):
+        column[..., contents] = of_some
+    return every
+
+
+def _that_may_fit(ranks: Sequence[RankRoom], alone: Mapping[int, _Alone], state_bytes: Array) -> Array:
+    """Places of the contents that may fit on some rank of some draft. state_bytes: (draft, content)."""
+    most_room = {place: np.full(len(state_bytes), -np.inf) for place in alone}
+    for rank in ranks:
+        place = rank.rank if rank.rank in alone else 1
+        most_room[place] = np.maximum(most_room[place], rank.room_bytes)
+    fits = [alone[place].least_bytes() + state_bytes <= room[:, None] for place, room in most_room.items()]
+    return np.flatnonzero(np.any(fits, axis=(0, 1)))
