@@ -314,13 +314,13 @@ def _refined(
     behind: float,
     clock: Clock,
     graphs: Compiling | None,
-    solved: Counter[bool],
+    effort: Counter[bool],
     known: list[Timed],
     at_least_s: Callable[[Draft], float],
     open_s: float = inf,
 ) -> tuple[list[Timed], float, list[Promise]]:
     """(the fastest of each kind, of those that are known and of these with other cuts and sets by stage; what no other
-    one takes less than; promises that were passed by). graphs: the verdicts on compiled ones. solved: as of `refine`.
+    one takes less than; promises that were passed by). graphs: the verdicts on compiled ones. effort: as of `refine`.
     known: fastest first. at_least_s: what is known of drafts. open_s: another layout is left open that may take as
     little."""
     from autoshard.planner.grid.refine import refine
@@ -329,7 +329,7 @@ def _refined(
     refused = graphs.refuses if graphs is not None else lambda draft: False
     taken_s = next((one.step_time_s for one in known if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
-    judged = at_least_s, refused, taken_s, solved, open_s
+    judged = at_least_s, refused, taken_s, effort, open_s
     refined = refine(priced.families(), by_stage, limit_bytes, known_s, clock.in_time, *judged)
     ranked = _with(known, refined.found, priced.problem, pins, count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed

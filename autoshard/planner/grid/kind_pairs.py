@@ -281,9 +281,12 @@ class ChunkRoom:
         """Bytes that a rank with a stage needs beside its state and what is kept, at least, (content, draft, set)."""
         group = rank if rank in (0, self.pp - 1) else 1
         if group not in self._of_ends:
-            of_kinds, there = self._blocks.beside_bytes(group)[..., self._sets], self.ranges.counts > 0
-            least = of_kinds.min((0, 2))[:, None]  # of the other stage, where this one has no blocks
-            self._of_ends[group] = np.where(there[..., None, None], of_kinds[:, None], least).max(0)
+            of_places = [self._blocks.beside_bytes(group, place)[..., self._sets] for place in self._blocks.places]
+            least = of_places[0].min((0, 2))[:, None]  # of the other stage, where this one has no blocks
+            last = np.clip(self.contents.size, 1, len(of_places)) - 1  # the place of a stage's last block
+            there = self.ranges.counts > 0
+            of_kinds = np.stack(of_places)[last].swapaxes(0, 1)  # (kind, content, draft, set)
+            self._of_ends[group] = np.where(there[..., None, None], of_kinds, least).max(0)
         return self._of_ends[group]
 
     def _prices(self) -> list[Array]:

@@ -11,6 +11,7 @@ import numpy as np
 from autoshard.cost.memory import BOUNDARY_BUFFERS, BUCKET_BYTES, living_bytes, rank_memory
 from autoshard.cost.rank import LastBlock
 from autoshard.cost.step import accumulation_s_per_parameter
+from autoshard.cost.travelling_bytes import FEW_BLOCKS
 from autoshard.cost.zero_sharding import State, Unit
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import after_any_cut_at_least_s
@@ -19,6 +20,7 @@ from autoshard.planner.grid.kind_cuts import most_behind
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.grid.whole import Whole
+from autoshard.rows import anywhere
 
 PRICES = np.array(
     [
@@ -56,7 +58,8 @@ class RankRoom(NamedTuple):
 class Blocks:
     """The needs of blocks in some drafts, (kind, draft, set) each, and what the ranks have for them. drafts: places.
     handed_bytes: of state_bytes those of gradients that one backward hands over, (kind, draft). sums_s: of backward_s
-    those that add gradients up, (kind, draft). weight_gradients_s: what may be put off of it, (kind, draft)."""
+    those that add gradients up, (kind, draft). weight_gradients_s: what may be put off of it, (kind, draft).
+    places: of a block in its chunk that change what it needs, which only those do of what travels."""
 
     def __init__(self, whole: Whole, drafts: Array, limit_bytes: float):
         self.whole, self.drafts, self._limit_bytes = whole, drafts, limit_bytes
@@ -65,6 +68,7 @@ class Blocks:
         self.apart, self.counts = whole.family.rules.weights_apart, np.array(whole.kind_counts)
         self._per_parameter = accumulation_s_per_parameter(problem.training.precision, problem.cluster.device)
         state = whole.state_columns.take(drafts)
+        self.places = range(1, FEW_BLOCKS + 1 if anywhere(state.travels) else 2)
         self._ends_bytes = self._lives(state.first), self._lives(state.last)
         blocks = whole.blocks_of(np.repeat(drafts, sets), np.tile(np.arange(sets), len(drafts)))
         units = [state.kinds[kind] for kind in problem.blocks.kinds]
@@ -124,8 +128,8 @@ class Blocks:
 
     def beside_bytes(self, rank: int, place: int = 1, at_ends: bool = True) -> Array:
         """Bytes that a rank with blocks needs beside their state and what they keep, at least, (kind, draft, set) of a
-        block that it has. place: of that block in its chunk, at least; from FEW_BLOCKS on all are alike. at_ends:
-        whether an end of the model counts, which may need more than the block.
+        block that it has. place: of that block in its chunk, or behind it; behind the last of
+        `places` all are alike. at_ends: whether an end of the model counts, which may need more than the block.
 
         Why: with much kept, what travels hides best behind what backward has freed, and in front least travels.
         """

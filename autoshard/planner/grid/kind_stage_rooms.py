@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost.travelling_bytes import FEW_BLOCKS
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.kind_room import Blocks, RankRoom
 from autoshard.planner.grid.kind_stages import Ranges, Stages, padded, seconds_after
 from autoshard.planner.grid.whole import Whole
-from autoshard.rows import anywhere, shares
+from autoshard.rows import shares
 
 ROUNDING = 1e-9
 """Share of the memory by which what a stage needs may be off for rounding."""
@@ -42,20 +41,19 @@ class _Alone(NamedTuple):
         return np.maximum.reduce([needed[case].T for needed, case in of_kinds])
 
     def most_bytes(self, contents: Array, given_back: Sequence[Array]) -> Array:
-        """What is needed at the worst time, (draft, set, content). contents: some. given_back: by kind, then alike."""
+        """Bytes needed at the worst time, (draft, set, content). contents: some. given_back: by kind, then alike."""
         of_kinds = zip(np.moveaxis(self.needed_bytes, 0, 3), self.case[:, contents], given_back, strict=True)
         return np.maximum.reduce([needed[..., case] - given_back for needed, case, given_back in of_kinds])
 
 
-def _alone(blocks: Blocks, rank: int, found: Ranges, most: int, chosen: Callable[[Array], Array]) -> _Alone:
-    """The needs of stages on a rank. most: places in front of a block of which each changes what it needs. chosen:
-    amounts under the sets that drafts choose from."""
-    num_behind = found.behind.sum(1)  # of the last block of each kind, (kind, content)
-    case = np.minimum(found.counts.sum(0) - num_behind, most)
-    of_cases = [chosen(blocks.beside_bytes(rank, place)) for place in range(1, most + 1)]
+def _alone(blocks: Blocks, rank: int, found: Ranges, chosen: Callable[[Array], Array]) -> _Alone:
+    """The needs of stages on a rank. chosen: amounts under the sets that drafts choose from."""
+    num_behind, places = found.behind.sum(1), blocks.places  # behind the last block of each kind, (kind, content)
+    case = np.minimum(found.counts.sum(0) - num_behind, places[-1])
+    of_cases = [chosen(blocks.beside_bytes(rank, place)) for place in places]
     if rank == blocks.pp - 1:  # the head is over before blocks give anything back
-        of_cases += [chosen(blocks.beside_bytes(rank, place, at_ends=False)) for place in range(1, most + 1)]
-        case = case + most * (num_behind > 0)
+        of_cases += [chosen(blocks.beside_bytes(rank, place, at_ends=False)) for place in places]
+        case = case + len(places) * (num_behind > 0)
     nothing = np.full_like(of_cases[0], -np.inf)
     return _Alone(np.stack([nothing, *of_cases]), np.where(found.counts > 0, case, 0))
 
@@ -83,8 +81,7 @@ def stages_at_least(
 
     spare = blocks.working_bytes + ROUNDING * min(limit_bytes, whole.problem.cluster.device.memory_bytes)
     ranks = [rank._replace(room_bytes=rank.room_bytes + spare) for rank in blocks.ranks()]
-    most = FEW_BLOCKS if anywhere(state.travels) else 1
-    alone = {rank: _alone(blocks, rank, found, most, chosen) for rank in {0, min(1, pp - 1), pp - 1}}
+    alone = {rank: _alone(blocks, rank, found, chosen) for rank in {0, min(1, pp - 1), pp - 1}}
     contents = _that_may_fit(ranks, alone, of_stages(blocks.state_bytes[..., 0], all_counts))
     counts, behind = all_counts[:, contents], found.behind[..., contents]
 

@@ -53,7 +53,8 @@ MOST_CHUNKED = 100
 tenth of a second, and counts several times where it takes more."""
 MOST_IDLE = 50
 """So many where another layout is left open that may take as little: these may be faster than what is known, and prove
-nothing. All that were found in the 200 problems of benchmarks.planner_problems were among the first 40."""
+nothing. AT_ONCE that are bounded more tightly count as one that is solved. All that were found in the 200 problems of
+benchmarks.planner_problems were among the first 21."""
 MOST_MANY_CHUNKED = 3
 """So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
 AT_ONCE = 24
@@ -109,18 +110,18 @@ def refine(
     least_s: Callable[[Draft], float] = lambda draft: 0.0,
     refused: Callable[[Draft], bool] = lambda draft: False,
     taken_s: float = 0.0,
-    solved: Counter[bool] | None = None,
+    effort: Counter[bool] | None = None,
     open_s: float = inf,
     one_is_enough: bool = False,
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
     least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
-    taken and beat that one are found too. solved: how many layouts with several chunks were solved before, by whether
-    that was by paths, those of much effort several times; those of this call are added. open_s: seconds that another
-    layout may take that is left open: of what takes no less nothing is proven, only faster ones are looked for.
-    one_is_enough: the first layout that is found is all that is wanted."""
-    taken_s, solved = max(known_s, taken_s), Counter() if solved is None else solved
+    taken and beat that one are found too. effort: what was spent before on layouts with several chunks, by whether
+    these are solved by paths, AT_ONCE for one that was solved, more for one of much effort; that of this call is added.
+    open_s: seconds that another layout may take that is left open: of what takes no less nothing is proven, only faster
+    ones are looked for. one_is_enough: the first layout that is found is all that is wanted."""
+    taken_s, effort = max(known_s, taken_s), Counter() if effort is None else effort
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
         (of_free_cuts if whole.family.cuts_are_free or _is_solved_by_stages(whole) else of_sets).append(whole)
@@ -149,8 +150,9 @@ def refine(
             left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
             return Refined(better, min(at_least_s, *left), [])
         by_paths, is_idle = _is_solved_by_paths(whole), at_least_s <= bound_s
-        is_left = _is_chunked(whole) and solved[by_paths] >= _most_chunked(by_paths, is_idle)
+        is_left = _is_chunked(whole) and effort[by_paths] >= AT_ONCE * _most_chunked(by_paths, is_idle)
         if promise.tighter_s is not None and is_tight and not (is_left and is_idle):
+            effort[by_paths] += _is_chunked(whole) and is_idle
             tighter_s = max(bound_s, promise.tighter_s())
             promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
             heapreplace(queue, ((tighter_s, place), promise))
@@ -161,7 +163,7 @@ def refine(
             continue
         fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING), at_least_s)
         is_tight = True  # the first one may be all that is needed; where it does not fit, others may not either
-        solved[by_paths] += _is_chunked(whole) + fastest.effort
+        effort[by_paths] += AT_ONCE * (_is_chunked(whole) + fastest.effort)
         if fastest.at_least_s < beaten_s * (1 - ROUNDING):
             at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is not None:
