@@ -216,6 +216,7 @@ def no_stage_is_empty(problem: Problem, draft: Draft) -> str | None:
 
 UNLIKE = "virtual stages are not alike"
 """The reason of a rule that a layout can break and still have a price."""
+KEEPS_ALL = "the backend runs nothing again in backward"
 BATCH_RULES = (Rule("the global batch does not split over dp and microbatches", batch_splits),)
 SCHEDULE_RULES = (
     Rule("more stages than blocks", every_stage_has_blocks),
@@ -278,7 +279,8 @@ def first_broken(rules: Iterable[Rule], problem: Problem, draft: Draft) -> tuple
 def all_broken(problem: Problem, strategy: Strategy) -> list[tuple[str, str]]:
     """(reason, what is wrong) of every rule that a whole layout breaks."""
     draft = Draft.of(strategy)
-    checked = ((rule.reason, rule.check(problem, draft)) for rule in all_rules(problem.backend))
+    checked = [(rule.reason, rule.check(problem, draft)) for rule in all_rules(problem.backend)]
+    checked += [(KEEPS_ALL, recompute_objection(problem.cluster, name)) for name in dict.fromkeys(strategy.recompute)]
     return [(reason, wrong) for reason, wrong in checked if wrong is not None]
 
 
@@ -323,7 +325,7 @@ def check_strategy(
 
 
 def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
-    """Raises AutoshardError for a set that names what a block has not.
+    """Raises AutoshardError for a set that names what a block has not, and for one that the backend does not run.
 
     Any set will do for NxD too, which runs modules of one class again: the backend makes such modules where a plan
     wants them, stage by stage. NxD Training knows fewer sets; an export says so.
@@ -332,6 +334,12 @@ def check_recompute(problem: Problem, recompute: tuple[str, ...]) -> None:
         wrong = recompute_objection(problem.cluster, name)
         if wrong is not None:
             raise AutoshardError(wrong)
+    check_sets(problem, recompute)
+
+
+def check_sets(problem: Problem, recompute: tuple[str, ...]) -> None:
+    """Raises AutoshardError for a recompute set that names what a block has not, or is no set."""
+    for name in dict.fromkeys(recompute):
         if not members(name) <= set(BLOCK_MODULES):
             sizes = dim_sizes(problem.model, 1, problem.training.sequence_length)
             check_members(name, stage_graph(problem.model, sizes, problem.model.kinds, False, False).operators)

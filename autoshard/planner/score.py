@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.backends.rules import SCHEDULE_RULES, UNLIKE, Draft, Problem, all_broken
+from autoshard.backends.rules import SCHEDULE_RULES, UNLIKE, Draft, Problem, all_broken, check_sets
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
@@ -36,7 +36,8 @@ class Score:
 
 def score(problem: Problem, strategy: Strategy, operators: OperatorChoices = ()) -> Score:
     """The price of a layout, as far as it has one, and the rules that it breaks. operators: choices that differ from
-    Megatron's."""
+    Megatron's. Raises AutoshardError for a recompute set that names what a block has not."""
+    check_sets(problem, strategy.recompute)
     broken = all_broken(problem, strategy)
     words = tuple(dict.fromkeys(wrong for _, wrong in broken))
     if strategy.num_microbatches(problem.training.global_batch_size) < 1 or any(

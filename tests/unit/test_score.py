@@ -261,6 +261,20 @@ def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[st
     )
 
 
+@pytest.mark.parametrize("words", ["tp=8 recompute=mpl", "tp=8 recompute=mlp+router"])
+def test_a_recompute_set_that_no_block_has_is_refused(words: str) -> None:
+    name = "mpl" if "mpl" in words else "router"
+    with pytest.raises(AutoshardError, match=rf"^{re.escape(words[5:])}: a block has no {name}; a set is none, "):
+        autoshard.score(words, "llama3-8b", nodes=2)
+
+
+def test_what_a_stack_cannot_run_again_is_told() -> None:
+    words, instance = "tp=4 recompute=full", "trn2.48xlarge"
+    found = autoshard.score(words, "llama3-8b", instance, backend="torch", stack="neuron-stages").to_dict()
+    wrong = "stack=neuron-stages keeps every activation; use none, or stack=neuron-compiled"
+    assert found["broken"] == [f"recompute=full: {wrong}"] and found["estimate"] is not None
+
+
 def test_chunks_with_fewer_blocks_beside_embedding_and_loss_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
     """126 blocks, the embedding and the loss are 128 parts, 2 of each chunk, as NeMo's recipes for Llama-3.1-405B."""
     sizes = "instance: h100-80gb\nnodes: 8\ntp: 8\npp: 8\nvpp: 8\nglobal_batch: 32\nrecompute: none\n"
