@@ -20,6 +20,11 @@ from autoshard.plans.rounding import rounded
 from autoshard.plans.search_result import Candidate
 from autoshard.units import format_bytes, format_number, format_seconds, percent
 
+NO_PRICE = (
+    "It has no price: what it breaks leaves no valid schedule of all sequences on all devices, or operators that it "
+    "cannot shard."
+)
+
 
 def score_page(written: Written, score: Score, best: Candidate | None, width: int, color: bool) -> str:
     """The page of a score as text, which ends with a newline. width: columns of the terminal."""
@@ -38,9 +43,7 @@ def score_page(written: Written, score: Score, best: Candidate | None, width: in
         lines += _layout("Best", best.strategy, tell_cut, width)
     lines.append(())
     if score.estimate is None:
-        lines += wrapped(
-            "It has no price: what it breaks leaves no valid schedule, or operators that it cannot shard.", width, ""
-        )
+        lines += wrapped(NO_PRICE, width, "")
     else:
         lines += _compared(score.estimate, None if best is None else best.estimate, width)
     for warning in written.warnings:

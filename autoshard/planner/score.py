@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.backends.rules import SCHEDULE_RULES, UNLIKE, Draft, Problem, all_broken, check_sets
+from autoshard.backends.rules import LAYOUT_RULES, UNLIKE, Draft, Problem, all_broken, check_sets
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.graph.redistribute import NoTransition
@@ -17,9 +17,15 @@ from autoshard.planner.candidates import with_kernel
 from autoshard.plans.search_result import Pins
 from autoshard.schedules import usual_schedule
 
-_UNPRICEABLE_REASONS = ("stages do not hold the model", "experts with context parallelism", "etp is no part of tp")
-UNPRICEABLE = (*(rule.reason for rule in SCHEDULE_RULES if rule.reason != UNLIKE), *_UNPRICEABLE_REASONS)
-"""Reasons: a layout that breaks one of these has no order of work, or no operators, to put a price on."""
+_UNPRICEABLE_REASONS = (
+    "the degrees do not fill the cluster",
+    "stages do not hold the model",
+    "experts with context parallelism",
+    "etp is no part of tp",
+)
+UNPRICEABLE = (*(rule.reason for rule in LAYOUT_RULES if rule.reason != UNLIKE), *_UNPRICEABLE_REASONS)
+"""Reasons: a layout that breaks one of these has no order of work, or no operators, to put a price on, or its price
+would be that of other devices or of fewer sequences than a step has."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,7 @@ def score(problem: Problem, strategy: Strategy, operators: OperatorChoices = ())
     check_sets(problem, strategy.recompute)
     broken = all_broken(problem, strategy)
     words = tuple(dict.fromkeys(wrong for _, wrong in broken))
-    if strategy.num_microbatches(problem.training.global_batch_size) < 1 or any(
-        reason in UNPRICEABLE for reason, _ in broken
-    ):
+    if any(reason in UNPRICEABLE for reason, _ in broken):
         return Score(strategy, words, None)
     try:
         cost = estimate(problem.model, problem.training, problem.cluster, strategy, operators=operators)

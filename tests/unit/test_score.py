@@ -256,9 +256,24 @@ def test_what_has_no_order_of_work_has_no_price(capsys: pytest.CaptureFixture[st
     assert "pp=64 x vpp=2 is 128 stages; llama3-70b has 80 blocks" in found["broken"]
     assert main(["score", "r.yaml"]) == 0
     assert (
-        "It has no price: what it breaks leaves no valid schedule, or operators that it cannot shard.\n"
-        in capsys.readouterr().out
-    )
+        "It has no price: what it breaks leaves no valid schedule of all sequences on all devices, or\n"
+        "operators that it cannot shard.\n"
+    ) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "broken"),
+    [
+        # one microbatch of 8 sequences would be the price of a step of 15
+        ("tp=8 dp=8", 15, "dp=8 x microbatch_size=1 must divide global_batch_size=15"),
+        # the peak of 64 devices under the work of 128
+        ("tp=8 dp=16", 1024, "tp=8 x pp=1 x dp=16 x cp=1 is 128 devices; 2 x trn1.32xlarge has 64"),
+        ("tp=8 dp=4", 1024, "tp=8 x pp=1 x dp=4 x cp=1 is 32 devices; 2 x trn1.32xlarge has 64"),
+    ],
+)
+def test_another_batch_and_other_devices_have_no_price(words: str, batch: int, broken: str) -> None:
+    found = autoshard.score(words, "llama3-8b", nodes=2, global_batch=batch).to_dict()
+    assert found["broken"] == [broken] and found["estimate"] is None
 
 
 @pytest.mark.parametrize("words", ["tp=8 recompute=mpl", "tp=8 recompute=mlp+router"])
