@@ -16,6 +16,7 @@ from autoshard.conversion.mxfp4 import BLOCKS, DTYPE, SCALES, check_shapes, pack
 from autoshard.conversion.output_file import OutputFile, plain_file, safetensors_file
 from autoshard.conversion.places import Place, TensorLayout, part_shape, place_of
 from autoshard.conversion.regions import Region
+from autoshard.conversion.sample import are_alike
 from autoshard.conversion.source import Source
 from autoshard.errors import AutoshardError
 from autoshard.files.fields import show
@@ -100,7 +101,10 @@ def huggingface_source(folder: Path) -> Source:
         if modules is not None and _module(name) not in modules:
             continue  # of what sees or hears
         tied = model.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight")
-        if not tied and not name.startswith(others) and not _CONSTANTS.fullmatch(name):
+        if tied:
+            embedding = next(regions[one][0] for one, held in dims.items() if held == ("vocab", "embed"))
+            _check_tied(name, embedding, tensors, folder)
+        elif not name.startswith(others) and not _CONSTANTS.fullmatch(name):
             raise AutoshardError(
                 f"{tensors[name][0]} has tensor {name[:200]}, which the model of {folder / CONFIG} does not have"
             )
@@ -212,6 +216,19 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
         if not path.is_file():
             raise AutoshardError(f"{path} is missing, and {index.name} names it")
     return files
+
+
+def _check_tied(name: str, embedding: Region, tensors: Mapping[str, tuple[Path, StoredTensor]], folder: Path) -> None:
+    """Raise AutoshardError for a head that is not the embedding, though the config says so: transformers ties them only
+    where they are equal. name: of the head's tensor."""
+    path, head = tensors[name]
+    table = tensors[embedding.tensor][1]
+    alike = (head.dtype, head.shape) == (table.dtype, table.shape)
+    if not alike or not are_alike((path, head.offset), (embedding.path, table.offset), head.bytes):
+        raise AutoshardError(
+            f"{path}: {name} is not {embedding.tensor}, and {folder / CONFIG} ties them: set tie_word_embeddings to "
+            "false there, or remove the tensor"
+        )
 
 
 def _as_stored(part: Part, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part:

@@ -322,3 +322,18 @@ def test_half_a_gib_of_header_is_not_read_and_unknown_files_are_not_carried(tmp_
         "model.safetensors",
         "tokenizer.json",
     ]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_head_that_the_config_ties_must_be_the_embedding(tmp_path: Path, same: bool) -> None:
+    """transformers 5 ties them only where they are equal, so a head left out would be lost."""
+    hf, table = huggingface_folder(tmp_path / "hf", MODELS["tied"]), "model.embed_tokens.weight"
+    tensors = weights(MODELS["tied"], "F32")
+    tensors["lm_head.weight"] = tensors[table].copy() if same else tensors[table] + np.float32(1)
+    write_safetensors(hf / "model.safetensors", tensors, "F32")
+    if same:
+        assert open_source(hf).model.tie_word_embeddings
+        return
+    told = f"lm_head.weight is not {table}, and {hf}/config.json ties them: set tie_word_embeddings to false there, or "
+    with pytest.raises(AutoshardError, match=f"^{hf}/model.safetensors: {told}remove the tensor$"):
+        open_source(hf)

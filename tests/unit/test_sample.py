@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.conversion.sample import sampled
+from autoshard.conversion.sample import are_alike, sampled
 from autoshard.errors import AutoshardError
 
 
@@ -42,3 +42,17 @@ def test_another_name_or_size(tmp_path: Path) -> None:
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(AutoshardError, match=r"model\.safetensors cannot be read: No such file or directory"):
         sampled([tmp_path / "model.safetensors"])
+
+
+@pytest.mark.parametrize(("at", "alike"), [(0, False), (49_999, False), (5_000, True)])
+def test_tensors_of_a_file(tmp_path: Path, at: int, alike: bool) -> None:
+    # samples of 4,096 bytes begin every (50,000 - 4,096) / 15 = 3,060 bytes: they overlap, so byte 5,000 is in one
+    content = bytearray(100_007)
+    content[7 + at] = 1
+    (path,) = written(tmp_path / "one", a=bytes(content))
+    assert not are_alike((path, 7), (path, 50_007), 50_000)
+    # those of one in 120,000 begin every 7,727 bytes: byte 5,000 is between two
+    content = bytearray(240_000)
+    content[at if at != 49_999 else 119_999] = 1
+    (path,) = written(tmp_path / "other", a=bytes(content))
+    assert are_alike((path, 0), (path, 120_000), 120_000) == alike
