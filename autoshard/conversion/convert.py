@@ -5,7 +5,7 @@ all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from autoshard.checkpoint.layout import parameter_shapes
@@ -45,7 +45,8 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """The form and the options of the output. Raises AutoshardError for a form that is not known or lacks its plan.
+    """The form and the options of the output. Raises AutoshardError for a form that is not known or lacks its plan, and
+    for options of another form.
 
     form: one of FORMS. plan: says what each rank holds; None for hf. dtype: as config.json names it; None keeps it.
     What is not learned, such as the bias of a router's choice, stays FP32 where the dtype is narrower.
@@ -64,6 +65,12 @@ class Conversion:
             raise AutoshardError(f"to={self.form!r} is not one of: {', '.join(FORMS)}")
         if self.form != "hf" and self.plan is None:
             raise AutoshardError(f"to={self.form} needs a plan: it says how many ranks there are and what each holds")
+        if self.form != "nxd" and self.nxd != PLAIN:
+            name = next(name for name, value in asdict(self.nxd).items() if value != getattr(PLAIN, name))
+            raise AutoshardError(
+                f"{name}={getattr(self.nxd, name)} is of NxD's files, and to={self.form} writes others: give to=nxd, "
+                "or leave it out"
+            )
         if self.dtype is not None and self.dtype not in CONFIG_NAMES.values():
             raise AutoshardError(f"dtype={self.dtype!r} is not one of: {', '.join(BY_CONFIG_NAME)}")
 

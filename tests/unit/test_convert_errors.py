@@ -337,3 +337,27 @@ def test_a_head_that_the_config_ties_must_be_the_embedding(tmp_path: Path, same:
     told = f"lm_head.weight is not {table}, and {hf}/config.json ties them: set tie_word_embeddings to false there, or "
     with pytest.raises(AutoshardError, match=f"^{hf}/model.safetensors: {told}remove the tensor$"):
         open_source(hf)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--qkv", "fused"), "qkv=fused is of NxD's files, and to=hf writes others"),
+        (("--plan", "plan.json", "--xser"), "xser=True is of NxD's files, and to=plan writes others"),
+        (("--plan", "plan.json", "--kv-size-multiplier", "2"), "kv_size_multiplier=2 is of NxD's files, and to=plan "),
+    ],
+)
+def test_options_of_nxd_files_go_with_no_other_form(
+    options: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    huggingface_folder(tmp_path / "hf", LLAMA)
+    write_plan(plan(LLAMA, tp=2), "plan.json")
+    assert main(["convert", "hf", "out", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"autoshard: error: {told}") and error.endswith(": give to=nxd, or leave it out\n")
+    assert not (tmp_path / "out").exists()
