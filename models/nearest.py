@@ -27,6 +27,7 @@ STRUCTURE = frozenset(
         *("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_chunk_size", "no_rope_layers"),
         *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "linear_num_key_heads"),
         *("linear_num_value_heads", "conv_L_cache", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "index_topk"),
+        *("shared_expert_combination_strategy", "expert_selection_fn", "prefix_dense_intermediate_size"),
         *("shared_intermediate_size", "linear_attn_config", "hybrid_layer_pattern", "attention_value_scale"),
     )
 )

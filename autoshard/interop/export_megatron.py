@@ -66,7 +66,7 @@ def _model(plan: Plan) -> Iterator[str]:
     if model.rope_scaling is not None and model.rope_scaling == llama3_scaling(model.rope_scaling.factor):
         yield f"--use-rope-scaling --rope-scaling-factor {model.rope_scaling.factor:g}"
     activation = {"silu": ["--swiglu"], "relu2": ["--squared-relu"]}.get(model.hidden_act, [])
-    norm = ["--normalization RMSNorm"] if model.family.normalization == RMS_NORM else []
+    norm = ["--normalization RMSNorm"] if model.normalization == RMS_NORM else []
     if activation or norm:
         yield " ".join([*activation, *norm])
     yield f"--norm-epsilon {model.norm_eps:g}"

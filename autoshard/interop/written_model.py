@@ -70,7 +70,7 @@ def property_of(model: ModelSpec, name: str) -> Any:
         return UNKNOWN
     match name:
         case "normalization":
-            return model.family.normalization
+            return model.normalization
         case "activation":
             if model.clamped_gate is not None:
                 return "clamped_swiglu"

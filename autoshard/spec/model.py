@@ -26,6 +26,7 @@ from autoshard.spec.model_types import (
     FULL_ATTENTION,
     MOST_REPEATED,
     RECURRENT,
+    RMS_NORM,
     ROPE,
     SLIDING_ATTENTION,
     SPARSE,
@@ -88,6 +89,10 @@ class ModelSpec:
     indexer: Sizes of what chooses the keys that a query of latent attention sees; absent where it sees all before it.
     use_qk_norm: Whether each head's query and key have an RMSNorm of their own, in families that leave it to the
         config (glm4_moe); absent where not.
+    use_rms_norm: Whether norms are RMSNorms, in families of LayerNorms that leave it to the config (cohere2_moe);
+        absent where not.
+    averages_shared_expert: Whether an MLP with a shared expert is the mean of it and the routed ones (cohere2_moe);
+        absent where it is their sum.
     router: How the experts of a token are chosen; absent where they are the largest of a softmax.
     attention_scores: What attention does otherwise than softmax(q k^T / sqrt(head_dim)); absent where that is nothing.
     final_logit_softcapping: A logit z becomes c * tanh(z / c), where c is this; absent where it stays.
@@ -148,6 +153,8 @@ class ModelSpec:
     latent_attention: Annotated[LatentAttention | None, Absence.WRITTEN] = None
     indexer: Annotated[Indexer | None, Absence.WRITTEN] = None
     use_qk_norm: Annotated[bool, Absence.WRITTEN] = False
+    use_rms_norm: Annotated[bool, Absence.WRITTEN] = False
+    averages_shared_expert: Annotated[bool, Absence.WRITTEN] = False
     router: Annotated[Router | None, Absence.WRITTEN] = None
     attention_scores: Annotated[AttentionScores, Absence.WRITTEN] = USUAL_SCORES
     final_logit_softcapping: Annotated[Positive | None, Absence.WRITTEN] = None
@@ -265,6 +272,11 @@ class ModelSpec:
     def output_projection_bias(self) -> bool:
         """Whether attention's output projection has a bias, as the others do where attention_bias is set."""
         return self.attention_bias and self.family.has_output_bias
+
+    @property
+    def normalization(self) -> str:
+        """The norm of its blocks: rmsnorm | layernorm."""
+        return RMS_NORM if self.use_rms_norm else self.family.normalization
 
     @property
     def normalizes_heads(self) -> bool:

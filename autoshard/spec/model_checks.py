@@ -77,7 +77,7 @@ def _check_fields(model: ModelSpec) -> None:
     if model.router_aux_loss_coef != 0:
         check_positive(of, "router_aux_loss_coef", model.router_aux_loss_coef)
     flags = ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_parallel_residual")
-    for field in (*flags, "use_qk_norm"):
+    for field in (*flags, "use_qk_norm", "use_rms_norm", "averages_shared_expert"):
         check_flag(of, field, getattr(model, field))
     check_positive(of, "norm_eps", model.norm_eps)
     if model.rope_theta is not None:
@@ -249,6 +249,18 @@ def _check_experts(model: ModelSpec) -> None:
         raise AutoshardError(
             f"use_qk_norm=True of {model.name} must be False: model_type={model.model_type} says itself whether heads "
             f"have norms; {with_trait('use_qk_norm')} does not"
+        )
+    if model.use_rms_norm and "use_rms_norm" not in family.may_have:
+        raise AutoshardError(
+            f"use_rms_norm=True of {model.name} must be False: model_type={model.model_type} says itself which norms "
+            f"it has; {with_trait('use_rms_norm')} does not"
+        )
+    if model.averages_shared_expert and not (
+        model.shared_expert_intermediate_size and "averages_shared_expert" in family.may_have
+    ):
+        raise AutoshardError(
+            f"averages_shared_expert=True of {model.name} must be False: it adds its shared expert, if any; "
+            f"{with_trait('averages_shared_expert')} may take the mean"
         )
     if model.moe_latent_size is not None:
         check_integer(model.name, "moe_latent_size", model.moe_latent_size)

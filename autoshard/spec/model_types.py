@@ -21,6 +21,8 @@ OPTIONAL_FIELDS = (
     "multi_token_prediction",
     "use_parallel_residual",
     "use_qk_norm",
+    "use_rms_norm",
+    "averages_shared_expert",
     "moe_latent_size",
     "global_attention",
     "v_head_dim",
@@ -44,7 +46,7 @@ class Family:
     has_one_branch: whether each block has a mixer of tokens or an MLP, not both: layer_types or mlp_layer_types says
         none of it.
     counts_shared_experts: whether the config gives a number of shared experts, each as wide as a routed one.
-    normalization: "rmsnorm" | "layernorm".
+    normalization: "rmsnorm" | "layernorm", which a config may change where may_have has use_rms_norm.
     has_norm_bias: whether a LayerNorm adds a bias.
     has_norm_weight: whether norms multiply by a weight, and add a bias if they have one: of no family without a weight.
     has_unit_offset: whether norms multiply by 1 plus their weight.
@@ -224,6 +226,15 @@ _BUILT_IN = {
         "hunyuan", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD, normalizes_turned_heads=True
     ),
     "cohere2": Family("cohere2", normalization=LAYER_NORM, has_norm_bias=False, turns_neighbours=True),
+    "cohere2_moe": Family(
+        "cohere2",
+        experts=_SHARED,
+        counts_shared_experts=True,
+        normalization=LAYER_NORM,
+        has_norm_bias=False,
+        turns_neighbours=True,
+        may_have=("use_rms_norm", "averages_shared_expert"),
+    ),
     "ministral3": Family("ministral3"),
     "nemotron_h": Family(
         "nemotron_h",

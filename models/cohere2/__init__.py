@@ -1,1 +1,1 @@
-"""Command R7B and Command A: attention and MLP side by side behind one LayerNorm without a bias."""
+"""Command R7B, Command A and Command A+: attention and MLP, or experts, side by side behind one norm without a bias."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import embedding, gated_mlp, head, norm, self_attention
+from autoshard.models.mixtral.graph import mixture
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
@@ -17,6 +18,19 @@ def block(b: GraphBuilder, model: ModelSpec, x: str, layer: int, kernel: str) ->
     h = norm(b, model, f"{prefix}.input_layernorm", x)
     attention = self_attention(b, model, h, layer, kernel)
     b.module = "mlp"
-    mlp = gated_mlp(b, model, h, f"{prefix}.mlp")
+    mlp = _mlp(b, model, h, f"{prefix}.mlp", layer)
     branches = (attention, f"{prefix}.self_attn.dropout"), (mlp, f"{prefix}.mlp.dropout")
     return residual(b, model, f"{prefix}.residual", x, *branches)
+
+
+def _mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, layer: int) -> str:
+    """Append an MLP; of a mixture the sum or the mean of the experts and the one that every token goes to, or an MLP
+    where a block has no experts. Returns the output. h: [batch, seq, embed]. name: of it."""
+    if not model.has_experts(layer):
+        return gated_mlp(b, model, h, name, "dense_ffn" if model.is_moe else "ffn")
+    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj")
+    if not model.shared_expert_intermediate_size:
+        return routed
+    shared = gated_mlp(b, model, h, f"{name}.shared_experts", "shared_ffn")
+    both = b.elementwise("add", f"{name}.sum", routed, shared)
+    return b.scaled(f"{name}.mean", both, 0.5) if model.averages_shared_expert else both

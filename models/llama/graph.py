@@ -242,16 +242,14 @@ def vocabulary(
 def norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:
     """Append the norm that the family has, an RMS norm or a LayerNorm, and return its output. x: [batch, seq,
     embed]."""
-    return (layer_norm if model.family.normalization == LAYER_NORM else rms_norm)(b, model, name, x)
+    return (layer_norm if model.normalization == LAYER_NORM else rms_norm)(b, model, name, x)
 
 
 def norm_parts(model: ModelSpec) -> tuple[str, ...]:
     """The parameters that each norm of a family has."""
     if not model.family.has_norm_weight:
         return ()
-    return (
-        ("weight", "bias") if model.family.normalization == LAYER_NORM and model.family.has_norm_bias else ("weight",)
-    )
+    return ("weight", "bias") if model.normalization == LAYER_NORM and model.family.has_norm_bias else ("weight",)
 
 
 def layer_norm(b: GraphBuilder, model: ModelSpec, name: str, x: str) -> str:

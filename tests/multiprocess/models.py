@@ -464,6 +464,25 @@ MODELS["cohere2"] = replace(
     position_types=(*("rope",) * 3, "nope"),
     logit_scale=0.25,
 )
+MODELS["cohere2 moe"] = replace(
+    MODELS["cohere2"],
+    model_type="cohere2_moe",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=192,
+    averages_shared_expert=True,
+    mlp_layer_types=("dense", "sparse", "sparse", "sparse"),
+    dense_intermediate_size=80,
+    router=Router("sigmoid", "greedy"),
+)
+MODELS["cohere2 moe, RMS norms"] = replace(
+    MODELS["cohere2 moe"],
+    use_rms_norm=True,
+    averages_shared_expert=False,
+    mlp_layer_types=(),
+    dense_intermediate_size=0,
+    router=None,
+)
 MODELS["ministral3"] = replace(
     LLAMA,
     model_type="ministral3",

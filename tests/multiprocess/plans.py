@@ -512,6 +512,18 @@ CASES[2] |= {
     "cohere2 tp": ("cohere2", strategy(tp=2, recompute="attention+mlp"), 2),
     "cohere2 zigzag ring, ZeRO-3": ("cohere2", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
     "cohere2 pp, uneven, zero bubble": ("cohere2", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
+    "cohere2 moe tp": ("cohere2 moe", strategy(tp=2, recompute="attention+mlp"), 2),
+    "cohere2 moe ep over cp, zigzag ring, ZeRO-3": (
+        "cohere2 moe",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "cohere2 moe, RMS norms, pp, uneven, zero bubble": (
+        "cohere2 moe, RMS norms",
+        strategy(pp=2, layers=(3, 1), schedule="zero_bubble"),
+        3,
+    ),
+    "cohere2 moe, RMS norms, tp, no sequence parallel": ("cohere2 moe, RMS norms", strategy(tp=2, sp=False), 2),
     "ministral3 tp": ("ministral3", strategy(tp=2, recompute="attention+mlp"), 2),
     "ministral3 zigzag ring, ZeRO-3": (
         "ministral3",
@@ -588,6 +600,7 @@ CASES[4] |= {
     "hunyuan moe ep x tp": ("hunyuan moe", strategy(tp=2, dp=2, ep=2), 2),
     "cwm, kv replicated": ("cwm", strategy(tp=4, sp=False), 2),
     "cohere2, kv replicated": ("cohere2", strategy(tp=4, sp=False), 2),
+    "cohere2 moe ep x tp": ("cohere2 moe", strategy(tp=2, dp=2, ep=2), 2),
     "ministral3, kv replicated": ("ministral3", strategy(tp=4, sp=False), 2),
     "nemotron h tp x pp": ("nemotron h", strategy(tp=2, pp=2), 3),
     "nemotron h, latent, ep x tp": ("nemotron h, latent", strategy(tp=2, dp=2, ep=2), 2),
@@ -862,7 +875,7 @@ LATER_FAMILIES = (
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
-    *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat"),
+    *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

@@ -718,6 +718,51 @@ CONFIGS["cohere2, biases, positions in all blocks"] = {
     **NO_TOKENS,
 }
 CONFIGS["cohere2, no windows"] = {**SMALL, "model_type": "cohere2", "layer_types": ["full_attention"] * 2, **NO_TOKENS}
+COHERE2_MOE = {
+    **SMALL,
+    "model_type": "cohere2_moe",
+    "intermediate_size": 32,
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "sliding_window": 9,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    **NO_TOKENS,
+}
+CONFIGS["cohere2 moe"] = {**COHERE2_MOE, "num_shared_experts": 2}
+CONFIGS["cohere2 moe, sums of a sigmoid's weights, turned dense blocks"] = {
+    **COHERE2_MOE,
+    "num_shared_experts": 1,
+    "shared_expert_combination_strategy": "sum",
+    "expert_selection_fn": "sigmoid",
+    "norm_topk_prob": False,
+    "first_k_dense_replace": 2,
+    "prefix_dense_intermediate_size": 96,
+    "sliding_window_pattern": 2,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "logit_scale": 0.7,
+}
+CONFIGS["cohere2 moe, RMS norms, dense blocks without positions, yarn"] = {
+    **COHERE2_MOE,
+    "num_shared_experts": 1,
+    "expert_selection_fn": "sigmoid",
+    "rms_norm_eps": 1e-3,
+    "layer_norm_eps": 0.5,
+    "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
+    "layer_types": ["full_attention", "full_attention", *["sliding_attention"] * 3],
+    "prefix_dense_sliding_window_pattern": 2,
+    "rope_parameters": YARN,
+}
+CONFIGS["cohere2 moe, no windows, none shared"] = {
+    **COHERE2_MOE,
+    "num_hidden_layers": 3,
+    "sliding_window_pattern": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": False,
+    "num_key_value_heads": None,
+    "rope_theta": 500.0,
+}
 MINISTRAL3 = {
     **SMALL,
     "model_type": "ministral3",

@@ -504,6 +504,74 @@ def test_what_a_cohere2_config_leaves_out() -> None:
     assert unwritten(replace(full, position_types=())) == "logit_scale"
 
 
+COHERE_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
+
+
+def test_what_a_cohere2_moe_config_leaves_out() -> None:
+    model = read("cohere2_moe", **COHERE_EXPERTS, num_attention_heads=64)
+    assert (model.num_key_value_heads, model.head_dim, model.norm_eps, model.rope_theta) == (64, 128, 1e-5, 1e4)
+    assert (model.sliding_window, model.logit_scale, model.tie_word_embeddings) == (4096, 0.0625, True)
+    assert model.layer_types == (*("sliding_attention",) * 3, "full_attention")
+    assert model.position_types == (*("rope",) * 3, "nope")
+    assert (model.router, model.norm_topk_prob, model.mlp_layer_types) == (None, True, ())
+    assert (model.shared_expert_intermediate_size, model.averages_shared_expert) == (0, False)
+    assert (model.normalization, model.use_rms_norm) == ("layernorm", False)
+    # a softmax is of the chosen experts' logits: its weights add up to 1 whatever the config says
+    assert read("cohere2_moe", **COHERE_EXPERTS, norm_topk_prob=False).norm_topk_prob
+    assert from_config(to_config(model), "m") == model
+
+
+def test_which_blocks_of_cohere2_moe_have_windows_positions_and_experts() -> None:
+    """A prefix without experts counts its windows by itself, and has positions without a window where they are 1."""
+    shared = {"num_shared_experts": 2, "expert_selection_fn": "sigmoid"}
+    model = read("cohere2_moe", **COHERE_EXPERTS, **shared, first_k_dense_replace=2, sliding_window_pattern=2)
+    assert model.layer_types == ("full_attention", "full_attention", "sliding_attention", "full_attention")
+    assert model.position_types == ("rope", "rope", "rope", "nope")
+    assert model.mlp_layer_types == ("dense", "dense", "sparse", "sparse")
+    assert (model.dense_intermediate_size, model.shared_expert_intermediate_size) == (1536, 3072)
+    assert (model.router, model.averages_shared_expert) == (Router("sigmoid", "greedy"), True)
+    apart = read(
+        "cohere2_moe",
+        **COHERE_EXPERTS,
+        first_k_dense_replace=3,
+        prefix_dense_sliding_window_pattern=2,
+        prefix_dense_intermediate_size=4096,
+        rms_norm_eps=1e-6,
+        num_shared_experts=1,
+        shared_expert_combination_strategy="sum",
+        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4},
+    )
+    assert apart.layer_types == ("sliding_attention", "full_attention", "sliding_attention", "sliding_attention")
+    assert apart.position_types == ("rope", "nope", "rope", "rope")
+    assert (apart.dense_intermediate_size, apart.norm_eps, apart.normalization) == (4096, 1e-6, "rmsnorm")
+    assert (apart.averages_shared_expert, apart.rope_theta, apart.rope_scaling) == (
+        False,
+        5e4,
+        RopeScaling("linear", 2.0),
+    )
+    for one in (model, apart):
+        assert from_config(to_config(one), "m") == one
+        assert property_of(one, "normalization") == one.normalization
+
+
+def test_only_cohere2_moe_leaves_norms_and_the_mean_of_experts_to_the_config() -> None:
+    with pytest.raises(AutoshardError) as error:
+        replace(MODELS["cohere2"], use_rms_norm=True)
+    assert str(error.value) == (
+        "use_rms_norm=True of tiny-llama must be False: model_type=cohere2 says itself which norms it has; cohere2_moe "
+        "does not"
+    )
+    for model in (MODELS["hy3"], replace(MODELS["cohere2 moe, RMS norms"], shared_expert_intermediate_size=0)):
+        with pytest.raises(AutoshardError) as error:
+            replace(model, averages_shared_expert=True)
+        assert str(error.value) == (
+            "averages_shared_expert=True of tiny-llama must be False: it adds its shared expert, if any; cohere2_moe "
+            "may take the mean"
+        )
+    with pytest.raises(AutoshardError, match=r"^use_rms_norm=1 of tiny-llama must be true or false$"):
+        replace(MODELS["cohere2 moe"], use_rms_norm=1)  # type: ignore[arg-type]
+
+
 def test_what_a_ministral3_config_leaves_out() -> None:
     model = read("ministral3")
     assert (model.num_key_value_heads, model.head_dim, model.norm_eps) == (8, 128, 1e-5)
@@ -1157,6 +1225,43 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         (
             "cohere2",
             {"sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "cohere2",
+            {"prefix_dense_intermediate_size": 4096},
+            (
+                "prefix_dense_intermediate_size=4096 of m is not a key of model_type=cohere2, which would be another "
+                "model without it"
+            ),
+        ),
+        (
+            "cohere2_moe",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            (
+                "rope_scaling=an object of 2 of m is not supported: transformers leaves it aside in cohere2_moe; "
+                "rope_parameters is"
+            ),
+        ),
+        (
+            "cohere2_moe",
+            {"expert_selection_fn": "relu"},
+            "expert_selection_fn='relu' of m must be one of: softmax, sigmoid",
+        ),
+        (
+            "cohere2_moe",
+            {"shared_expert_combination_strategy": "max"},
+            "shared_expert_combination_strategy='max' of m must be one of: sum, average",
+        ),
+        (
+            "cohere2_moe",
+            {"first_k_dense_replace": 5},
+            "first_k_dense_replace=5 of m must be a whole number from 0 to 4",
+        ),
+        ("cohere2_moe", {}, "num_experts is missing from the config of m"),
+        (
+            "cohere2_moe",
+            {**COHERE_EXPERTS, "sliding_window": None},
             "sliding_window=None of m is not supported with sliding_attention blocks",
         ),
         (

@@ -233,7 +233,7 @@ def _overlap(case: Case, family: Constants) -> Any:
 
 def loose_norms(case: Case) -> bool:
     """Whether RMS norms run as several kernels: see LOOSE_NORMS. They are single ones where the row says so."""
-    fused = case.model.family.normalization == LAYER_NORM or case.fused_norm or is_compiled(case.stack)
+    fused = case.model.normalization == LAYER_NORM or case.fused_norm or is_compiled(case.stack)
     return stack_of(case.stack)[0] in LOOSE_NORMS and not fused
 
 
