@@ -7,7 +7,7 @@ from functools import partial
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.gemma.graph import sandwich
 from autoshard.models.llama.graph import embedding, gated_mlp, head
-from autoshard.models.mixtral.graph import mixture
+from autoshard.models.mixtral.graph import mixture_with_shared
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
@@ -24,6 +24,4 @@ def _mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, layer: int) -> st
     output. h: [batch, seq, embed]."""
     if not model.has_experts(layer):
         return gated_mlp(b, model, h, name, "dense_ffn")
-    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj")
-    shared = gated_mlp(b, model, h, f"{name}.shared_experts", "shared_ffn")
-    return b.elementwise("add", f"{name}.sum", routed, shared)
+    return mixture_with_shared(b, model, h, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.graph.ir import GraphBuilder
 from autoshard.models.dropping import residual
 from autoshard.models.llama.graph import embedding, gated_mlp, head, norm, self_attention
-from autoshard.models.mixtral.graph import mixture
+from autoshard.models.mixtral.graph import mixture_with_shared
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["block", "embedding", "head"]
@@ -28,9 +28,5 @@ def _mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, layer: int) -> st
     where a block has no experts. Returns the output. h: [batch, seq, embed]. name: of it."""
     if not model.has_experts(layer):
         return gated_mlp(b, model, h, name, "dense_ffn" if model.is_moe else "ffn")
-    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj")
-    if not model.shared_expert_intermediate_size:
-        return routed
-    shared = gated_mlp(b, model, h, f"{name}.shared_experts", "shared_ffn")
-    both = b.elementwise("add", f"{name}.sum", routed, shared)
+    both = mixture_with_shared(b, model, h, name)
     return b.scaled(f"{name}.mean", both, 0.5) if model.averages_shared_expert else both

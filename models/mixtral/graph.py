@@ -66,6 +66,15 @@ def mixed_mlp(
     return residual(b, model, f"{prefix}.mlp_residual", x, *branches)
 
 
+def mixture_with_shared(b: GraphBuilder, model: ModelSpec, h: str, name: str) -> str:
+    """Append the sum of the experts and the one that every token goes to, if there is one, and return it. h: [batch,
+    seq, embed]. name: of both."""
+    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj")
+    if not model.shared_expert_intermediate_size:
+        return routed
+    return b.elementwise("add", f"{name}.sum", routed, gated_mlp(b, model, h, f"{name}.shared_experts", "shared_ffn"))
+
+
 def mixture(
     b: GraphBuilder,
     model: ModelSpec,
