@@ -66,6 +66,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "glm4": ("glm-4-32b-0414", "trn2.48xlarge", 8),
     "ernie4_5": ("ernie-4.5-0.3b", "trn2.48xlarge", 1),
     "ernie4_5_moe": ("ernie-4.5-21b-a3b", "trn2.48xlarge", 4),
+    "axk1": ("a.x-k1", "trn2.48xlarge", 64),
     "glm4_moe_lite": ("glm-4.7-flash", "trn2.48xlarge", 4),
     "flex_olmo": ("flexolmo-7x7b", "trn2.48xlarge", 4),
     "olmoe": ("olmoe-1b-7b", "trn2.48xlarge", 1),

@@ -184,6 +184,7 @@ _BUILT_IN = {
     "ernie4_5_moe": Family("ernie4_5", experts=_SHARED, counts_shared_experts=True, turns_neighbours=True),
     "dots1": Family("glm4_moe", experts=_SHARED, counts_shared_experts=True, qk_norm=EACH_HEAD),
     "exaone4": Family("olmo2", qk_norm=EACH_HEAD),
+    "axk1": Family("axk1", experts=_SHARED, counts_shared_experts=True, needs=_LATENT),
     "glm4_moe_lite": Family("deepseek", experts=_SHARED, counts_shared_experts=True, needs=_LATENT, may_have=_PREDICTS),
     "olmoe": Family("olmoe", experts=_MIXTURE, qk_norm=ALL_HEADS),
     "nemotron": Family(

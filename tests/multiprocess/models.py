@@ -122,6 +122,13 @@ MODELS["deepseek v2 of 6 heads"] = replace(
     router=Router("softmax", "group_limited_greedy", n_group=4, topk_group=2),
     norm_topk_prob=False,
 )
+MODELS["a.x-k1"] = replace(
+    MODELS["deepseek v3"],
+    model_type="axk1",
+    rope_scaling=None,
+    shared_expert_intermediate_size=96,
+    router=Router("sigmoid", "noaux_tc", n_group=2, topk_group=1, routed_scaling_factor=2.5),
+)
 MODELS["deepseek v3, predicting"] = replace(
     MODELS["deepseek v3"], multi_token_prediction=MultiTokenPrediction(mtp_loss_scaling_factor=0.3)
 )

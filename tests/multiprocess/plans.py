@@ -481,6 +481,13 @@ CASES[2] |= {
         2,
     ),
     "youtu zigzag ring, ZeRO-3": ("youtu", strategy(cp=2, zero=3, attention="zigzag_ring", recompute="full"), 2),
+    "a.x-k1 tp": ("a.x-k1", strategy(tp=2, recompute="attention_up+mlp"), 2),
+    "a.x-k1 ep over cp, zigzag ring, ZeRO-3": (
+        "a.x-k1",
+        strategy(cp=2, ep=2, zero=3, attention="zigzag_ring", recompute="full"),
+        2,
+    ),
+    "a.x-k1 pp, uneven, zero bubble": ("a.x-k1", strategy(pp=2, layers=(3, 1), schedule="zero_bubble"), 3),
     "youtu tp": ("youtu", strategy(tp=2, recompute="attention_up+mlp"), 2),
     "afmoe ep over cp, zigzag ring, ZeRO-3": (
         "afmoe",
@@ -600,6 +607,7 @@ CASES[4] |= {
     "hunyuan moe ep x tp": ("hunyuan moe", strategy(tp=2, dp=2, ep=2), 2),
     "cwm, kv replicated": ("cwm", strategy(tp=4, sp=False), 2),
     "cohere2, kv replicated": ("cohere2", strategy(tp=4, sp=False), 2),
+    "a.x-k1 ep x tp": ("a.x-k1", strategy(tp=2, dp=2, ep=2, sp=False), 2),
     "cohere2 moe ep x tp": ("cohere2 moe", strategy(tp=2, dp=2, ep=2), 2),
     "ministral3, kv replicated": ("ministral3", strategy(tp=4, sp=False), 2),
     "nemotron h tp x pp": ("nemotron h", strategy(tp=2, pp=2), 3),
@@ -875,7 +883,7 @@ LATER_FAMILIES = (
     *("hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "afmoe", "gemma4_text"),
     *("deepseek_v32", "glm_moe_dsa", "glm", "granitemoe", "granitemoeshared", "flex_olmo", "lfm2", "lfm2_moe"),
     *("kimi_linear", "mimo_v2_flash", "olmo_hybrid", "lfm3", "bailing_hybrid", "mellum", "hyperclovax"),
-    *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe"),
+    *("laguna", "starcoder2", "jais2", "gemma", "olmo", "nanochat", "cohere2_moe", "axk1"),
 )
 FURTHER = {
     *("kv replicated twice", "kv replicated x zigzag ring", "ring of 4, sliding window", "dp x cp"),

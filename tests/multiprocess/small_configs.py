@@ -560,6 +560,17 @@ CONFIGS["glm4 moe lite, dense blocks"] = {
     "n_group": 4,
     "topk_group": 2,
 }
+AXK1 = {**LATENT, "model_type": "axk1", "num_key_value_heads": 8, "n_group": 4, "topk_group": 2, **NO_TOKENS}
+CONFIGS["a.x-k1"] = AXK1
+CONFIGS["a.x-k1, halves turned, yarn, experts first"] = {
+    **AXK1,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "rope_interleave": False,
+    "norm_topk_prob": False,
+    "rms_norm_eps": 1e-3,
+    "tie_word_embeddings": True,
+    "rope_parameters": YARN,
+}
 CONFIGS["mistral4"] = {
     **LITE,
     "model_type": "mistral4",

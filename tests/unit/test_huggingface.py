@@ -59,7 +59,8 @@ def latent_parameters(model: ModelSpec) -> int:
         recurrence(model) if model.mixer_of(layer) == "linear_attention" else block
         for layer in range(model.num_hidden_layers)
     )
-    return tables + mixers + model.num_hidden_layers * 2 * hidden + mlps + hidden
+    behind = model.num_sparse_layers * hidden if model.model_type == "axk1" else 0  # a norm behind experts
+    return tables + mixers + model.num_hidden_layers * 2 * hidden + mlps + behind + hidden
 
 
 def mlp_parameters(model: ModelSpec) -> int:
@@ -280,6 +281,7 @@ def recurrence(model: ModelSpec) -> int:
         ("kimi-k2", 1_026_408_209_408),
         ("deepseek-v3.2", 671_026_404_352),
         ("glm-5", 743_180_190_720),
+        ("a.x-k1", 518_983_052_288),
         ("glm-4.5-air", 106_852_245_504),
         ("glm-4.5", 352_797_814_784),
         ("smollm3-3b", 3_075_098_624),

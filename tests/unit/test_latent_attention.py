@@ -199,7 +199,7 @@ def test_latent_attention_goes_with_its_families() -> None:
         replace(TINY, latent_attention=None)
     assert str(raised.value) == (
         "model_type=deepseek_v3 of tiny-llama needs latent_attention; deepseek_v2, deepseek_v3, kimi_k2, "
-        "glm4_moe_lite, mistral4, youtu, deepseek_v32, glm_moe_dsa, kimi_linear, bailing_hybrid have it"
+        "axk1, glm4_moe_lite, mistral4, youtu, deepseek_v32, glm_moe_dsa, kimi_linear, bailing_hybrid have it"
     )
     with pytest.raises(AutoshardError, match=r"^model_type=llama of tiny-llama has no latent_attention; "):
         replace(MODELS["llama"], latent_attention=TINY.latent_attention)

@@ -253,6 +253,31 @@ def test_what_an_exaone_moe_config_leaves_out() -> None:
         assert from_config(to_config(one), "m") == one
 
 
+def test_what_an_axk1_config_leaves_out() -> None:
+    experts = {"moe_intermediate_size": 512, "n_routed_experts": 16, "num_experts_per_tok": 2}
+    model = read("axk1", **experts)
+    assert model.latent_attention == LatentAttention(1536, 512, 64, 128)
+    assert (model.head_dim, model.rope_theta, model.norm_eps, model.tie_word_embeddings) == (192, 1e4, 1e-6, False)
+    assert (model.mlp_layer_types, model.dense_intermediate_size) == (("dense", *("sparse",) * 3), 1536)
+    assert model.router == Router("sigmoid", "noaux_tc", n_group=8, topk_group=4, routed_scaling_factor=2.5)
+    assert (model.shared_expert_intermediate_size, model.norm_topk_prob) == (512, True)
+    other = read("axk1", **experts, mlp_layer_types=["sparse", "dense", "sparse", "dense"], rope_interleave=False)
+    assert other.mlp_layer_types == ("sparse", "dense", "sparse", "dense")
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_the_norm_behind_the_first_mlp_of_axk1s_checkpoint_is_left_out(tmp_path: Path) -> None:
+    """transformers has one behind experts alone, and the published checkpoint behind the first block's MLP too."""
+    model = MODELS["a.x-k1"]
+    folder = huggingface_folder(tmp_path / "hf", model)
+    norm = {"model.layers.0.post_mlp_layernorm.weight": np.ones(model.hidden_size, dtype=np.float32)}
+    write_safetensors(folder / "model.safetensors", {**weights(model, "F32"), **norm}, "F32")
+    source = open_source(folder)
+    assert "model.layers.1.post_mlp_layernorm.weight" in source.regions
+    assert "model.layers.0.post_mlp_layernorm.weight" not in source.regions
+
+
 def test_what_a_hy_v3_config_leaves_out() -> None:
     experts = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2}
     model = read("hy_v3", **experts)
@@ -1214,6 +1239,17 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
         ("hunyuan_v1_moe", {"num_shared_expert": [2] * 4}, "num_shared_expert=2 of m is not supported; 1 is"),
         ("hunyuan_v1_moe", {"moe_intermediate_size": 512}, "moe_intermediate_size=512 of m is not supported; 1536 is"),
         ("hunyuan_v1_moe", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped=1 of m is not supported; 0 is"),
+        (
+            "axk1",
+            {"q_lora_rank": None},
+            "q_lora_rank=null of m is not supported: queries of axk1 are compressed; a number is",
+        ),
+        ("axk1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "axk1",
+            {"moe_intermediate_size": 512, "topk_method": "greedy"},
+            "topk_method='greedy' of m is not supported; noaux_tc is",
+        ),
         ("youtu", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
         ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 of m is not supported; 0 is"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),

@@ -11,7 +11,7 @@ from decimal import Decimal
 import pytest
 
 from autoshard.models import load_model
-from autoshard.models.stage import parameter_count, parameters_by_dims
+from autoshard.models.stage import active_count, parameter_count, parameters_by_dims
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.prediction import MultiTokenPrediction
 
@@ -71,6 +71,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("glm-4.5-air", active, "12e9", "README of zai-org/GLM-4.5"),
     ("glm-4.7-flash", parameter_count, "30e9", "README of zai-org/GLM-4.5"),
     ("glm-4.7-flash", active, "3e9", "README of zai-org/GLM-4.5"),
+    ("a.x-k1", parameter_count, "519e9", "model card (recalled)"),
+    ("a.x-k1", active_count, "33e9", "model card (recalled); with both tables"),
     ("glm-5", parameter_count, "744e9", "README of zai-org/GLM-5"),
     ("glm-5", active, "40e9", "README of zai-org/GLM-5"),
     ("glm-4-32b-0414", parameter_count, "32.57e9", "llama.cpp's count, in ikawrakow/ik_llama.cpp#344"),
