@@ -16,7 +16,7 @@ from autoshard.files.json_file import read_json
 from autoshard.models.config_fields import Config
 from autoshard.models.families import FAMILIES, config_of
 from autoshard.models.nearest import MOST_NAMED, STRUCTURE, nearest_family, published_keys, unknown_keys
-from autoshard.models.text_part import TEXT, other_parts, text_part
+from autoshard.models.text_part import TEXT, check_form, other_parts, text_part
 from autoshard.plugins.found import call
 from autoshard.spec.dropout import Dropout
 from autoshard.spec.model import ModelSpec
@@ -62,6 +62,7 @@ def from_config(config: object, name: str) -> ModelSpec:
     """
     if not isinstance(config, Mapping):
         raise AutoshardError(f"the config of {name} must be an object with a model_type, not {show(config)}")
+    check_form(config, name)
     whole, config = config, text_part(config)
     model_type = config.get("model_type")
     if model_type is None:

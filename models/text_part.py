@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+from autoshard.errors import AutoshardError
+from autoshard.files.fields import show
 from autoshard.models.families import FAMILIES
 from autoshard.spec.model_types import TRACED
 
@@ -18,12 +21,21 @@ class Form(NamedTuple):
 
     model_type: the one as which it is read. sees: whether it is the text model of one that sees. Text has one position
     where images have three, and transformers then computes the same. defaults: what a key means without it, where that
-    is not what it means to the other.
+    is not what it means to the other. named: keys that the other has by another name -> that name; they go before those
+    of that name. alike: flags of which all must say the same.
     """
 
     model_type: str
     sees: bool = True
     defaults: Mapping[str, Any] = {}
+    named: Mapping[str, str] = {}
+    alike: tuple[str, ...] = ()
+
+    def read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A config of this form as one of the other."""
+        kept = {key: value for key, value in config.items() if key not in self.named}
+        said = {name: config[key] for key, name in self.named.items() if config.get(key) is not None}
+        return {**self.defaults, **kept, **said, "model_type": self.model_type}
 
 
 _QWEN2 = Form("qwen2", defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6})
@@ -31,6 +43,13 @@ _UNIFIED = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_posit
 OF_THE_SAME_FORM: Mapping[str, Form] = {
     "ministral": Form("mistral", sees=False),  # transformers takes a mistral with layer_types for one
     "iquestcoder": Form("llama", sees=False),  # transformers builds a Llama of it
+    "internlm3": Form(  # of this too, and refuses other biases in attention than in the MLP
+        "llama",
+        sees=False,
+        defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
+        named={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        alike=("attention_bias", "mlp_bias"),
+    ),
     "qwen2_vl": _QWEN2,  # published ones have the keys of the text model and of the whole in one object
     "qwen2_vl_text": _QWEN2,
     "qwen2_5_vl": _QWEN2,
@@ -68,14 +87,38 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the text model alone, with the model_type as which it is read. A config of no such model, and one
     whose text model is not known, comes back as it is."""
+    config = _inner(config)
+    form = _form(config)
+    return config if form is None else form.read(config)
+
+
+def check_form(config: Mapping[str, Any], name: str) -> None:
+    """Raises AutoshardError where a config that goes by another name has flags that must be alike and are not. name: of
+    the model."""
+    inner = _inner(config)
+    form = _form(inner)
+    if form is None:
+        return
+    read = form.read(inner)
+    own = {other: key for key, other in form.named.items() if inner.get(key) is not None}
+    for one, other in pairwise(form.alike):
+        values = [read.get(key) or False for key in (one, other)]
+        if values[0] != values[1]:
+            said, beside = (
+                f"{own.get(key, key)}={show(value)}" for key, value in zip((one, other), values, strict=True)
+            )
+            raise AutoshardError(f"{said} of {name} is not supported with {beside}; both alike are")
+
+
+def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of the text model alone, with the model_type that it has there."""
     text = config.get(TEXT)
     if isinstance(text, Mapping) and not _is_family(config):
         if not _is_family(text) and _form(text) is None:
             return config
         sizes = SIZES.get(text["model_type"], {})
-        config = {**sizes, **text, **_said_beside(config, text)}
-    form = _form(config)
-    return config if form is None else {**form.defaults, **config, "model_type": form.model_type}
+        return {**sizes, **text, **_said_beside(config, text)}
+    return config
 
 
 def _said_beside(whole: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:

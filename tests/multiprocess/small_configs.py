@@ -631,6 +631,26 @@ CONFIGS["youtu, no compressed queries"] = {
     "rope_parameters": YARN,
     **NO_TOKENS,
 }
+CONFIGS["internlm3"] = {
+    **{key: value for key, value in SMALL.items() if key != "num_key_value_heads"},
+    "model_type": "internlm3",
+    "head_dim": 16,
+    "max_position_embeddings": 16,
+    "rope_scaling": {"rope_type": "dynamic", "factor": 3.0},
+    "rope_theta": 5e3,
+    "qkv_bias": False,
+    "bias": False,
+    **NO_TOKENS,
+}
+CONFIGS["internlm3, biases"] = {
+    **SMALL,
+    "model_type": "internlm3",
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "qkv_bias": True,
+    "bias": True,
+    **NO_TOKENS,
+}
 CONFIGS["cwm"] = {**SMALL, "model_type": "cwm", "num_hidden_layers": 5, "sliding_window": 9, "bos_token_id": 1}
 CONFIGS["cwm, biases, no windows, default positions"] = {
     **SMALL,

@@ -315,6 +315,7 @@ def recurrence(model: ModelSpec) -> int:
         ("jais2-8b", 8_090_401_280),
         ("laguna-xs.2", 33_442_607_104),
         ("hyperclovax-seed-think-14b", 14_748_112_896),
+        ("internlm3-8b", 8_804_241_408),
         ("iquest-coder-v1-40b", 39_794_283_520),
         ("kimi-linear-48b-a3b", 49_122_675_072),
         ("glm-4-9b", 9_399_951_360),

@@ -38,7 +38,7 @@ def test_the_files_own_number_of_blocks_stands(given: dict[str, str]) -> None:
 
 NOT_IN_FLAGS = (
     *("mistral-7b", "gpt-neox-20b", "phi3-mini-4k", "phi3-medium-4k", "phi4-mini", "afm-4.5b"),
-    *("starcoder2-3b", "starcoder2-7b", "starcoder2-15b"),
+    *("starcoder2-3b", "starcoder2-7b", "starcoder2-15b", "internlm3-8b"),
 )
 """Megatron has neither a sliding window in one flag nor GPT-NeoX's parallel residual, nor any scaling of positions but
 Llama 3.1's."""

@@ -158,6 +158,7 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("laguna-xs.2", active, "3e9", "its page"),
     ("mellum2-12b-a2.5b", parameter_count, "12e9", "its name"),
     ("hyperclovax-seed-think-14b", parameter_count, "14.7e9", "model card, recalled"),
+    ("internlm3-8b", parameter_count, "8e9", "its name"),
     ("iquest-coder-v1-40b", parameter_count, "40e9", "its name"),
     ("ling-3.0-flash", parameter_count, "124e9", "model card"),
     ("ling-3.0-flash", active, "5.1e9", "model card"),

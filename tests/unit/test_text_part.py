@@ -106,6 +106,7 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ministral": ({"num_key_value_heads": 2}, {}),
     "iquestcoder": ({}, {}),
+    "internlm3": ({}, {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5}),
     "qwen2_vl": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
     "qwen2_vl_text": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
     "qwen2_5_vl": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
@@ -144,6 +145,39 @@ def test_a_config_by_another_name_is_that_of_the_form(name: str) -> None:
     assert form.defaults == defaults
     assert is_part(config) is form.sees
     assert from_config(to_config(from_config(config, "m")), "m") == from_config(config, "m")
+
+
+def test_internlm3_calls_biases_by_other_names() -> None:
+    config = {**TEXT, "model_type": "internlm3"}
+    biased = from_config({**config, "qkv_bias": True, "bias": True}, "m")
+    assert (biased.model_type, biased.attention_bias, biased.mlp_bias) == ("llama", True, True)
+    assert from_config({**config, "attention_bias": True, "mlp_bias": True}, "m") == biased
+    assert from_config({**config, "qkv_bias": True, "attention_bias": False, "bias": True}, "m") == biased
+    plain = from_config({**config, "qkv_bias": False, "bias": None}, "m")
+    assert (plain.attention_bias, plain.mlp_bias) == (False, False)
+    nulls = from_config({**config, "num_key_value_heads": None, "head_dim": None}, "m")
+    heads = TEXT["num_attention_heads"]
+    assert (nulls.num_key_value_heads, nulls.head_dim) == (heads, TEXT["hidden_size"] // heads)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"qkv_bias": True}, "qkv_bias=True of m is not supported with mlp_bias=False; both alike are"),
+        ({"bias": True}, "attention_bias=False of m is not supported with bias=True; both alike are"),
+        (
+            {"qkv_bias": True, "bias": False},
+            "qkv_bias=True of m is not supported with bias=False; both alike are",
+        ),
+    ],
+)
+def test_internlm3_with_biases_in_attention_alone_is_refused(flags: dict[str, bool], text: str) -> None:
+    """InternLM3's own code has none at the output projection then, where Llama has."""
+    whole = {"model_type": "internvl", "text_config": {**TEXT, **flags, "model_type": "internlm3"}}
+    for config in ({**TEXT, **flags, "model_type": "internlm3"}, whole):
+        with pytest.raises(AutoshardError) as error:
+            from_config(config, "m")
+        assert str(error.value) == text
 
 
 def test_a_whole_in_one_object_is_read() -> None:
