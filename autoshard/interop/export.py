@@ -19,14 +19,8 @@ UNWRITTEN = (
     *("latent_attention", "router", "layer_types", "mlp_layer_types", "position_types"),
     *("linear_attention", "mamba", "conv"),
     *("attention_scores", "clamped_gate", "chunked_attention", "multipliers", "logit_scale", "normalizes_all_heads"),
-    *(
-        "averages_shared_expert",
-        "normalizes_turned_heads",
-        "normalizes_values",
-        "learns_activation",
-        "global_attention",
-        "v_head_dim",
-    ),
+    *("averages_shared_expert", "normalizes_turned_heads", "normalizes_values", "learns_activation"),
+    *("global_attention", "v_head_dim"),
 )
 """Fields of ModelSpec that no framework's file is written with here."""
 
