@@ -65,7 +65,7 @@ class Conversion:
             raise AutoshardError(f"to={self.form!r} is not one of: {', '.join(FORMS)}")
         if self.form != "hf" and self.plan is None:
             raise AutoshardError(f"to={self.form} needs a plan: it says how many ranks there are and what each holds")
-        if self.form != "nxd" and self.nxd != PLAIN:
+        if not self.is_nxd and self.nxd != PLAIN:
             name = next(name for name, value in asdict(self.nxd).items() if value != getattr(PLAIN, name))
             raise AutoshardError(
                 f"{name}={getattr(self.nxd, name)} is of NxD's files, and to={self.form} writes others: give to=nxd, "
@@ -73,6 +73,11 @@ class Conversion:
             )
         if self.dtype is not None and self.dtype not in CONFIG_NAMES.values():
             raise AutoshardError(f"dtype={self.dtype!r} is not one of: {', '.join(BY_CONFIG_NAME)}")
+
+    @property
+    def is_nxd(self) -> bool:
+        """Whether NxD's files are written."""
+        return self.form == "nxd"
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ def _files(source: Source, dtypes: Mapping[str, str], conversion: Conversion) ->
     if conversion.form == "hf":
         return [*huggingface_files(source.model, dtypes, conversion.shard_bytes), *carried]
     assert conversion.plan is not None
-    if conversion.form == "nxd":
+    if conversion.is_nxd:
         return [*nxd_files(conversion.plan, dtypes, conversion.nxd), *carried]
     return checkpoint_files(conversion.plan, dtypes, tuple(carried), source.quantities)
 
