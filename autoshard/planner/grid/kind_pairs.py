@@ -279,7 +279,7 @@ class ChunkRoom:
 
     def beside_bytes(self, rank: int) -> Array:
         """Bytes that a rank with a stage needs beside its state and what is kept, at least, (content, draft, set)."""
-        group = rank if rank in (0, self.pp - 1) else 1
+        group = self._blocks.alike(rank)
         if group not in self._of_ends:
             of_places = [self._blocks.beside_bytes(group, place)[..., self._sets] for place in self._blocks.places]
             least = of_places[0].min((0, 2))[:, None]  # of the other stage, where this one has no blocks

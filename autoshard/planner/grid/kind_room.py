@@ -126,10 +126,15 @@ class Blocks:
             found[behind.any(1)] = MOST_BYTES
         return found
 
+    def alike(self, rank: int) -> int:
+        """The first rank on which blocks need as much beside their state and what they keep: it has the same ends of
+        the model."""
+        return rank if rank in (0, self.pp - 1) else 1
+
     def beside_bytes(self, rank: int, place: int = 1, at_ends: bool = True) -> Array:
         """Bytes that a rank with blocks needs beside their state and what they keep, at least, (kind, draft, set) of a
-        block that it has. place: of that block in its chunk, or behind it; behind the last of
-        `places` all are alike. at_ends: whether an end of the model counts, which may need more than the block.
+        block that it has. place: of that block in its chunk, or behind it; behind the last of `places` all are alike.
+        at_ends: whether an end of the model counts, which may need more than the block.
 
         Why: with much kept, what travels hides best behind what backward has freed, and in front least travels.
         """
@@ -305,10 +310,10 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
     blocks = Blocks(whole, drafts, limit_bytes)
     more_s = blocks.backward_s - blocks.backward_s.min(2, keepdims=True)
     most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
-    of_ends = {rank: blocks.beside_bytes(rank) for rank in {0, min(1, blocks.pp - 1), blocks.pp - 1}}
+    of_ends = {rank: blocks.beside_bytes(rank) for rank in {*map(blocks.alike, range(blocks.pp))}}
     rooms, taken, of_chunks = [], [], []
     for rank in blocks.ranks():
-        beside = of_ends[rank.rank if rank.rank in of_ends else 1]
+        beside = of_ends[blocks.alike(rank.rank)]
         least = beside.min((0, 2))
         room = rank.room_bytes + blocks.working_bytes - least
         rooms.append(np.clip(room, 0.0, MOST_BYTES))

@@ -81,8 +81,8 @@ def stages_at_least(
 
     spare = blocks.working_bytes + ROUNDING * min(limit_bytes, whole.problem.cluster.device.memory_bytes)
     ranks = [rank._replace(room_bytes=rank.room_bytes + spare) for rank in blocks.ranks()]
-    alone = {rank: _alone(blocks, rank, found, chosen) for rank in {0, min(1, pp - 1), pp - 1}}
-    contents = _that_may_fit(ranks, alone, of_stages(blocks.state_bytes[..., 0], all_counts))
+    alone = {rank: _alone(blocks, rank, found, chosen) for rank in {*map(blocks.alike, range(pp))}}
+    contents = _that_may_fit(blocks, ranks, alone, of_stages(blocks.state_bytes[..., 0], all_counts))
     counts, behind = all_counts[:, contents], found.behind[..., contents]
 
     launch_s = whole.problem.cluster.device.pass_launch_s
@@ -105,7 +105,7 @@ def stages_at_least(
     least_s = []
     for rank in ranks:
         room = rank.room_bytes[:, None] - state_bytes
-        needed = rank.held[0][:, None, None] * kept_bytes + of_ends[rank.rank if rank.rank in of_ends else 1]
+        needed = rank.held[0][:, None, None] * kept_bytes + of_ends[blocks.alike(rank.rank)]
         if blocks.apart:
             needed = needed + rank.waiting[:, None, None] * waiting_bytes
         least_s.append(np.where(needed <= room[:, None], backward_s, np.inf).min(1))
@@ -127,11 +127,11 @@ def stages_at_least(
     return every
 
 
-def _that_may_fit(ranks: Sequence[RankRoom], alone: Mapping[int, _Alone], state_bytes: Array) -> Array:
+def _that_may_fit(blocks: Blocks, ranks: Sequence[RankRoom], alone: Mapping[int, _Alone], state_bytes: Array) -> Array:
     """Places of the contents that may fit on some rank of some draft. state_bytes: (draft, content)."""
     most_room = {place: np.full(len(state_bytes), -np.inf) for place in alone}
     for rank in ranks:
-        place = rank.rank if rank.rank in alone else 1
+        place = blocks.alike(rank.rank)
         most_room[place] = np.maximum(most_room[place], rank.room_bytes)
     fits = [alone[place].least_bytes() + state_bytes <= room[:, None] for place, room in most_room.items()]
     return np.flatnonzero(np.any(fits, axis=(0, 1)))
