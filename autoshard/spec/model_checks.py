@@ -245,16 +245,12 @@ def _check_experts(model: ModelSpec) -> None:
             f"multiple of intermediate_size={model.intermediate_size}: model_type={model.model_type} counts shared "
             "experts"
         )
-    if model.use_qk_norm and "use_qk_norm" not in family.may_have:
-        raise AutoshardError(
-            f"use_qk_norm=True of {model.name} must be False: model_type={model.model_type} says itself whether heads "
-            f"have norms; {with_trait('use_qk_norm')} does not"
-        )
-    if model.use_rms_norm and "use_rms_norm" not in family.may_have:
-        raise AutoshardError(
-            f"use_rms_norm=True of {model.name} must be False: model_type={model.model_type} says itself which norms "
-            f"it has; {with_trait('use_rms_norm')} does not"
-        )
+    for flag, said in (("use_qk_norm", "whether heads have norms"), ("use_rms_norm", "which norms it has")):
+        if getattr(model, flag) and flag not in family.may_have:
+            raise AutoshardError(
+                f"{flag}=True of {model.name} must be False: model_type={model.model_type} says itself {said}; "
+                f"{with_trait(flag)} does not"
+            )
     if model.averages_shared_expert and not (
         model.shared_expert_intermediate_size and "averages_shared_expert" in family.may_have
     ):

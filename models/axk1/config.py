@@ -6,16 +6,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.models.config_fields import Config
-from autoshard.models.deepseek.config import (
-    UNSUPPORTED,
-    Defaults,
-    corrected_router,
-    expert_keys,
-    experts,
-    kind_keys,
-    read_with_latent,
-    written_with_latent,
-)
+from autoshard.models.deepseek.config import UNSUPPORTED, Defaults, read_with_experts, written_with_experts
 from autoshard.spec.model import ModelSpec
 
 __all__ = ["ARCHITECTURES", "UNSUPPORTED", "read", "write"]
@@ -29,15 +20,8 @@ def read(config: Config, model_type: str) -> ModelSpec:
         raise AutoshardError(
             f"q_lora_rank=null of {config.name} is not supported: queries of {model_type} are compressed; a number is"
         )
-    return read_with_latent(
-        config,
-        model_type,
-        DEFAULTS,
-        intermediate_size=config.value("moe_intermediate_size"),
-        **corrected_router(config, DEFAULTS.n_group, DEFAULTS.topk_group, DEFAULTS.scaling),
-        **experts(config, DEFAULTS.first_dense, DEFAULTS.shared, says_kinds=True),
-    )
+    return read_with_experts(config, model_type, DEFAULTS)
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    return written_with_latent(model) | expert_keys(model) | kind_keys(model)
+    return written_with_experts(model)

@@ -6,15 +6,7 @@ from typing import Any
 
 from autoshard.files.fields import check_flag, check_negative
 from autoshard.models.config_fields import Config, rope
-from autoshard.models.deepseek.config import (
-    Defaults,
-    corrected_router,
-    expert_keys,
-    experts,
-    kind_keys,
-    read_with_latent,
-    written_with_latent,
-)
+from autoshard.models.deepseek.config import Defaults, read_with_experts, written_with_experts
 from autoshard.models.kimi_linear.config import NAMED as KIMI_NAMED
 from autoshard.models.kimi_linear.config import POSITIONS
 from autoshard.spec.linear_attention import LinearAttention
@@ -47,18 +39,16 @@ def read(config: Config, model_type: str) -> ModelSpec:
     if config.gives("layer_types"):
         types = config.words("layer_types", layers, (FULL_ATTENTION, LINEAR_ATTENTION))
     theta, scaling = rope(config, THETA)
-    return read_with_latent(
+    return read_with_experts(
         config,
         model_type,
         DEFAULTS,
-        intermediate_size=config.value("moe_intermediate_size"),
+        NAMED,
         layer_types=types if LINEAR_ATTENTION in types else (),
         linear_attention=_linear_attention(config) if LINEAR_ATTENTION in types else None,
         rope_theta=theta,
         rope_scaling=scaling,
         max_position_embeddings=config.value(POSITIONS, 2**18),
-        **corrected_router(config, DEFAULTS.n_group, DEFAULTS.topk_group, DEFAULTS.scaling, NAMED),
-        **experts(config, DEFAULTS.first_dense, DEFAULTS.shared, says_kinds=True, named=NAMED),
     )
 
 
@@ -74,7 +64,7 @@ def _linear_attention(config: Config) -> LinearAttention:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_with_latent(model) | expert_keys(model, NAMED) | kind_keys(model)
+    config = written_with_experts(model, NAMED)
     for key in ("q_lora_rank", "rope_interleave", "topk_method", NAMED["scoring_func"]):
         del config[key]
     config[POSITIONS] = config.pop("max_position_embeddings")

@@ -66,20 +66,43 @@ DEFAULTS = {
 
 
 def read(config: Config, model_type: str) -> ModelSpec:
-    defaults = DEFAULTS[model_type]
+    defaults, indexer = DEFAULTS[model_type], INDEXERS.get(model_type)
     if model_type == "deepseek_v2":
-        router = _second_router(config)
-    else:
-        router = corrected_router(config, defaults.n_group, defaults.topk_group, defaults.scaling)
-    indexer = INDEXERS.get(model_type)
+        return read_with_latent(
+            config,
+            model_type,
+            defaults,
+            intermediate_size=config.value("moe_intermediate_size"),
+            **_second_router(config),
+            **experts(config, defaults.first_dense, defaults.shared),
+        )
+    return read_with_experts(
+        config,
+        model_type,
+        defaults,
+        says_kinds=model_type in SAYS_KINDS,
+        indexer=None if indexer is None else _indexer(config, indexer),
+    )
+
+
+def read_with_experts(
+    config: Config,
+    model_type: str,
+    defaults: Defaults,
+    named: Mapping[str, str] = SAME,
+    says_kinds: bool = True,
+    **more: Any,
+) -> ModelSpec:
+    """The model of a config with latent attention and DeepSeek-V3's experts. named, says_kinds: as of `experts`. more:
+    further fields of ModelSpec."""
     return read_with_latent(
         config,
         model_type,
         defaults,
         intermediate_size=config.value("moe_intermediate_size"),
-        indexer=None if indexer is None else _indexer(config, indexer),
-        **router,
-        **experts(config, defaults.first_dense, defaults.shared, says_kinds=model_type in SAYS_KINDS),
+        **corrected_router(config, defaults.n_group, defaults.topk_group, defaults.scaling, named),
+        **experts(config, defaults.first_dense, defaults.shared, says_kinds, named),
+        **more,
     )
 
 
@@ -225,6 +248,11 @@ def write(model: ModelSpec) -> dict[str, Any]:
     if (indexer := model.indexer) is not None:
         config |= {key: getattr(indexer, key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
     return config | (kind_keys(model) if model.model_type in SAYS_KINDS else {})
+
+
+def written_with_experts(model: ModelSpec, named: Mapping[str, str] = SAME) -> dict[str, Any]:
+    """The keys that `read_with_experts` reads. named: as SAME."""
+    return written_with_latent(model) | expert_keys(model, named) | kind_keys(model)
 
 
 def written_with_latent(model: ModelSpec) -> dict[str, Any]:

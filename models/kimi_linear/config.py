@@ -6,15 +6,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.models.config_fields import Config
-from autoshard.models.deepseek.config import (
-    Defaults,
-    corrected_router,
-    expert_keys,
-    experts,
-    kind_keys,
-    read_with_latent,
-    written_with_latent,
-)
+from autoshard.models.deepseek.config import Defaults, read_with_experts, written_with_experts
 from autoshard.spec.linear_attention import LinearAttention
 from autoshard.spec.model import ModelSpec
 from autoshard.spec.model_types import FULL_ATTENTION, LINEAR_ATTENTION, MOST_REPEATED, NOPE
@@ -57,17 +49,15 @@ def read(config: Config, model_type: str) -> ModelSpec:
         )
         more["linear_attention"] = LinearAttention(heads, heads, head, head, taps)
     config.fill({"q_lora_rank": None})
-    return read_with_latent(
+    return read_with_experts(
         config,
         model_type,
         DEFAULTS,
-        intermediate_size=config.value("moe_intermediate_size"),
+        NAMED,
         position_types=(NOPE,) * layers,
         rope_theta=THETA,
         rope_scaling=None,
         max_position_embeddings=config.value(POSITIONS, config.value("max_position_embeddings", 2**20)),
-        **corrected_router(config, DEFAULTS.n_group, DEFAULTS.topk_group, DEFAULTS.scaling, NAMED),
-        **experts(config, DEFAULTS.first_dense, DEFAULTS.shared, says_kinds=True, named=NAMED),
         **more,
     )
 
@@ -89,7 +79,7 @@ def _mixers(config: Config, linear: Config, layers: int) -> tuple[str, ...]:
 
 
 def write(model: ModelSpec) -> dict[str, Any]:
-    config = written_with_latent(model) | expert_keys(model, NAMED) | kind_keys(model)
+    config = written_with_experts(model, NAMED)
     for key in ("rope_theta", "rope_scaling", "rope_interleave", "topk_method"):
         del config[key]
     config[POSITIONS] = config.pop("max_position_embeddings")
