@@ -36,7 +36,7 @@ T = TypeVar("T")
 BETWEEN = 16
 """Numbers of nodes between one that does not do and one that does, of which the smallest that does is looked for."""
 AT_ONCE = 24
-"""So many layouts are priced at once to find the fastest."""
+"""So many layouts are priced at once to find the fastest, or first to find the nearest miss."""
 FEW = 2
 """So many layouts that may hold least are looked at first, to find one that fits."""
 
@@ -325,13 +325,16 @@ def _nearest_miss(problem: Problem, pins: Pins, tried: Sequence[Attempt]) -> tup
         ((bounded, one.nodes) for one in tried for bounded in one.frugal), key=lambda one: one[0].memory_bytes
     )
     nearest: tuple[float, Strategy, int] | None = None
-    for bounded, nodes in ranked:
-        if nearest is not None and nearest[0] <= bounded.memory_bytes:
-            break
-        larger = _with_nodes(problem, nodes)
-        for priced in _prices(larger, pins, [bounded]):
-            miss = (*priced.nearest_miss(larger.cluster.device.memory_bytes), nodes)
-            nearest = miss if nearest is None else min(miss, nearest, key=lambda one: one[0])
+    for some in _more_and_more(ranked, AT_ONCE):
+        of_nodes: dict[int, list[Bounded]] = {}
+        for bounded, nodes in some:
+            if nearest is None or bounded.memory_bytes < nearest[0]:
+                of_nodes.setdefault(nodes, []).append(bounded)
+        for nodes, several in of_nodes.items():
+            larger = _with_nodes(problem, nodes)
+            for priced in _prices(larger, pins, several):
+                miss = (*priced.nearest_miss(larger.cluster.device.memory_bytes), nodes)
+                nearest = miss if nearest is None else min(miss, nearest, key=lambda one: one[0])
     return nearest
 
 
