@@ -329,8 +329,9 @@ def _refined(
     refused = graphs.refuses if graphs is not None else lambda draft: False
     taken_s = next((one.step_time_s for one in known if not refused(one.strategy)), known_s)
     by_stage = sets_by_stage(pins)
-    judged = at_least_s, refused, taken_s, effort, open_s
-    refined = refine(priced.families(), by_stage, limit_bytes, known_s, clock.in_time, *judged)
+    judged, priced_s = (at_least_s, refused, taken_s, effort, open_s), partial(priced.step_times_s, limit_bytes)
+    wholes = priced.families()
+    refined = refine(wholes, by_stage, limit_bytes, known_s, clock.in_time, *judged, priced_s=priced_s)
     ranked = _with(known, refined.found, priced.problem, pins, count, behind)
     return ranked, min(refined.at_least_s, priced.unpriced_at_least_s), refined.passed
 

@@ -147,6 +147,16 @@ class PricedLayouts:
         capacity = self.problem.cluster.device.memory_bytes
         return {draft for one in self.chunks for draft in one.fitting(capacity)}
 
+    def step_times_s(self, limit_bytes: float) -> dict[Draft, float]:
+        """Seconds of the fastest layout that is priced of each draft of which one fits."""
+        found: dict[Draft, float] = {}
+        for one in self.chunks:
+            fits = one.memory_bytes <= limit_bytes
+            for draft, seconds in zip(one.draft[fits].tolist(), one.step_time_s[fits].tolist(), strict=True):
+                key = one.whole.drafts.drafts[draft]
+                found[key] = min(seconds, found.get(key, inf))
+        return found
+
     def and_in(self, others: PricedLayouts, below_s: float) -> PricedLayouts:
         """These layouts and, as far as they take less than below_s, the others together."""
         return PricedLayouts(self.problem, self._chunks, self.waiting, others, below_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from itertools import product
 from math import inf
 
@@ -24,7 +25,7 @@ from autoshard.planner.grid.refine import refine
 from autoshard.planner.grid.whole import Priced
 from tests.cases import ALL, some
 from tests.unit.as_estimated import check_as_estimated
-from tests.unit.kind_models import SETS, random_layout, table_of
+from tests.unit.kind_models import SETS, one_layout, random_layout, random_model, table_of
 
 INSTANCES = int(os.environ.get("AUTOSHARD_INSTANCES", "60" if ALL else "8"))
 MOST_TRIED = 20_000
@@ -110,6 +111,62 @@ def test_two_chunks_a_rank_are_proven_or_within_the_gap(seed: int) -> None:
     check_as_estimated(problem, best.strategy, best.step_time_s, limit)
     if refined.at_least_s >= best.step_time_s * (1 - 1e-8):
         assert best.step_time_s <= best_s * (1 + 1e-9)
+
+
+def many_chunks(seed: int, vocab_size: int | None = None) -> tuple[Problem, Draft]:
+    """A problem with one layout of it with three or four chunks a rank."""
+    choose = random.Random(seed)
+    pp, vpp = choose.choice([(2, 3), (2, 4), (3, 3)])
+    model = random_model(choose, pp * vpp + choose.choice([-1, 0, 1, 2, 3]))
+    model = replace(model, vocab_size=vocab_size or choose.choice([4096, 65536, 200_000]))
+    of_model = one_layout(model, pp, pp * choose.choice([2, 4, 8]), choose.choice([0, 1]), "interleaved", 1)
+    return of_model[0], of_model[1]._replace(num_virtual_stages=vpp)
+
+
+def best_cut(problem: Problem, draft: Draft, priced: Priced) -> tuple[float, tuple[int, ...]]:
+    """(seconds of a step, blocks of each stage) of the fastest of all cuts with the one set that is priced."""
+    stages = draft.pp * draft.num_virtual_stages
+    cuts = np.array(partitions(problem.model.num_hidden_layers, stages))
+    choices = np.hstack([cuts, np.zeros_like(cuts)])
+    best_s, choice = fastest(KindChoices(priced.whole, 0, range(1), inf), choices, (inf, choices[0]))
+    return best_s, tuple(choice[:stages].tolist())
+
+
+def test_many_chunks_a_rank_are_mostly_cut_best() -> None:
+    """Nothing is proven of these cuts: steps lead down from a cut that balances ranks."""
+    above = []
+    for seed in range(2, 14):
+        problem, draft = many_chunks(seed)
+        (priced,) = table_of(problem, draft, sets=("none",)).price()
+        best_s, _ = best_cut(problem, draft, priced)
+        refined = refine([priced.whole], True, inf, inf, lambda: True)
+        best = refined.found[-1]
+        check_as_estimated(problem, best.strategy, best.step_time_s, inf)
+        assert refined.at_least_s <= best_s <= best.step_time_s * (1 + 1e-9)
+        above.append(best.step_time_s / best_s - 1)
+    assert sum(share < 1e-9 for share in above) >= 11 and np.mean(above) < 2e-3
+
+
+def test_an_expensive_head_has_the_last_of_many_chunks_for_itself() -> None:
+    problem, draft = many_chunks(35, vocab_size=200_000)
+    (priced,) = table_of(problem, draft, sets=("none",)).price()
+    best_s, cut = best_cut(problem, draft, priced)
+    assert cut[-1] == 0
+    found = refine([priced.whole], True, inf, inf, lambda: True).found[-1]
+    assert found.strategy.stage_layers[-1] == 0 and found.step_time_s == pytest.approx(best_s, rel=1e-9)
+
+
+def test_of_many_chunks_those_are_solved_of_which_a_fast_layout_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound says little of them: the draft with the highest one is solved where its prices are the lowest."""
+    problem, draft = many_chunks(41)
+    table = table_of(problem, draft, sets=("none",))
+    table.add(draft._replace(microbatch_size=2))
+    (whole,) = table.wholes()
+    monkeypatch.setattr(refinement, "MOST_MANY_CHUNKED", 1)
+    for size in (1, 2):
+        priced_s = {draft._replace(microbatch_size=size): 1.0}
+        found = refine([whole], True, inf, inf, lambda: True, priced_s=priced_s.copy).found
+        assert [one.strategy.microbatch_size for one in found] == [size]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble", "interleaved"])

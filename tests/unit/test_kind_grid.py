@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from autoshard.planner.grid.kind_choices import KindChoices, kinds_at_least_s
 from autoshard.planner.grid.kind_cuts import balanced_cut
 from autoshard.planner.planning import plan_for
 from autoshard.planner.request import PlanRequest
+from autoshard.spec.model import ModelSpec
 from tests.cases import some
 from tests.unit.kind_models import (
     SETS,
@@ -28,7 +29,6 @@ from tests.unit.kind_models import (
     FindLayout,
     one_layout,
     random_layout,
-    random_model,
     random_wide_layout,
     table_of,
 )
@@ -130,53 +130,66 @@ def test_chunks_that_must_be_alike_are_bounded_by_their_one_cut(seed: int) -> No
     assert kinds_at_least_s(priced.whole, np.array([0]), 0.5 * priced.memory_bytes.min())[0] == np.inf
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_stages_of_one_block_are_left_where_no_sets_are_fast_enough(seed: int) -> None:
-    """No block is moved then; what the stages take with the least of all sets, they take at least."""
-    problem, draft = random_layout(seed, ("interleaved",))
-    stages, choose = draft.pp * draft.num_virtual_stages, random.Random(seed)
-    problem = problem._replace(model=random_model(choose, stages))
-    (priced,) = table_of(problem, draft).price()
-    limit_bytes = choose.uniform(priced.memory_bytes.min(), priced.memory_bytes.max())
-    every = np.array([[1] * stages + choose.choices(range(len(SETS)), k=stages) for _ in range(60)])
-    least_s = KindChoices(priced.whole, 0, range(len(SETS)), limit_bytes).bounds_s(every).min()
-    if np.isinf(least_s):  # none of these fits
-        return
-    for limit_s, fast in ((0.5 * least_s, False), (1.001 * least_s, True)):
-        choices = KindChoices(priced.whole, 0, range(len(SETS)), limit_bytes, limit_s)
-        assert bool(choices.starts()) == fast
+def of_types(*types: str) -> ModelSpec:
+    """A model with blocks of these kinds: dense or sparse."""
+    model = load_model("qwen3-30b-a3b")
+    return replace(model, num_hidden_layers=len(types), mlp_layer_types=types, dense_intermediate_size=512)
 
 
-def test_a_balanced_cut_gives_the_slowest_stage_least() -> None:
-    """4 dense blocks of 1, then 4 mixtures of 3; a head of 2."""
-    model = replace(
-        load_model("qwen3-30b-a3b"),
-        num_hidden_layers=8,
-        mlp_layer_types=("dense",) * 4 + ("sparse",) * 4,
-        dense_intermediate_size=512,
-    )
-    assert balanced_cut(model.blocks, 4, (1, 3, 0, 2)) == (1, 4, 2, 1)  # 1, 6, 6, 5: the last ones are filled first
-    assert balanced_cut(model.blocks, 2, (1, 3, 0, 0)) == (5, 3)  # 7, 9
-
-
-@given(st.integers(2, 5), st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(0, 30)] * 2), st.randoms())
-def test_no_cut_has_a_faster_slowest_stage_than_the_balanced_one(
-    stages: int, work: tuple[int, int, int, int], rng: random.Random
-) -> None:
-    types = ["dense", "sparse", *rng.choices(["dense", "sparse"], k=6)]
-    rng.shuffle(types)
-    model = replace(
-        load_model("qwen3-30b-a3b"), num_hidden_layers=8, mlp_layer_types=tuple(types), dense_intermediate_size=512
-    )
+def rank_works(model: ModelSpec, pp: int, work: Sequence[int], cut: Sequence[int]) -> list[int]:
+    """Work of each rank under a cut. work: of a block of each kind, of the first end, of the last."""
     blocks = [dict(zip(model.kinds, work[:2], strict=True))[kind] for kind in model.blocks.kind_of]
+    of_stages = [sum(blocks[end - count : end]) for count, end in zip(cut, accumulate(cut), strict=True)]
+    of_stages[0] += work[2]
+    of_stages[-1] += work[3]
+    return [sum(of_stages[rank::pp]) for rank in range(pp)]
 
-    def slowest(cut: Sequence[int]) -> int:
-        ends = [*accumulate(cut)]
-        of_stages = [sum(blocks[end - count : end]) for count, end in zip(cut, ends, strict=True)]
-        return max([of_stages[0] + work[2], *of_stages[1:-1], of_stages[-1] + work[3]])
 
-    every = (np.diff([0, *ends, 8]) for ends in combinations(range(1, 8), stages - 1))
-    assert slowest(balanced_cut(model.blocks, stages, work)) == min(slowest(tuple(cut.tolist())) for cut in every)
+def test_a_balanced_cut_gives_the_slowest_rank_least() -> None:
+    """4 dense blocks of 1, then 4 mixtures of 3."""
+    blocks = of_types(*["dense"] * 4, *["sparse"] * 4).blocks
+    # a head of 2: 1, 6, 6, 5: the last ones are filled first
+    assert balanced_cut(blocks, 4, 1, False, (1, 3, 0, 2)) == (1, 4, 2, 1)
+    assert balanced_cut(blocks, 2, 1, False, (1, 3, 0, 0)) == (5, 3)  # 7, 9
+    assert balanced_cut(blocks, 2, 1, False, (1, 3, 0, 16)) == (7, 1)  # 13, 19: the last stage must have one
+    assert balanced_cut(blocks, 2, 1, True, (1, 3, 0, 16)) == (8, 0)  # 16, 16
+
+
+def test_chunks_of_a_rank_are_balanced_together() -> None:
+    """12 blocks of 2, but the first one of 1, on 2 ranks with 3 chunks each."""
+    model = of_types("dense", *["sparse"] * 11)
+
+    def of_ends(first: int, last: int) -> tuple[tuple[int, ...], list[int]]:
+        work = (1, 2, first, last)
+        cut = balanced_cut(model.blocks, 2, 3, True, work)
+        return cut, rank_works(model, 2, work, cut)
+
+    assert of_ends(0, 0) == ((2, 2, 2, 2, 2, 2), [11, 12])
+    assert of_ends(0, 6) == ((3, 2, 2, 2, 3, 0), [15, 14])  # a head as long as three blocks has a stage for itself
+    assert of_ends(4, 8) == ((1, 2, 3, 3, 3, 0), [17, 18])  # what is over is in later chunks, which hold less
+
+
+@given(
+    st.permutations(["dense", "sparse", "sparse", "dense", "sparse", "sparse", "dense", "sparse"]),
+    st.sampled_from([(2, 1), (3, 1), (5, 1), (2, 2), (2, 3), (3, 2)]),
+    st.tuples(*[st.integers(1, 9)] * 2, *[st.integers(0, 30)] * 2),
+    st.booleans(),
+)
+def test_no_cut_has_a_faster_slowest_stage_than_the_balanced_one(
+    types: list[str], ranks: tuple[int, int], work: tuple[int, int, int, int], bare: bool
+) -> None:
+    """With several chunks a rank only a good cut is promised, with all blocks where they may be."""
+    (pp, vpp), model = ranks, of_types(*types)
+    stages, at_ends = pp * vpp, 0 if bare else 1
+    cut = balanced_cut(model.blocks, pp, vpp, bare, work)
+    assert len(cut) == stages and sum(cut) == 8
+    assert min(cut[0], cut[-1]) >= at_ends and min(cut[1:-1], default=1) >= 1
+    if vpp > 1:
+        return
+    ends = combinations_with_replacement(range(9), stages - 1) if bare else combinations(range(1, 8), stages - 1)
+    every = [np.diff([0, *places, 8]).tolist() for places in ends]
+    slowest = [max(rank_works(model, pp, work, one)) for one in every if min(one[1:-1], default=1) >= 1]
+    assert max(rank_works(model, pp, work, cut)) == min(slowest)
 
 
 def write_config(folder: Path, layers: int = 8) -> Path:

@@ -64,11 +64,12 @@ class KindChoices:
 
     rounds, turns, lists_all = MOST_ROUNDS, 1, False
 
-    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float, limit_s: float = inf):
-        """limit_s: nothing that takes as long is looked for."""
+    def __init__(self, whole: Whole, draft: int, sets: Sequence[int], limit_bytes: float):
         self._whole, self._draft, self._sets, self._limit_bytes = whole, draft, np.array(sets), limit_bytes
-        self._limit_s = limit_s
         self._stages = whole.family.pp * whole.family.num_virtual_stages
+        self._fewest = np.ones(self._stages, dtype=int)
+        if whole.bare_ends:
+            self._fewest[[0, -1]] = 0
 
     @cached_property
     def at_least_s(self) -> float:
@@ -76,29 +77,23 @@ class KindChoices:
         return float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
 
     def starts(self) -> list[Array]:
-        """The fastest of the choices that are priced anyway, with one set for all stages; none if none fits, or if
-        all stages have one block, which is never moved, and take too long with any sets."""
-        if self._stages == self._whole.problem.model.num_hidden_layers and self._one_each_at_least_s >= self._limit_s:
-            return []
+        """The fastest of the choices that are priced anyway, with one set for all stages; none if none fits."""
         cuts, which = self._whole.cuts(np.full(len(self._sets), self._draft), self._sets)
-        layers = cuts.of_stages(self._whole.family.pp, self._whole.family.num_virtual_stages).T
-        choices = np.hstack([layers, np.repeat(which[:, None], self._stages, axis=1)])
+        of_stages = cuts.of_stages(self._whole.family.pp, self._whole.family.num_virtual_stages).T
+        choices = np.hstack([of_stages, np.repeat(which[:, None], self._stages, axis=1)])
         bounds_s = self.bounds_s(choices)
         return [choices[bounds_s.argmin()]] if np.isfinite(bounds_s).any() else []
 
-    @property
-    def _one_each_at_least_s(self) -> float:
-        return float(_evenly_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
-
     def neighbours(self, choice: Array, turn: int) -> Array:
-        """Choices with another set in one stage, or with one block moved from one stage to another."""
+        """Choices with another set in one stage, or with one block moved from one stage that can spare it to
+        another."""
         stages, found = self._stages, []
         for stage in range(stages):
             for place in range(len(self._sets)):
                 found.append(choice.copy())
                 found[-1][stages + stage] = place
         for source in range(stages) if self._whole.moves_blocks else ():
-            for target in range(stages) if choice[source] > 1 else ():
+            for target in range(stages) if choice[source] > self._fewest[source] else ():
                 found.append(choice.copy())
                 found[-1][source] -= 1
                 found[-1][target] += 1

@@ -1,6 +1,6 @@
 """Cuts of models whose blocks are of several kinds: a stage is what its own range of blocks is.
 
-Candidates for pricing by the thousand are the even cut and one that balances the work of stages; which of all cuts is
+Candidates for pricing by the thousand are the even cut and one that balances the work of ranks; which of all cuts is
 best is for the refinement to say.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.backends.rules import Problem, chunks_are_alike
+from autoshard.backends.rules import Problem, chunks_are_alike, ends_may_be_bare
 from autoshard.layout.strategy import even_stage_layers
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.ranks import RankState
@@ -137,7 +137,8 @@ def candidate_cuts(
     mean_s = np.array(blocks.counts) @ np.stack(blocks_s) / len(blocks.kind_of)
     shares = np.rint(STEPS * np.stack([*blocks_s, first_s, last_s]) / mean_s).astype(int)
     different, which = np.unique(shares, axis=1, return_inverse=True)
-    balanced = [balanced_cut(blocks, stages, tuple(column)) for column in different.T.tolist()]
+    bare = ends_may_be_bare(problem, pp, vpp)
+    balanced = [balanced_cut(blocks, pp, vpp, bare, tuple(column)) for column in different.T.tolist()]
     cuts, place = np.unique([even, *balanced], axis=0, return_inverse=True)
     place = place.ravel()
     of_each = place[1:][which.ravel()]
@@ -147,38 +148,42 @@ def candidate_cuts(
 
 
 @lru_cache(maxsize=4096)
-def balanced_cut(blocks: Blocks, stages: int, work: tuple[int, ...]) -> tuple[int, ...]:
-    """Blocks of each stage, so that the slowest one is fastest; those behind are filled first, as they hold fewer
-    microbatches. work: of a block of each kind, of the end on the first stage, of that on the last one."""
+def balanced_cut(blocks: Blocks, pp: int, vpp: int, bare: bool, work: tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks of each virtual stage, so that the slowest rank is fastest, and its chunks are as alike as blocks allow;
+    stages behind are filled first, as they hold fewer microbatches. bare: whether the first and the last stage may have
+    no block. work: of a block of each kind, of the end on the first stage, of that on the last one."""
     *kinds, first, last = work
     of_kind = dict(zip(blocks.kinds, kinds, strict=True))
     of_blocks = [of_kind[kind] for kind in blocks.kind_of][::-1]
     before = [0, *accumulate(of_blocks)]
-    # stages have the mean at least, ends of the model left out; filled up to a block more than that, they hold all
-    mean = -(-before[-1] // stages)
-    low, high = max(*of_blocks, mean) - 1, mean + max(of_blocks) + first + last
+    # ranks have the mean at least, ends of the model left out; filled up to a block more than that, they hold all
+    mean = -(-before[-1] // pp)
+    largest = max(of_blocks)
+    low, high = max(largest, mean) - 1, mean + largest + first + last
+    others = first, last, largest
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _filled(before, stages, middle, first, last) else (middle, high)
-    cut = _filled(before, stages, high, first, last)
+        low, high = (low, middle) if _filled(before, pp, vpp, bare, middle, *others) else (middle, high)
+    cut = _filled(before, pp, vpp, bare, high, *others)
     assert cut is not None, "all blocks fit the last limit"
     return cut
 
 
-def _filled(before: Sequence[int], stages: int, most: int, first: int, last: int) -> tuple[int, ...] | None:
-    """Blocks of each stage, one at least, where no stage of several works more than `most`; None where there is no such
-    cut. before: work of all blocks before each one and of all together, the last block first."""
+def _filled(
+    before: Sequence[int], pp: int, vpp: int, bare: bool, most: int, first: int, last: int, largest: int
+) -> tuple[int, ...] | None:
+    """Blocks of each stage, one at least but for `bare` ends, where no rank with more than that works more than `most`;
+    None where there is no such cut. before: work of all blocks before each one and of all together, the last block
+    first. largest: work of the block with most."""
     cut, place, count = [], 0, len(before) - 1
-    for stage in range(stages - 1, -1, -1):  # the inner loop of all balanced cuts
-        end, begin = before[place] + most, place
-        if stage == stages - 1:
-            end -= last
-        if stage == 0:
-            end -= first
-        place = bisect_right(before, end, place) - 1
-        if place <= begin:
-            place = begin + 1
-        if place > count - stage:
-            place = count - stage
+    left, fewest_of_ends = [most] * pp, 0 if bare else 1
+    ends = {0: first, pp * vpp - 1: last}
+    for stage in range(pp * vpp - 1, -1, -1):  # the inner loop of all balanced cuts
+        chunk, rank = divmod(stage, pp)
+        begin, end, in_front = place, ends.get(stage, 0), stage - 1 + fewest_of_ends if stage else 0
+        share = (left[rank] + chunk * largest) // (chunk + 1)  # rounded up to blocks: this chunk holds least
+        place = bisect_right(before, before[begin] + share - end, begin) - 1
+        place = min(max(place, begin + (fewest_of_ends if stage in ends else 1)), count - in_front)
+        left[rank] -= before[place] - before[begin] + end
         cut.append(place - begin)
     return tuple(reversed(cut)) if place == count else None

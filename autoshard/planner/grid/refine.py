@@ -5,8 +5,9 @@ With one chunk a rank stage_cuts.py says what is chosen, with several chunks int
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from heapq import heapify, heappop, heapreplace
 from math import inf
@@ -113,6 +114,7 @@ def refine(
     effort: Counter[bool] | None = None,
     open_s: float = inf,
     one_is_enough: bool = False,
+    priced_s: Callable[[], Mapping[Draft, float]] = dict,
 ) -> Refined:
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
     least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
@@ -120,61 +122,138 @@ def refine(
     taken and beat that one are found too. effort: what was spent before on layouts with several chunks, by whether
     these are solved by paths, AT_ONCE for one that was solved, more for one of much effort; that of this call is added.
     open_s: seconds that another layout may take that is left open: of what takes no less nothing is proven, only faster
-    ones are looked for. one_is_enough: the first layout that is found is all that is wanted."""
-    taken_s, effort = max(known_s, taken_s), Counter() if effort is None else effort
+    ones are looked for. one_is_enough: the first layout that is found is all that is wanted. priced_s: seconds of the
+    fastest layout of each draft that is priced and fits: with many chunks the bounds of drafts say little, and those of
+    which a layout is fastest are solved first."""
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
         (of_free_cuts if whole.family.cuts_are_free or _is_solved_by_stages(whole) else of_sets).append(whole)
     unseen = [of_free_cuts, of_sets]  # what is solved sooner comes first, and leaves less of the others to bound
+    best = _Best(limit_bytes, known_s, max(known_s, taken_s), refused, Counter() if effort is None else effort, open_s)
 
     def promised(some: Iterable[Whole]) -> list[Queued]:
-        return _queued(promising(some, taken_s * (1 - ROUNDING), least_s), by_stage, limit_bytes, taken_s, least_s)
+        below_s = best.taken_s * (1 - ROUNDING)
+        return _queued(promising(some, below_s, least_s), by_stage, limit_bytes, best.taken_s, least_s)
 
-    queue = list[Queued]()
-    better: list[Timed] = []
-    passed: list[Promise] = []
-    best_s, at_least_s, is_tight = known_s, min(known_s, open_s), known_s < inf
+    def ended_early() -> Refined:
+        left = [one for some in (queue, *map(promised, unseen)) for _, one in some] + best.put_off_promises
+        return Refined(best.found, min(best.at_least_s, *(one.at_least_s for one in left)), [])
+
+    queue, is_tight = list[Queued](), known_s < inf
     while queue or unseen:
         if not queue:
             queue = promised(unseen.pop(0))
             heapify(queue)
             continue
         (_, place), promise = queue[0]
-        whole, draft, bound_s = promise.whole, promise.draft, promise.at_least_s
-        is_refused = refused(whole.drafts.drafts[draft])
-        beaten_s = best_s if is_refused else taken_s
-        if bound_s >= beaten_s * (1 - ROUNDING):
-            passed.append(heappop(queue)[1])
+        if best.passes(promise):
+            heappop(queue)
             continue
         if not in_time():
-            left = [one.at_least_s for some in (queue, *map(promised, unseen)) for _, one in some]
-            return Refined(better, min(at_least_s, *left), [])
-        by_paths, is_idle = _is_solved_by_paths(whole), at_least_s <= bound_s
-        is_left = _is_chunked(whole) and effort[by_paths] >= AT_ONCE * _most_chunked(by_paths, is_idle)
-        if promise.tighter_s is not None and is_tight and not (is_left and is_idle):
-            effort[by_paths] += _is_chunked(whole) and is_idle
-            tighter_s = max(bound_s, promise.tighter_s())
-            promise = promise._replace(at_least_s=tighter_s, tighter_s=None)
-            heapreplace(queue, ((tighter_s, place), promise))
+            return ended_early()
+        if promise.tighter_s is not None and is_tight and not best.is_left_idly(promise):
+            promise = best.tighter(promise)
+            heapreplace(queue, ((promise.at_least_s, place), promise))
             continue
         heappop(queue)
-        if is_left:  # a part of the gap
-            at_least_s = min(at_least_s, bound_s)
+        if _has_many_chunks(promise.whole):
+            best.put_off(promise)
             continue
-        fastest = _fastest(whole, draft, promise.sets, limit_bytes, beaten_s * (1 - ROUNDING), at_least_s)
         is_tight = True  # the first one may be all that is needed; where it does not fit, others may not either
-        effort[by_paths] += AT_ONCE * (_is_chunked(whole) + fastest.effort)
-        if fastest.at_least_s < beaten_s * (1 - ROUNDING):
-            at_least_s = min(at_least_s, max(bound_s, fastest.at_least_s))
-        if fastest.strategy is not None:
-            better.append(Timed(fastest.step_time_s, fastest.strategy))
-            best_s = min(best_s, fastest.step_time_s)
-            taken_s = taken_s if is_refused else fastest.step_time_s
-            if one_is_enough:
-                break
-        else:
-            passed.append(promise._replace(at_least_s=max(bound_s, fastest.at_least_s)))
-    return Refined(better, min(at_least_s, best_s), passed)
+        best.solve(promise)
+        if one_is_enough and best.found:
+            return best.refined()
+    known = priced_s() if best.put_off_promises else {}
+    best.put_off_promises.sort(key=lambda one: known.get(one.layout, inf))
+    while best.put_off_promises and not (one_is_enough and best.found):
+        if not in_time():
+            return ended_early()
+        promise = best.put_off_promises.pop(0)
+        if not best.passes(promise):
+            best.solve(promise)
+    return best.refined()
+
+
+class _Best:
+    """The layouts that a refinement has found so far, and what the others take at least. Mutable. The arguments are
+    those of `refine`; at_least_s: of layouts that were left open."""
+
+    def __init__(
+        self,
+        limit_bytes: float,
+        known_s: float,
+        taken_s: float,
+        refused: Callable[[Draft], bool],
+        effort: Counter[bool],
+        open_s: float,
+    ):
+        self._limit_bytes, self._best_s, self.taken_s = limit_bytes, known_s, taken_s
+        self.at_least_s = min(known_s, open_s)
+        self._refused, self._effort = refused, effort
+        self.found: list[Timed] = []
+        self.put_off_promises: list[Promise] = []
+        """Those that wait until all others are solved, the lowest bound first."""
+        self._passed: list[Promise] = []
+
+    def refined(self) -> Refined:
+        return Refined(self.found, min(self.at_least_s, self._best_s), self._passed)
+
+    def _below_s(self, promise: Promise) -> float:
+        """Seconds below which a layout of this promise is wanted."""
+        beaten_s = self._best_s if self._refused(promise.layout) else self.taken_s
+        return beaten_s * (1 - ROUNDING)
+
+    def passes(self, promise: Promise) -> bool:
+        """Whether no layout of this promise is wanted; it is then remembered."""
+        if promise.at_least_s < self._below_s(promise):
+            return False
+        self._passed.append(promise)
+        return True
+
+    def put_off(self, promise: Promise) -> None:
+        """Solve a promise after all others, if at all."""
+        insort(self.put_off_promises, promise, key=lambda one: one.at_least_s)
+
+    def _is_idle(self, promise: Promise) -> bool:
+        """Whether nothing can be proven by it: another layout is left open that may take as little, or will be."""
+        left = self.put_off_promises[MOST_MANY_CHUNKED:]
+        return min(self.at_least_s, left[0].at_least_s if left else inf) <= promise.at_least_s
+
+    def _is_left(self, promise: Promise) -> bool:
+        """Whether it is left open: so much was spent on layouts like it."""
+        by_paths = _is_solved_by_paths(promise.whole)
+        most = AT_ONCE * _most_chunked(by_paths, self._is_idle(promise))
+        return _is_chunked(promise.whole) and self._effort[by_paths] >= most
+
+    def is_left_idly(self, promise: Promise) -> bool:
+        """Whether it is left open, and nothing can be proven by it."""
+        return self._is_idle(promise) and self._is_left(promise)
+
+    def tighter(self, promise: Promise) -> Promise:
+        """The promise with its tighter bound."""
+        assert promise.tighter_s is not None
+        idle_effort = _is_chunked(promise.whole) and self._is_idle(promise)
+        self._effort[_is_solved_by_paths(promise.whole)] += idle_effort
+        return promise._replace(at_least_s=max(promise.at_least_s, promise.tighter_s()), tighter_s=None)
+
+    def solve(self, promise: Promise) -> None:
+        """Look for the fastest layout of a promise, or leave it open."""
+        whole, draft, bound_s = promise.whole, promise.draft, promise.at_least_s
+        if self._is_left(promise):  # a part of the gap
+            self.at_least_s = min(self.at_least_s, bound_s)
+            return
+        below_s = self._below_s(promise)
+        fastest = _fastest(whole, draft, promise.sets, self._limit_bytes, below_s, self.at_least_s)
+        self._effort[_is_solved_by_paths(whole)] += AT_ONCE * (_is_chunked(whole) + fastest.effort)
+        if fastest.at_least_s < below_s:
+            self.at_least_s = min(self.at_least_s, max(bound_s, fastest.at_least_s))
+        if fastest.strategy is None:
+            self._passed.append(promise._replace(at_least_s=max(bound_s, fastest.at_least_s)))
+            return
+        self.found.append(Timed(fastest.step_time_s, fastest.strategy))
+        self._best_s = min(self._best_s, fastest.step_time_s)
+        if not self._refused(promise.layout):
+            self.taken_s = fastest.step_time_s
 
 
 def _queued(
@@ -198,6 +277,11 @@ def _queued(
 def _is_chunked(whole: Whole) -> bool:
     """Whether ranks have several chunks of several kinds of blocks, which take long to solve."""
     return whole.has_kinds and whole.family.num_virtual_stages > 1
+
+
+def _has_many_chunks(whole: Whole) -> bool:
+    """Whether they are not solved by paths."""
+    return _is_chunked(whole) and not _is_solved_by_paths(whole)
 
 
 def _most_chunked(by_paths: bool, is_idle: bool) -> int:
@@ -248,7 +332,7 @@ def _fastest(
         return TwoChunkCuts(whole, draft, sets, limit_bytes, limit_s).best(open_s)
     choices: Choices
     if whole.has_kinds:
-        choices = KindChoices(whole, draft, sets, limit_bytes, limit_s)
+        choices = KindChoices(whole, draft, sets, limit_bytes)
     else:
         choices = (StageCuts if whole.family.cuts_are_free else InterleavedSets)(whole, draft, sets, limit_bytes)
     return best_choice(choices, limit_s)
