@@ -83,7 +83,7 @@ class Run:
     """One run: its file, what is known, and how much time is left."""
 
     def __init__(self, options: dict[str, Any], file: Path, limit_s: float | None, again: bool):
-        self._options, self._file = options, file
+        self._options, self._file, self._again = options, file, again
         self._end_s = None if limit_s is None else monotonic() + limit_s
         self.found: dict[str, Any] = {"options": options, "parts": {}}
         if not again and file.exists():
@@ -92,14 +92,23 @@ class Run:
     def left_s(self) -> float:
         return float("inf") if self._end_s is None else self._end_s - monotonic()
 
-    def begin(self) -> dict[str, Any] | None:
-        """What the machine is; None where it has no such device. What was found on another one is forgotten."""
-        earlier = self.found["parts"].pop(ENVIRONMENT.name, {}).get("result")
-        here = self.do(ENVIRONMENT)
-        if earlier is not None and here is not None and any(earlier[name] != here[name] for name in SAME):
-            self.found["parts"] = {ENVIRONMENT.name: self.found["parts"][ENVIRONMENT.name]}
+    def begin(self) -> dict[str, Any]:
+        """What the machine is. What was found on another one is forgotten.
+
+        Raises AutoshardError where it has no such device; then the files of earlier runs stay as they are.
+        """
+        known = self._run(ENVIRONMENT)
+        if "result" not in known:
+            raise AutoshardError(known["error"])
+        here: dict[str, Any] = known["result"]
+        parts = self.found["parts"]
+        earlier = parts.pop(ENVIRONMENT.name, {}).get("result")
+        is_another = earlier is not None and any(earlier[name] != here[name] for name in SAME)
+        if is_another or self._again:
             Path(self._options["hardware"]).unlink(missing_ok=True)
-            self.write()
+        self.found["parts"] = ({} if is_another else parts) | {ENVIRONMENT.name: known}
+        self.write()
+        print(f"{ENVIRONMENT.name}: done", flush=True)
         return here
 
     def do(self, part: Part) -> dict[str, Any] | None:
@@ -194,12 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "hardware": str(hardware.resolve()),
         "instance": given.instance,
     }
-    if given.again:
-        hardware.unlink(missing_ok=True)
     run = Run(options, file, QUICK_S if given.quick else None, given.again)
     here = run.begin()
-    if here is None:
-        raise AutoshardError(run.found["parts"]["environment"]["error"])
     for part in parts(given.device, given.quick, here["devices"]):
         run.do(part)
     failed = [name for name, part in run.found["parts"].items() if "error" in part]

@@ -91,8 +91,11 @@ def test_no_gpu_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("on_gpu.json", "on_gpu.md"):
+        (tmp_path / name).write_text("{}")
     assert on_gpu.main(["--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("on_gpu: error: device=cuda is not on this machine: torch")
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"on_gpu.json": "{}", "on_gpu.md": "{}"}
 
 
 def test_what_a_process_says_and_how_it_ends() -> None:
@@ -153,11 +156,19 @@ def test_a_failed_part_is_a_line_and_is_tried_again(tmp_path: Path, monkeypatch:
 
 
 def test_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers({"environment": {"result": HERE}})
+    monkeypatch.setattr(on_gpu, "in_a_process", answers)
+    monkeypatch.setattr(on_gpu, "monotonic", lambda: 2 * on_gpu.QUICK_S * len(answers.asked))
+    assert on_gpu.main(["--folder", str(tmp_path), "--quick"]) == 1
+    page = (tmp_path / "on_gpu.md").read_text()
+    assert "* parity: left out: the time was over" in page and answers.asked == ["environment"]
+
+
+def test_no_time_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(on_gpu, "in_a_process", Answers({"environment": {"result": HERE}}))
     monkeypatch.setattr(on_gpu, "QUICK_S", 5.0)
     assert on_gpu.main(["--folder", str(tmp_path), "--quick"]) == 2
-    page = (tmp_path / "on_gpu.md").read_text()
-    assert "* environment: left out: the time was over" in page
+    assert capsys.readouterr().err == "on_gpu: error: left out: the time was over\n" and not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"options": {}}', '{"options": 3, "parts": {}}'])
