@@ -13,7 +13,7 @@ from autoshard.calibration.values import LAUNCH, Measurements
 from autoshard.files.codec import to_json
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.evidence import Evidence
-from autoshard.spec.hardware_file import FOLDER, read_content
+from autoshard.spec.hardware_file import find, read_content
 from autoshard.units import MIB
 
 BEYOND_CACHES_BYTES = 128 * MIB
@@ -25,10 +25,11 @@ def hardware_file(
 ) -> tuple[dict[str, Any], Fit, Fit | None]:
     """(content, fit of the device, fit of its collectives or None where only one device was measured).
 
-    instance: the packaged file whose datasheet numbers are kept; a CPU has none, so measured rates take their place.
+    instance: the one whose datasheet numbers are kept, by any of its names; a CPU has none, so measured rates take
+    their place.
     rates: measured FLOP/s of one large product, by dtype.
     """
-    content = read_content(FOLDER / f"{instance}.json")
+    content = read_content(find(instance, None))
     measured = f"measured by autoshard calibrate on {found.name}, {today()}"
     if found.device == "cpu":
         _set_cpu(content, found, rates, dtype, measured)

@@ -19,6 +19,7 @@ from autoshard.files.codec import from_json, to_json
 from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.launch import Message, run_processes
 from autoshard.runtime.processes import Start, start_interpreter
+from autoshard.spec.cluster import load_cluster
 
 _WORKER = "autoshard.calibration.worker"
 DEVICES = ("cpu", "cuda", "neuron")
@@ -34,11 +35,13 @@ def measure(
     """Measures this machine: (measurements, {"rates": FLOP/s by dtype, "dtype": the one that was timed}).
 
     processes: ranks of the collectives; None takes every device, at most 8. shapes: how many programs are timed.
-    instance: the packaged hardware file that the user names. Raises AutoshardError where torch, the device, enough
-    devices or a packaged hardware file are missing.
+    instance: the one that the user names, whose datasheet numbers hold. Raises AutoshardError where torch, the device,
+    enough devices or a hardware file are missing, and for an instance of other devices.
     """
     if find_spec("torch") is None:
         raise AutoshardError("autoshard calibrate needs torch: pip install 'autoshard[torch]'")
+    if instance is not None:
+        _check_instance(device, instance)
     with TemporaryDirectory(prefix="autoshard-calibrate-") as folder, _starter(device) as start:
         run = partial(_run, start=start, logs=Path(folder), progress=progress)
         (present,) = run("present", CalibrationArguments(device), 1)
@@ -56,6 +59,15 @@ def measure(
     found.setdefault("collectives", [])
     rates = {name: found.pop(name) for name in ("rates", "dtype")}
     return from_json(Measurements, found, "measurements"), rates
+
+
+def _check_instance(device: str, instance: str) -> None:
+    platform = load_cluster(instance, 1).platform
+    own = "neuron" if platform.is_trainium else "cuda" if platform.is_cuda else "cpu"
+    if own != device:
+        raise AutoshardError(
+            f"instance={instance} has {_units(own)}, which device={device} does not measure; device={own} does"
+        )
 
 
 def _units(device: str) -> str:
@@ -113,13 +125,13 @@ def default_instance(device: str, name: str) -> str:
     raise AutoshardError(f"instance is missing: which packaged hardware file has the datasheet numbers of {name}?")
 
 
-def overwrites(out: Path) -> None:
-    """Checks that the file can be written, before minutes are spent on measuring. Raises AutoshardError where it
-    cannot."""
+def overwrites(out: Path, name: str = "out") -> None:
+    """Checks that the file can be written, before minutes are spent on measuring. name: of the option that gives it.
+    Raises AutoshardError where it cannot."""
     folder = out.parent
     if out.is_dir():
-        raise AutoshardError(f"out={out} is a folder: name a file")
+        raise AutoshardError(f"{name}={out} is a folder: name a file")
     if not folder.is_dir():
-        raise AutoshardError(f"out={out}: {folder} does not exist")
+        raise AutoshardError(f"{name}={out}: {folder} does not exist")
     if not os.access(out if out.exists() else folder, os.W_OK):
-        raise AutoshardError(f"out={out} cannot be written")
+        raise AutoshardError(f"{name}={out} cannot be written")

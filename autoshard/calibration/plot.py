@@ -12,17 +12,31 @@ COLORS, MARKERS = 10, "o^s"
 """How many colors matplotlib has before they repeat; families beyond that get the next marker."""
 
 
+PICTURES = (".png", ".svg", ".pdf")
+"""The ends of names of pictures."""
+
+
+def check_picture(file: Path) -> None:
+    """Checks that a plot can be drawn into `file`, before minutes are spent on measuring. Raises AutoshardError without
+    matplotlib, and for another end of its name."""
+    if file.suffix not in PICTURES:
+        raise AutoshardError(f"plot={file} must end in one of: {', '.join(PICTURES)}")
+    try:
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401  it is asked for, not used
+    except ImportError:
+        raise AutoshardError(f"plot={file} needs matplotlib: pip install 'autoshard[plot]'") from None
+
+
 def plot(points: Sequence[Point], title: str, file: Path) -> None:
     """Writes a plot of every point by family to `file`. Both axes are logarithmic, with the line of equality and lines
     at half and twice it.
 
-    Raises AutoshardError without matplotlib, and where the file cannot be written.
+    file: one that check_picture lets pass. Raises AutoshardError where it cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise AutoshardError(f"plot={file} needs matplotlib: pip install 'autoshard[plot]'") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 6))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

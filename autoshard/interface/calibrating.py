@@ -93,10 +93,13 @@ def _measure(
     picture: Path | None,
 ) -> Calibration:
     from autoshard.calibration.measure import default_instance, measure, overwrites
+    from autoshard.calibration.plot import check_picture, plot
 
-    for file in (out, picture):
-        if file is not None:
-            overwrites(file)
+    if out is not None:
+        overwrites(out)
+    if picture is not None:
+        overwrites(picture, "plot")
+        check_picture(picture)
     machine, more = measure(device, processes, shapes, progress_line, instance)
 
     from autoshard.calibration.hardware_file import hardware_file
@@ -104,8 +107,6 @@ def _measure(
     name = instance or default_instance(machine.device, machine.name)
     content, one, together = hardware_file(machine, more["rates"], more["dtype"], name)
     if picture is not None:
-        from autoshard.calibration.plot import plot
-
         points = (*one.points, *(together.points if together is not None else ()))
         plot(points, f"{machine.name}: measured and fitted", picture)
     return _written(content, _page(content, one, together), out)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+import autoshard
 from autoshard.calibration.arguments import CalibrationArguments
-from autoshard.calibration.fit import Point, fit_collectives, fit_device
+from autoshard.calibration.fit import fit_collectives, fit_device
 from autoshard.calibration.hardware_file import hardware_file
 from autoshard.calibration.measure import default_instance
-from autoshard.calibration.plot import plot
 from autoshard.calibration.values import (
     ATTENTION_CURVE,
     FP8,
@@ -282,6 +282,9 @@ def _check_curves(measured: dict[str, Any], page: str, peak: float) -> None:
         (["--device", "tpu"], "--device: tpu must be one of: cpu, cuda, neuron"),
         (["-o", "nowhere/my.json"], "out=nowhere/my.json: nowhere does not exist"),
         (["-o", "."], "out=. is a folder: name a file"),
+        (["--plot", "nowhere/fit.png"], "plot=nowhere/fit.png: nowhere does not exist"),
+        (["--plot", "fit.txt"], "plot=fit.txt must end in one of: .png, .svg, .pdf"),
+        (["--plot", "fit"], "plot=fit must end in one of: .png, .svg, .pdf"),
     ],
 )
 def test_mistakes_before_anything_is_measured(
@@ -294,6 +297,36 @@ def test_mistakes_before_anything_is_measured(
     monkeypatch.chdir(tmp_path)
     assert main(["calibrate", *arguments]) == 2
     assert capsys.readouterr().err == f"autoshard: error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "instance", "message"),
+    [
+        ("cpu", "h100-80gb", "instance=h100-80gb has GPUs, which device=cpu does not measure; device=cuda does"),
+        ("cuda", "trn1n.32xlarge", "instance=trn1n.32xlarge has NeuronCores, which device=cuda does not measure; dev"),
+        ("neuron", "cpu", "instance=cpu has cores, which device=neuron does not measure; device=cpu does"),
+        ("cuda", "h1000", "instance='h1000' is not known; did you mean "),
+    ],
+)
+def test_an_instance_of_another_device_is_refused_before_anything_is_measured(
+    device: str,
+    instance: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("autoshard.calibration.measure._run", None)
+    out = tmp_path / "my.json"
+    assert main(["calibrate", "--device", device, "--instance", instance, "-o", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"autoshard: error: {message}") and not out.exists()
+
+
+def test_an_instance_by_its_other_name() -> None:
+    found = accelerated("cuda")["one_device"] | {"device": "cuda", "devices": 8, "collectives": []}
+    rates, dtype = found.pop("rates"), found.pop("dtype")
+    content, _, _ = hardware_file(from_json(Measurements, found, "measurements"), rates, dtype, "p5.48xlarge")
+    assert content["instance"] == "h100-80gb"
 
 
 def test_ctrl_c_while_measuring(
@@ -321,7 +354,8 @@ def test_ctrl_c_while_measuring(
 
 
 def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoshard.calibration.measure._run", None)  # before anything is measured
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(AutoshardError, match=r"needs matplotlib: pip install 'autoshard\[plot\]'$"):
-        plot([Point("matmul", "a", 1.0, 1.0)], "title", tmp_path / "fit.png")
+        autoshard.calibrate(plot=tmp_path / "fit.png")
