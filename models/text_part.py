@@ -38,11 +38,13 @@ class Form(NamedTuple):
         return {**self.defaults, **kept, **said, "model_type": self.model_type}
 
 
-_QWEN2 = Form("qwen2", defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6})
+_QWEN2 = Form("qwen2", defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6})
 _UNIFIED = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144}
 OF_THE_SAME_FORM: Mapping[str, Form] = {
     "ministral": Form("mistral", sees=False),  # transformers takes a mistral with layer_types for one
-    "iquestcoder": Form("llama", sees=False),  # transformers builds a Llama of it
+    "iquestcoder": Form(  # transformers builds a Llama of it
+        "llama", sees=False, defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+    ),
     "internlm3": Form(  # of this too, and refuses other biases in attention than in the MLP
         "llama",
         sees=False,

@@ -102,15 +102,16 @@ def test_weights_that_the_whole_says_are_quantised_are_refused() -> None:
 
 
 QWEN = {**TEXT, "num_key_value_heads": 2, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+QWEN2_VL = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ministral": ({"num_key_value_heads": 2}, {}),
-    "iquestcoder": ({}, {}),
+    "iquestcoder": ({"num_key_value_heads": 2}, {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}),
     "internlm3": ({}, {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5}),
-    "qwen2_vl": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
-    "qwen2_vl_text": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
-    "qwen2_5_vl": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
-    "qwen2_5_vl_text": (QWEN, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "qwen2_vl": (QWEN, QWEN2_VL),
+    "qwen2_vl_text": (QWEN, QWEN2_VL),
+    "qwen2_5_vl": (QWEN, QWEN2_VL),
+    "qwen2_5_vl_text": (QWEN, QWEN2_VL),
     "qwen3_vl_text": (QWEN, {"rope_theta": 5e5}),
     "qwen3_vl_moe_text": ({**QWEN, **MOE}, {"rope_theta": 5e5, "norm_topk_prob": True}),
     "glm4v_moe_text": (
@@ -145,6 +146,14 @@ def test_a_config_by_another_name_is_that_of_the_form(name: str) -> None:
     assert form.defaults == defaults
     assert is_part(config) is form.sees
     assert from_config(to_config(from_config(config, "m")), "m") == from_config(config, "m")
+
+
+@pytest.mark.parametrize("name", ["iquestcoder", "qwen2_vl", "qwen2_5_vl_text"])
+def test_key_value_heads_that_are_absent_are_eight_and_null_is_one_a_head(name: str) -> None:
+    config = {**TEXT, "model_type": name, "num_attention_heads": 16}
+    config.pop("num_key_value_heads", None)
+    assert from_config(config, "m").num_key_value_heads == 8
+    assert from_config({**config, "num_key_value_heads": None}, "m").num_key_value_heads == 16
 
 
 def test_internlm3_calls_biases_by_other_names() -> None:
