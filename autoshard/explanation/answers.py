@@ -22,6 +22,7 @@ from autoshard.plans.differences import loses, term_differences
 from autoshard.plans.names import changed_words, short_name
 from autoshard.plans.plan import Plan
 from autoshard.plans.search_result import Candidate, Pins
+from autoshard.precedents.runs import beaten_path
 from autoshard.spec.cluster import Cluster, load_cluster
 from autoshard.spec.sdk import is_before
 from autoshard.units import format_bytes, format_seconds, percent
@@ -275,9 +276,10 @@ def _size(plan: Plan, cluster: Cluster, best: Candidate) -> SizeRow:
     return SizeRow(nodes, *times, estimate.tokens_per_s, faster - 1, linear, cost, short_name(best.strategy), "")
 
 
-def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
+def price_row(searches: Searches, plan: Plan, instance: str, sure: float) -> PriceRow | None:
     """The break-even prices of another instance type. It gets the number of nodes that comes nearest to the plan's peak
-    FLOP/s.
+    FLOP/s, and the fastest layout there that fits with probability `sure`. Of the plan's pins only the rules of its
+    search hold, and the beaten path only where there is one.
 
     It has the plan's release, but for native PyTorch beside a plan that cannot have it: there the newest.
 
@@ -298,15 +300,20 @@ def price_row(searches: Searches, plan: Plan, instance: str) -> PriceRow | None:
         return None
     peak = cluster.world_size * cluster.device.peak_flops_per_s(dtype)
     nodes = 2 ** max(0, round(log2(peak / other.devices_per_node / other.device.peak_flops_per_s(dtype))))
-    offer = _offer(searches, plan, other, nodes)
+    offer = _offer(searches, plan, other, nodes, sure)
     return None if offer is None else _price(plan, price, *offer)
 
 
-def _offer(searches: Searches, plan: Plan, one_node: Cluster, nodes: int) -> tuple[Cluster, Candidate] | None:
+def _offer(
+    searches: Searches, plan: Plan, one_node: Cluster, nodes: int, sure: float
+) -> tuple[Cluster, Candidate] | None:
+    pins = under_rules_of(plan, Pins())
+    if beaten_path(one_node.platform.name, plan.backend) is None:
+        pins = replace(pins, beaten_path=False)
     counts = (nodes * 2**doubling for doubling in range(MOST_DOUBLINGS + 1))
     for count in filter(one_node.can_have, counts):
         cluster = replace(one_node, nodes=count)
-        best = searches.find(problem_of(plan)._replace(cluster=cluster), Pins())
+        best = searches.find(problem_of(plan)._replace(cluster=cluster), pins, sure)
         if best is not None:
             return cluster, best
     return None

@@ -231,4 +231,4 @@ def _on_clusters(plan: Plan, sure: float) -> Iterator[Question]:
     if is_priced and not has_own_constants(plan):  # the others' constants are the packaged ones
         for name in instances():
             if name != plan.cluster.instance and load_cluster(name, 1).platform.is_trainium:  # no others are compared
-                yield Question(INSTANCES, price_row, (name,))
+                yield Question(INSTANCES, price_row, (name, sure))

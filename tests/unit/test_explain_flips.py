@@ -502,26 +502,26 @@ def test_nobody_asks_why_nothing_is_legal_on_another_instance(monkeypatch: pytes
     monkeypatch.setattr("autoshard.planner.obstacles.obstacles", told)
     plan = small_plan()
     assert plan.backend == "nxd"
-    assert answers.price_row(Searches(), plan, "trn3-gen1") is None
+    assert answers.price_row(Searches(), plan, "trn3-gen1", 0.9) is None
 
 
 def test_price_breaks_even() -> None:
     """As many tokens for the money: their price over ours is their speed a node over ours."""
     plan = recipe_plan("llama3_8b_trn1_4nodes")
-    row = answers.price_row(Searches(), plan, "trn1n.32xlarge")
+    row = answers.price_row(Searches(), plan, "trn1n.32xlarge", 0.9)
     assert row is not None and row.price_usd is not None and row.own_break_even_usd is not None
     theirs = plan.training.tokens_per_step / row.step_time_s / row.nodes
     ours = plan.estimate.tokens_per_s / plan.cluster.nodes
     assert row.break_even_usd == pytest.approx(21.5 * theirs / ours)
     assert row.own_break_even_usd == pytest.approx(row.price_usd * ours / theirs)
-    assert answers.price_row(Searches(), plan, "h100-80gb") is None
+    assert answers.price_row(Searches(), plan, "h100-80gb", 0.9) is None
 
 
 def test_devices_with_native_pytorch_are_priced_beside_a_plan_whose_devices_have_none() -> None:
     """The usual release of trn1 has no native PyTorch, nor would a later one bring it there."""
     plan = autoshard.plan("llama3-8b", "trn1.32xlarge", nodes=2, backend="torch", tp=8, pp=1, cp=1)
     assert (plan.cluster.sdk, plan.cluster.stack) == ("2.28", None)
-    row = answers.price_row(Searches(), plan, "trn2.48xlarge")
+    row = answers.price_row(Searches(), plan, "trn2.48xlarge", 0.9)
     assert row is not None and row.break_even_usd > 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import autoshard
 from autoshard.backends.registry import as_run_by
 from autoshard.backends.rules import Problem
 from autoshard.cost.estimate import estimate
@@ -184,11 +185,26 @@ def test_less_memory_needs_no_other_layouts(up: float) -> None:
 
 def test_a_price_is_that_of_all_layouts_of_the_other_instance() -> None:
     plan = recipe_plan("llama3_8b_trn1_4nodes")
-    row = price_row(Searches(), plan, "trn1n.32xlarge")
+    row = price_row(Searches(), plan, "trn1n.32xlarge", 0.9)
     assert row is not None
     there = load_cluster("trn1n.32xlarge", row.nodes, sdk=plan.cluster.sdk)
     best = search(plan.model, plan.training, there, Pins(), plan.backend, top=0).best
     assert (row.step_time_s, row.layout) == (best.estimate.step_time_s, short_name(best.strategy))
+
+
+@pytest.mark.parametrize("rules", [{"fit_probability": 0.9999}, {"beaten_path": True}])
+def test_a_price_is_found_under_the_rules_of_the_plans_search(rules: dict[str, Any]) -> None:
+    """trn1n.32xlarge has the memory of the plan's instance; trn2.48xlarge has no beaten path, which is no error."""
+    plan = autoshard.plan("llama3-8b", nodes=4, **rules)
+    found = sensitivity(plan)
+    assert found is not None
+    rows = {row.instance: row for row in found.prices}
+    there = autoshard.plan("llama3-8b", "trn1n.32xlarge", nodes=4, **rules)
+    assert rows["trn1n.32xlarge"].layout == short_name(there.strategy)
+    assert rows["trn1n.32xlarge"].step_time_s == pytest.approx(there.step_time_s, rel=1e-5)
+    usual = price_row(Searches(), autoshard.plan("llama3-8b", nodes=4), "trn1n.32xlarge", 0.9)
+    assert usual is not None and usual.layout != rows["trn1n.32xlarge"].layout
+    assert "trn2.48xlarge" in rows
 
 
 def test_layouts_that_were_priced_sparingly_do_not_say_which_are_promising() -> None:

@@ -122,7 +122,7 @@ def test_a_plan_is_for_the_newest_release_with_its_backend() -> None:
 
 def test_no_price_is_told_of_an_instance_that_the_release_does_not_run_on() -> None:
     plan = replace(plan_70b(), cluster=load_cluster("trn1.32xlarge", 16, sdk="2.20"))
-    assert price_row(Searches(), plan, "trn2.48xlarge") is None
+    assert price_row(Searches(), plan, "trn2.48xlarge", 0.9) is None
 
 
 @pytest.mark.parametrize(
