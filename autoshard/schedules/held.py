@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from operator import ge
+from operator import ge, index
 from typing import NamedTuple
 
 from autoshard.errors import AutoshardError
@@ -98,12 +98,12 @@ def _most_at_once(order: Order) -> tuple[int, int, int]:
 def warm_ups(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> tuple[int, ...]:
     """The number of forwards of each rank before its first backward. The schedule must have a `warm_up`.
 
-    Raises AutoshardError where that of a schedule that is not built in raises.
+    Raises AutoshardError where that of a schedule that is not built in raises, or gives no whole number.
     """
     warm_up = schedule.warm_up
     assert warm_up is not None
     sizes = (pp, num_microbatches, num_virtual_stages)
-    return asked(schedule, lambda *given: tuple(warm_up(rank, *given) for rank in range(pp)), *sizes)
+    return asked(schedule, lambda *given: tuple(index(warm_up(rank, *given)) for rank in range(pp)), *sizes)
 
 
 def _most_of_chunk(warm: int, pp: int, num_microbatches: int, num_virtual_stages: int, chunk: int) -> int:

@@ -614,6 +614,14 @@ RAISES = r"fails with pp=4, num_microbatches=\d+ and vpp=1: RuntimeError: of the
             ),
         ),
         ({"warm_up": raising}, RAISES),
+        (
+            {"warm_up": lambda rank, pp, m, vpp: "two"},
+            r"fails with pp=4, num_microbatches=\d+ and vpp=1: TypeError: 'str' object cannot be .*",
+        ),
+        (
+            {"warm_up": lambda rank, pp, m, vpp: pp / 2},
+            r"fails with pp=4, num_microbatches=\d+ and vpp=1: TypeError: 'float' object cannot be .*",
+        ),
         ({"most_waiting": raising}, RAISES),
         (
             {"most_waiting": lambda rank, pp, m, vpp: -rank},
@@ -635,6 +643,8 @@ RAISES = r"fails with pp=4, num_microbatches=\d+ and vpp=1: RuntimeError: of the
         "too long",
         "not exact",
         "warm-up",
+        "warm-up in words",
+        "warm-up of a half",
         "waiting",
         "waiting less",
     ],
