@@ -16,6 +16,7 @@ from autoshard.calibration.arguments import CalibrationArguments
 from autoshard.calibration.values import Measurements
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.files.fields import check_choice
 from autoshard.runtime.fork_server import fork_server
 from autoshard.runtime.launch import Message, run_processes
 from autoshard.runtime.processes import Start, start_interpreter
@@ -36,8 +37,9 @@ def measure(
 
     processes: ranks of the collectives; None takes every device, at most 8. shapes: how many programs are timed.
     instance: the one that the user names, whose datasheet numbers hold. Raises AutoshardError where torch, the device,
-    enough devices or a hardware file are missing, and for an instance of other devices.
+    enough devices or a hardware file are missing, for an instance of other devices, and for a device of no known kind.
     """
+    check_choice("calibrate", "device", device, DEVICES)
     if find_spec("torch") is None:
         raise AutoshardError("autoshard calibrate needs torch: pip install 'autoshard[torch]'")
     if instance is not None:

@@ -38,6 +38,8 @@ COUNT = "of calibrate must be a whole number from 1 to 1,000,000,000"
             "shard=2 must be N/M, the N-th of M parts; sweep sweep has 2 points, so M is at most that",
         ),
         ("calibrate", {"shapes": 0}, f"shapes=0 {COUNT}"),
+        ("calibrate", {"device": "tpu"}, "device='tpu' of calibrate must be one of: cpu, cuda, neuron"),
+        ("calibrate", {"device": 3}, "device=3 of calibrate must be one of: cpu, cuda, neuron"),
         ("calibrate", {"processes": -1}, f"processes=-1 {COUNT}"),
         *(
             ("calibrate", {name: 3}, f"{name}=3 of calibrate must be a path")
