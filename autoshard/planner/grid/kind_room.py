@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -190,7 +190,8 @@ def may_hold_all(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float
     """
     if whole.family.rules.warm_up is None:
         return np.ones(len(drafts), dtype=bool)
-    return _may_hold_all(Blocks(whole, drafts, limit_bytes), limit_s)
+    blocks = Blocks(whole, drafts, limit_bytes)
+    return _may_hold_all(blocks, _rooms(blocks, limit_s), limit_s)
 
 
 def held_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s: float) -> Array:
@@ -200,35 +201,65 @@ def held_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s: fl
     if whole.family.rules.warm_up is None:
         return low
     blocks = Blocks(whole, drafts, limit_bytes)
+    rooms = _rooms(blocks, limit_s)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        may = _may_hold_all(blocks, middle)
+        may = _may_hold_all(blocks, rooms, middle)
         low, high = np.where(may, low, middle), np.where(may, middle, high)
     return low
 
 
-def _may_hold_all(blocks: Blocks, limit_s: float | Array) -> Array:
-    """`may_hold_all` of some blocks. limit_s: of each draft, or of all."""
+class _Room(NamedTuple):
+    """The room of a rank for blocks that it has one of at least. room_bytes: beside what is there always and what the
+    cheapest block needs beside what it takes, by draft. shared_bytes: of what a block needs more than that, its part,
+    (kind, draft, set)."""
+
+    rank: RankRoom
+    room_bytes: Array
+    shared_bytes: Array
+
+
+def _rooms(blocks: Blocks, limit_s: float) -> list[_Room]:
+    """The room of each rank in steps of less than limit_s.
+
+    Why: what a rank needs beside what its blocks take is that of the block that needs most, less what blocks behind
+    that one have given back: the mean is no more, and a rank has no more blocks than it has time for.
+    """
+    most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
+    of_ends = {rank: blocks.beside_bytes(rank) for rank in {*map(blocks.alike, range(blocks.pp))}}
+    found = []
+    for rank in blocks.ranks():
+        beside = of_ends[blocks.alike(rank.rank)]
+        least = beside.min((0, 2))
+        more = np.maximum(beside - blocks.given_back_bytes(rank.rank) - least[:, None], 0.0)
+        found.append(_Room(rank, rank.room_bytes + blocks.working_bytes - least, more / most[:, None]))
+    return found
+
+
+def _may_hold_all(blocks: Blocks, rooms: Sequence[_Room], limit_s: float | Array) -> Array:
+    """`may_hold_all` of some blocks. rooms: of the ranks. limit_s: of each draft, or of all."""
     may, of_all = np.ones(len(blocks.drafts), dtype=bool), np.zeros(len(blocks.drafts))
     of_kinds = np.zeros((len(blocks.counts), len(blocks.drafts)))
-    times_s, ranks = _times_s(blocks, limit_s), [*blocks.ranks()]
-    theres = [_resources(blocks, rank, *times_s) for rank in ranks]
-    of_ranks = [_costs(blocks, rank, there) for rank, there in zip(ranks, theres, strict=True)]
+    times_s = _times_s(blocks, limit_s)
+    theres = [_resources(blocks, room, *times_s) for room in rooms]
+    of_ranks = [_costs(blocks, room, there) for room, there in zip(rooms, theres, strict=True)]
     # what blocks cost on a rank is a good weight too: most ranks are like the middle one
     of_middle = of_ranks[blocks.pp // 2].min(0)
     work_s = blocks.forward_s.min(2) + blocks.backward_s.min(2)
     weights = np.concatenate([work_s[None], of_middle])[:, None]  # (weight, 1, kind, draft)
     of_weights = np.zeros((len(weights), len(blocks.drafts)))
-    for rank, there, costs in zip(ranks, theres, of_ranks, strict=True):
+    for room, there, costs in zip(rooms, theres, of_ranks, strict=True):
         of_kinds += np.floor((1 / costs.min(0)).min(0) + ROUNDING)
         of_weights += (weights / costs.min(0)).max(2).min(1)
         of_any = costs.min(2)  # (chunk, price, draft)
         pinned = np.ones(blocks.vpp)
         if blocks.whole.bare_ends:
-            pinned[0] -= rank.rank == 0
-            pinned[-1] -= rank.rank == blocks.pp - 1
+            pinned[0] -= room.rank.rank == 0
+            pinned[-1] -= room.rank.rank == blocks.pp - 1
         spare = 1 - np.tensordot(pinned, of_any, 1)
-        may &= (there > 0).all(0) & (spare >= -ROUNDING).all(0)
+        # a rank that must have no block may have room for none
+        may &= (there[:-1] > 0).all(0) & ((there[-1] if pinned.any() else room.rank.room_bytes) > 0)
+        may &= (spare >= -ROUNDING).all(0)
         of_all += np.floor(pinned.sum() + (np.maximum(spare, 0.0) / of_any.min(0)).min(0) + ROUNDING)
     all_weights = np.einsum("wokd,k->wd", weights, blocks.counts)
     may &= (of_all >= blocks.counts.sum()) & (of_kinds >= blocks.counts[:, None]).all(0)
@@ -255,28 +286,29 @@ def _passes(blocks: Blocks, rank: RankRoom) -> tuple[Array, Array]:
     return ahead, np.broadcast_to(blocks.m, ahead.shape) if blocks.apart else ahead
 
 
-def _resources(blocks: Blocks, rank: RankRoom, time_s: Array, way_s: Array) -> Array:
-    """The room of a rank for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s,
-    way_s: as of `_times_s`."""
-    launch_s, (ahead, back) = blocks.whole.problem.cluster.device.pass_launch_s, _passes(blocks, rank)
+def _resources(blocks: Blocks, room: _Room, time_s: Array, way_s: Array) -> Array:
+    """What a rank has for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s, way_s:
+    as of `_times_s`."""
+    rank, launch_s = room.rank, blocks.whole.problem.cluster.device.pass_launch_s
+    ahead, back = _passes(blocks, rank)
     own_s = time_s - 2 * blocks.m * blocks.vpp * launch_s
     beside_s = time_s - way_s - (ahead + back).sum(0) * launch_s
     for end, chunk, has in zip(blocks.ends_s, (0, -1), (rank.rank == 0, rank.rank == blocks.pp - 1), strict=True):
         own_s = own_s - has * blocks.m * end.sum(0)
         beside_s = beside_s - has * (ahead[chunk] * end[0] + back[chunk] * end[1])
-    return np.stack([own_s, beside_s, rank.room_bytes])
+    return np.stack([own_s, beside_s, room.room_bytes])
 
 
-def _costs(blocks: Blocks, rank: RankRoom, there: Array) -> Array:
+def _costs(blocks: Blocks, room: _Room, there: Array) -> Array:
     """Shares of what a rank has that a block of each kind costs at least, (chunk, price, kind, draft)."""
     shares = PRICES[:, :, None] / np.maximum(there, SMALLEST)  # (price, resource, draft)
     costs = [
         (
             _by(shares[:, 0] * blocks.m + shares[:, 1] * forwards, blocks.forward_s)
             + _by(shares[:, 0] * blocks.m + shares[:, 1] * backwards, blocks.backward_s)
-            + _by(shares[:, 2], _taken_bytes(blocks, rank, held))
+            + _by(shares[:, 2], _taken_bytes(blocks, room, held))
         ).min(3)
-        for forwards, backwards, held in zip(*_passes(blocks, rank), rank.held, strict=True)
+        for forwards, backwards, held in zip(*_passes(blocks, room.rank), room.rank.held, strict=True)
     ]
     return np.maximum(np.stack(costs), SMALLEST)  # a rank may have all microbatches in its warm-up
 
@@ -287,9 +319,11 @@ def _by(prices: Array, amounts: Array) -> Array:
     return costs
 
 
-def _taken_bytes(blocks: Blocks, rank: RankRoom, held: Array) -> Array:
-    """Bytes that a block takes on a rank, (kind, draft, set). held: microbatches of its chunk, by draft."""
-    taken: Array = blocks.state_bytes + held[:, None] * blocks.kept_bytes + rank.waiting[:, None] * blocks.waiting_bytes
+def _taken_bytes(blocks: Blocks, room: _Room, held: Array) -> Array:
+    """Bytes that a block takes on a rank, its part of what that needs beside among them, (kind, draft, set). held:
+    microbatches of its chunk, by draft."""
+    held_bytes = held[:, None] * blocks.kept_bytes + room.rank.waiting[:, None] * blocks.waiting_bytes
+    taken: Array = blocks.state_bytes + held_bytes + room.shared_bytes
     return taken
 
 
@@ -299,9 +333,8 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
 
     Why: with any price of each rank's memory, a block costs what it replays and the price of what it takes, no less
     than on the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the
-    seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside what its blocks take is that of
-    the block that needs most, less what blocks behind that one have given back: the mean is no more, and a rank has no
-    more blocks than it has time for. Each stage but a bare end has a block, which costs what it costs there: of any
+    seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside is shared, see `_rooms`. Each
+    stage but a bare end has a block, which costs what it costs there: of any
     kind, so much more than on the stage where that kind costs least. The prices are such that a mean block costs as
     much on each rank, and what it costs is such that the ranks have room for as many mean blocks as there are.
     """
@@ -309,18 +342,11 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
         return np.zeros(len(drafts))
     blocks = Blocks(whole, drafts, limit_bytes)
     more_s = blocks.backward_s - blocks.backward_s.min(2, keepdims=True)
-    most = np.minimum(blocks.counts.sum(), limit_s / (blocks.m * blocks.least_work_s()))
-    of_ends = {rank: blocks.beside_bytes(rank) for rank in {*map(blocks.alike, range(blocks.pp))}}
-    rooms, taken, of_chunks = [], [], []
-    for rank in blocks.ranks():
-        beside = of_ends[blocks.alike(rank.rank)]
-        least = beside.min((0, 2))
-        room = rank.room_bytes + blocks.working_bytes - least
-        rooms.append(np.clip(room, 0.0, MOST_BYTES))
-        shared = np.maximum(beside - blocks.given_back_bytes(rank.rank) - least[:, None], 0.0) / most[:, None]
-        taken.append(_taken_bytes(blocks, rank, rank.held.mean(0)) + shared)
-        of_chunks.append([_taken_bytes(blocks, rank, held) + shared for held in rank.held])
-    room_bytes, taken_bytes = np.stack(rooms), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
+    rooms = _rooms(blocks, limit_s)
+    taken = [_taken_bytes(blocks, room, room.rank.held.mean(0)) for room in rooms]
+    of_chunks = [[_taken_bytes(blocks, room, held) for held in room.rank.held] for room in rooms]
+    held_bytes = [np.clip(room.room_bytes, 0.0, MOST_BYTES) for room in rooms]
+    room_bytes, taken_bytes = np.stack(held_bytes), np.stack(taken)  # (rank, draft), (rank, kind, draft, set)
     share = blocks.counts / blocks.counts.sum()
     mean_s, mean_bytes = np.tensordot(share, more_s, 1), np.tensordot(share, taken_bytes, (0, 1))
 
