@@ -60,6 +60,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "granite": ("granite-3.1-8b", "trn2.48xlarge", 2),
     "qwen3_next": ("qwen3-next-80b-a3b", "trn2.48xlarge", 8),
     "granitemoe": ("granite-3.1-3b-a800m", "trn2.48xlarge", 1),
+    "granitemoe_swa": ("granite-swash-3b-a600m", "trn2.48xlarge", 1),
     "granitemoehybrid": ("granite-4.0-h-small", "trn2.48xlarge", 4),
     "seed_oss": ("seed-oss-36b", "trn2.48xlarge", 8),
     "glm": ("glm-4-9b", "trn2.48xlarge", 2),

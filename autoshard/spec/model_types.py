@@ -177,6 +177,8 @@ _BUILT_IN = {
     "granitemoe": Family("granite_hybrid", experts=_MIXTURE),
     "granitemoeshared": Family("granite_hybrid", experts=_SHARED),
     "granitemoehybrid": Family("granite_hybrid", experts=_SHARED, has_optional_experts=True),
+    "granite_swa": Family("granite_swa"),
+    "granitemoe_swa": Family("granite_swa", experts=_SHARED),
     "seed_oss": Family("seed_oss", has_output_bias=False),
     "glm": Family("glm", has_output_bias=False, turns_neighbours=True),
     "glm4": Family("glm4", has_output_bias=False, turns_neighbours=True),

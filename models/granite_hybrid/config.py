@@ -39,9 +39,9 @@ def read(config: Config, model_type: str) -> ModelSpec:
 
 
 def _granite_3(config: Config, model_type: str, shared: int) -> ModelSpec:
-    """The model of blocks with attention and experts alone. shared: as of `_experts`."""
+    """The model of blocks with attention and experts alone. shared: as of `mixture_fields`."""
     experts = config.integer("num_local_experts", 8, at_most=MOST_REPEATED)
-    more = {"multipliers": multipliers(config), **_experts(config, experts, shared)}
+    more = {"multipliers": multipliers(config), **mixture_fields(config, experts, shared)}
     return read_as_llama(config, model_type, DEFAULTS, attention_bias=config.value("attention_bias", False), **more)
 
 
@@ -60,7 +60,7 @@ def _granite_4(config: Config, model_type: str) -> ModelSpec:
     else:
         _ = [config.gives(key) for key in ("mamba_n_heads", "mamba_d_state")]  # sizes of blocks that are not there
     if experts:
-        more |= _experts(config, experts, config.integer("shared_intermediate_size", 1024))
+        more |= mixture_fields(config, experts, config.integer("shared_intermediate_size", 1024))
     if config.value("position_embedding_type", NOPE) != "rope":
         more["position_types"] = (NOPE,) * layers
     width = "intermediate_size" if experts else "shared_intermediate_size"
@@ -68,7 +68,7 @@ def _granite_4(config: Config, model_type: str) -> ModelSpec:
     return read_as_llama(config, model_type, DEFAULTS, width=width, attention_bias=bias, **more)
 
 
-def _experts(config: Config, experts: int, shared: int) -> dict[str, Any]:
+def mixture_fields(config: Config, experts: int, shared: int) -> dict[str, Any]:
     """Fields of the model for so many experts. shared: width of the MLP beside them, 0 for none."""
     chosen = config.value("num_experts_per_tok", 2)
     fields = {"num_local_experts": experts, "num_experts_per_tok": chosen, **routers_loss(config)}

@@ -25,20 +25,27 @@ def block(model: ModelSpec, layer: int) -> Iterator[Part]:
     else:
         yield from attention(model, prefix)
     if model.is_moe:
-        yield from _experts(f"{prefix}.block_sparse_moe")
+        yield from experts(
+            f"{prefix}.block_sparse_moe", "router.layer.weight", "input_linear.weight", "output_linear.weight"
+        )
+    yield from shared_mlp(model, f"{prefix}.shared_mlp")
+
+
+def experts(name: str, router: str, raising: str, lowering: str) -> Iterator[Part]:
+    """The parts of the checkpoint for a router and its experts. name: of both. router, raising, lowering: the
+    checkpoint's names behind it of the router, of the experts' gate and up, and of their down."""
+    yield Part(f"{name}.{router}", "expert embed", f"{name}.gate.weight")
+    for index, part in enumerate(("w1", "w3")):
+        yield Part(f"{name}.{raising}", "expert (part ffn) embed", f"{name}.experts.{part}.weight", index, 2)
+    yield Part(f"{name}.{lowering}", "expert embed ffn", f"{name}.experts.w2.weight")
+
+
+def shared_mlp(model: ModelSpec, name: str) -> Iterator[Part]:
+    """The parts of the checkpoint for the MLP that every token goes to, if there is one. name: of it."""
     if ffn := mlp_dim(model):
-        name = f"{prefix}.shared_mlp"
         for index, part in enumerate(("gate_proj", "up_proj")):
             yield Part(f"{name}.input_linear.weight", f"(part {ffn}) embed", f"{name}.{part}.weight", index, 2)
         yield Part(f"{name}.output_linear.weight", f"embed {ffn}", f"{name}.down_proj.weight")
-
-
-def _experts(name: str) -> Iterator[Part]:
-    yield Part(f"{name}.router.layer.weight", "expert embed", f"{name}.gate.weight")
-    for index, part in enumerate(("w1", "w3")):
-        hub, own = f"{name}.input_linear.weight", f"{name}.experts.{part}.weight"
-        yield Part(hub, "expert (part ffn) embed", own, index, 2)
-    yield Part(f"{name}.output_linear.weight", "expert embed ffn", f"{name}.experts.w2.weight")
 
 
 def state_space(model: ModelSpec, name: str) -> Iterator[Part]:

@@ -411,6 +411,22 @@ MODELS["granite moe, shared"] = replace(
 MODELS["granite moe"] = replace(
     MODELS["granite moe, shared"], model_type="granitemoe", shared_expert_intermediate_size=0
 )
+MODELS["granite swa"] = replace(
+    MODELS["granite"],
+    model_type="granite_swa",
+    sliding_window=5,
+    layer_types=("full_attention", *("sliding_attention",) * 3),
+    position_types=(*("rope",) * 3, "nope"),
+    rope_local_base_freq=100.0,
+    attention_scores=AttentionScores(sinks=True),
+)
+MODELS["granite moe swa"] = replace(
+    MODELS["granite swa"],
+    model_type="granitemoe_swa",
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=48,
+)
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
 MODELS["lfm2"] = replace(
     LLAMA,

@@ -315,6 +315,35 @@ CONFIGS["granite moe, biases"] = {
 }
 CONFIGS["granite moe, shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 48}
 CONFIGS["granite moe, none shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 0}
+FOUR_LAYERS = {**SMALL, **MULTIPLIERS, "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
+CONFIGS["granite swa"] = {**FOUR_LAYERS, "model_type": "granite_swa", "layer_rope_theta": [1e4, 50.0, 0, 50.0]}
+CONFIGS["granite swa, biases, stretched"] = {
+    **FOUR_LAYERS,
+    "model_type": "granite_swa",
+    "num_key_value_heads": None,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": LLAMA3_ROPE,
+    "layer_rope_theta": [0, 300.0, 300.0, 300.0],
+}
+CONFIGS["granite swa, no windows, no positions"] = {
+    **FOUR_LAYERS,
+    "model_type": "granite_swa",
+    "layer_types": ["full_attention"] * 4,
+    "layer_rope_theta": [0] * 4,
+}
+GRANITE_MOE_SWA = {**GRANITE_MOE, **FOUR_LAYERS, "model_type": "granitemoe_swa"}
+CONFIGS["granite moe swa"] = {**GRANITE_MOE_SWA, "shared_intermediate_size": 48, "layer_rope_theta": [0, 1e4, 1e4, 1e4]}
+CONFIGS["granite moe swa, windows alone"] = {
+    **GRANITE_MOE_SWA,
+    "layer_types": ["sliding_attention"] * 4,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "rope_theta": 5e3,
+}
 CONFIGS["glm4"] = {**SMALL, "model_type": "glm4", "head_dim": 16, **NO_TOKENS}
 CONFIGS["glm4, a quarter turns"] = {
     **SMALL,

@@ -144,6 +144,8 @@ def parameters(model: ModelSpec) -> int:
         model.model_type in ("seed_oss", "glm", "glm4") and model.attention_bias
     ):
         attention += queries + 2 * keys  # biases of q, k and v
+    if model.attention_scores.sinks and model.multipliers is not None:  # Granite's: a number of each head
+        attention += model.num_attention_heads
     if model.model_type in ("glm4", "hyperclovax"):  # norms behind attention and MLP, too
         attention += 2 * hidden
     if model.conv is not None:  # as Qwen 3, or a convolution
@@ -298,6 +300,7 @@ def recurrence(model: ModelSpec) -> int:
         ("olmo2-13b", 13_716_198_400),
         ("olmo2-32b", 32_234_279_936),
         ("qwen3-next-80b-a3b", 79_674_391_296),
+        ("granite-swash-3b-a600m", 3_020_382_000),
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),

@@ -122,6 +122,38 @@ def test_what_a_config_of_granites_mixtures_leaves_out() -> None:
     assert from_config(to_config(alone), "m") == alone
 
 
+def test_what_a_config_of_granite_with_windows_leaves_out() -> None:
+    model = read("granite_swa", num_hidden_layers=5)
+    sliding = ("sliding_attention",) * 3
+    assert model.layer_types == ("full_attention", *sliding, "full_attention")
+    assert (model.sliding_window, model.num_key_value_heads, model.norm_eps) == (128, 4, 1e-5)
+    assert (model.tie_word_embeddings, model.attention_scores) == (True, AttentionScores(sinks=True))
+    assert (model.rope_theta, model.rope_local_base_freq, model.position_types) == (1e4, None, ())
+    mixture = read("granitemoe_swa", router_aux_loss_coef=0.01, output_router_logits=True)
+    assert (mixture.num_local_experts, mixture.num_experts_per_tok) == (8, 2)
+    assert (mixture.shared_expert_intermediate_size, mixture.router_aux_loss_coef) == (0, 0.01)
+    assert (mixture.num_key_value_heads, mixture.norm_eps, mixture.tie_word_embeddings) == (32, 1e-6, False)
+    whole = read("granite_swa", layer_types=["full_attention"] * 4, num_key_value_heads=None)
+    assert (whole.sliding_window, whole.layer_types, whole.num_key_value_heads) == (None, (), 32)
+    for one in (model, mixture, whole):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_granite_with_windows_gives_each_block_a_base() -> None:
+    apart = read("granite_swa", layer_rope_theta=[5e5, 0, 1e4, 1e4])
+    assert [apart.rope_of(layer)[0] for layer in (0, 2)] == [5e5, 1e4]
+    assert apart.position_types == ("rope", "nope", "rope", "rope")
+    linear = {"rope_type": "linear", "factor": 2.0}
+    narrow = read("granite_swa", layer_rope_theta=[0, 1e4, 1e4, 1e4], rope_theta=5e5, rope_scaling=linear)
+    assert (narrow.rope_theta, narrow.rope_local_base_freq) == (1e4, None)
+    assert narrow.rope_of(1) == (1e4, RopeScaling("linear", 2.0))
+    none = read("granite_swa", layer_rope_theta=[0] * 4, rope_theta=5e5)
+    assert (none.rope_theta, none.position_types) == (5e5, ("nope",) * 4)
+    assert read("granite_swa", layer_rope_theta=[3e4] * 4) == read("granite_swa", rope_theta=3e4)
+    for one in (apart, narrow, none):
+        assert from_config(to_config(one), "m") == one
+
+
 def test_what_ernie_configs_leave_out() -> None:
     dense = read("ernie4_5")
     assert (dense.num_key_value_heads, dense.head_dim, dense.rope_theta) == (2, 128, 5e5)
@@ -1035,7 +1067,55 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             {"shared_intermediate_size": 512},
             (
                 "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
-                "without it; granitemoehybrid or minimax_m2 has it"
+                "without it; granitemoehybrid or granitemoe_swa or minimax_m2 has it"
+            ),
+        ),
+        (
+            "granite_swa",
+            {"layer_rope_theta": [1e4, 1e4, 5e4, 1e4]},
+            (
+                "layer_rope_theta of m has 10000.0 and 50000.0 in blocks of sliding_attention, which is not supported; "
+                "one base, or 0, is"
+            ),
+        ),
+        (
+            "granite_swa",
+            {"layer_rope_theta": [5e5, 0, 1e4, 1e4], "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            (
+                "layer_rope_theta of m has 500000.0 in blocks without a window and 10000.0 in those with one, which is "
+                "not supported with rope_type=linear; one base is"
+            ),
+        ),
+        *(
+            (
+                "granite_swa",
+                {"layer_rope_theta": bases},
+                (
+                    f"layer_rope_theta={said} of m must be a list of 4 numbers, one a block: the base of its rotary "
+                    "positions, or 0 for none"
+                ),
+            )
+            for bases, said in ((1e4, "10000.0"), ([1e4], "a list of 1"), ([-1e4] * 4, "a list of 4"))
+        ),
+        (
+            "granite_swa",
+            {"sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "granitemoe_swa",
+            {"attention_multiplier": None},
+            (
+                "attention_multiplier=null of m is not supported: transformers' attention with sinks has no scale "
+                "then; a number is"
+            ),
+        ),
+        (
+            "granite",
+            {"layer_rope_theta": [1e4] * 4},
+            (
+                "layer_rope_theta=a list of 4 of m is not a key of model_type=granite, which would be another model "
+                "without it"
             ),
         ),
         (

@@ -1,0 +1,1 @@
+"""Granite with sliding windows: Granite 3's blocks, dense or mixtures, whose heads have sinks."""
