@@ -97,6 +97,7 @@ MODELS: dict[str, tuple[str, str, int]] = {
     "bailing_hybrid": ("ling-3.0-flash", "trn2.48xlarge", 8),
     "laguna": ("laguna-xs.2", "trn2.48xlarge", 4),
     "starcoder2": ("starcoder2-15b", "trn2.48xlarge", 2),
+    "stablelm": ("stablelm-3b-4e1t", "trn2.48xlarge", 1),
     "jais2": ("jais2-8b", "trn2.48xlarge", 1),
     "mellum": ("mellum2-12b-a2.5b", "trn2.48xlarge", 1),
     "hyperclovax": ("hyperclovax-seed-think-14b", "trn2.48xlarge", 2),

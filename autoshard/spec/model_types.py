@@ -262,6 +262,9 @@ _BUILT_IN = {
     ),
     "olmo_hybrid": Family("olmo_hybrid", qk_norm=ALL_HEADS),
     "jais2": Family("nemotron", activations=("relu2",), has_gate=False, normalization=LAYER_NORM),
+    "stablelm": Family(
+        "stablelm", normalization=LAYER_NORM, has_output_bias=False, may_have=("use_parallel_residual",)
+    ),
     "starcoder2": Family("nemotron", activations=("gelu_pytorch_tanh",), has_gate=False, normalization=LAYER_NORM),
     "mellum": Family("qwen", experts=_MIXTURE, qk_norm=EACH_HEAD),
     "hyperclovax": Family("hyperclovax"),

@@ -427,6 +427,8 @@ MODELS["granite moe swa"] = replace(
     num_experts_per_tok=3,
     shared_expert_intermediate_size=48,
 )
+MODELS["stablelm"] = replace(LLAMA, model_type="stablelm", attention_bias=True, partial_rotary_factor=0.25)
+MODELS["stablelm, side by side"] = replace(MODELS["stablelm"], use_parallel_residual=True, attention_bias=False)
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))
 MODELS["lfm2"] = replace(
     LLAMA,

@@ -315,6 +315,18 @@ CONFIGS["granite moe, biases"] = {
 }
 CONFIGS["granite moe, shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 48}
 CONFIGS["granite moe, none shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 0}
+STABLELM = {**SMALL, "model_type": "stablelm", "head_dim": 8, **NO_TOKENS}
+CONFIGS["stablelm"] = STABLELM
+CONFIGS["stablelm, side by side, biases"] = {
+    **STABLELM,
+    "num_key_value_heads": 2,
+    "use_parallel_residual": True,
+    "use_qkv_bias": True,
+    "partial_rotary_factor": 0.5,
+    "layer_norm_eps": 1e-3,
+    "tie_word_embeddings": True,
+    "rope_parameters": LLAMA3_ROPE,
+}
 FOUR_LAYERS = {**SMALL, **MULTIPLIERS, "num_hidden_layers": 4, "sliding_window": 9, **NO_TOKENS}
 CONFIGS["granite swa"] = {**FOUR_LAYERS, "model_type": "granite_swa", "layer_rope_theta": [1e4, 50.0, 0, 50.0]}
 CONFIGS["granite swa, biases, stretched"] = {

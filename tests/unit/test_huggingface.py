@@ -131,6 +131,9 @@ def parameters(model: ModelSpec) -> int:
         biases = queries + 2 * keys + hidden + ffn + hidden
         block = attention + 2 * hidden * ffn + 4 * hidden + biases
         return vocabulary + layers * block + 2 * hidden
+    if model.model_type == "stablelm":  # three matrices, norms of weight and bias
+        biases = (queries + 2 * keys) * model.attention_bias
+        return vocabulary + layers * (attention + 3 * hidden * ffn + 4 * hidden + biases) + 2 * hidden
     if model.model_type == "arcee":  # two matrices, RMS norms, no biases
         return vocabulary + layers * (attention + 2 * hidden * ffn + 2 * hidden) + hidden
     if model.model_type == "olmo":  # no norm has parameters
@@ -301,6 +304,7 @@ def recurrence(model: ModelSpec) -> int:
         ("olmo2-32b", 32_234_279_936),
         ("qwen3-next-80b-a3b", 79_674_391_296),
         ("granite-swash-3b-a600m", 3_020_382_000),
+        ("stablelm-3b-4e1t", 2_795_443_200),
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),

@@ -71,7 +71,7 @@ def test_eight_query_heads_on_two_key_value_heads_are_groups_of_four() -> None:
             {"use_parallel_residual": True},
             (
                 "use_parallel_residual=True of small must be False: model_type=llama runs attention and MLP "
-                "one after the other; gpt_neox can run them side by side"
+                "one after the other; gpt_neox, stablelm can run them side by side"
             ),
         ),
         ({"hidden_act": "relu"}, "hidden_act='relu' of small must be one of: silu"),

@@ -122,6 +122,19 @@ def test_what_a_config_of_granites_mixtures_leaves_out() -> None:
     assert from_config(to_config(alone), "m") == alone
 
 
+def test_what_a_stablelm_config_leaves_out() -> None:
+    model = read("stablelm")
+    assert (model.rotary_dim, model.rope_theta, model.norm_eps, model.normalization) == (32, 1e4, 1e-5, "layernorm")
+    assert (model.num_key_value_heads, model.tie_word_embeddings, model.use_parallel_residual) == (32, False, False)
+    assert (model.attention_bias, model.mlp_bias) == (False, False)
+    fields = {"use_parallel_residual": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5}
+    other = read("stablelm", **fields, num_key_value_heads=8, layer_norm_eps=1e-6)
+    assert (other.attention_bias, other.output_projection_bias, other.rotary_dim) == (True, False, 64)
+    assert (other.use_parallel_residual, other.norm_eps) == (True, 1e-6)
+    for one in (model, other):
+        assert from_config(to_config(one), "m") == one
+
+
 def test_what_a_config_of_granite_with_windows_leaves_out() -> None:
     model = read("granite_swa", num_hidden_layers=5)
     sliding = ("sliding_attention",) * 3
@@ -1069,6 +1082,13 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
                 "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
                 "without it; granitemoehybrid or granitemoe_swa or minimax_m2 has it"
             ),
+        ),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm=True of m is not supported; False is"),
+        ("stablelm", {"hidden_dropout": 0.1}, "hidden_dropout=0.1 of m is not supported; 0.0 is"),
+        (
+            "stablelm",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
         ),
         (
             "granite_swa",
