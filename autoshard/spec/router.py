@@ -10,7 +10,8 @@ from autoshard.files.fields import check_choice, check_integer, check_positive
 
 SCORING_FUNCTIONS = ("softmax", "sigmoid")
 GREEDY, GROUP_LIMITED, CORRECTED = "greedy", "group_limited_greedy", "noaux_tc"
-TOP_K_METHODS = (GREEDY, GROUP_LIMITED, CORRECTED)
+CORRECTED_LOGITS = "corrected_logits"
+TOP_K_METHODS = (GREEDY, GROUP_LIMITED, CORRECTED, CORRECTED_LOGITS)
 GROUPS_BEST = {GROUP_LIMITED: 1, CORRECTED: 2}
 """Method -> how many of a group's best experts its score is the sum of."""
 
@@ -22,7 +23,8 @@ class Router:
     scoring_func: softmax | sigmoid: what makes scores of the logits.
     topk_method: greedy (the best scores) | group_limited_greedy (of the groups with the best expert) | noaux_tc (of the
         groups whose two best experts score most, where a correction bias is added to each score for the choice alone;
-        it has no gradient, and a load-balancing rule outside of the model may change it).
+        it has no gradient, and a load-balancing rule outside of the model may change it) | corrected_logits (the best
+        logits, to which such a bias is added for the choice alone: Kolibri 1).
     n_group: Groups of experts, equal in size.
     topk_group: Groups that a token's experts are chosen from.
     routed_scaling_factor: By which the weights of a token's experts are multiplied.
@@ -45,13 +47,18 @@ class Router:
         check_positive(of, "routed_scaling_factor", self.routed_scaling_factor)
         if self.topk_group > self.n_group:
             raise AutoshardError(f"topk_group={self.topk_group} of router must be at most n_group={self.n_group}")
-        if self.topk_method == GREEDY and self.n_group > 1:
-            raise AutoshardError(f"n_group={self.n_group} of router must be 1 with topk_method={GREEDY}")
+        if self.topk_method in (GREEDY, CORRECTED_LOGITS) and self.n_group > 1:
+            raise AutoshardError(f"n_group={self.n_group} of router must be 1 with topk_method={self.topk_method}")
 
     @property
     def has_correction_bias(self) -> bool:
-        """Whether a bias is added to the scores for the choice."""
-        return self.topk_method == CORRECTED
+        """Whether a bias is added for the choice."""
+        return self.topk_method in (CORRECTED, CORRECTED_LOGITS)
+
+    @property
+    def chooses_by_logits(self) -> bool:
+        """Whether the choice is by the logits with the bias, not by the scores that are made of them."""
+        return self.topk_method == CORRECTED_LOGITS
 
     def experts_objection(self, experts: int, chosen: int) -> str | None:
         """A sentence on what so many experts break, of which a token goes to `chosen`; None where that is nothing."""

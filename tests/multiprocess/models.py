@@ -427,6 +427,20 @@ MODELS["granite moe swa"] = replace(
     num_experts_per_tok=3,
     shared_expert_intermediate_size=48,
 )
+MODELS["kolibri 1"] = replace(
+    LLAMA,
+    model_type="kolibri1",
+    head_dim=16,
+    intermediate_size=32,
+    sliding_window=5,
+    layer_types=(*("sliding_attention",) * 3, "full_attention"),
+    position_types=(*("rope",) * 3, "nope"),
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    shared_expert_intermediate_size=48,
+    norm_topk_prob=False,
+    router=Router("sigmoid", "corrected_logits"),
+)
 MODELS["stablelm"] = replace(LLAMA, model_type="stablelm", attention_bias=True, partial_rotary_factor=0.25)
 MODELS["stablelm, side by side"] = replace(MODELS["stablelm"], use_parallel_residual=True, attention_bias=False)
 MODELS["granite hybrid, groups"] = replace(MODELS["granite hybrid"], mamba=Mamba(16, 8, 12, 4, 8, True, 4))

@@ -315,6 +315,26 @@ CONFIGS["granite moe, biases"] = {
 }
 CONFIGS["granite moe, shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 48}
 CONFIGS["granite moe, none shared"] = {**GRANITE_MOE, "model_type": "granitemoeshared", "shared_intermediate_size": 0}
+KOLIBRI = {
+    **SMALL,
+    **EXPERTS,
+    "model_type": "kolibri1",
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "head_dim": 16,
+    "shared_expert_intermediate_size": 48,
+    "sliding_window": 9,
+}
+CONFIGS["kolibri 1"] = {**KOLIBRI, "num_hidden_layers": 5}
+CONFIGS["kolibri 1, windows alone, weights that add up"] = {
+    **KOLIBRI,
+    "layer_types": ["sliding_attention"] * 2,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-3,
+    "tie_word_embeddings": True,
+    "rope_parameters": LLAMA3_ROPE,
+}
+CONFIGS["kolibri 1, no positions"] = {**KOLIBRI, "layer_types": ["full_attention"] * 2}
 STABLELM = {**SMALL, "model_type": "stablelm", "head_dim": 8, **NO_TOKENS}
 CONFIGS["stablelm"] = STABLELM
 CONFIGS["stablelm, side by side, biases"] = {

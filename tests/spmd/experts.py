@@ -38,7 +38,8 @@ def _routed(place: Place, logits: Array, *bias: Array) -> Result:
     else:
         scores = np.exp(logits - logits.max(-1, keepdims=True))
         scores = scores / scores.sum(-1, keepdims=True)
-    ranked = scores + bias[0][..., None, None, :] if bias else scores
+    ranked = logits if router.chooses_by_logits else scores
+    ranked = ranked + bias[0][..., None, None, :] if bias else ranked
     groups = ranked.reshape(*ranked.shape[:-1], router.n_group, -1)
     best = -np.sort(-groups, -1)[..., : GROUPS_BEST.get(router.topk_method, 1)].sum(-1)
     kept = np.argsort(np.argsort(-best, -1), -1) < router.topk_group

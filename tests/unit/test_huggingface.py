@@ -149,6 +149,9 @@ def parameters(model: ModelSpec) -> int:
         attention += queries + 2 * keys  # biases of q, k and v
     if model.attention_scores.sinks and model.multipliers is not None:  # Granite's: a number of each head
         attention += model.num_attention_heads
+    if model.model_type == "kolibri1":  # as Qwen 3, and norms behind attention and MLP
+        attention += 2 * model.head_dim + 2 * hidden
+        return vocabulary + layers * (attention + 2 * hidden) + mlp_parameters(model) + hidden
     if model.model_type in ("glm4", "hyperclovax"):  # norms behind attention and MLP, too
         attention += 2 * hidden
     if model.conv is not None:  # as Qwen 3, or a convolution
@@ -305,6 +308,7 @@ def recurrence(model: ModelSpec) -> int:
         ("qwen3-next-80b-a3b", 79_674_391_296),
         ("granite-swash-3b-a600m", 3_020_382_000),
         ("stablelm-3b-4e1t", 2_795_443_200),
+        ("kolibri-1", 78_103_055_360),
         ("granite-4.0-h-micro", 3_191_396_096),
         ("granite-4.0-h-tiny", 6_939_037_248),
         ("granite-4.0-h-small", 32_207_337_984),

@@ -122,6 +122,28 @@ def test_what_a_config_of_granites_mixtures_leaves_out() -> None:
     assert from_config(to_config(alone), "m") == alone
 
 
+def test_what_a_kolibri_config_leaves_out() -> None:
+    model = read("kolibri1", num_hidden_layers=6, moe_intermediate_size=256)
+    sliding = "sliding_attention"
+    assert model.layer_types == (*(sliding,) * 4, "full_attention", sliding)
+    assert model.position_types == (*("rope",) * 4, "nope", "rope")
+    assert (model.sliding_window, model.num_key_value_heads, model.head_dim, model.norm_eps) == (513, 4, 128, 1e-6)
+    assert (model.num_local_experts, model.num_experts_per_tok, model.intermediate_size) == (384, 6, 256)
+    assert (model.shared_expert_intermediate_size, model.norm_topk_prob) == (512, False)
+    assert model.router == Router("sigmoid", "corrected_logits")
+    assert (model.normalizes_heads, model.attention_bias, model.rope_theta) == (True, False, 1e4)
+    whole = read("kolibri1", moe_intermediate_size=256, layer_types=["full_attention"] * 4, num_local_experts=16)
+    assert (whole.sliding_window, whole.position_types, whole.num_local_experts) == (None, ("nope",) * 4, 16)
+    for one in (model, whole):
+        assert from_config(to_config(one), "m") == one
+
+
+def test_a_bias_of_logits_chooses_among_all_experts() -> None:
+    with pytest.raises(AutoshardError) as error:
+        Router("sigmoid", "corrected_logits", n_group=2)
+    assert str(error.value) == "n_group=2 of router must be 1 with topk_method=corrected_logits"
+
+
 def test_what_a_stablelm_config_leaves_out() -> None:
     model = read("stablelm")
     assert (model.rotary_dim, model.rope_theta, model.norm_eps, model.normalization) == (32, 1e4, 1e-5, "layernorm")
@@ -1083,6 +1105,9 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
                 "without it; granitemoehybrid or granitemoe_swa or minimax_m2 has it"
             ),
         ),
+        ("kolibri1", {"sliding_window": None}, "sliding_window=null of m is not supported; a number of tokens is"),
+        ("kolibri1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("kolibri1", {}, "moe_intermediate_size is missing from the config of m"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm=True of m is not supported; False is"),
         ("stablelm", {"hidden_dropout": 0.1}, "hidden_dropout=0.1 of m is not supported; 0.0 is"),
         (
@@ -1449,7 +1474,7 @@ def test_the_text_model_inside_of_another_is_read(tmp_path: Path) -> None:
             (
                 "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
                 "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
-                "hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
+                "kolibri1 or hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
                 "bailing_hybrid or mellum or laguna has it"
             ),
         ),

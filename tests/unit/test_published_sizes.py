@@ -165,6 +165,8 @@ PUBLISHED: tuple[tuple[str, Callable[[ModelSpec], int], str, str], ...] = (
     ("kimi-linear-48b-a3b", parameter_count, "49e9", "the sum that Hugging Face shows, recalled; its name says 48"),
     ("kimi-linear-48b-a3b", active, "3e9", "model card, recalled"),
     ("flexolmo-7x7b", parameter_count, "33e9", "another project's account of it"),
+    ("kolibri-1", parameter_count, "78103074560", "a page on a quantised form of it"),
+    ("kolibri-1", active, "3.46e9", "the same"),
     ("stablelm-3b-4e1t", parameter_count, "2795443200", "model card"),
     ("granite-swash-3b-a600m", parameter_count, "3.02e9", "a table of KV caches in another project"),
     ("granite-swash-3b-a600m", active, "0.598e9", "the same"),

@@ -32,7 +32,8 @@ def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
         if router is None:
             best, experts = weights.topk(top_k, -1)
         else:
-            experts = _chosen(weights.detach(), router, top_k, *bias)
+            compared = logits.to(accurate) if router.chooses_by_logits else weights
+            experts = _chosen(compared.detach(), router, top_k, *bias)
             best = weights.gather(-1, experts)
         if balanced is not None:
             weights = balanced(weights, experts)
@@ -47,8 +48,8 @@ def top_k_gate(context: Context, step: OperatorStep) -> Kernel:
 
 
 def _chosen(scores: torch.Tensor, router: Any, top_k: int, *bias: torch.Tensor) -> torch.Tensor:
-    """The experts of each token, [batch, seq, top_k]: the best of the best groups. bias: [expert], added to the scores
-    [batch, seq, expert] where there is one."""
+    """The experts of each token, [batch, seq, top_k]: the best of the best groups. scores: or logits, [batch, seq,
+    expert]. bias: [expert], added to them where there is one."""
     if bias:
         scores = scores + bias[0].detach()
     if router.topk_group < router.n_group:
