@@ -82,6 +82,7 @@ CASES: dict[int, dict[str, tuple[str, Strategy, int]]] = {
         "pp": ("llama", strategy(pp=2), 4),
         "pp, interleaved": ("llama", strategy(pp=2, vpp=2), 4),
         "pp, interleaved, unlike stages": ("a dense block", strategy(pp=2, vpp=2, layers=(0, 1, 2, 1)), 4),
+        "pp, three chunks, bare ends": ("a dense block", strategy(pp=2, vpp=3, layers=(0, 1, 1, 1, 1, 0)), 4),
         "pp, ends alone": ("tied", strategy(pp=2, layers=(4, 0), recompute=("full", "none")), 4),
         "pp, interleaved, m == pp": ("llama", strategy(pp=2, vpp=2), 2),
         "pp, one microbatch": ("llama", strategy(pp=2), 1),
