@@ -120,7 +120,7 @@ def _choice_at(
     these. may_fit: whether one with another cut or other sets by stage may fit. The other arguments are those of
     `choose`."""
     of_all = partial(_choice_at, priced, pins, level, clock, count, inf, graphs, known, may_fit)
-    how, judged = (level.memory_bytes, count, behind), (clock, graphs, Counter[bool]())
+    how, judged = (level.memory_bytes, count, behind), (clock, graphs, Counter[str]())
     below_s = behind * known[0].step_time_s if known else inf
     fastest = _even(priced, *how, known, below_s)
     at_least_s, unrefined, passed = inf, [priced], list["Promise"]()
@@ -314,7 +314,7 @@ def _refined(
     behind: float,
     clock: Clock,
     graphs: Compiling | None,
-    effort: Counter[bool],
+    effort: Counter[str],
     known: list[Timed],
     at_least_s: Callable[[Draft], float],
     open_s: float = inf,

@@ -1,14 +1,14 @@
 """Cuts of models whose blocks are of several kinds: a stage is what its own range of blocks is.
 
-Candidates for pricing by the thousand are the even cut and one that balances the work of ranks; which of all cuts is
-best is for the refinement to say.
+Candidates for pricing by the thousand are the even cut and those that balance the work of ranks and of stages; which of
+all cuts is best is for the refinement to say.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -124,7 +124,8 @@ def ranks_contents(blocks: Blocks, cut: tuple[int, ...], pp: int) -> tuple[tuple
 def candidate_cuts(
     problem: Problem, pp: int, vpp: int, work_s: tuple[Sequence[Array], Array, Array]
 ) -> tuple[KindCuts, Array]:
-    """(cuts, the layout that each belongs to): the even cut of all layouts, then of each a balanced one.
+    """(cuts, the layout that each belongs to): the even cut of all layouts, then of each those that balance ranks and,
+    with several chunks a rank, stages, which wait for each other too.
 
     work_s: by layout, of a block of each kind, of the end on the first rank, of that on the last one.
     """
@@ -137,14 +138,18 @@ def candidate_cuts(
     mean_s = np.array(blocks.counts) @ np.stack(blocks_s) / len(blocks.kind_of)
     shares = np.rint(STEPS * np.stack([*blocks_s, first_s, last_s]) / mean_s).astype(int)
     different, which = np.unique(shares, axis=1, return_inverse=True)
-    bare = ends_may_be_bare(problem, pp, vpp)
-    balanced = [balanced_cut(blocks, pp, vpp, bare, tuple(column)) for column in different.T.tolist()]
-    cuts, place = np.unique([even, *balanced], axis=0, return_inverse=True)
-    place = place.ravel()
-    of_each = place[1:][which.ravel()]
-    differs = np.flatnonzero(of_each != place[0])
-    both = np.concatenate([np.full(count, place[0]), of_each[differs]])
-    return KindCuts(cuts, both), np.concatenate([everything, differs])
+    bare, found = ends_may_be_bare(problem, pp, vpp), [even]
+    for ranks in dict.fromkeys((pp, stages)):  # ranks, then stages as if each were one
+        cut_of = partial(balanced_cut, blocks, ranks, stages // ranks, bare)
+        found += [cut_of(tuple(column)) for column in different.T.tolist()]
+    cuts, place = np.unique(found, axis=0, return_inverse=True)
+    balanced = place.ravel()[1:].reshape(-1, different.shape[1])[:, which.ravel()]
+    several, layouts = [np.full(count, place.ravel()[0])], [everything]
+    for number, of_each in enumerate(balanced):
+        differs = np.flatnonzero((of_each != several[0]) & (balanced[:number] != of_each).all(0))
+        several.append(of_each[differs])
+        layouts.append(differs)
+    return KindCuts(cuts, np.concatenate(several)), np.concatenate(layouts)
 
 
 @lru_cache(maxsize=4096)

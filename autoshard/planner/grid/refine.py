@@ -57,7 +57,13 @@ MOST_IDLE = 50
 nothing. AT_ONCE that are bounded more tightly count as one that is solved. All that were found in the 200 problems of
 benchmarks.planner_problems were among the first 21."""
 MOST_MANY_CHUNKED = 3
-"""So many with more than two chunks a rank, which are not solved by paths: each may take a second."""
+"""So many with more than two chunks a rank, which are not solved by paths but by steps: each may take a second. So many
+times AT_ONCE are bounded more tightly where that proves nothing."""
+MOST_GAINED = 1.1
+"""Steps lead from the fastest layout that is priced to one that is not so many times as fast: up to 6 % was seen. Where
+more would be wanted, none are taken."""
+PATHS, STEPS, BOUNDS = "paths", "steps", "bounds"
+"""Kinds of effort: solving by paths, by steps, and tighter bounds of what is solved by steps."""
 AT_ONCE = 24
 """So many layouts are bounded together by the room of their ranks: more take more memory, and hardly less time."""
 KINDS_AT_ONCE = 256
@@ -111,7 +117,7 @@ def refine(
     least_s: Callable[[Draft], float] = lambda draft: 0.0,
     refused: Callable[[Draft], bool] = lambda draft: False,
     taken_s: float = 0.0,
-    effort: Counter[bool] | None = None,
+    effort: Counter[str] | None = None,
     open_s: float = inf,
     one_is_enough: bool = False,
     priced_s: Callable[[], Mapping[Draft, float]] = dict,
@@ -119,8 +125,8 @@ def refine(
     """The layouts that beat known_s, by cuts and, with by_stage, by recompute sets that differ from stage to stage.
     least_s: what a draft takes at least, as far as that is known. refused: whether a draft is not taken though it may
     be the fastest; taken_s: seconds of the fastest layout that is taken, where it is not the fastest. Layouts that are
-    taken and beat that one are found too. effort: what was spent before on layouts with several chunks, by whether
-    these are solved by paths, AT_ONCE for one that was solved, more for one of much effort; that of this call is added.
+    taken and beat that one are found too. effort: what was spent before on layouts with several chunks, by what it was
+    spent on, AT_ONCE for one that was solved, more for one of much effort; that of this call is added.
     open_s: seconds that another layout may take that is left open: of what takes no less nothing is proven, only faster
     ones are looked for. one_is_enough: the first layout that is found is all that is wanted. priced_s: seconds of the
     fastest layout of each draft that is priced and fits: with many chunks the bounds of drafts say little, and those of
@@ -170,7 +176,7 @@ def refine(
             return ended_early()
         promise = best.put_off_promises.pop(0)
         if not best.passes(promise):
-            best.solve(promise)
+            best.solve(promise, known.get(promise.layout, inf) / MOST_GAINED)
     return best.refined()
 
 
@@ -184,7 +190,7 @@ class _Best:
         known_s: float,
         taken_s: float,
         refused: Callable[[Draft], bool],
-        effort: Counter[bool],
+        effort: Counter[str],
         open_s: float,
     ):
         self._limit_bytes, self._best_s, self.taken_s = limit_bytes, known_s, taken_s
@@ -221,30 +227,36 @@ class _Best:
 
     def _is_left(self, promise: Promise) -> bool:
         """Whether it is left open: so much was spent on layouts like it."""
-        by_paths = _is_solved_by_paths(promise.whole)
-        most = AT_ONCE * _most_chunked(by_paths, self._is_idle(promise))
-        return _is_chunked(promise.whole) and self._effort[by_paths] >= most
+        if _has_many_chunks(promise.whole):
+            return self._effort[STEPS] >= AT_ONCE * MOST_MANY_CHUNKED
+        most = MOST_IDLE if self._is_idle(promise) else MOST_CHUNKED
+        return _is_chunked(promise.whole) and self._effort[PATHS] >= AT_ONCE * most
 
     def is_left_idly(self, promise: Promise) -> bool:
-        """Whether it is left open, and nothing can be proven by it."""
+        """Whether a tighter bound is not asked for: nothing can be proven by it, and it will be left open, or so many
+        like it were bounded."""
+        if _has_many_chunks(promise.whole):
+            return self._is_idle(promise) and self._effort[BOUNDS] >= AT_ONCE * MOST_MANY_CHUNKED
         return self._is_idle(promise) and self._is_left(promise)
 
     def tighter(self, promise: Promise) -> Promise:
         """The promise with its tighter bound."""
         assert promise.tighter_s is not None
-        idle_effort = _is_chunked(promise.whole) and self._is_idle(promise)
-        self._effort[_is_solved_by_paths(promise.whole)] += idle_effort
+        if _is_chunked(promise.whole) and self._is_idle(promise):
+            self._effort[BOUNDS if _has_many_chunks(promise.whole) else PATHS] += 1
         return promise._replace(at_least_s=max(promise.at_least_s, promise.tighter_s()), tighter_s=None)
 
-    def solve(self, promise: Promise) -> None:
-        """Look for the fastest layout of a promise, or leave it open."""
+    def solve(self, promise: Promise, hoped_s: float = 0.0) -> None:
+        """Look for the fastest layout of a promise, or leave it open. hoped_s: seconds that none is hoped to take less
+        than."""
         whole, draft, bound_s = promise.whole, promise.draft, promise.at_least_s
-        if self._is_left(promise):  # a part of the gap
+        below_s = self._below_s(promise)
+        if self._is_left(promise) or hoped_s > below_s:  # a part of the gap
             self.at_least_s = min(self.at_least_s, bound_s)
             return
-        below_s = self._below_s(promise)
         fastest = _fastest(whole, draft, promise.sets, self._limit_bytes, below_s, self.at_least_s)
-        self._effort[_is_solved_by_paths(whole)] += AT_ONCE * (_is_chunked(whole) + fastest.effort)
+        if _is_chunked(whole):
+            self._effort[STEPS if _has_many_chunks(whole) else PATHS] += AT_ONCE * (1 + fastest.effort)
         if fastest.at_least_s < below_s:
             self.at_least_s = min(self.at_least_s, max(bound_s, fastest.at_least_s))
         if fastest.strategy is None:
@@ -282,13 +294,6 @@ def _is_chunked(whole: Whole) -> bool:
 def _has_many_chunks(whole: Whole) -> bool:
     """Whether they are not solved by paths."""
     return _is_chunked(whole) and not _is_solved_by_paths(whole)
-
-
-def _most_chunked(by_paths: bool, is_idle: bool) -> int:
-    """How many layouts with several chunks are solved. is_idle: another layout is left open that may take as little."""
-    if not by_paths:
-        return MOST_MANY_CHUNKED
-    return MOST_IDLE if is_idle else MOST_CHUNKED
 
 
 def fastest_of(promise: Promise, limit_bytes: float, below_s: float) -> Timed | None:
