@@ -135,7 +135,7 @@ def best_cut(problem: Problem, draft: Draft, priced: Priced) -> tuple[float, tup
 def test_many_chunks_a_rank_are_mostly_cut_best() -> None:
     """Nothing is proven of these cuts: steps lead down from a cut that balances ranks."""
     above = []
-    for seed in range(2, 14):
+    for seed in range(30):
         problem, draft = many_chunks(seed)
         (priced,) = table_of(problem, draft, sets=("none",)).price()
         best_s, _ = best_cut(problem, draft, priced)
@@ -144,7 +144,7 @@ def test_many_chunks_a_rank_are_mostly_cut_best() -> None:
         check_as_estimated(problem, best.strategy, best.step_time_s, inf)
         assert refined.at_least_s <= best_s <= best.step_time_s * (1 + 1e-9)
         above.append(best.step_time_s / best_s - 1)
-    assert sum(share < 1e-9 for share in above) >= 11 and np.mean(above) < 2e-3
+    assert sum(share < 1e-9 for share in above) >= 25 and np.mean(above) < 1e-3
 
 
 def test_an_expensive_head_has_the_last_of_many_chunks_for_itself() -> None:
