@@ -129,8 +129,8 @@ def refine(
     spent on, AT_ONCE for one that was solved, more for one of much effort; that of this call is added.
     open_s: seconds that another layout may take that is left open: of what takes no less nothing is proven, only faster
     ones are looked for. one_is_enough: the first layout that is found is all that is wanted. priced_s: seconds of the
-    fastest layout of each draft that is priced and fits: with many chunks the bounds of drafts say little, and those of
-    which a layout is fastest are solved first."""
+    fastest layout of each draft of which one is priced and fits: with many chunks the bounds of drafts say little, and
+    those of which a layout is fastest are solved first."""
     of_free_cuts, of_sets = list[Whole](), list[Whole]()
     for whole in wholes:
         (of_free_cuts if whole.family.cuts_are_free or _is_solved_by_stages(whole) else of_sets).append(whole)
@@ -176,7 +176,7 @@ def refine(
             return ended_early()
         promise = best.put_off_promises.pop(0)
         if not best.passes(promise):
-            best.solve(promise, known.get(promise.layout, inf) / MOST_GAINED)
+            best.solve(promise, known.get(promise.layout, 0.0) / MOST_GAINED)
     return best.refined()
 
 
