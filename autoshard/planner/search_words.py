@@ -24,6 +24,7 @@ from autoshard.plans.search_result import (
     pipelines_not_tried,
     sets_not_tried,
 )
+from autoshard.schedules import SCHEDULES
 from autoshard.spec.cluster import Cluster
 from autoshard.units import format_number
 
@@ -35,7 +36,7 @@ def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, g
     """A sentence on what is proven about the chosen layout."""
     behind = fastest[place].step_time_s / fastest[0].step_time_s - 1
     alike = len(problem.blocks.kinds) == 1
-    left = pipelines_not_tried(problem.backend, pins.schedule) if alike else _chunks_not_tried(problem)
+    left = pipelines_not_tried(problem.backend, pins.schedule) if alike else _chunks_not_tried(problem, pins)
     left += sets_not_tried(problem.backend, pins)
     but = f" ({'; '.join(left)})" if left else ""
     if gap + behind <= PROVEN:
@@ -48,11 +49,16 @@ def optimality(problem: Problem, pins: Pins, fastest: list[Timed], place: int, g
     return f"{words}; it takes {longer} % longer than the fastest that was found, which a note explains"
 
 
-def _chunks_not_tried(problem: Problem) -> tuple[str, ...]:
+def _chunks_not_tried(problem: Problem, pins: Pins) -> tuple[str, ...]:
     """The choices that a search over blocks of several kinds does not try, in words; cuts and sets by stage it does."""
+    one_chunk = 1 in (pins.pp, pins.num_virtual_stages) or (
+        pins.schedule is not None and not SCHEDULES[pins.schedule].accepts_chunks(max(2, pins.pp or 2), 2)
+    )
+    if one_chunk:
+        return ()
     if len(problem.model.kinds) == 1:
         return ("several chunks of a rank have as many blocks each",)
-    if chunks_are_alike(problem):
+    if chunks_are_alike(problem) or pins.num_virtual_stages is not None:
         return ()
     return (f"pipelines have up to {MOST_UNLIKE_CHUNKS} chunks a rank, or a number that divides its blocks",)
 

@@ -270,3 +270,20 @@ def test_no_layout_comes_before_a_faster_one_whose_way_is_bounded_late() -> None
     waiting = Waiting(ways, bounds, price, lambda: True)
     first = next(PricedLayouts(problem, slower, waiting).fastest_first(inf))
     assert first.step_time_s == fastest.step_time_s.min()
+
+
+@pytest.mark.parametrize(
+    ("pins", "left"),
+    [
+        (Pins(), "pipelines have up to 2 chunks a rank, or a number that divides its blocks"),
+        (Pins(schedule="interleaved"), "pipelines have up to 2 chunks a rank, or a number that divides its blocks"),
+        (Pins(num_virtual_stages=3), ""),
+        (Pins(schedule="zero_bubble"), ""),
+        (Pins(pp=1), ""),
+    ],
+)
+def test_chunks_that_pins_decide_are_not_left_out(pins: Pins, left: str) -> None:
+    problem = problem_of("gemma3-27b", "trn2.48xlarge", 1)
+    found = [Timed(10.0, search(*problem[:3], Pins(tp=4, pp=1, recompute="full"), "torch", top=0).best.strategy)]
+    words = optimality(problem, pins, found, 0, 0.0, Clock(inf))
+    assert words == OPTIMAL + (f" ({left})" if left else "")
