@@ -81,6 +81,10 @@ class RankLoad:
         """Bytes of all blocks when most is held and nothing of the head."""
         return self._most_bytes(of, self._moments[1])
 
+    def first_kept_bytes(self, of: Callable[[Part], Number]) -> Number:
+        """Bytes of the blocks of the first chunk, of one microbatch. of: as of `kept_bytes`."""
+        return self.chunks[0].count * of(self.chunks[0].block)
+
     @property
     def is_headless(self) -> bool:
         """Whether the rank has the head and holds more of other chunks at a moment at which it holds nothing of it."""

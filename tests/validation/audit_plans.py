@@ -102,6 +102,11 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         8,
         {"tp": 2, "pp": 2, "num_virtual_stages": 2, "stage_layers": (1, 1, 2, 0)},
     ),
+    "the embedding alone on a chunk, ZeRO-2": (
+        "olmo-hybrid-7b",
+        4,
+        {"pp": 2, "dp": 4, "num_virtual_stages": 2, "zero": 2, "precision": "fp32", "stage_layers": (0, 2, 1, 1)},
+    ),
     "unequal windows, ring": ("windows", 2, {"tp": 2, "cp": 2, "context_parallel": "zigzag_ring"}),
     "windows over a long sequence": ("windows", 2, {"tp": 8, "cp": 2, "sequence_length": 16384}),
     "capped scores": ("gemma2-2b", 4, {"tp": 2, "pp": 2, "recompute": "core_attention"}),

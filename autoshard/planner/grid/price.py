@@ -284,6 +284,7 @@ def with_unlike_chunks(
         most_blocks=layers.max(0),
         kept_bytes=most([(held, alike) for held, _, alike in apart]),
         kept_headless_bytes=most([(held, alike) for _, held, alike in apart]) if headless else None,
+        first_kept_bytes=lambda of: layers[0] * of(blocks[0]),
     )
 
 
