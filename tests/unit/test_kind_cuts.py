@@ -123,12 +123,12 @@ def many_chunks(seed: int, vocab_size: int | None = None) -> tuple[Problem, Draf
     return of_model[0], of_model[1]._replace(num_virtual_stages=vpp)
 
 
-def best_cut(problem: Problem, draft: Draft, priced: Priced) -> tuple[float, tuple[int, ...]]:
+def best_cut(problem: Problem, draft: Draft, priced: Priced, limit_bytes: float = inf) -> tuple[float, tuple[int, ...]]:
     """(seconds of a step, blocks of each stage) of the fastest of all cuts with the one set that is priced."""
     stages = draft.pp * draft.num_virtual_stages
     cuts = np.array(partitions(problem.model.num_hidden_layers, stages))
     choices = np.hstack([cuts, np.zeros_like(cuts)])
-    best_s, choice = fastest(KindChoices(priced.whole, 0, range(1), inf), choices, (inf, choices[0]))
+    best_s, choice = fastest(KindChoices(priced.whole, 0, range(1), limit_bytes), choices, (inf, choices[0]))
     return best_s, tuple(choice[:stages].tolist())
 
 
@@ -154,6 +154,21 @@ def test_an_expensive_head_has_the_last_of_many_chunks_for_itself() -> None:
     assert cut[-1] == 0
     found = refine([priced.whole], True, inf, inf, lambda: True).found[-1]
     assert found.strategy.stage_layers[-1] == 0 and found.step_time_s == pytest.approx(best_s, rel=1e-9)
+
+
+def test_many_chunks_are_cut_to_fit_where_no_layout_that_is_priced_does() -> None:
+    found = 0
+    for seed in range(18, 26):
+        problem, draft = many_chunks(seed)
+        (priced,) = table_of(problem, draft, sets=("none",)).price()
+        limit = 0.97 * priced.memory_bytes.min()
+        best_s, _ = best_cut(problem, draft, priced, limit)
+        refined = refine([priced.whole], True, limit, inf, lambda: True)
+        assert refined.at_least_s <= best_s and bool(refined.found) == (best_s < inf)
+        for one in refined.found:
+            check_as_estimated(problem, one.strategy, one.step_time_s, limit)
+        found += len(refined.found)
+    assert found == 6
 
 
 def test_of_many_chunks_those_are_solved_of_which_a_fast_layout_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:

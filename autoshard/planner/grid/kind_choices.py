@@ -77,12 +77,26 @@ class KindChoices:
         return float(kinds_at_least_s(self._whole, np.array([self._draft]), self._limit_bytes)[0])
 
     def starts(self) -> list[Array]:
-        """The fastest of the choices that are priced anyway, with one set for all stages; none if none fits."""
+        """The fastest of the choices that are priced anyway, with one set for all stages; where none of these fits one
+        that steps down in memory lead to, if any."""
         cuts, which = self._whole.cuts(np.full(len(self._sets), self._draft), self._sets)
         of_stages = cuts.of_stages(self._whole.family.pp, self._whole.family.num_virtual_stages).T
         choices = np.hstack([of_stages, np.repeat(which[:, None], self._stages, axis=1)])
         bounds_s = self.bounds_s(choices)
-        return [choices[bounds_s.argmin()]] if np.isfinite(bounds_s).any() else []
+        return [choices[bounds_s.argmin()]] if np.isfinite(bounds_s).any() else self._made_to_fit(choices)
+
+    def _made_to_fit(self, choices: Array) -> list[Array]:
+        """A choice that fits, from the one of these that needs least memory, while each step needs less; else none."""
+        least_bytes = inf
+        for _ in range(self.rounds):
+            needed_bytes = self._memory_bytes(self._layouts(choices))
+            place = needed_bytes.argmin()
+            if needed_bytes[place] <= self._limit_bytes:
+                return [choices[place]]
+            if needed_bytes[place] >= least_bytes:
+                break
+            least_bytes, choices = needed_bytes[place], self.neighbours(choices[place], 0)
+        return []
 
     def neighbours(self, choice: Array, turn: int) -> Array:
         """Choices with another set in one stage, or with one block moved from one stage that can spare it to
@@ -108,6 +122,10 @@ class KindChoices:
         cuts = KindCuts(layers, np.arange(len(layers)))
         return self._whole.layouts(np.full(len(layers), self._draft), self._sets[places.T], cuts)
 
+    def _memory_bytes(self, layouts: Layouts) -> Array:
+        """Bytes on the fullest rank, by choice."""
+        return memory_bytes(self._whole.problem, self._whole.family, layouts)
+
     def bounds_s(self, choices: Array, below_s: float = inf) -> Array:
         """Seconds that steps take at least, by choice; infinite where a choice does not fit. below_s: of choices that
         take no less it is not asked whether they fit."""
@@ -116,7 +134,7 @@ class KindChoices:
         asked = np.flatnonzero(seconds < below_s)
         if len(asked):
             of_asked = layouts if len(asked) == len(seconds) else self._layouts(choices[asked])
-            fits = memory_bytes(whole.problem, whole.family, of_asked) <= self._limit_bytes
+            fits = self._memory_bytes(of_asked) <= self._limit_bytes
             seconds[asked[~fits]] = inf
         return seconds
 
