@@ -175,10 +175,9 @@ class Parts:
             first_s + sums_s[1] + sent.gather_s[1] + sent.scatter_s[1],
             (last_s + sums_s[2] + 2 * sent.gather_s[2] + sent.scatter_s[2]),
         )
-        opening_s = 2 * sent.gather_s[0] + sent.scatter_s[0]
         alone_s = ahead_s + behind_s.min(1) + sums_s[0]
         return _Work(
-            forward_s[:, None] + backward_s, ahead_s, alone_s, *ends_s, opening_s, self._hop_s(rows), sent.after_s
+            forward_s[:, None] + backward_s, ahead_s, alone_s, *ends_s, sent.opening_s, self._hop_s(rows), sent.after_s
         )
 
     def _hop_s(self, rows: Rows) -> Array:
@@ -202,6 +201,7 @@ class Parts:
         tp = self._tp[rows.shape]
         kinds, sizes = ("reduce_scatter", "all_gather", "all_reduce"), (reduced, self._gathered_bytes, reduced)
         each_s, once_s = np.zeros((2, 3, 3, len(tp)))  # each time, and in buckets; by (kind, unit, row)
+        opening_s = np.zeros((2, len(self._counts), len(tp)))  # to scatter and to gather a block of each kind
         for matrices, owners, stride in zip(self._matrices, rows.owners, rows.owner_strides, strict=True):
             elements, issued = (self._mean(one)[:, rows.shape] for one in (matrices, matrices > 0))
             laws = best_laws(self._problem.cluster, kinds, owners, tp, along_two=True, strides=stride)
@@ -209,11 +209,17 @@ class Parts:
                 bytes_s = elements * size * law.seconds_per_byte
                 each_s[kind] += bytes_s + issued * law.latency_s
                 once_s[kind] += bytes_s + elements * size / BUCKET_BYTES * law.latency_s
+            of_kinds = matrices[: len(self._counts), rows.shape]
+            for kind, (size, law) in enumerate(zip(sizes[:2], laws[:2], strict=True)):
+                opening_s[kind] += of_kinds * size * law.seconds_per_byte + (of_kinds > 0) * law.latency_s
         scatter_s, gather_s, reduce_s = once_s
         unit_s = np.where(rows.zero < 2, scatter_s, 0.0) + np.where(rows.zero < 3, gather_s, 0.0)
         unit_s = np.where(rows.zero == 0, reduce_s, unit_s)
         after_s = (layers * unit_s[0] + unit_s[1] + unit_s[2]) / rows.pp
-        return _Sent(np.where(rows.zero == 3, each_s[1], 0.0), np.where(rows.zero >= 2, each_s[0], 0.0), after_s)
+        scattered, gathered = rows.zero >= 2, rows.zero == 3
+        # a stage opens with the mean of its blocks, which may be of the kind that takes least
+        least_s = (2 * gathered * opening_s[1] + scattered * opening_s[0]).min(0)
+        return _Sent(np.where(gathered, each_s[1], 0.0), np.where(scattered, each_s[0], 0.0), least_s, after_s)
 
     def fitted_below(
         self, family: Family, several: Sequence[Rows], limit_bytes: float, below_s: float
@@ -447,10 +453,12 @@ class _Work(NamedTuple):
 
 class _Sent(NamedTuple):
     """Seconds in which weights are gathered and gradients scattered for one microbatch, (unit, row): of a block, of the
-    ends. after_s: the same once a step, behind the pipeline."""
+    ends. opening_s: of both passes through a virtual stage, what no work hides, at least, by row. after_s: the same as
+    the first two once a step, behind the pipeline."""
 
     gather_s: Array
     scatter_s: Array
+    opening_s: Array
     after_s: Array
 
 
