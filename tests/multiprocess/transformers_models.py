@@ -1,6 +1,7 @@
 """Models of transformers, which is imported with the first of them: that takes 2 s, and few processes have one."""
 
 import re
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def _transformers() -> Any:
 
 
 def config_of_transformers(config: dict[str, Any]) -> Any:
-    return _transformers().AutoConfig.for_model(**config)
+    return _transformers().AutoConfig.for_model(**deepcopy(config))  # it writes into dicts that configs share
 
 
 def built(config: dict[str, Any]) -> torch.nn.Module:
