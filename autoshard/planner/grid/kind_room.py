@@ -287,8 +287,8 @@ def _passes(blocks: Blocks, rank: RankRoom) -> tuple[Array, Array]:
 
 
 def _resources(blocks: Blocks, room: _Room, time_s: Array, way_s: Array) -> Array:
-    """What a rank has for its blocks, (resource, draft): time, time beside one microbatch's way, memory. time_s, way_s:
-    as of `_times_s`."""
+    """The resources of a rank for its blocks, (resource, draft): time, time beside one microbatch's way, memory.
+    time_s, way_s: as of `_times_s`."""
     rank, launch_s = room.rank, blocks.whole.problem.cluster.device.pass_launch_s
     ahead, back = _passes(blocks, rank)
     own_s = time_s - 2 * blocks.m * blocks.vpp * launch_s
@@ -334,9 +334,9 @@ def replayed_at_least_s(whole: Whole, drafts: Array, limit_bytes: float, limit_s
     Why: with any price of each rank's memory, a block costs what it replays and the price of what it takes, no less
     than on the rank, with the set, where that is least. All blocks' costs, less the price of all room, are below the
     seconds of every choice that fits (Lagrange's relaxation). What a rank needs beside is shared, see `_rooms`. Each
-    stage but a bare end has a block, which costs what it costs there: of any
-    kind, so much more than on the stage where that kind costs least. The prices are such that a mean block costs as
-    much on each rank, and what it costs is such that the ranks have room for as many mean blocks as there are.
+    stage but a bare end has a block, which costs what it costs there: of any kind, so much more than on the stage where
+    that kind costs least. The prices are such that a mean block costs as much on each rank, and what it costs is such
+    that the ranks have room for as many mean blocks as there are.
     """
     if whole.family.rules.warm_up is None:
         return np.zeros(len(drafts))

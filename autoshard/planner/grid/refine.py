@@ -198,7 +198,7 @@ class _Best:
         self._refused, self._effort = refused, effort
         self.found: list[Timed] = []
         self.put_off_promises: list[Promise] = []
-        """Those that wait until all others are solved, the lowest bound first."""
+        """Those that wait until all others are solved: until then the lowest bound first, then the lowest price."""
         self._passed: list[Promise] = []
 
     def refined(self) -> Refined:

@@ -1,0 +1,441 @@
+"""Configs of the families whose blocks are made of others': what is refused in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoshard.errors import AutoshardError
+from autoshard.spec.model_types import ATTENTION_TYPES
+from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, read
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "text"),
+    [
+        (
+            "olmo3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            (
+                "rope_parameters=an object of 2 of m must be an object with an object for each of: "
+                "full_attention, sliding_attention"
+            ),
+        ),
+        (
+            "dots1",
+            {"moe_intermediate_size": 512, "scoring_func": "softmax"},
+            "scoring_func='softmax' of m is not supported; noaux_tc is",
+        ),
+        ("exaone4", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "exaone4",
+            {"sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern='LLLG' of m needs layer_types beside it, a word for each block",
+        ),
+        (
+            "glm4_moe_lite",
+            {"moe_intermediate_size": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["moe"]},
+            "mlp_layer_types=a list of 1 of m must be a list of 4 words, one a block",
+        ),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0 of m is not supported; null is"),
+        ("flex_olmo", {"clip_qkv": 8.0}, "clip_qkv=8.0 of m is not supported; null is"),
+        (
+            "granitemoe",
+            {"shared_intermediate_size": 512},
+            (
+                "shared_intermediate_size=512 of m is not a key of model_type=granitemoe, which would be another model "
+                "without it; granitemoehybrid or granitemoe_swa or minimax_m2 has it"
+            ),
+        ),
+        ("kolibri1", {"sliding_window": None}, "sliding_window=null of m is not supported; a number of tokens is"),
+        ("kolibri1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("kolibri1", {}, "moe_intermediate_size is missing from the config of m"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm=True of m is not supported; False is"),
+        ("stablelm", {"hidden_dropout": 0.1}, "hidden_dropout=0.1 of m is not supported; 0.0 is"),
+        (
+            "stablelm",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
+        (
+            "granite_swa",
+            {"layer_rope_theta": [1e4, 1e4, 5e4, 1e4]},
+            (
+                "layer_rope_theta of m has 10000.0 and 50000.0 in blocks of sliding_attention, which is not supported; "
+                "one base, or 0, is"
+            ),
+        ),
+        (
+            "granite_swa",
+            {"layer_rope_theta": [5e5, 0, 1e4, 1e4], "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            (
+                "layer_rope_theta of m has 500000.0 in blocks without a window and 10000.0 in those with one, which is "
+                "not supported with rope_type=linear; one base is"
+            ),
+        ),
+        *(
+            (
+                "granite_swa",
+                {"layer_rope_theta": bases},
+                (
+                    f"layer_rope_theta={said} of m must be a list of 4 numbers, one a block: the base of its rotary "
+                    "positions, or 0 for none"
+                ),
+            )
+            for bases, said in ((1e4, "10000.0"), ([1e4], "a list of 1"), ([-1e4] * 4, "a list of 4"))
+        ),
+        (
+            "granite_swa",
+            {"sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "granitemoe_swa",
+            {"attention_multiplier": None},
+            (
+                "attention_multiplier=null of m is not supported: transformers' attention with sinks has no scale "
+                "then; a number is"
+            ),
+        ),
+        (
+            "granite",
+            {"layer_rope_theta": [1e4] * 4},
+            (
+                "layer_rope_theta=a list of 4 of m is not a key of model_type=granite, which would be another model "
+                "without it"
+            ),
+        ),
+        (
+            "olmoe",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
+        ("arcee", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("olmo", {"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06 of m is not supported; 1e-05 is"),
+        ("olmo", {"clip_qkv": -1}, "clip_qkv=-1 of m must be a finite number above 0"),
+        ("nanochat", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("lfm2", {"full_attn_idxs": [4]}, "full_attn_idxs of m must be a list of blocks, 0 to 3; it has 4"),
+        ("lfm2", {"full_attn_idxs": 2}, "full_attn_idxs=2 of m must be a list of blocks, 0 to 3"),
+        ("lfm2", {"conv_dim": 2048}, "conv_dim=2048 of m is not supported; 4096 is"),
+        ("lfm2", {"use_pos_enc": False}, "use_pos_enc=False of m is not supported; True is"),
+        ("lfm2", {"full_attn_idxs": [1], "conv_bias": 1}, "conv_bias=1 of conv must be true or false"),
+        (
+            "lfm2",
+            {"block_ffn_dim_multiplier": 1e308},
+            "intermediate_size=2000000000 of m must be a whole number from 1 to 1,000,000,000",
+        ),
+        (
+            "bailing_hybrid",
+            {**KIMI, "kda_lower_bound": 5.0},
+            "kda_lower_bound=5.0 of m must be a finite number below 0",
+        ),
+        ("bailing_hybrid", {**KIMI, "kda_safe_gate": 1}, "kda_safe_gate=1 of m must be true or false"),
+        ("laguna", {**KIMI, "gating": "per-element"}, "gating='per-element' of m is not supported; per-head is"),
+        (
+            "laguna",
+            {**LAGUNA, "num_attention_heads_per_layer": [32, 16, 32, 32]},
+            "num_attention_heads_per_layer of m says 16 and 32 of full_attention blocks; one number is supported",
+        ),
+        (
+            "laguna",
+            {**LAGUNA, "num_attention_heads_per_layer": [32]},
+            "num_attention_heads_per_layer=a list of 1 of m must be a list of 4 numbers",
+        ),
+        (
+            "laguna",
+            {**KIMI, "moe_router_logit_softcapping": 30.0},
+            "moe_router_logit_softcapping=30.0 of m is not supported; 0.0 is",
+        ),
+        ("hyperclovax", {"use_post_norm": False}, "use_post_norm=False of m is not supported; True is"),
+        (
+            "mellum",
+            {"layer_types": ["sliding_attention"] * 4, "sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        ("lfm3", {"use_attention_gate": False}, "use_attention_gate=False of m is not supported; True is"),
+        (
+            "lfm3",
+            {"layer_types": ["sliding_attention"] * 4, "sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "lfm3",
+            {"layer_types": ["mamba"] * 4},
+            "layer_types='mamba' of m must be one of: full_attention, sliding_attention, conv",
+        ),
+        ("lfm2_moe", {"use_expert_bias": "no"}, "use_expert_bias='no' of m must be true or false"),
+        ("lfm2_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
+        ("lfm2", {"block_auto_adjust_ff_dim": "no"}, "block_auto_adjust_ff_dim='no' of m must be true or false"),
+        (
+            "kimi_linear",
+            {**KIMI, "linear_attn_config": {"full_attn_layers": [0], "kda_layers": [1, 2, 3]}},
+            "full_attn_layers of m must be a list of blocks, 1 to 4; it has 0",
+        ),
+        (
+            "kimi_linear",
+            {**KIMI, "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2]}},
+            "kda_layers and full_attn_layers of m must have block 3 once between them",
+        ),
+        ("kimi_linear", {**KIMI, "linear_attn_config": 3}, "linear_attn_config=3 of m must be an object"),
+        ("kimi_linear", {**KIMI, "mla_use_nope": False}, "mla_use_nope=False of m is not supported; True is"),
+        (
+            "kimi_linear",
+            {**KIMI, "moe_router_activation_func": "softmax"},
+            "moe_router_activation_func='softmax' of m is not supported; sigmoid is",
+        ),
+        (
+            "llama",
+            {"linear_attn_config": {"num_heads": 4}},
+            (
+                "linear_attn_config=an object of 1 of m is not a key of model_type=llama, which would be another model "
+                "without it; kimi_linear has it"
+            ),
+        ),
+        ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: relu2"),
+        ("exaone_moe", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "exaone_moe",
+            {"sliding_window": None},
+            "sliding_window=null of m is not supported; a number of tokens is",
+        ),
+        (
+            "mimo_v2_flash",
+            {"hybrid_layer_pattern": [0, 1, 1]},
+            "hybrid_layer_pattern=a list of 3 of m must be a list of 4 numbers, 0 or 1, one a block",
+        ),
+        (
+            "mimo_v2_flash",
+            {"add_full_attention_sink_bias": True},
+            "add_full_attention_sink_bias=True of m is not supported; False is",
+        ),
+        (
+            "mimo_v2_flash",
+            {"v_head_dim": 8, "swa_v_head_dim": 16},
+            "swa_v_head_dim=16 of m is not supported; 8 is",
+        ),
+        (
+            "mimo_v2_flash",
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {}}},
+            "partial_rotary_factor of m must be the same in both objects of rope_parameters; it is 0.5 and 0.334",
+        ),
+        (
+            "mimo_v2_flash",
+            {"rope_parameters": {word: {"partial_rotary_factor": []} for word in ATTENTION_TYPES}},
+            "partial_rotary_factor=a list of 0 of m must be a finite number above 0",
+        ),
+        ("glm", {"partial_rotary_factor": 1e308}, "partial_rotary_factor=1e+308 of m must be at most 1, all of a head"),
+        (
+            "mimo_v2_flash",
+            {"hybrid_layer_pattern": [0, 1, 1, []]},
+            "hybrid_layer_pattern=a list of 4 of m must be a list of 4 numbers, 0 or 1, one a block",
+        ),
+        (
+            "olmo_hybrid",
+            {"linear_allow_neg_eigval": "no"},
+            "linear_allow_neg_eigval='no' of linear_attention must be true or false",
+        ),
+        ("hy_v3", {"mlp_bias": True}, "mlp_bias=True of m is not supported; False is"),
+        ("hy_v3", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
+        ("hy_v3", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
+        ("mistral4", {"n_group": 4}, "n_group=4 of m is not supported; 1 is"),
+        (
+            "mistral4",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "partial_rotary_factor": 0.25}},
+            "partial_rotary_factor=0.25 of m is not supported; 0.5 is: qk_rope_head_dim",
+        ),
+        (
+            "mistral4",
+            {"moe_intermediate_size": 512, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "llama_4_scaling_beta is missing from rope_parameters of the config of m",
+        ),
+        (
+            "afmoe",
+            {},
+            ("mup_enabled=False of m is not supported; True is: embeddings are multiplied by the root of hidden_size"),
+        ),
+        ("afmoe", {"score_func": "softmax"}, "score_func='softmax' of m is not supported; sigmoid is"),
+        ("afmoe", {"route_norm": False}, "route_norm=False of m is not supported; True is"),
+        ("afmoe", {"num_expert_groups": 4}, "num_expert_groups=4 of m is not supported; 1 is"),
+        (
+            "afmoe",
+            {"mup_enabled": True, "sliding_window": None},
+            "sliding_window=null of m is not supported; a number of tokens is",
+        ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 256},
+            "hidden_size_per_layer_input=256 of m is not supported: an embedding of each block's own (E2B, E4B); 0 is",
+        ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2},
+            (
+                "num_kv_shared_layers=2 of m is not supported: blocks that take keys and values of another one (E2B, "
+                "E4B); 0 is"
+            ),
+        ),
+        ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp=True of m is not supported; False is"),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "all"},
+            "use_bidirectional_attention='all' of m is not supported; null is, and vision, which says nothing of text",
+        ),
+        (
+            "gemma4_text",
+            {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention"] * 4},
+            "layer_types of m must end in full_attention: transformers takes the last block for one",
+        ),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act='silu' of m must be one of: xielu"),
+        ("apertus", {"post_norm": True}, "post_norm=True of m is not supported; False is"),
+        ("apertus", {"qk_norm": False}, "qk_norm=False of m is not supported; True is"),
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla=True of m is not supported; False is"),
+        ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm=False of m is not supported; True is"),
+        (
+            "hunyuan_v1_dense",
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            (
+                "rope_type='dynamic' of m needs heads wider than 2, not head_dim=128, and an alpha above 0 and at most "
+                "1000000000, not None; positions that depend on a row's length are not supported"
+            ),
+        ),
+        (
+            "hunyuan_v1_moe",
+            {"num_experts": 8, "moe_topk": [1, 2, 2, 2]},
+            "moe_topk=a list of 4 of m must be one number, or 4 times the same one, one a block",
+        ),
+        ("hunyuan_v1_moe", {"num_shared_expert": [2] * 4}, "num_shared_expert=2 of m is not supported; 1 is"),
+        ("hunyuan_v1_moe", {"moe_intermediate_size": 512}, "moe_intermediate_size=512 of m is not supported; 1536 is"),
+        ("hunyuan_v1_moe", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped=1 of m is not supported; 0 is"),
+        (
+            "axk1",
+            {"q_lora_rank": None},
+            "q_lora_rank=null of m is not supported: queries of axk1 are compressed; a number is",
+        ),
+        ("axk1", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        (
+            "axk1",
+            {"moe_intermediate_size": 512, "topk_method": "greedy"},
+            "topk_method='greedy' of m is not supported; noaux_tc is",
+        ),
+        ("youtu", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("solar_open", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 of m is not supported; 0 is"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm=True of m is not supported; False is"),
+        (
+            "cohere2",
+            {"head_dim": 64},
+            "head_dim=64 of m is not supported; hidden_size / num_attention_heads=128 is",
+        ),
+        (
+            "cohere2",
+            {"sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "cohere2",
+            {"prefix_dense_intermediate_size": 4096},
+            (
+                "prefix_dense_intermediate_size=4096 of m is not a key of model_type=cohere2, which would be another "
+                "model without it"
+            ),
+        ),
+        (
+            "cohere2_moe",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            (
+                "rope_scaling=an object of 2 of m is not supported: transformers leaves it aside in cohere2_moe; "
+                "rope_parameters is"
+            ),
+        ),
+        (
+            "cohere2_moe",
+            {"expert_selection_fn": "relu"},
+            "expert_selection_fn='relu' of m must be one of: softmax, sigmoid",
+        ),
+        (
+            "cohere2_moe",
+            {"shared_expert_combination_strategy": "max"},
+            "shared_expert_combination_strategy='max' of m must be one of: sum, average",
+        ),
+        (
+            "cohere2_moe",
+            {"first_k_dense_replace": 5},
+            "first_k_dense_replace=5 of m must be a whole number from 0 to 4",
+        ),
+        ("cohere2_moe", {}, "num_experts is missing from the config of m"),
+        (
+            "cohere2_moe",
+            {**COHERE_EXPERTS, "sliding_window": None},
+            "sliding_window=None of m is not supported with sliding_attention blocks",
+        ),
+        (
+            "ministral3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "llama_4_scaling_beta is missing from rope_parameters of the config of m",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-X-"},
+            (
+                "hybrid_override_pattern='M-X-' of m must have a letter for each block: M (mamba), * (attention), "
+                "- (mlp), E (moe)"
+            ),
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*"},
+            "num_hidden_layers=4 of m must be the number of blocks in its list of them, 3",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*-", "sliding_window": 9},
+            "sliding_window=9 of m is not supported; null is",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-*-", "time_step_limit": [0.001, 1e308]},
+            "time_step_limit=a list of 2 of m is not supported; 0 to infinity is",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "ME*E", "n_shared_experts": 2, **HYBRID_EXPERTS},
+            "n_shared_experts=2 of m is not supported; 1 is",
+        ),
+        ("nemotron_h", {"attention_bias": True}, "attention_bias=True of m is not supported; False is"),
+        ("nemotron_h", {}, "hybrid_override_pattern is missing from the config of m"),
+        ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=True of m is not supported; False is"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias=True of m is not supported; False is"),
+        ("ernie4_5_moe", {"moe_use_aux_free": False}, "moe_use_aux_free=False of m is not supported; True is"),
+        ("ernie4_5_moe", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
+        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate=False of m is not supported; True is"),
+        ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid' of m is not supported; swish is"),
+        ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False of m is not supported; True is"),
+        ("qwen3_5_moe_text", {"mlp_only_layers": [1]}, "mlp_only_layers=a list of 1 of m is not supported; [] is"),
+        (
+            "qwen3_5_text",
+            {"num_experts": 8},
+            (
+                "num_experts=8 of m is not a key of model_type=qwen3_5_text, which would be another model without it; "
+                "qwen2_moe or qwen3_moe or qwen3_next or olmoe or flex_olmo or qwen3_5_moe_text or exaone_moe or "
+                "kolibri1 or hy_v3 or afmoe or gemma4_text or hunyuan_v1_moe or lfm2_moe or kimi_linear or "
+                "bailing_hybrid or mellum or laguna has it"
+            ),
+        ),
+        (
+            "minimax_m2",
+            {"attn_type_list": [0, 0, 0, 1]},
+            "attn_type_list=a list of 4 of m is not supported; a list of 1 alone is: attention in every block",
+        ),
+        ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' of m is not supported; per_layer is"),
+        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func='softmax' of m is not supported; sigmoid is"),
+        ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size=8 of m is not supported; 0 is"),
+        ("minimax_m2", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1 of m is not supported; 0.0 is"),
+        ("minimax_m2", {"sliding_window": 9}, "sliding_window=9 of m is not supported; null is"),
+        ("minimax_m2", {"use_qk_norm": False}, "use_qk_norm=False of m is not supported; True is"),
+        ("minimax_m2", {"output_router_logits": True}, "output_router_logits=True of m is not supported; False is"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused(model_type: str, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AutoshardError) as error:
+        read(model_type, **fields)
+    assert str(error.value) == text
