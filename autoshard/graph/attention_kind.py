@@ -134,7 +134,8 @@ class Attention(OperatorKind):
         heads, whole = prod(sizes[dim] for dim in head_dims(op)), float(graph.sizes["seq"])
         if _context_parallel(op) == "ulysses":
             heads /= _ring_size(graph, sizes)
-        scores = most_scores(heads, length, whole if window is None else float(str(window)))
+        # a window as long as the sequence hides nothing: where no piece is in front, none is seen whole
+        scores = most_scores(heads, length, whole if window is None else min(whole, float(str(window))))
         cast_bytes = element_bytes if element_bytes < summed_bytes else 0
         slopes_bytes = 0 if op.attributes.get("softcap") is None else summed_bytes
         return (2 * summed_bytes + cast_bytes + slopes_bytes) * scores

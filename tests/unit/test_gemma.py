@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from autoshard.cost.working_bytes import tile_bytes
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
 from autoshard.graph.ir import Graph
+from autoshard.graph.partition import OperatorStep
+from autoshard.layout.sharding import stage_program
 from autoshard.models.huggingface import from_config, to_config
 from autoshard.models.registry import load_model
 from autoshard.models.stage import dim_sizes, parameter_count, stage_graph
@@ -178,3 +181,14 @@ def test_what_a_config_cannot_say(config: dict[str, Any], text: str) -> None:
     with pytest.raises(AutoshardError) as raised:
         from_config({**GEMMA3, **config}, "mine")
     assert str(raised.value) == text
+
+
+def test_a_window_as_long_as_the_sequence_takes_the_tiles_of_none() -> None:
+    """All keys are in one piece, so each tile is partly hidden: 128 rows of each head by 512 keys. Probabilities, the
+    slopes of the softcap and gradients of scores are in FP32, these besides in bf16."""
+    model = replace(MODELS["gemma2"], sliding_window=4096)
+    graph = stage_graph(model, dim_sizes(model, 1, 512), range(2), first=False, last=False, element_bytes=2)
+    program = stage_program(graph, {}, False)
+    steps = [one for one in program.steps if isinstance(one, OperatorStep) and one.operator.kind == "attention"]
+    assert [one.operator.attributes["sliding_window"] for one in steps] == [4096, None]
+    assert [tile_bytes(program, one) for one in steps] == [(3 * 4 + 2) * model.num_attention_heads * 128 * 512] * 2
