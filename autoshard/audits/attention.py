@@ -106,7 +106,8 @@ def _heads(plan: Plan, reach: Reach) -> int:
 
 
 def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: int, reach: Reach) -> float:
-    """Share (0 to 1) of the scores in the tiles that one rank computes that the mask lets through, all hops together.
+    """Share (0 to 1) of the scores in the tiles that one rank computes that the mask lets through, all hops together;
+    a query's own place counts half, unless a window hides keys from it, as the plan counts.
 
     neighbours: the ring's ranks; None where all keys are on the rank. pieces, position: as in Ring.
     """
@@ -121,4 +122,6 @@ def _tile_share(plan: Plan, neighbours: Any, pieces: tuple[int, ...], position: 
             scores = (tile.rows.stop - tile.rows.start) * (tile.columns.stop - tile.columns.start)
             computed += scores
             seen += scores if tile.mask is None else int(tile.mask.sum())
-    return seen / computed
+    own = (place for start in ring.queries for place in range(start, start + ring.piece_length))
+    halves = sum(place - ring.first_key(place) < window for place in own)  # whose window hides nothing before them
+    return (seen - 0.5 * halves) / computed
