@@ -55,8 +55,8 @@ class Rank(NamedTuple):
     chunk and where blocks are alike. ends: those that it has. last_block: of its last chunk.
     num_logits: as in cost.stage.Parts. kept_bytes: of all blocks when most is held, from what one block keeps; None
     where all chunks are alike. With the head, while a microbatch is held in it; kept_headless_bytes: while none is;
-    None where more is never held then. first_kept_bytes: of the blocks of its first chunk, of one microbatch, in the
-    same way; None where each chunk keeps the mean. The others: as in cost.rank_load.RankLoad.
+    None where more is never held then. kept_at_first_bytes: when a backward of its first chunk is through with the
+    blocks, in the same way; None where all chunks are alike. The others: as in cost.rank_load.RankLoad.
     """
 
     blocks: Number
@@ -66,6 +66,7 @@ class Rank(NamedTuple):
     heads_in_flight: Number
     weights_waiting: Number
     together: Number
+    at_first: Number
     weights_apart: bool
     only: bool
     block: Any
@@ -76,7 +77,7 @@ class Rank(NamedTuple):
     num_logits: Number = 0.0
     kept_bytes: Callable[[Callable[[Any], Number]], Number] | None = None
     kept_headless_bytes: Callable[[Callable[[Any], Number]], Number] | None = None
-    first_kept_bytes: Callable[[Callable[[Any], Number]], Number] | None = None
+    kept_at_first_bytes: Callable[[Callable[[Any], Number]], Number] | None = None
     kind_counts: Mapping[int, Any] | None = None
 
     @property
@@ -127,6 +128,7 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.heads_in_flight,
         load.weights_waiting,
         load.together,
+        load.at_first,
         load.weights_apart,
         first and last,
         load.chunks[0].block,
@@ -137,7 +139,7 @@ def rank_of(load: RankLoad, state: State) -> Rank:
         load.stages[0].num_logits,
         load.kept_bytes if load.held else None,
         load.kept_headless_bytes if load.is_headless else None,
-        load.first_kept_bytes if load.held and state.kinds else None,
+        load.kept_at_first_bytes if load.held else None,
         load.kind_counts if state.kinds and len(load.chunks) > 1 else None,
     )
 

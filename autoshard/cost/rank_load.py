@@ -11,7 +11,7 @@ from autoshard.cost.part import Part, Seconds, add_up
 from autoshard.cost.stage import Parts
 from autoshard.layout.strategy import Strategy
 from autoshard.rows import Number
-from autoshard.schedules import SCHEDULES, head_apart, held_together, rank_holds
+from autoshard.schedules import SCHEDULES, head_apart, held_at_first, held_together, rank_holds
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class RankLoad:
 
     in_flight: most chunk activations that it holds at once. embeddings_in_flight, heads_in_flight: most microbatches
     whose embedding or head it holds. weights_waiting: most microbatches whose gradients of weights wait besides the one
-    in work; together: most of in_flight and weights_waiting at one moment. weights_apart: whether gradients of weights
-    of the one in work wait.
-    held: of each chunk, how many it holds, at every moment when no other one has more of all; empty where chunks are
-    alike.
+    in work; together: most of in_flight and weights_waiting at one moment. at_first: most of in_flight when a backward
+    of the first chunk begins. weights_apart: whether gradients of weights of the one in work wait.
+    held: of each chunk, how many it holds, at every moment when no other one has more of all; held_at_first: of those
+    at which a backward of the first chunk begins; empty where chunks are alike.
     """
 
     rank: int
@@ -44,8 +44,10 @@ class RankLoad:
     heads_in_flight: int
     weights_waiting: int
     together: int
+    at_first: int
     weights_apart: bool = False
     held: tuple[tuple[int, ...], ...] = ()
+    held_at_first: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def num_blocks(self) -> int:
@@ -81,9 +83,10 @@ class RankLoad:
         """Bytes of all blocks when most is held and nothing of the head."""
         return self._most_bytes(of, self._moments[1])
 
-    def first_kept_bytes(self, of: Callable[[Part], Number]) -> Number:
-        """Bytes of the blocks of the first chunk, of one microbatch. of: as of `kept_bytes`."""
-        return self.chunks[0].count * of(self.chunks[0].block)
+    def kept_at_first_bytes(self, of: Callable[[Part], Number]) -> Number:
+        """Bytes of all blocks when most is held and a backward of the first chunk is through with them, of which it has
+        given back its own. of: as of `kept_bytes`."""
+        return self._most_bytes(of, self.held_at_first) - self.chunks[0].count * of(self.chunks[0].block)
 
     @property
     def is_headless(self) -> bool:
@@ -145,8 +148,9 @@ def rank_load(strategy: Strategy, parts: tuple[Parts, ...], num_microbatches: in
     chunks = tuple(Chunk(stage.block, count, stage.kinds) for stage, count in zip(stages, counts, strict=True))
     ends = rank_ends(stages[0], stages[-1], first, last)
     alike = len({(id(chunk.block), chunk.count) for chunk in chunks}) == 1
-    held = () if alike else held_together(strategy.schedule, pp, num_microbatches, vpp)[rank]
-    return RankLoad(rank, stages, chunks, ends, *holds, schedule.weights_apart, held)
+    sizes = strategy.schedule, pp, num_microbatches, vpp
+    held = ((), ()) if alike else (held_together(*sizes)[rank], held_at_first(*sizes)[rank])
+    return RankLoad(rank, stages, chunks, ends, *holds, schedule.weights_apart, *held)
 
 
 def rank_ends(first_parts: Parts, last_parts: Parts, first: bool, last: bool) -> tuple[Part, ...]:

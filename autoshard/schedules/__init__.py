@@ -4,7 +4,7 @@ a clock.
 
 from autoshard.schedules.action import Action, Order
 from autoshard.schedules.closed_form import Work
-from autoshard.schedules.held import head_apart, held_together, in_flight, rank_holds, weights_waiting
+from autoshard.schedules.held import head_apart, held_at_first, held_together, in_flight, rank_holds, weights_waiting
 from autoshard.schedules.orders import (
     NXD_SCHEDULES,
     SCHEDULES,
@@ -28,6 +28,7 @@ __all__ = [
     "at_least_s",
     "check_schedule",
     "head_apart",
+    "held_at_first",
     "held_together",
     "in_flight",
     "rank_holds",

@@ -17,7 +17,8 @@ class RankHolds(NamedTuple):
 
     in_flight: chunk activations, all chunks together. embeddings, heads: microbatches in the chunk with the embedding
     and in the one with the head, on the ranks that have these, else 0. waiting: microbatches whose weight gradients
-    wait, besides the one in work. together: in flight and waiting at one moment.
+    wait, besides the one in work. together: in flight and waiting at one moment. at_first: chunk activations, all
+    chunks together, when a backward of the first chunk begins.
     """
 
     in_flight: int
@@ -25,6 +26,7 @@ class RankHolds(NamedTuple):
     heads: int
     waiting: int
     together: int
+    at_first: int
 
 
 @lru_cache(maxsize=1024)
@@ -50,6 +52,8 @@ def rank_holds(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_s
             waiting[rank],
             # a microbatch is in flight or waits, never both
             min(held[rank] + waiting[rank], num_microbatches * num_virtual_stages),
+            # backwards of pp microbatches through all other chunks come before, and as many forwards as are left
+            min(held[rank], num_microbatches * num_virtual_stages - (num_virtual_stages - 1) * pp),
         )
         for rank in range(pp)
     )
@@ -62,9 +66,9 @@ def _counted(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_sta
     peaks = in_flight(orders)
     found = []
     for rank, order in enumerate(orders):
-        held, waiting, together = _most_at_once(order)
+        held, waiting, together, at_first = _most_at_once(order)
         ends = (peaks[0][0] * (rank == 0), peaks[-1][-1] * (rank == pp - 1))
-        found.append(RankHolds(held, *ends, waiting, together))
+        found.append(RankHolds(held, *ends, waiting, together, at_first))
     most_waiting = schedule.most_waiting
     if most_waiting is not None:
         declared = asked(schedule, lambda *given: [most_waiting(rank, *given) for rank in range(pp)], *sizes)
@@ -78,17 +82,24 @@ def _counted(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_sta
     return tuple(found)
 
 
-def _most_at_once(order: Order) -> tuple[int, int, int]:
-    """The most of a rank, all chunks together: in flight, waiting besides the one in work, and both at one moment.
+def _most_at_once(order: Order) -> tuple[int, int, int, int]:
+    """The most of a rank, all chunks together: in flight, waiting besides the one in work, both at one moment, and in
+    flight when a backward of the first chunk begins.
 
     Looked at are the ends of forwards and the beginnings of backwards: at others a rank holds no more.
     """
     held = waiting = 0
-    most = (0, 0, 0)
-    for kind, *_ in order:
+    most = (0, 0, 0, 0)
+    for kind, _, chunk in order:
         held += kind == "F"
         if kind != "W":
-            most = (max(most[0], held), max(most[1], waiting), max(most[2], held + waiting))
+            at_first = held if kind in "BI" and not chunk else 0
+            most = (
+                max(most[0], held),
+                max(most[1], waiting),
+                max(most[2], held + waiting),
+                max(most[3], at_first),
+            )
         held -= kind in "BI"
         waiting += (kind == "I") - (kind == "W")
     return most
@@ -159,7 +170,13 @@ def held_together(schedule: str, pp: int, num_microbatches: int, num_virtual_sta
 
     Left out are moments at which the rank holds no more of any chunk than at another moment.
     """
-    return _held_together(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages)
+    return _moments_of(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages).together
+
+
+def held_at_first(schedule: str, pp: int, num_microbatches: int, num_virtual_stages: int) -> Held:
+    """For each rank, the moments at which a backward of its first chunk begins while it holds most, as of
+    `held_together`."""
+    return _moments_of(SCHEDULES[schedule], pp, num_microbatches, num_virtual_stages).at_first
 
 
 def head_apart(
@@ -170,12 +187,20 @@ def head_apart(
     return tuple(one for one in moments if one[-1]), tuple(one for one in moments if not one[-1])
 
 
+class _Moments(NamedTuple):
+    """What `held_together` and `held_at_first` return."""
+
+    together: Held
+    at_first: Held
+
+
 @lru_cache(maxsize=256)
-def _held_together(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> Held:
+def _moments_of(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> _Moments:
     count = num_microbatches
     if schedule.warm_up is not None:
         count = _telling_count(schedule, pp, num_microbatches, num_virtual_stages)
-    return tuple(_most_held(order, num_virtual_stages) for order in orders_of(schedule, pp, count, num_virtual_stages))
+    orders = orders_of(schedule, pp, count, num_virtual_stages)
+    return _Moments(*zip(*(_most_held(order, num_virtual_stages) for order in orders), strict=True))
 
 
 def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtual_stages: int) -> int:
@@ -193,12 +218,21 @@ def _telling_count(schedule: Schedule, pp: int, num_microbatches: int, num_virtu
     return count if tells else num_microbatches
 
 
-def _most_held(order: Order, num_virtual_stages: int) -> tuple[tuple[int, ...], ...]:
-    held, moments = [0] * num_virtual_stages, set()
+def _most_held(
+    order: Order, num_virtual_stages: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """The moments of one rank: of all, and of those at which a backward of its first chunk begins."""
+    held, moments, at_first = [0] * num_virtual_stages, set(), set()
     for kind, _, chunk in order:
+        if kind in "BI" and not chunk:
+            at_first.add(tuple(held))
         held[chunk] += (kind == "F") - (kind in "BI")
         if kind == "F":
             moments.add(tuple(held))
+    return _fullest(moments), _fullest(at_first)
+
+
+def _fullest(moments: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     most: list[tuple[int, ...]] = []
     for one in sorted(moments, reverse=True):  # what holds as much of each chunk comes earlier
         if not any(all(map(ge, other, one)) for other in most):

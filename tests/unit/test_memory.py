@@ -240,6 +240,29 @@ def test_blocks_are_held_at_other_moments_than_the_head(vocab_size: int, at_the_
     assert sum(found[name] for name in names) == pytest.approx(max(with_head, without))
 
 
+@pytest.mark.parametrize("count", [2, 4, 16])
+@pytest.mark.parametrize(
+    "sets", [("none",) * 4, ("none", "none", "full", "full"), ("full", "full", "none", "none")], ids=["alike", "2", "1"]
+)
+def test_the_embedding_runs_backward_beside_what_is_held_then(count: int, sets: tuple[str, ...]) -> None:
+    """The first rank of two with two chunks. Of two microbatches all forwards come first, and chunk 1 is through with
+    both when chunk 0 begins. There are the gradients of the table and of its output, two hidden activations more on
+    their way, room for one, and all outputs of what is held; chunk 0 has given back what it kept of this microbatch."""
+    model, training = replace(MODEL, vocab_size=65536), replace(TRAINING, global_batch_size=count)
+    s = strategy(pp=2, num_virtual_stages=2, schedule="interleaved", recompute=sets)
+    parts = strategy_parts(model, training, cluster_of(s), s)
+    sizes = [2 * parts[stage].block.kept_bytes for stage in (0, 2)]
+    held, most, hidden = [0, 0], 0.0, 32 * 64 * 2
+    for kind, _, chunk in actions("interleaved", 2, count, 2)[0]:
+        if (kind, chunk) == ("B", 0):
+            most = max(most, sum(map(mul, held, sizes)) - sizes[0] + sum(held) * hidden)
+        held[chunk] += 1 if kind == "F" else -1
+    found = terms(s, 0, training, model)
+    names = ("kept activations", "embedding, logits and loss", "recompute", "working buffers", "pipeline buffers")
+    assert not parts[0].embedding.kept_bytes
+    assert sum(found[name] for name in names) == pytest.approx(most + 65536 * 64 * 2 + (1 + 3) * hidden)
+
+
 def test_recompute_of_one_stage_leaves_the_others_alone() -> None:
     none, full = strategy(pp=2), strategy(pp=2, recompute="full")
     mixed = strategy(pp=2, recompute=("full", "none"))

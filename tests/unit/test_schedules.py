@@ -118,7 +118,8 @@ def test_zero_bubble_holds_no_more_than_the_first_rank_of_1f1b(pp: int, num_micr
 
 @pytest.mark.parametrize("name", tuple(SCHEDULES))
 @pytest.mark.parametrize(
-    ("pp", "num_microbatches", "vpp"), [(1, 3, 1), (4, 2, 1), (5, 3, 1), (4, 4, 1), (4, 9, 1), (2, 6, 3)]
+    ("pp", "num_microbatches", "vpp"),
+    [(1, 3, 1), (4, 2, 1), (5, 3, 1), (4, 4, 1), (4, 9, 1), (2, 6, 3), (3, 3, 2), (2, 4, 4), (4, 16, 2)],
 )
 def test_what_built_in_schedules_hold_is_what_their_orders_hold(
     name: str, pp: int, num_microbatches: int, vpp: int
@@ -147,6 +148,10 @@ def test_in_flight_of_interleaved() -> None:
     # Rank 0: F0-3.0 F0-3.1 F4-6.0, then B0.1 F7.0: all eight of chunk 0 before B0.0.
     assert in_flight(actions("interleaved", 4, 8, 2)) == ((8, 4), (8, 4), (7, 3), (5, 1))
     assert in_flight(actions("interleaved", 4, 4, 2)) == ((4, 4),) * 4
+    # Where all forwards come first, the second chunk is through with its four when the first one begins.
+    sizes = {count: rank_holds(SCHEDULES["interleaved"], 4, count, 2) for count in (4, 8)}
+    assert [(one.in_flight, one.at_first) for one in sizes[4]] == [(8, 4)] * 4
+    assert [(one.in_flight, one.at_first) for one in sizes[8]] == [(11, 11), (9, 9), (7, 7), (5, 5)]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,18 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         16,
         {"tp": 2, "pp": 2, "dp": 2, "num_virtual_stages": 2, "recompute": "core_attention"},
     ),
+    "interleaved, all forwards first, ZeRO-2": (
+        "llama3-8b",
+        2,
+        {
+            "pp": 2,
+            "dp": 4,
+            "num_virtual_stages": 2,
+            "zero": 2,
+            "recompute": ("full", "full", "none", "none"),
+            "sequence_length": 2048,
+        },
+    ),
     "cp": ("llama3-8b", 2, {"tp": 2, "cp": 2, "dp": 2, "recompute": "core_attention+mlp"}),
     "ring": ("llama3-8b", 2, {"tp": 2, "cp": 2, "context_parallel": "ring"}),
     "ZeRO-2": ("llama3-8b", 4, {"tp": 2, "dp": 4, "zero": 2}),

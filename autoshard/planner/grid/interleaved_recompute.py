@@ -27,7 +27,7 @@ from autoshard.planner.grid.interleaved_bounds import MixedLeast, warm_up_visits
 from autoshard.planner.grid.price import layouts_ends, rank_rows
 from autoshard.planner.grid.unit_costs import PartColumns
 from autoshard.planner.grid.whole import Whole
-from autoshard.schedules import Work, at_least_s, head_apart, held_together, step_time_s
+from autoshard.schedules import Work, at_least_s, head_apart, held_at_first, held_together, step_time_s
 from autoshard.schedules.longest_path import longest_path
 
 MOST_MIXES = 20_000
@@ -108,7 +108,8 @@ class InterleavedSets:
         """Some mixes of a rank as far as they may fit. sets: (mix, chunk)."""
         kept = self._layers * self._block.kept_bytes
         sizes = kept[sets]
-        may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), True) <= self._limit_bytes
+        none = np.zeros(len(sets))
+        may = self._needed_bytes(rank, sets, sizes @ self._visits(rank), none, True) <= self._limit_bytes
         sets, sizes = sets[may], sizes[may]
         fits = self._fits(rank, sets, sizes)
         if self._in_any_order:
@@ -129,18 +130,24 @@ class InterleavedSets:
 
     def _fits(self, rank: int, sets: Array, sizes: Array) -> Array:
         """Whether mixes fit, at the moments with and without a microbatch in the head. sets, sizes: (mix, chunk)."""
-        moments = held_together(self._whole.family.schedule, self._pp, self._m, self._vpp)[rank]
+        schedule_sizes = self._whole.family.schedule, self._pp, self._m, self._vpp
+        moments = held_together(*schedule_sizes)[rank]
         apart = head_apart(moments) if rank == self._pp - 1 else (moments, ())
+        at_first = (sizes @ np.array(held_at_first(*schedule_sizes)[rank]).T).max(1) - sizes[:, 0]
         fits = np.ones(len(sets), dtype=bool)
         for held, headless in zip(apart, (False, True), strict=True):
             if held:
                 kept_bytes = (sizes @ np.array(held).T).max(1, initial=0.0)
-                fits &= self._needed_bytes(rank, sets, kept_bytes, False, headless) <= self._limit_bytes
+                needed = self._needed_bytes(rank, sets, kept_bytes, at_first, False, headless)
+                fits &= needed <= self._limit_bytes
         return fits
 
-    def _needed_bytes(self, rank: int, sets: Array, kept_bytes: Array, at_least: bool, headless: bool = False) -> Array:
-        """Bytes that a rank needs, by mix. sets: (mix, chunk). kept_bytes: by mix, of all blocks together. at_least:
-        whatever the set of the first chunk is. headless: while nothing of the head is held."""
+    def _needed_bytes(
+        self, rank: int, sets: Array, kept_bytes: Array, at_first_bytes: Array, at_least: bool, headless: bool = False
+    ) -> Array:
+        """Bytes that a rank needs, by mix. sets: (mix, chunk). kept_bytes: by mix, of all blocks together.
+        at_first_bytes: of these, what is there when the embedding runs backward. at_least: whatever the set of the
+        first chunk is. headless: while nothing of the head is held."""
         problem, family, blocks = self._whole.problem, self._whole.family, np.array([self._layers])
         holds = family.holds(self._m)[rank]
         if at_least:
@@ -171,7 +178,7 @@ class InterleavedSets:
             - most,
             again_bytes=most_with("again_bytes") + replay - most,
         )
-        of_rank = of_rank.made_of(block)
+        of_rank = of_rank.made_of(block)._replace(kept_at_first_bytes=lambda of: at_first_bytes)
         memory = headless_memory if headless else rank_memory
         needed: Array = memory(of_rank, self._state, problem.training.precision).total
         return needed + problem.cluster.device.reserved_memory_bytes

@@ -141,7 +141,7 @@ class Blocks:
         whole, (rows, of_kinds, (block, first, last, state)) = self.whole, self._alone
         much = min(self._limit_bytes, MOST_BYTES) + 2 * BUCKET_BYTES
         ends, hidden_bytes = layouts_ends(whole.family, first, last, state), whole.hidden_bytes(rows)
-        holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0)
+        holds = whole.family.holds(whole.count[rows])[rank]._replace(in_flight=1, waiting=0, at_first=1)
         of_rank = rank_rows(whole.family, holds, np.full_like(rows, place), rank, block, ends, hidden_bytes)
         kinds = [(LastBlock(block, there == 1),) for there in of_kinds]
         of_rank = of_rank._replace(block=block._replace(kept_bytes=np.full(len(rows), much)), kinds=kinds)

@@ -26,6 +26,7 @@ from autoshard.schedules import (
     Work,
     at_least_s,
     head_apart,
+    held_at_first,
     held_together,
     rank_holds,
     step_time_s,
@@ -258,13 +259,14 @@ def with_unlike_chunks(
     """Pipeline ranks of many layouts whose chunks differ. rows: the rank as if all were alike. m: microbatches. rank:
     its number, by layout or of all, or (rank, 1) of several. layers: of each chunk, (chunk, layout), of several ranks
     (chunk, rank, layout). blocks: the mean block of each chunk."""
-    of_held: dict[tuple[tuple[int, ...], ...], Array] = {}  # many numbers of microbatches are held alike
+    of_held: dict[tuple[tuple[tuple[int, ...], ...], ...], Array] = {}  # many numbers of microbatches are held alike
     for number in different(m):
-        of_ranks = held_together(family.schedule, family.pp, number, family.num_virtual_stages)
+        sizes = family.schedule, family.pp, number, family.num_virtual_stages
+        of_ranks = [*zip(held_together(*sizes), held_at_first(*sizes), strict=True)]
         for place in different(np.asarray(rank)):
             held = of_ranks[place]
             of_held[held] = of_held.get(held, False) | ((m == number) & (rank == place))
-    apart = [(*(head_apart(held) if rows.has_loss else (held, ())), alike) for held, alike in of_held.items()]
+    apart = [(*(head_apart(held) if rows.has_loss else (held, ())), alike) for (held, _), alike in of_held.items()]
 
     def most(moments: Sequence[tuple[tuple[tuple[int, ...], ...], Array]]) -> KeptBytes:
         of_counts = [(np.flatnonzero(alike), np.array(_corners(held), float)) for held, alike in moments if held]
@@ -278,13 +280,14 @@ def with_unlike_chunks(
 
         return kept_bytes
 
+    at_first = most([(held, alike) for (_, held), alike in of_held.items()])
     headless = any(held for _, held, _ in apart)
     return rows._replace(
         blocks=layers.sum(0),
         most_blocks=layers.max(0),
         kept_bytes=most([(held, alike) for held, _, alike in apart]),
         kept_headless_bytes=most([(held, alike) for _, held, alike in apart]) if headless else None,
-        first_kept_bytes=lambda of: layers[0] * of(blocks[0]),
+        kept_at_first_bytes=lambda of: at_first(of) - layers[0] * of(blocks[0]),
     )
 
 
