@@ -450,10 +450,12 @@ def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: in
     """Bytes at work when the last block of each kind runs backward, by kind, then chunk, as if the loss kept all.
 
     What the block behind the embedding replays more than others is charged to the embedding: to all blocks of its kind,
-    the first one, on the embedding's rank.
+    the first one, on the embedding's rank. Where a rank has no block, nothing is at work.
     """
     gradients = _at_once_bytes(rank, state, parameter_bytes)
     table = _waiting_table_bytes(rank, state, parameter_bytes)
+    bare = rank.most_blocks == 0
+    some_bare = anywhere(bare)
 
     def backward(last: LastBlock, kind: int) -> Backward:
         part, given_back, working = last.part, 0.0, last.part.working_bytes
@@ -468,6 +470,9 @@ def _backwards(rank: Rank, software: Software, state: State, parameter_bytes: in
         if not kind and rank.ends:
             of_ends = (_of_ends(rank, name) for name in ("segment_bytes", "again_bytes", "replay_bytes"))
             runs_again = tuple(map(largest, runs_again, of_ends))
+        if some_bare:
+            runs_again = tuple(where(bare, 0.0, number) for number in runs_again)
+            working = where(bare, 0.0, working)
         return Backward(part, last.there, *runs_again, working, 0.0, given_back)
 
     return [[backward(last, kind) for last in chunks] for kind, chunks in enumerate(rank.kinds)]

@@ -88,6 +88,7 @@ def in_work_bytes(
     in_front = opens * last * (1 + 1 / owners) + before
     given = block, block_work, in_front, blocks, (parameter, whole, reduced), hidden_bytes, behind
     of_block = either(block.is_last, lambda: _larger_last(*given), lambda: _larger_first(*given))
+    of_block = (blocks > 0) * of_block
     before_table = (blocks > 0) * block.last_on_its_way * reduced
     table_leaves = first * (parameter + on_its_way)
     of_embedding = largest(first * parameter + before_table, table_leaves)

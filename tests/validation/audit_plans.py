@@ -114,6 +114,19 @@ PLANS: dict[str, tuple[str, int, dict[str, Any]]] = {
         8,
         {"tp": 2, "pp": 2, "num_virtual_stages": 2, "stage_layers": (1, 1, 2, 0)},
     ),
+    "the head alone on a rank, ZeRO-3": (
+        "mixtral-8x7b",
+        4,
+        {
+            "pp": 2,
+            "dp": 8,
+            "ep": 4,
+            "zero": 3,
+            "recompute": "full",
+            "stage_layers": (4, 0),
+            "sequence_length": 2048,
+        },
+    ),
     "the embedding alone on a chunk, ZeRO-2": (
         "olmo-hybrid-7b",
         4,

@@ -52,17 +52,19 @@ class BlocksBytes:
         if BACKENDS[problem.backend].unlike_stages:
             self._pinned[0, 0] = self._pinned[-1, -1] = 0.0
 
-    def fullest(self, ends: Array) -> Array:
-        """Bytes on the fullest rank, at least, by row.
+    def fullest(self, ends: Array, working: Array) -> Array:
+        """Bytes on the fullest rank beside what every block works with, at least, by row.
 
         Why: the ranks' bytes, weighed by any prices, are no more than the fullest one's, weighed by all prices. Each
         block costs no less than on the chunk where its price is lowest; a block that some chunk must have costs more by
         what that chunk is dearer, for the kind for which that is least.
 
-        ends: of the ends, (rank, row).
+        ends: of the ends, (rank, row). working: what every block works with, by row, which a rank without blocks does
+        not need.
         """
         pinned, kept = self._pinned[..., None], self._kept.min(2)
-        owns = self._pinned.any(1)
+        owns: Array = self._pinned.any(1)
+        ends = ends - np.where(owns[:, None], 0.0, working)
         found: Array = (ends + self._own)[owns].max(0, initial=0.0)
         for held in (self._visits.min(1), self._visits.mean(1))[: self._visits.shape[1]]:
             price = 1 / np.maximum(self._state.mean(0) + held * kept.mean(0), 1.0)

@@ -257,8 +257,9 @@ def _may_hold_all(blocks: Blocks, rooms: Sequence[_Room], limit_s: float | Array
             pinned[0] -= room.rank.rank == 0
             pinned[-1] -= room.rank.rank == blocks.pp - 1
         spare = 1 - np.tensordot(pinned, of_any, 1)
-        # a rank that must have no block may have room for none
-        may &= (there[:-1] > 0).all(0) & ((there[-1] if pinned.any() else room.rank.room_bytes) > 0)
+        # a rank that must have no block may have room for none, and nothing that a block works with
+        bare_bytes = room.rank.room_bytes + blocks.working_bytes
+        may &= (there[:-1] > 0).all(0) & ((there[-1] if pinned.any() else bare_bytes) > 0)
         may &= (spare >= -ROUNDING).all(0)
         of_all += np.floor(pinned.sum() + (np.maximum(spare, 0.0) / of_any.min(0)).min(0) + ROUNDING)
     all_weights = np.einsum("wokd,k->wd", weights, blocks.counts)

@@ -108,7 +108,7 @@ def least_memory(
         needed = np.maximum(needed, base + (blocks * (state[0] + of_block) + ends).max(0))
         return Memory(needed, pipeline)
     blocks_bytes = BlocksBytes(problem, family, state, held_by_chunk(family, m, held), kept)
-    needed = np.maximum(base + blocks_bytes.fullest(ends), base - working + ends.max(0))
+    needed = np.maximum(base + blocks_bytes.fullest(ends, working), base - working + ends.max(0))
     if len(counts) > 1:
         beside = blocks_bytes.beside(parts.working - working, replayed, at_end)
         room = above_bytes - base - ends - beside

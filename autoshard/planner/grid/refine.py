@@ -559,9 +559,9 @@ class _Bounds:
     def _fitting(self, rank: int, fewest: int, limit_bytes: float) -> Array:
         """Blocks that fit on a rank, at most; it has no fewer than `fewest`.
 
-        From a few blocks on memory grows at least evenly with them; fewer may need less than that line says.
+        From a few blocks on memory grows at least evenly with them; fewer, or none, may need less than that line says.
         """
-        few = FEW_BLOCKS if self._state.travels is not False else 0
+        few = FEW_BLOCKS if self._state.travels is not False else 1
         of_few, of_more, *of_fewer = self._needed_bytes(rank, (few, few + 1, *range(fewest, few)))
         slope = of_more - of_few
         base = of_few - few * slope
