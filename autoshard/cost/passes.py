@@ -44,11 +44,11 @@ def end_passes(end: Any, unit: Unit) -> Passes:
     return Passes(forward_s + moved.gather_s, backward_s + moved.again_s + moved.scatter_s)
 
 
-def opening(block: Unit, device: Device) -> Passes:
-    """Seconds of each pass through a virtual stage beside its blocks: the launch, the weights of the first block that
-    arrive and the gradients of the last one that leave while nothing is at work."""
-    forward_s = device.pass_launch_s + block.travelling.gather_s
-    return Passes(forward_s, forward_s + block.travelling.scatter_s)
+def opening(layers: Number, block: Unit, device: Device) -> Passes:
+    """Seconds of each pass through a virtual stage beside its blocks: the launch and, where it has blocks, the weights
+    of the first one that arrive and the gradients of the last one that leave while nothing is at work."""
+    forward_s = device.pass_launch_s + (layers > 0) * block.travelling.gather_s
+    return Passes(forward_s, forward_s + (layers > 0) * block.travelling.scatter_s)
 
 
 def stage_passes(
@@ -56,7 +56,7 @@ def stage_passes(
 ) -> Passes:
     """Seconds of a virtual stage of so many blocks, the ends of the model left out. block: with its waits.
     accumulation_s: to add one element of a gradient to its sum. blocked_s: each pass waits so long for a transfer."""
-    forward_s, backward_s = opening(unit, device)
+    forward_s, backward_s = opening(layers, unit, device)
     return Passes(
         forward_s + blocked_s + layers * block.forward_s,
         backward_s + blocked_s + layers * (block.backward_s + accumulation_s * unit.parameters),

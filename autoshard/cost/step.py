@@ -150,7 +150,7 @@ def _travelling_s(load: RankLoad, state: State) -> tuple[float, float, float]:
     for chunk in load.chunks:
         block = state.of(chunk.kinds).block
         moved = block.travelling
-        waits.append((1, (moved.gather_s + moved.again_s, moved.scatter_s)))
+        waits.append((int(chunk.count > 0), (moved.gather_s + moved.again_s, moved.scatter_s)))
         waits.append((chunk.count, exposed(chunk.block, block, block_passes(chunk.block, block))))
         casting_s += 2 * chunk.count * moved.cast_s
     for end in rank_of(load, state).ends:

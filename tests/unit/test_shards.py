@@ -9,7 +9,7 @@ import pytest
 
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.cost.part import Part
-from autoshard.cost.passes import Passes, block_passes, end_passes, exposed
+from autoshard.cost.passes import Passes, block_passes, end_passes, exposed, stage_passes
 from autoshard.cost.stage import mean_part, strategy_parts
 from autoshard.cost.travelling_bytes import Ends, in_work_bytes
 from autoshard.cost.zero_sharding import Travelling, Turns, Unit
@@ -269,6 +269,18 @@ def test_what_hides_behind_a_block() -> None:
     assert waits(block, 0.5 * ahead, 0.5 * ahead, 0.0, ahead)[0] == (2 * ahead, back + ahead)
     assert unhidden(2 * ahead, 0.0, ahead) == (0.0, 0.0)
     assert waits(block, 1.0, 1.0, 2.0, 0.5)[1] == pytest.approx((ahead + 1.5, back + 3.5))
+
+
+def test_a_stage_without_blocks_gathers_nothing_at_first() -> None:
+    """Others wait for the weights of their first block in each pass, and for the last gradients to leave."""
+    device = replace(local_cluster(8).device, pass_launch_s=0.25)
+    unit = Unit(8.0, 1.0, Travelling(1.0, 1.0, 3.0, 3.0, 5.0, 0.0, turns(8, 8, 8)))
+    block = Passes(10.0, 20.0)
+    assert stage_passes(0, block, unit, device, 0.0) == (0.25, 0.25)
+    assert stage_passes(2, block, unit, device, 0.0) == (0.25 + 3 + 2 * 10, 0.25 + 3 + 5 + 2 * 20)
+    one = replace(strategy(pp=2, dp=4, zero=3), stage_layers=(32, 0))
+    bare = estimate(LLAMA, TRAINING, local_cluster(8), one)
+    assert sum(term.value for term in bare.time_terms) == pytest.approx(bare.step_time_s)
 
 
 def test_terms_add_up_and_waiting_is_named() -> None:

@@ -90,7 +90,8 @@ def stages_at_least(
     travels = np.zeros((3, len(counts), len(drafts)))  # weights forward, weights backward, gradients
     if state.travels is not False:
         travels = np.array([[unit.travelling[way] for unit in units] for way in (2, 3, 4)])
-    opens, kept = np.array(shares(list(counts))), chosen(blocks.kept_bytes)
+    # where there are no blocks, nothing is gathered
+    opens, kept = np.array(shares(list(counts))) * (counts.sum(0) > 0), chosen(blocks.kept_bytes)
     waiting, gather_s = chosen(blocks.waiting_bytes), of_stages(travels[0], opens)
     work_s = of_stages(blocks.forward_s[..., 0], counts)
     forward_s = launch_s + gather_s + np.maximum(work_s, of_stages(travels[0], counts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoshard.backends.rules import Problem
+from autoshard.backends.rules import Problem, ends_may_be_bare
 from autoshard.planner.grid.arrays import Array
 from autoshard.planner.grid.bounds import (
     equal_chunks_at_least_s,
@@ -35,11 +35,13 @@ def by_work_at_least_s(
     m: microbatches. block_s: work of a block of one microbatch, nothing recomputed; of blocks of several kinds, their
     mean. ends_s: alike, of the ends of the model. hop_s: from a stage to the next one, at least. slowest_s: work of the
     slowest rank, at least. forward_s: of a block, at least, where blocks are of one kind: a part of block_s. back_s:
-    another part of it, the backward that no schedule puts off, at least.
+    another part of it, the backward that no schedule puts off, at least. opening_s: of each stage with blocks, beside
+    these.
     """
     pp, vpp, apart = family.pp, family.num_virtual_stages, family.rules.weights_apart
     layers, launch_s = problem.model.num_hidden_layers, problem.cluster.device.pass_launch_s
-    stages_s = layers * block_s + pp * vpp * (2 * launch_s + opening_s)
+    bare = ends_may_be_bare(problem, pp, vpp)
+    stages_s = layers * block_s + pp * vpp * 2 * launch_s + (pp * vpp - 2 * bare) * opening_s
     work_s = stages_s + ends_s[0] + ends_s[1]
     has_kinds = len(problem.blocks.kinds) > 1
     waits, at_once = (False, False) if apart else (family.waits_for_all(m), family.is_at_once(m))
@@ -49,7 +51,7 @@ def by_work_at_least_s(
     if has_kinds:
         seconds = unlike_stages_at_least_s(pp, vpp, m, work_s, hop_s, waits, at_once, apart)
     elif apart:
-        blocks_s, beside_s = (layers * forward_s, layers * (block_s - forward_s)), 2 * launch_s + opening_s
+        blocks_s, beside_s = (layers * forward_s, layers * (block_s - forward_s)), 2 * launch_s + (not bare) * opening_s
         waiting_s = put_off_at_least_s(family.all_warm_ups(m), m, *blocks_s, beside_s, *ends_s, layers * back_s, hop_s)
         seconds = np.maximum(share_at_least_s(pp, m, work_s), waiting_s)
     elif vpp > 1:
