@@ -14,8 +14,10 @@ from autoshard.backends.rules import Problem, warnings
 from autoshard.cost.estimate import Estimate, estimate
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
+from autoshard.files.fields import show
 from autoshard.files.json_file import parse_json
 from autoshard.graph.redistribute import NoTransition
+from autoshard.layout.mesh import parse_axis_order
 from autoshard.layout.sharding import OperatorChoices
 from autoshard.layout.strategy import Strategy
 from autoshard.plans.plan import Plan, made_by, make_plan
@@ -37,8 +39,8 @@ GIVEN = ("inputs", "backend", "strategy")
 EXAMPLE = "such as strategy.microbatch_size=2"
 _FIELD = re.compile(r"\w+(\.\w+|\[\d+\])*")
 _PART = re.compile(r"\w+")
-_SHOWN, _TOLD = 40, 1_000
-"""The most characters of a value on a page, and of all changes in a note."""
+_SHOWN, _ENTRIES, _TOLD = 40, 4, 1_000
+"""The most characters of a value on a page, entries of a list in an error, and characters of all changes in a note."""
 
 
 class Change(NamedTuple):
@@ -156,8 +158,25 @@ def _set(plan: dict[str, Any], edit: str) -> None:
     value = _value(text)
     if isinstance(node, dict) and isinstance(node.get(key), str) and isinstance(value, (int, float)):
         value = text  # such as a release, 2.20
-    many = isinstance(node, dict) and isinstance(node.get(key), list) and isinstance(value, str)
-    node[key] = [value] if many else value
+    if isinstance(node, dict) and isinstance(node.get(key), list) and isinstance(value, str):
+        value = _listed(field, value, node[key])
+    node[key] = value
+
+
+def _listed(field: str, text: str, now: list[Any]) -> list[Any]:
+    """The list that a text stands for: one entry for all, or an axis order as pages have it. now: what the field holds.
+    Raises AutoshardError, with the list as JSON, where several entries are wanted or other ones than texts."""
+    if field == "strategy.axis_order":
+        return list(parse_axis_order(text))
+    are_texts, words = all(isinstance(one, str) for one in now), text.split(",")
+    if are_texts and len(words) == 1:
+        return [text]
+    listed = _value(f"[{text}]") if text else ""
+    if isinstance(listed, str) and are_texts and all(map(_PART.fullmatch, words)):
+        listed = words
+    whole = listed if isinstance(listed, list) else now if len(now) <= _ENTRIES else None
+    wanted = json.dumps(whole) if whole is not None else f"{json.dumps(now[:_ENTRIES])[:-1]}, ...]"
+    raise AutoshardError(f"--edit {field}={show(text)[1:-1]} must be a list in JSON: --edit '{field}={wanted[:_TOLD]}'")
 
 
 def _not_given(plan: Mapping[str, Any], name: str) -> str:

@@ -285,6 +285,20 @@ EDITS = {
     "strategy.microbatch_size=two": "strategy: microbatch_size='two' must be a whole number of at least 1",
     "strategy.dp=4": "strategy: tp=8 x pp=2 x dp=4 x cp=1 is 64 devices; 4 x trn1.32xlarge has 128",
     "strategy.stage_layers=[16, 15]": "strategy: stage_layers=[16, 15] is 31 blocks; llama3-8b has 32",
+    "strategy.stage_layers=0,3, 29": "--edit strategy.stage_layers=0,3, 29 must be a list in JSON: "
+    "--edit 'strategy.stage_layers=[0, 3, 29]'",
+    "strategy.recompute=full,none": "--edit strategy.recompute=full,none must be a list in JSON: "
+    """--edit 'strategy.recompute=["full", "none"]'""",
+    **{
+        f"strategy.stage_layers={no_list}": f"--edit strategy.stage_layers={no_list} must be a list in JSON: "
+        "--edit 'strategy.stage_layers=[17, 15]'"
+        for no_list in ("", "[5,x]", "x")
+    },
+    "strategy.recompute=full*1,none*1": "--edit strategy.recompute=full*1,none*1 must be a list in JSON: "
+    """--edit 'strategy.recompute=["full", "full"]'""",
+    "strategy.axis_order=dp,pp,cp,tp": "axis_order=dp,pp,cp,tp must name each of pp, dp, cp, tp once, outermost first, "
+    "such as pp-dp-cp-tp",
+    "strategy.axis_order=pp-dp-cp-tp": "--edit strategy.axis_order=pp-dp-cp-tp: the plan has that already",
     "inputs.cluster.lnc=2": "lnc=2 of cluster trn1.32xlarge must be 1, as its layout_rules=trn1 say",
     "inputs.pins.tp=4": "inputs.pins.tp is 4, but strategy.tp is 8",
     "inputs.pins.vpp=4": f"inputs.pins: pins has a field that is not known: 'vpp'; known: {PINS}",
