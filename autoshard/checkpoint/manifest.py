@@ -14,7 +14,7 @@ from autoshard.checkpoint.store import MANIFEST, Folder, folder_name, is_step
 from autoshard.checkpoint.tensor_file import ELEMENT_BYTES
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Checked, from_json, to_json
-from autoshard.files.fields import LARGEST_SEED, check_choice, check_integer, check_not_negative, show
+from autoshard.files.fields import LARGEST_SEED, check_choice, check_format, check_integer, check_not_negative, show
 from autoshard.files.first_difference import first_difference
 from autoshard.files.json_file import read_json
 from autoshard.models.weights import parameter_dtypes
@@ -111,11 +111,7 @@ def read_manifest(folder: Path | Folder) -> Manifest:
     values = read_json(path, what, _MAX_BYTES) if isinstance(folder, Path) else folder.json(MANIFEST, what, _MAX_BYTES)
     if not isinstance(values, dict) or values.keys() != {"format_version", "sha256", "content"}:
         raise AutoshardError(f"checkpoint manifest {path} is not one of autoshard's")
-    if values["format_version"] != FORMAT_VERSION:
-        raise AutoshardError(
-            f"checkpoint manifest {path} has format_version {show(values['format_version'])}; "
-            f"this autoshard reads {FORMAT_VERSION}"
-        )
+    check_format(f"checkpoint manifest {path}", values["format_version"], FORMAT_VERSION)
     content = values["content"]
     if not isinstance(content, dict) or _digest(content) != values["sha256"]:
         raise AutoshardError(f"checkpoint manifest {path} was changed after it was written: its SHA-256 is another")

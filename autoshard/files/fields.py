@@ -27,6 +27,16 @@ def show(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
+def check_format(file: str, version: object, *known: int) -> None:
+    """Check that a file's format_version is one of those that are read; True and 1.0 are none.
+
+    file: the file, in the AutoshardError raised.
+    """
+    if type(version) is not int or version not in known:
+        reads = " and ".join(map(str, known))
+        raise AutoshardError(f"{file} has format_version {show(version)}; this autoshard reads {reads}")
+
+
 def check_integer(of: str, field: str, value: object, at_least: int = 1, at_most: int = LARGEST) -> None:
     """Check that a value is a whole number in [at_least, at_most]; True and 4096.0 are none.
 

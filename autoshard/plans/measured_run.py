@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from autoshard.errors import AutoshardError
 from autoshard.files.atomic_file import write_text
 from autoshard.files.codec import Checked, Count, NotNegative, Positive, Share, Whole, from_json, to_json
-from autoshard.files.fields import show
+from autoshard.files.fields import check_format
 from autoshard.files.json_file import read_json
 from autoshard.plans.plan_json import compact_json
 
@@ -114,8 +114,5 @@ def read_measured_run(path: str | Path) -> MeasuredRun:
     values = read_json(path, "measured run", _MAX_BYTES)
     if not isinstance(values, dict) or "plan_sha256" not in values or "step_time_s" not in values:
         raise AutoshardError(f"{path} is no run.json, which `autoshard run` writes into the folder of a run")
-    if values.get("format_version") != FORMAT_VERSION:
-        raise AutoshardError(
-            f"{path} has format_version {show(values.get('format_version'))}; this autoshard reads {FORMAT_VERSION}"
-        )
+    check_format(str(path), values.get("format_version"), FORMAT_VERSION)
     return from_json(MeasuredRun, values, str(path))

@@ -12,7 +12,7 @@ from autoshard.backends.rules import Problem, check_strategy
 from autoshard.cost.values import SUM_TOLERANCE, Estimate
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Text, from_json, read_value
-from autoshard.files.fields import show
+from autoshard.files.fields import check_format, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
 from autoshard.files.text_file import printable
@@ -132,11 +132,7 @@ def _sections(data: Mapping[str, Any]) -> tuple[str, ...]:
     if "format_version" not in data:
         raise AutoshardError("this is not a plan: it lacks format_version")
     version = data["format_version"]
-    if type(version) is not int or version not in (UNDIGESTED_VERSION, FORMAT_VERSION):
-        raise AutoshardError(
-            f"plan.json has format_version {show(version)}; this autoshard reads {UNDIGESTED_VERSION} and "
-            f"{FORMAT_VERSION}"
-        )
+    check_format("plan.json", version, UNDIGESTED_VERSION, FORMAT_VERSION)
     return SECTIONS if version == FORMAT_VERSION else tuple(name for name in SECTIONS if name != DIGEST)
 
 

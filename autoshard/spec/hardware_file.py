@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
-from autoshard.files.fields import check_integer, check_positive, near, show
+from autoshard.files.fields import check_format, check_integer, check_positive, near, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
 from autoshard.plugins.found import every, load
@@ -171,9 +171,7 @@ def read_cluster(path: Path, instance: str | None, nodes: int, lnc: int | None, 
     """The Cluster that a file describes, for so many nodes at one LNC (None: the file's default) and under a release
     of the Neuron SDK (None: the newest one)."""
     file = Section(read_content(path), path.name)
-    version = file.any("format_version")
-    if version != FORMAT_VERSION:
-        raise AutoshardError(f"{file.path} has format_version {show(version)}; this autoshard reads {FORMAT_VERSION}")
+    check_format(file.path, file.any("format_version"), FORMAT_VERSION)
     name = file.text("instance")
     others = file.any("aliases") if "aliases" in file.names else []
     if not isinstance(others, list) or not all(isinstance(one, str) for one in others):

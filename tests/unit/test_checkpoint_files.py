@@ -170,6 +170,7 @@ def changed(**values: object) -> str:
         ("[]", "is not one of autoshard's"),
         (manifest().to_json().replace('"step": 4', '"step": 5'), "was changed after it was written"),
         (manifest().to_json().replace('"format_version": 1', '"format_version": 2'), "this autoshard reads 1"),
+        (manifest().to_json().replace('"format_version": 1', '"format_version": true'), "this autoshard reads 1"),
         (changed(step="4"), "is not one of autoshard's"),
         (changed(model=[]), "is not one of autoshard's"),
         (changed(files=(FileRecord("../../etc/passwd", 1, "", ()),)), "is not one of autoshard's"),

@@ -290,6 +290,8 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
     ("changes", "text"),
     [
         ({"format_version": 9}, "my.json has format_version 9; this autoshard reads 1"),
+        ({"format_version": True}, "my.json has format_version True; this autoshard reads 1"),
+        ({"format_version": 1.0}, "my.json has format_version 1.0; this autoshard reads 1"),
         ({"chips_per_node": 1}, "my.json.chips_per_node must be an object with named fields, not a number"),
         ({"chips_per_node": {"value": 1}}, "my.json.chips_per_node lacks source"),
         ({"colour": "red"}, "my.json has a field that is not known: 'colour'; known: "),

@@ -88,6 +88,7 @@ def test_terms_of_the_plan_are_measured_once() -> None:
     [
         ({"plan_sha256": "0"}, "run.json was measured with another plan, on 8 ranks; this one has 8. A rehearsal runs"),
         ({"format_version": 9}, "run.json has format_version 9; this autoshard reads 1"),
+        ({"format_version": True}, "run.json has format_version True; this autoshard reads 1"),
         ({"format_version": {"a": 1}}, "run.json has format_version an object of 1; this autoshard reads 1"),
         ({"ranks": None}, "run.json.ranks is None; it must be a list"),
         ({"ranks": []}, "ranks of run.json must not be empty"),
