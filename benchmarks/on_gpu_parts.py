@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ from autoshard.calibration.hardware_file import hardware_file
 from autoshard.calibration.measure import default_instance, measure
 from autoshard.cost.estimate import estimate
 from autoshard.errors import AutoshardError
+from autoshard.files.json_file import parse_json
 from autoshard.layout.strategy import Strategy, even_stage_layers
 from autoshard.models.registry import load_model
 from autoshard.plans.plan import Plan, make_plan
@@ -585,8 +586,24 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+def asked_part(words: Sequence[str]) -> dict[str, Any]:
+    """The part that the words of a command line ask for: an object with options, part and arguments. Raises
+    AutoshardError for anything else."""
+    asked = parse_json(words[0].encode(errors="replace"), "the part") if len(words) == 1 else None
+    if not isinstance(asked, dict) or asked.keys() != {"options", "part", "arguments"} or asked["part"] not in PARTS:
+        raise AutoshardError(
+            "one part is run, given as JSON with options, part and arguments; python -m benchmarks.on_gpu runs all. "
+            f"Parts: {', '.join(PARTS)}"
+        )
+    return asked
+
+
 def main() -> int:
-    asked = json.loads(sys.argv[1])
+    try:
+        asked = asked_part(sys.argv[1:])
+    except AutoshardError as error:
+        print(f"on_gpu_parts: error: {error}", file=sys.stderr)
+        return 2
     if asked["options"]["device"] == "cpu":
         torch.set_num_threads(1)  # one process is one device
     try:

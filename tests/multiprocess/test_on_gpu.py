@@ -185,6 +185,19 @@ def test_several_gpus_are_used(tmp_path: Path) -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("words", [[], ["{}"], ["[]"], ['{"options": {}, "part": "x", "arguments": []}'], ["{}", "{}"]])
+def test_a_part_by_itself_says_what_it_takes(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["on_gpu_parts", *words])
+    assert on_gpu_parts.main() == 2
+    assert capsys.readouterr().err == (
+        "on_gpu_parts: error: one part is run, given as JSON with options, part and arguments; "
+        "python -m benchmarks.on_gpu runs all. "
+        "Parts: environment, calibration, parity, families, attention, step, sharded\n"
+    )
+
+
 def test_a_page_of_nothing() -> None:
     options = {"device": "cuda", "quick": True}
     assert "--quick" in on_gpu_page.page({"options": options, "parts": {}})
