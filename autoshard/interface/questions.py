@@ -253,16 +253,20 @@ def why_not(plan: plans.Plan, layout: str) -> Why:
         return Why(plan, answered(plan, layout, read_partial(layout, searches_sets=True)))
 
 
-def compare(one: plans.Plan, other: plans.Plan, *, names: tuple[str, str] = ("first", "second")) -> Comparison:
-    """Two plans side by side, differences first. names: what to call them.
+def compare(
+    one: plans.Plan, other: plans.Plan | None = None, *, names: tuple[str, str] = ("first", "second")
+) -> Comparison:
+    """Two plans side by side, differences first. names: what to call them. Raises AutoshardError for one plan alone.
 
     >>> import autoshard
     >>> one, other = (autoshard.plan("llama3-8b", nodes=4, tp=tp) for tp in (8, 32))
     >>> "layout" in [label for label, *_ in autoshard.compare(one, other).found.different]
     True
     """
-    for plan in (one, other):
-        check_plan("compare", plan)
+    check_plan("compare", one)
+    if other is None:
+        raise AutoshardError("compare takes two plans, not one: autoshard.compare(plan, other)")
+    check_plan("compare", other)
     if not isinstance(names, (tuple, list)) or len(names) != 2 or not all(isinstance(name, str) for name in names):
         raise AutoshardError(f"names={names!r:.60} of compare must be two words, one for each plan")
     return Comparison(compared(one, other), (names[0], names[1]), (one, other))

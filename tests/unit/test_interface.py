@@ -37,7 +37,7 @@ SIGNATURES = {
     "processes=None, shapes=8, plot=None)",
     "check_machine": "(plan=None)",
     "cluster": "(instance=None, *, nodes=1, lnc=None, hardware=None, sdk=None)",
-    "compare": "(one, other, *, names=('first', 'second'))",
+    "compare": "(one, other=None, *, names=('first', 'second'))",
     "convert_checkpoint": "(source, target, *, plan=None, to=None, dtype=None, model=None, weights_only=False, "
     "xser=False, qkv='gqa', kv_size_multiplier=None)",
     "edit_plan": "(plan, edits=())",
@@ -387,6 +387,10 @@ def test_values_show_themselves_in_a_notebook() -> None:
         (
             lambda: autoshard.compare(*[autoshard.plan("llama3-8b", **SMALL)] * 2, names=("a",)),  # type: ignore[arg-type]
             "names=('a',) of compare must be two words, one for each plan",
+        ),
+        (
+            lambda: autoshard.compare(autoshard.plan("llama3-8b", **SMALL)),
+            "compare takes two plans, not one: autoshard.compare(plan, other)",
         ),
         (
             lambda: autoshard.why_not(autoshard.plan("llama3-8b", **SMALL), 5),  # type: ignore[arg-type]
