@@ -6,6 +6,7 @@ configs leave sizes out. The rest is in `<family>/config.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ MAX_CONFIG_BYTES = 1_000_000
 """Published configs have 1 to 50 KB."""
 NOT_CAUSAL = (("is_causal", False),)
 """What no family here has: attention that looks ahead."""
+_OTHER_HEAD = re.compile(r"For(?!.*(CausalLM|Generation)$)[A-Z]\w*$")
+"""The end of a class that does something else than to tell the next token, such as LlamaForSequenceClassification."""
 ATTENTION_DROPOUT = {"attention": ("attention_dropout", 0.0)}
 """Dropout -> (key of the config that has its rate, the rate that transformers takes without the key), of a family that
 does not say its own."""
@@ -76,6 +79,8 @@ def from_config(config: object, name: str) -> ModelSpec:
     for key, value in (*NOT_CAUSAL, *getattr(family, "UNSUPPORTED", ())):
         if config.get(key) is value:
             raise AutoshardError(f"{key}={show(value)} of {name} is not supported; {show(not value)} is")
+    language_models = getattr(family, "ARCHITECTURES", {})  # a plug-in may have none
+    _check_head(whole, language_models.get(model_type, "a class ForCausalLM"), name)
     quantized = config.get("quantization_config")
     known = getattr(family, "QUANTIZATIONS", ())
     if quantized is not None and not (isinstance(quantized, Mapping) and quantized.get("quant_method") in known):
@@ -95,6 +100,24 @@ def from_config(config: object, name: str) -> ModelSpec:
             f"model without it{instead}"
         )
     return model
+
+
+def _check_head(config: Mapping[str, Any], language_model: str, name: str) -> None:
+    """Raise AutoshardError where a config names classes that all have another head than a language model's, such as a
+    reward model's, or none: they have other weights and another loss. A class that nobody knows passes.
+
+    language_model: transformers' class of the family, such as LlamaForCausalLM.
+    """
+    named = config.get("architectures")
+    classes = [named] if isinstance(named, str) else named
+    if not isinstance(classes, list) or not classes or not all(isinstance(one, str) for one in classes):
+        return
+    without_head = f"{language_model.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}Model"
+    if all(one == without_head or _OTHER_HEAD.search(one) for one in classes):
+        raise AutoshardError(
+            f"architectures={', '.join(map(show, classes))} of {name} is not supported: it has no language model's "
+            f"head; {language_model} is, with the same blocks"
+        )
 
 
 def _nearest(config: Mapping[str, Any]) -> str:

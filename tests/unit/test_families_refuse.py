@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from autoshard.errors import AutoshardError
+from autoshard.models.huggingface import from_config, to_config
+from autoshard.models.registry import builtin_models, load_model
 from autoshard.spec.model_types import ATTENTION_TYPES
 from tests.unit.family_configs import COHERE_EXPERTS, HYBRID_EXPERTS, KIMI, LAGUNA, read
 
@@ -439,3 +441,47 @@ def test_what_a_family_does_not_have_is_refused(model_type: str, fields: dict[st
     with pytest.raises(AutoshardError) as error:
         read(model_type, **fields)
     assert str(error.value) == text
+
+
+OTHER_HEADS = (
+    "{}ForSequenceClassification",
+    "{}ForTokenClassification",
+    "{}ForQuestionAnswering",
+    "{}ForRewardModel",
+    "{}ForProcessRewardModel",
+    "{}ForCausalLMEagle3",
+    "{}Model",
+)
+EXAMPLES = {load_model(name).model_type: name for name in builtin_models()}
+"""A built-in model by its model_type."""
+
+
+@pytest.mark.parametrize("model_type", EXAMPLES)
+def test_a_config_of_another_head_is_refused_in_every_family(model_type: str) -> None:
+    """A reward model has no table of logits and another loss; it was read as the language model."""
+    written = to_config(load_model(EXAMPLES[model_type]))
+    (language_model,) = written["architectures"]
+    prefix = language_model.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    for other in (one.format(prefix) for one in OTHER_HEADS):
+        with pytest.raises(AutoshardError) as error:
+            from_config({**written, "architectures": [other]}, "m")
+        assert str(error.value) == (
+            f"architectures='{other}' of m is not supported: it has no language model's head; {language_model} is, "
+            "with the same blocks"
+        )
+    for architectures in ([language_model], [f"{prefix}Model", language_model], ["TheirOwnModel"], [], None):
+        from_config({**written, "architectures": architectures}, "m")
+
+
+@pytest.mark.parametrize("name", ["MiniCPMVForCausalLM", "LlavaForConditionalGeneration", "InternVLChatModel"])
+def test_classes_that_see_have_a_language_models_head(name: str) -> None:
+    assert read("llama", architectures=[name]) == read("llama")
+
+
+def test_several_classes_of_other_heads_are_all_told() -> None:
+    with pytest.raises(AutoshardError) as error:
+        read("llama", architectures=["LlamaModel", "LlamaForSequenceClassification"])
+    assert str(error.value) == (
+        "architectures='LlamaModel', 'LlamaForSequenceClassification' of m is not supported: it has no language "
+        "model's head; LlamaForCausalLM is, with the same blocks"
+    )
