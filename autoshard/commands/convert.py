@@ -48,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
         "--model",
         type=path,
         metavar="MODEL",
-        help="name or config.json, where NxD's files have no config.json beside them",
+        help="name or config.json, where NxD's files have no config.json beside them and there is no --plan",
     )
     nxd = parser.add_argument_group("NxD")
     nxd.add_argument("--weights-only", action="store_true", help="leave out the optimizer's state that NxD saved")

@@ -95,27 +95,37 @@ def open_source(
 ) -> Source:
     """The weights in a folder of any form that can be read.
 
-    model: for files that do not say theirs. training: whether NxD's optimizer state is read, too.
+    model: of files that do not say theirs; where others do, a plan's is not looked at. training: whether NxD's
+    optimizer state is read, too.
     share: (i, n) compares every n-th file of a checkpoint with its checksum, from the i-th on; other processes do the
     rest.
-    Raises AutoshardError for a folder that has none of the forms.
+    Raises AutoshardError for a folder that has none of the forms, and for a model's name that its files say already.
     """
     with reached(str(folder)):
         if not folder.is_dir():
             raise AutoshardError(f"{folder} is not a folder with weights")
         if (weights_folder := checkpoint_folder(folder)) is not None:
-            return checkpoint_source(weights_folder, share)
+            return _says_its_model(checkpoint_source(weights_folder, share), model)
         if (weights_folder := nxd_folder(folder)) is not None:
             read = nxd_training_source if training else nxd_source
             return read(weights_folder, _model(weights_folder, model))
         if is_huggingface(folder):
-            return huggingface_source(folder)
+            return _says_its_model(huggingface_source(folder), model)
         listed = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
         holds = f"it has {show(listed)}" if listed else "it is empty"
     raise AutoshardError(
         f"{folder} has no weights that are read: neither model.safetensors (or its index), nor {MANIFEST} of a "
         f"checkpoint, nor NxD's model/dp_rank_00_tp_rank_00_pp_rank_00.pt; {holds}"
     )
+
+
+def _says_its_model(source: Source, model: ModelSpec | str | None) -> Source:
+    """The source. Raises AutoshardError where a name says another time what model it is of."""
+    if isinstance(model, str):
+        raise AutoshardError(
+            f"model={model} is for NxD's files, which do not say their model; {source.form} does: leave it out"
+        )
+    return source
 
 
 def convert(source: Source, target: Path, conversion: Conversion, starting: Advance, advance: Advance) -> Written:

@@ -77,8 +77,9 @@ def convert_checkpoint(
     source: a folder; which form it has is looked at. target: a folder to make, there when all of it is. plan: the
     layout to cut the weights for. to: "hf", "plan" or "nxd"; None: plan where there is one, else hf. dtype: bfloat16,
     float16 or float32; None: as the weights are. model: a name or a config.json, where NxD's files have none beside
-    them. weights_only: leave out the optimizer's state that NxD saved. xser, qkv, kv_size_multiplier: of NxD's files: a
-    file a tensor; "gqa", "fused", "separate" or "coalesced"; copies of each key-value head.
+    them and there is no plan; nothing else takes one. weights_only: leave out the optimizer's state that NxD saved.
+    xser, qkv, kv_size_multiplier: of NxD's files: a file a tensor; "gqa", "fused", "separate" or "coalesced"; copies of
+    each key-value head.
 
     Raises AutoshardError, and leaves nothing behind, where the source cannot be read or does not fit the plan.
     """
@@ -90,6 +91,8 @@ def convert_checkpoint(
 
     if plan is not None:
         check_plan("convert_checkpoint", plan)
+        if model is not None:
+            raise AutoshardError(f"model={show(model)} beside a plan, which says the model; leave it out")
     for name, place in (("source", source), ("target", target)):
         if not isinstance(place, (str, Path)):
             raise AutoshardError(f"{name}={show(place)} of convert_checkpoint must be the path of a folder")

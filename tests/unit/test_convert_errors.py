@@ -361,3 +361,38 @@ def test_options_of_nxd_files_go_with_no_other_form(
     error = capsys.readouterr().err
     assert error.startswith(f"autoshard: error: {told}") and error.endswith(": give to=nxd, or leave it out\n")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "told"),
+    [
+        (
+            "hf",
+            (),
+            (
+                "model=llama3-8b is for NxD's files, which do not say their model; the Hugging Face checkpoint hf "
+                "does: leave it out"
+            ),
+        ),
+        (
+            "cut",
+            (),
+            "model=llama3-8b is for NxD's files, which do not say their model; the checkpoint cut does: leave it out",
+        ),
+        ("hf", ("--plan", "plan.json"), "model='llama3-8b' beside a plan, which says the model; leave it out"),
+    ],
+)
+def test_a_model_is_for_files_that_do_not_say_theirs(
+    source: str,
+    options: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(huggingface_folder(tmp_path / "hf", LLAMA), tmp_path / "cut", "plan")
+    write_plan(plan(LLAMA, tp=2), "plan.json")
+    assert main(["convert", source, "out", "--model", "llama3-8b", *options]) == 2
+    assert capsys.readouterr().err == f"autoshard: error: {told}\n"
+    assert not (tmp_path / "out").exists()
