@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from autoshard.errors import AutoshardError
+from autoshard.files.yaml_file import parse_yaml
 from autoshard.graph.recompute import canonical
 from autoshard.interop.written_layout import WrittenLayout, number, whole_number
 from autoshard.interop.written_model import WrittenModel, guessed_vocabulary
@@ -103,7 +104,8 @@ NO_EFFECT = re.compile(
 
 
 def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
-    """The layout in a parsed NxDT configuration. References such as ${model.encoder_seq_length} are followed.
+    """The layout in a parsed NxDT configuration. References such as ${model.encoder_seq_length} are followed, and a
+    variable of the environment has the default that the file gives it.
 
     Degrees default to 1 and zero1 to True, as in NxDT. Raises AutoshardError for values that make no layout.
     """
@@ -137,6 +139,9 @@ def nxdt_layout(data: Mapping[str, Any]) -> WrittenLayout:
     copies = values.whole("distributed_strategy.kv_replicator")
     kv_copies = copies if values.flag("model.qkv_linear") else None  # without it NxD Training reads no kv_replicator
     left_out = values.left_out()
+    if values.defaults:
+        told = ", ".join(f"{name}={'null' if value is None else value}" for name, value in values.defaults.items())
+        notes += (f"variables have the defaults that the file gives them: {told}",)
     return WrittenLayout(
         "NxDT configuration",
         options,
@@ -275,12 +280,22 @@ FOLLOWS = (
 """Keys that follow from the rest of a layout."""
 
 
+REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}")
+"""${model.encoder_seq_length}, or with a dot before it one of the same object."""
+VARIABLE = re.compile(r"\$\{(?:oc\.)?env:\s*(\w+)\s*,\s*(.*?)\s*\}")
+"""${oc.env:NAME,default} [OmegaConf]."""
+DECODED = re.compile(r"\$\{oc\.decode:\s*(\$\{.*\})\s*\}")
+MOST_REFERENCES = 10
+
+
 class Values:
     """The fields of a configuration by dotted path; it notes which of them were asked for."""
 
     def __init__(self, data: Mapping[str, Any]):
         self._data = data
         self._asked = set(FOLLOWS)
+        self.defaults: dict[str, Any] = {}
+        """Variables of the environment that the file gives a default, and that."""
 
     def left_out(self) -> tuple[str, ...]:
         """Paths of the fields that nobody asked for, in the order of the file."""
@@ -293,13 +308,24 @@ class Values:
             if not isinstance(node, Mapping) or part not in node:
                 return None
             node = node[part]
-        reference = re.fullmatch(r"\$\{(\.?)([\w.]+)\}", node) if isinstance(node, str) else None
-        if reference is None:
-            return node
-        if depth > 10:
+        return self._followed(node, path, depth) if isinstance(node, str) else node
+
+    def _followed(self, text: str, path: str, depth: int) -> Any:
+        """The value that a text stands for: what it refers to, or a variable's default. path: where it stands."""
+        if depth > MOST_REFERENCES:
             raise AutoshardError(f"{path} refers to itself")
-        parent = path.rpartition(".")[0] + "." if reference[1] else ""
-        return self.get(parent + reference[2], depth + 1)
+        if decoded := DECODED.fullmatch(text):
+            value = self._followed(decoded[1], path, depth + 1)
+            return text if value == decoded[1] else value
+        if variable := VARIABLE.fullmatch(text):
+            default = parse_yaml(variable[2], path)
+            value = self._followed(default, path, depth + 1) if isinstance(default, str) else default
+            self.defaults[variable[1]] = value
+            return value
+        if reference := REFERENCE.fullmatch(text):
+            parent = path.rpartition(".")[0] + "." if reference[1] else ""
+            return self.get(parent + reference[2], depth + 1)
+        return text
 
     def peek(self, path: str) -> Any:
         """The value at a path, which still counts as left out unless somebody else asks for it."""

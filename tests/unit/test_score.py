@@ -690,6 +690,24 @@ def test_options_overrule_variables_of_an_nxdt_configuration() -> None:
     assert str(error.value) == "vars.yaml: global_batch: ${oc.env:GBS} must be a whole number of at least 1"
 
 
+def test_defaults_of_variables_are_read_from_an_nxdt_configuration() -> None:
+    """As OmegaConf reads them where the variable is not set; also those of oc.decode, and one that is a reference."""
+    text = NXDT.replace("global_batch_size: 1024", "global_batch_size: '${oc.decode:${oc.env:GBS,64}}'")
+    text = text.replace("micro_batch_size: 1,", "micro_batch_size: '${env: MBS, 2}',")
+    text = text.replace("encoder_seq_length: 8192", "encoder_seq_length: '${oc.env:LENGTH,${trainer.num_nodes}}'")
+    file = written("defaults.yaml", text.replace("num_nodes: 16", "num_nodes: '${oc.env:NODES,\"16\"}'"))
+    found = read_written(file, {"model": "llama3-70b", "seq_len": 4096})
+    assert (found.problem.training.global_batch_size, found.problem.cluster.nodes) == (64, 16)
+    assert found.strategy.microbatch_size == 2
+    assert "variables have the defaults that the file gives them: MBS=2, GBS=64, NODES=16, LENGTH=16" in found.notes
+    larger = read_written(file, {"model": "llama3-70b", "seq_len": 4096, "global_batch": 512})
+    assert larger.problem.training == replace(found.problem.training, global_batch_size=512)
+    loops = written("loops.yaml", text.replace("num_nodes: 16", "num_nodes: '${oc.env:NODES,${trainer.num_nodes}}'"))
+    with pytest.raises(AutoshardError) as error:
+        read_written(loops, {"model": "llama3-70b"})
+    assert str(error.value) == "loops.yaml: trainer.num_nodes refers to itself"
+
+
 def test_a_framework_that_hides_transfers_is_not_what_is_priced() -> None:
     text = (
         "--num-layers 32 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 64 --seq-length 4096"
