@@ -129,7 +129,8 @@ class Sensitivity:
     agrees: whether today's search chooses the plan's layout; where it does not, `now` is what it chooses and there are
     no flips; None where there was no time to see. unanswered: the subjects for which there was no time, or not yet.
     tried: how many layouts were searched again where a quantity changes, the most promising ones of today, but for the
-    most memory, other batches and other sequence lengths; None where all were.
+    most memory, other batches and other sequence lengths; None where all were. pinned: what the plan was given, in the
+    words of a layout; `degrees` and `prices` are searched without it.
     price_usd: of a node for an hour. usd_per_billion_tokens: cost at that price. Both are None where the price is not
     known.
     """
@@ -144,6 +145,7 @@ class Sensitivity:
     prices: tuple[PriceRow, ...]
     unanswered: tuple[str, ...] = ()
     tried: int | None = None
+    pinned: tuple[str, ...] = ()
 
 
 def problem_of(plan: Plan) -> Problem:

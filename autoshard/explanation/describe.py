@@ -18,7 +18,7 @@ from autoshard.layout.mesh import AXIS_ORDER, EXPERT_PART_AXES, TENSOR_PARALLEL_
 from autoshard.layout.strategy import Strategy
 from autoshard.models.stage import parameter_count
 from autoshard.plans.differences import loses, term_differences
-from autoshard.plans.layout_syntax import CHOICES, DEGREES
+from autoshard.plans.layout_syntax import pinned_words
 from autoshard.plans.names import layout_name, recompute_by_stage, recompute_words, sharding_name, short_name
 from autoshard.plans.plan import Plan, SearchSummary
 from autoshard.plans.search_result import Candidate, Rejection
@@ -172,7 +172,7 @@ def describe(plan: Plan, sensitivity: Sensitivity | None = None, facts: Collecti
         memory_by_rank=tuple(stage.total_bytes for stage in estimate.memory),
         considered=plan.search.considered if plan.search else None,
         fitting=plan.search.fitting if plan.search else None,
-        given=" ".join(f"{_WORDS.get(field, field)}={value}" for field, value in plan.pins.fixed.items()),
+        given=" ".join(pinned_words(plan.pins)),
         optimality=_proven(plan.search) if plan.search else None,
         rejections=plan.search.rejections if plan.search else (),
         runners_up=tuple(_runner_up(plan, one) for one in plan.runners_up),
@@ -247,7 +247,6 @@ def _facts(plan: Plan, wanted: Collection[str] | None) -> Iterator[tuple[str, st
             yield label, text
 
 
-_WORDS = {field: word for word, field in (*DEGREES.items(), *CHOICES.items())}
 _RECOMPUTE = {
     "none": "none: every activation is kept",
     "core_attention": "core attention runs again in backward",

@@ -13,6 +13,7 @@ from autoshard.explanation.sensitivity_text import (
     NODES,
     SIZE_HEADER,
     degree_lines,
+    degrees_note,
     flips_by_quantity,
     flips_heading,
     price_lines,
@@ -144,6 +145,9 @@ def _sensitivity(found: Sensitivity) -> Iterator[str]:
     if found.degrees:
         yield "## Why not another tp"
         yield ""
+        if note := degrees_note(found):
+            yield f"{note[0].upper()}{note[1:]}"
+            yield ""
         yield from (f"* {line}" for line in degree_lines(found))
         yield ""
     if found.flips or found.agrees is False:

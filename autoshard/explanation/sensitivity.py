@@ -26,6 +26,7 @@ from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.quantities import quantities
 from autoshard.planner.cached_search import OutOfTime, Searches, Start
 from autoshard.planner.priced import Clock
+from autoshard.plans.layout_syntax import pinned_words
 from autoshard.plans.names import short_name
 from autoshard.plans.plan import Plan
 from autoshard.spec.cluster import instances, load_cluster
@@ -197,6 +198,7 @@ def _sensitivity(
         tuple(sorted((row for row in rows if isinstance(row, PriceRow)), key=lambda row: known.index(row.instance))),
         unanswered,
         tried,
+        pinned_words(plan.pins),
     )
 
 

@@ -89,7 +89,15 @@ def price_lines(found: Sensitivity) -> list[str]:
         f"{found.price_usd:,.2f} USD a node and hour: ~{found.usd_per_billion_tokens:,.0f} USD for a billion tokens. "
         "The price changes no layout on these nodes, only which instances are the cheapest"
     )
+    if found.prices and found.pinned:
+        sentence += f". On others all is searched, also what was given here: {' '.join(found.pinned)}"
     return [sentence, *map(_offer, found.prices)]
+
+
+def degrees_note(found: Sensitivity) -> str:
+    """A line on the pins beside tp that the search of another one does not keep; '' where there are none."""
+    others = [word for word in found.pinned if not word.startswith("tp=")]
+    return f"given for the plan, but searched here: {' '.join(others)}" if others else ""
 
 
 def degree_lines(found: Sensitivity) -> list[str]:
@@ -118,7 +126,8 @@ def _degrees(found: Sensitivity, width: int) -> list[Line]:
     if not found.degrees:
         return []
     text = "another tp? The fastest layout with each, against the chosen one; --why answers for any layout"
-    lines = heading("Why not", text, width)
+    note = degrees_note(found)
+    lines = heading("Why not", f"{text}; {note}" if note else text, width)
     return lines + [line for one in degree_lines(found) for line in hanging("  - ", one, width)]
 
 

@@ -33,8 +33,14 @@ CHOICES = {
 }
 EXAMPLE = "such as 'tp=8 pp=16'"
 ONE_SET = "give one set for all stages, such as recompute=full, or leave it out"
+_WORDS = {field: word for word, field in (*DEGREES.items(), *CHOICES.items())}
 _BETWEEN = re.compile(r"[\s,]+(?![\s,]|[\w+]+\*\d)")
 """Blanks or commas between words; not those of 'recompute=mlp*3,none*5', the sets of runs of stages."""
+
+
+def pinned_words(pins: Pins) -> tuple[str, ...]:
+    """('tp=8', 'mbs=1'): what is pinned, in the words of a layout."""
+    return tuple(f"{_WORDS.get(field, field)}={value}" for field, value in pins.fixed.items())
 
 
 def read_partial(text: str, searches_sets: bool = False) -> Pins:

@@ -16,6 +16,7 @@ from autoshard.explanation.sensitivity_text import (
     NODES,
     SIZE_HEADER,
     degree_lines,
+    degrees_note,
     flips_by_quantity,
     flips_heading,
     price_lines,
@@ -422,6 +423,7 @@ def _flips(view: View) -> Html:
         for quantity, sentences in flips_by_quantity(found).items()
     ]
     parts = [
+        *([element("p", capital(note))] if (note := degrees_note(found)) else []),
         bullets(degree_lines(found)),
         *(
             [element("h3", "What flips the choice"), element("p", capital(flips_heading(found))), element("ul", flips)]

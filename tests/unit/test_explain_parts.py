@@ -30,14 +30,15 @@ from autoshard.explanation.measured import Measured, quantity_text
 from autoshard.explanation.operators import by_block, operator_lines, operator_rows
 from autoshard.explanation.own_constants import has_own_constants
 from autoshard.explanation.page import LEAST_SHARE, more, paint, wrap
-from autoshard.explanation.sensitivity import INSTANCES, _on_clusters
-from autoshard.explanation.sensitivity_text import degree_lines, size_rows
+from autoshard.explanation.sensitivity import INSTANCES, _on_clusters, answers_so_far
+from autoshard.explanation.sensitivity_text import degree_lines, degrees_note, price_lines, size_rows
 from autoshard.explanation.text import render
 from autoshard.explanation.why import why
 from autoshard.planner.cached_search import Searches
+from autoshard.planner.priced import Clock
 from autoshard.planner.ranking import describe as in_a_sentence
 from autoshard.planner.search import search
-from autoshard.plans.layout_syntax import read_partial
+from autoshard.plans.layout_syntax import pinned_words, read_partial
 from autoshard.plans.names import changed_words, recompute_words, short_name
 from autoshard.plans.plan import Plan, SearchSummary, make_plan
 from autoshard.plans.plan_json import write_plan
@@ -49,7 +50,7 @@ from autoshard.schedules import actions, simulate
 from autoshard.spec.cluster import instances, load_cluster
 from autoshard.spec.hardware_file import FOLDER, read_content
 from autoshard.units import format_bytes, format_seconds
-from tests.unit.explain_examples import answers_by_hand
+from tests.unit.explain_examples import answers_by_hand, recipe_plan
 from tests.unit.plan_examples import plan_70b, plan_interleaved, plan_mixtral, plan_one_device, strategy
 
 
@@ -650,6 +651,24 @@ def test_another_tp_is_refused_by_its_own_rule() -> None:
         f"tp=2, tp=8: not legal here: {groups.format(2)}",
         f"tp=64: not legal here: {heads}",
     ]
+
+
+def test_what_was_given_and_is_searched_all_the_same_is_said() -> None:
+    """Another tp, and other instances, are searched without the plan's pins; the page did not say so."""
+    plan = recipe_plan("llama3_8b_trn1_4nodes")
+    (found,) = answers_so_far(plan, Clock(0))
+    assert found.pinned == pinned_words(plan.pins) == ("tp=32", "mbs=1")
+    told = replace(answers_by_hand(), pinned=("tp=8", "pp=4", "mbs=1"))
+    note = "given for the plan, but searched here: pp=4 mbs=1"
+    assert degrees_note(told) == note
+    assert [degrees_note(replace(told, pinned=pinned)) for pinned in ((), ("tp=8",))] == ["", ""]
+    sentence, *others = price_lines(told)
+    plain, *same = price_lines(replace(told, pinned=()))
+    assert sentence == f"{plain}. On others all is searched, also what was given here: tp=8 pp=4 mbs=1"
+    assert others == same and price_lines(replace(told, prices=())) == [plain]
+    page = describe(plan, told)
+    assert f"any layout; {note}" in " ".join(render(page, 120, False).split())
+    assert f"## Why not another tp\n\n{note.capitalize()}\n\n* tp=1" in render_markdown(page)
 
 
 def test_nodes_that_are_better_left_idle_are_named() -> None:
