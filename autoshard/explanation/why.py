@@ -14,8 +14,11 @@ from autoshard.explanation.doubt import doubt, pairs
 from autoshard.explanation.flips import same_layout
 from autoshard.explanation.held_against import held_against
 from autoshard.files.codec import to_json
+from autoshard.layout.strategy import Strategy
 from autoshard.planner.cached_search import Searches
-from autoshard.planner.no_answer import NothingFits
+from autoshard.planner.candidates import check_pins
+from autoshard.planner.no_answer import NothingFits, NothingLegal
+from autoshard.planner.obstacles import Obstacles, obstacles
 from autoshard.planner.search import Searched, search_once
 from autoshard.planner.toss_ups import GIVEN_AWAY
 from autoshard.plans.plan import Plan
@@ -33,7 +36,8 @@ class Why:
     asked: in the user's words. chosen: the plan's layout. best: the fastest matching layout that fits, the chosen one
     where that is the simplest of equals; where none fits, the one that is nearest to fitting; None where none is legal,
     or none fits into the most memory that is tried. refusal: one sentence on why none fits or is legal, with the
-    nearest miss; '' where one fits. notes: sentences on what the planner holds against `best` beside its time.
+    nearest miss; '' where one fits. notes: sentences on what the planner holds against `best` beside its time, and on
+    why it has not the degrees of `chosen`, where no rule lets it.
     """
 
     asked: str
@@ -81,10 +85,19 @@ def why(plan: Plan, asked: str, pins: Pins) -> Why:
         most_s = (1 + GIVEN_AWAY) * best.estimate.step_time_s
         if found.best.estimate.step_time_s <= most_s and same_layout(found.best.strategy, plan.strategy):
             best = found.best
-        return Why(asked, chosen, best, "", tuple(one.sentence for one in held_against(problem, best.strategy)))
+        notes = tuple(one.sentence for one in held_against(problem, best.strategy))
+        if not _has_degrees(best.strategy, plan.strategy) and (near := _near(problem, plan.strategy, pins)) is not None:
+            notes += (f"with the degrees of the chosen layout it is not legal: {near.text}",)
+        return Why(asked, chosen, best, "", notes)
     except NoLayoutFits as error:
         needed_bytes = error.needed_bytes if isinstance(error, NothingFits) else plan.cluster.device.memory_bytes
         return Why(asked, chosen, _nearest(problem, pins, needed_bytes), str(error))
+    except NothingLegal as error:
+        near = _near(problem, plan.strategy, pins)
+        if near is None or near.text in error.reason:
+            return Why(asked, chosen, None, str(error))
+        more = "" if near.broken == error.obstacles.broken else f"; with other degrees: {error.reason}"
+        return Why(asked, chosen, None, f"{error.what}: {near.text}{more}")
     except AutoshardError as error:
         return Why(asked, chosen, None, str(error))
 
@@ -93,6 +106,25 @@ def _fastest(problem: Problem, found: Searched) -> Candidate:
     if found.fastest is None or found.fastest == found.best.strategy:
         return found.best
     return Candidate(found.fastest, estimate(problem.model, problem.training, problem.cluster, found.fastest))
+
+
+def _has_degrees(one: Strategy, other: Strategy) -> bool:
+    """Whether two layouts have the same degrees of parallelism; experts are spread inside these."""
+    return all(getattr(one, name) == getattr(other, name) for name in ("tp", "pp", "dp", "cp"))
+
+
+def _near(problem: Problem, chosen: Strategy, pins: Pins) -> Obstacles | None:
+    """The rules against what is asked where the degrees are the chosen layout's; None where other degrees are asked,
+    and where there are no such rules."""
+    near = replace(pins, **{name: getattr(chosen, name) for name in ("tp", "pp", "dp")})
+    if any(getattr(pins, name) not in (None, getattr(chosen, name)) for name in ("tp", "pp", "dp", "cp")):
+        return None
+    try:
+        check_pins(problem, near)
+    except AutoshardError as error:
+        return Obstacles(1, str(error))
+    found = obstacles(problem, near)
+    return found if found.broken else None
 
 
 def _nearest(problem: Problem, pins: Pins, needed_bytes: float) -> Candidate | None:

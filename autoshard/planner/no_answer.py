@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from autoshard.backends.rules import Problem
 from autoshard.errors import AutoshardError, NoLayoutFits
@@ -12,6 +13,9 @@ from autoshard.planner.rejections import MEMORY, Tally
 from autoshard.planner.watching import goes_on
 from autoshard.plans.search_result import Pins
 from autoshard.units import format_bytes
+
+if TYPE_CHECKING:
+    from autoshard.planner.obstacles import Obstacles
 
 
 class NothingLegal(AutoshardError):
@@ -23,14 +27,24 @@ class NothingLegal(AutoshardError):
         self._problem, self._pins = problem, pins
 
     def __str__(self) -> str:
-        return f"no layout of {_asked(self._problem, self._pins)} is legal: {self.reason}"
+        return f"{self.what}: {self.reason}"
 
-    @cached_property
+    @property
+    def what(self) -> str:
+        """The text without the reason."""
+        return f"no layout of {_asked(self._problem, self._pins)} is legal"
+
+    @property
     def reason(self) -> str:
         """The text without what was asked."""
+        return self.obstacles.text
+
+    @cached_property
+    def obstacles(self) -> Obstacles:
+        """The rules that stand in the way."""
         from autoshard.planner.obstacles import obstacles
 
-        return obstacles(self._problem, self._pins).text
+        return obstacles(self._problem, self._pins)
 
 
 class NothingFits(NoLayoutFits):

@@ -273,6 +273,34 @@ def test_why_not_what_is_illegal() -> None:
     assert "tp=16 is not a group of trn1.32xlarge at lnc 1; degrees that are: 1, 2, 8, 32" in found.refusal
 
 
+def test_why_not_is_told_near_the_plan() -> None:
+    """Also where a rule stands against other degrees just as well: a far mesh was named."""
+    plan = autoshard.plan("llama3-8b", nodes=2, tp=8, pp=2, dp=4)
+    asked = "no layout of llama3-8b on 2 x trn1.32xlarge with num_virtual_stages={0} is legal: "
+    rule = "pp=2 x vpp={0} must divide the 32 blocks of llama3-8b"
+    for vpp in (3, 5):
+        found = why(plan, "these", Pins(num_virtual_stages=vpp))
+        assert (found.best, found.refusal) == (None, f"{asked}{rule}".format(vpp))
+    other = why(plan, "these", Pins(pp=4, num_virtual_stages=3))
+    assert other.refusal.endswith(" is legal: pp=4 x vpp=3 must divide the 32 blocks of llama3-8b")
+
+
+def test_what_is_legal_with_other_degrees_alone_says_so() -> None:
+    plan = autoshard.plan("llama3-70b", nodes=16, tp=8, pp=16, dp=4)
+    found = why(plan, "vpp=2", Pins(num_virtual_stages=2))
+    assert found.best is not None and found.best.strategy.pp != 16 and not found.refusal
+    assert found.notes[-1] == (
+        "with the degrees of the chosen layout it is not legal: pp=16 x vpp=2 must divide the 80 blocks of llama3-70b"
+    )
+    ring = why(plan, "context=ring", Pins(context_parallel="ring"))
+    assert ring.notes[-1] == (
+        "with the degrees of the chosen layout it is not legal: context_parallel=ring needs cp of 2 or more; "
+        "16 x trn1.32xlarge has 512 devices, which tp=8 x pp=16 x dp=4 takes"
+    )
+    for pins in (Pins(tp=32), Pins(num_virtual_stages=5), Pins(tp=8, pp=8, num_virtual_stages=2)):
+        assert not any("chosen layout it is not legal" in note for note in why(plan, "these", pins).notes)
+
+
 def test_why_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_70b()
     best = search(plan.model, plan.training, plan.cluster, Pins(tp=32), "nxd", top=0).best
