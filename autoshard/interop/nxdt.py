@@ -304,10 +304,13 @@ class Values:
     def get(self, path: str, depth: int = 0) -> Any:
         self._asked.add(path)
         node: Any = self._data
+        place = ""
         for part in path.split("."):
-            if not isinstance(node, Mapping) or part not in node:
+            if not isinstance(node, Mapping):
+                raise AutoshardError(f"{place} is {str(node)[:40]!r}; it must hold named fields, such as {part}")
+            if node.get(part) is None:
                 return None
-            node = node[part]
+            node, place = node[part], f"{place}.{part}" if place else part
         return self._followed(node, path, depth) if isinstance(node, str) else node
 
     def _followed(self, text: str, path: str, depth: int) -> Any:
@@ -377,6 +380,10 @@ def _recompute(found: Values, flash: bool) -> tuple[str, tuple[str, ...]]:
         return ("core_attention" if source == "hf" and not moe and not flash else "none"), ()
     if granularity == "full":
         return "full", ()
+    if granularity != "selective":
+        raise AutoshardError(
+            f"model.activations_checkpoint_granularity is {str(granularity)[:40]!r}; it must be full or selective"
+        )
     names = tuple(map(str, modules)) if isinstance(modules, list) else ()
     known = RECOMPUTED[bool(found.get("model.moe"))]
     if not names:

@@ -337,6 +337,17 @@ def layout(text: str, name: str = "l.yaml") -> WrittenLayout:
             NXDT.replace("8192\n  max", "${.encoder_seq_length}\n  max"),
             "l.yaml: model.encoder_seq_length ref",
         ),
+        ("l.yaml", "distributed_strategy: 3", "l.yaml: distributed_strategy is '3'; it must hold named fields, such "),
+        (
+            "l.yaml",
+            NXDT.replace("{softmax: True, flash_attention: True}", "True"),
+            "l.yaml: model.fusions is 'True'; it must hold named fields, such as ring_attention",
+        ),
+        (
+            "l.yaml",
+            NXDT.replace("granularity: selective", "granularity: some"),
+            "l.yaml: model.activations_checkpoint_granularity is 'some'; it must be full or selective",
+        ),
     ],
 )
 def test_errors(name: str, text: str, message: str) -> None:
