@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from autoshard.errors import AutoshardError
+from autoshard.files.reached import reached
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -15,7 +16,16 @@ def is_url(location: str | Path) -> bool:
     return _SCHEME.match(str(location)) is not None
 
 
-def check_path(name: str, location: str | Path) -> None:
-    """Raises AutoshardError for a URL. name: of the option, in the error."""
+def check_local(name: str, location: str | Path, wanted: str = "file or folder") -> None:
+    """Raises AutoshardError for a URL. name: of the option, in the error. wanted: what it takes."""
     if is_url(location):
-        raise AutoshardError(f"{name}={location} is a URL: name a folder of this machine")
+        raise AutoshardError(f"{name}={location} is a URL: name a {wanted} of this machine")
+
+
+def check_path(name: str, location: str | Path) -> None:
+    """Check that a folder may be there: raises AutoshardError for a URL and for a file. name: of the option, in the
+    error."""
+    check_local(name, location, "folder")
+    with reached(f"{name}={location}"):
+        if Path(location).exists() and not Path(location).is_dir():
+            raise AutoshardError(f"{name}={location} is a file: name a folder")

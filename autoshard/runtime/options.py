@@ -15,7 +15,7 @@ from autoshard.errors import AutoshardError
 from autoshard.files.fields import LARGEST_SEED, option_instead, show
 from autoshard.files.option_values import number
 from autoshard.files.reached import reached
-from autoshard.files.urls import check_path
+from autoshard.files.urls import check_local, check_path
 from autoshard.runtime.learning_rate import SCHEDULES
 
 PATHS = ("weights", "data", "tokenizer", "output", "eval_data")
@@ -119,8 +119,11 @@ class RunOptions:
         check_path("output", self.output)
         for name in ("data", "tokenizer", "eval_data", "weights"):
             path = getattr(self, name)
+            if path is None:
+                continue
+            check_local(name, path)
             with reached(f"{name}={path}"):
-                if path is not None and not path.exists():
+                if not path.exists():
                     raise AutoshardError(f"{name}={path} does not exist")
 
     def _check_backend(self) -> None:

@@ -471,6 +471,14 @@ def test_a_url_becomes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.json").write_text("")
+    with pytest.raises(AutoshardError) as error:
+        directory_lock(Path("plan.json"), "out").__enter__()
+    assert str(error.value) == "out=plan.json is a file: name a folder"
+
+
 def test_a_holder_that_was_taken_for_gone_leaves_the_record_of_the_next(tmp_path: Path) -> None:
     with directory_lock(tmp_path):
         (tmp_path / "lock").write_text('{"pid": 1, "host": "elsewhere"}')

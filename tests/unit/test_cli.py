@@ -105,7 +105,7 @@ def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]
         ("run missing.json --resume {}", "resume={}"),
         ("convert {} out", "{}"),
         ("convert . {}", "{}"),
-        ("migrate missing.yaml --out {}", "{}"),
+        ("migrate missing.yaml --out {}", "out={}"),
         ("migrate missing.yaml --checkpoint {} --out out", "checkpoint={}"),
     ],
 )

@@ -66,6 +66,11 @@ from tests.unit.weight_folders import huggingface_folder
         ),
         ({"resume": "s3:/b/x"}, "resume=s3:/b/x is no place for checkpoints: name a folder or s3://BUCKET/PREFIX"),
         ({"output": Path("s3://b/x")}, "output=s3:/b/x is a URL: name a folder of this machine"),
+        ({"output": Path(__file__)}, f"output={__file__} is a file: name a folder"),
+        *(
+            ({name: Path("s3://b/x")}, f"{name}=s3:/b/x is a URL: name a file or folder of this machine")
+            for name in ("data", "tokenizer", "eval_data", "weights")
+        ),
         ({"resume": "/no such folder"}, "resume=/no such folder is not auto, never or a folder with a checkpoint"),
     ],
 )
