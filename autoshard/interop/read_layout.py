@@ -38,6 +38,8 @@ def read_written_layout(path: str) -> WrittenLayout:
         return _in_file(where, torchtitan_layout, parse_toml(text, where))
     if path.endswith((".yaml", ".yml")):
         return _in_file(where, _yaml_layout, parse_yaml(text, where))
+    if path.endswith(".json"):
+        raise AutoshardError(f"{where} is JSON, which no layout of another framework is; autoshard replan takes plans")
     if "--" in text:
         return _in_file(where, megatron_layout, text)
     raise AutoshardError(

@@ -327,6 +327,7 @@ def layout(text: str, name: str = "l.yaml") -> WrittenLayout:
         ("l.yaml", "- a", "l.yaml: it must hold named fields"),
         ("l.toml", "a = ", "l.toml: not TOML: Invalid value "),
         ("l.toml", "model = 3", "l.toml: model must be a table"),
+        ("l.json", '{"a": "--b"}', "l.json is JSON, which no layout of another framework is; autoshard replan "),
         ("l.txt", "hello", "l.txt is no layout: a plan (.json), a recipe or "),
         ("l.txt", "--tensor-model-parallel-size x", "l.txt: --tensor-model-parallel-size is 'x'; it must be a whole "),
         ("l.txt", "--recompute-granularity some", "l.txt: --recompute-granularity is 'some'; it must be full or "),
