@@ -13,6 +13,8 @@ LARGEST = 10**9
 """No size of a model or a batch comes near it; what is larger is a slip of the keyboard or an attack."""
 LARGEST_SEED = 2**63 - 1
 """The largest seed that every generator of random numbers takes."""
+LEAST, MOST = 1e-100, 1e100
+"""No quantity of a machine may be smaller, but for 0, or larger: products and ratios of a few of them stay finite."""
 SHOWN_CHARACTERS = 60
 
 
@@ -64,6 +66,16 @@ def check_not_negative(of: str, field: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value < 0:
         raise AutoshardError(f"{field}={show(value)} of {of} must be a finite number of at least 0{_unquoted(value)}")
+
+
+def check_measure(of: str, field: str, value: object, may_be_zero: bool = False) -> None:
+    """Check that a value is a number from LEAST to MOST, or also 0.
+
+    of, field: whose it is and its name, in the AutoshardError raised.
+    """
+    (check_not_negative if may_be_zero else check_positive)(of, field, value)
+    if isinstance(value, (int, float)) and value != 0 and not LEAST <= value <= MOST:
+        raise AutoshardError(f"{field}={show(value)} of {of} must be from {LEAST:g} to {MOST:g}")
 
 
 def check_negative(of: str, field: str, value: object) -> None:

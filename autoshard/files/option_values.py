@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from autoshard.files.fields import MOST
+
 
 class WrongValueError(argparse.ArgumentTypeError, ValueError):
     """An option has a value that it cannot take. argparse and jsonargparse each show the text of one of the
@@ -51,10 +53,6 @@ def whole_or(word: str) -> Callable[[Any], int | str]:
         return word if value == word else parse(value)
 
     return parse_either
-
-
-MOST = 1e100
-"""No number that is given may be larger: products of a few of them stay finite."""
 
 
 def number(value: Any) -> float:

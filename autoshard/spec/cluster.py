@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import Absence, Count, Form, Limit, NotNegative, Positive, from_json, to_json
-from autoshard.files.fields import check_choice, check_integer, check_not_negative, check_positive, show
+from autoshard.files.fields import check_choice, check_integer, check_measure, check_positive, show
 from autoshard.spec.platform import PLATFORMS, Fold, Platform
 from autoshard.spec.sdk import NEWEST, RELEASES, is_before, release_slowdown
 from autoshard.spec.stack import FRAGMENTATION, NATIVE_DEVICES, NATIVE_RELEASE, P2P_RELEASE, STACKS
@@ -24,7 +24,7 @@ def _check_text(of: str, field: str, value: object) -> None:
 
 
 def _check_share(of: str, field: str, value: float) -> None:
-    check_positive(of, field, value)
+    check_measure(of, field, value)
     if value > 1:
         raise AutoshardError(f"{field}={show(value)} of {of} is a share of the peak, at most 1")
 
@@ -45,8 +45,8 @@ class Link:
 
     def __post_init__(self) -> None:
         _check_text("a link", "name", self.name)
-        check_positive(f"link {self.name}", "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
-        check_not_negative(f"link {self.name}", "latency_s", self.latency_s)
+        check_measure(f"link {self.name}", "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        check_measure(f"link {self.name}", "latency_s", self.latency_s, may_be_zero=True)
 
 
 def _read_by_dtype(data: object, where: str) -> tuple[tuple[str, float], ...]:
@@ -137,13 +137,13 @@ class Device:
         _check_text("a device", "name", self.name)
         of = f"device {self.name}"
         for dtype, peak in self.flops_per_s:
-            check_positive(of, f"flops_per_s.{dtype}", peak)
+            check_measure(of, f"flops_per_s.{dtype}", peak)
         for dtype, share in self.quantized_efficiency:
-            check_positive(of, f"quantized_efficiency.{dtype}", share)
+            check_measure(of, f"quantized_efficiency.{dtype}", share)
         for field in ("memory_bytes", "memory_bandwidth_bytes_per_s"):
-            check_positive(of, field, getattr(self, field))
+            check_measure(of, field, getattr(self, field))
         for field in ("reserved_memory_bytes", "matmul_k0", "operator_overhead_s", "pass_launch_s"):
-            check_not_negative(of, field, getattr(self, field))
+            check_measure(of, field, getattr(self, field), may_be_zero=True)
         for field in ("matmul_efficiency", "memory_efficiency"):
             _check_share(of, field, getattr(self, field))
         if self.attention_efficiency is not None:
@@ -248,7 +248,7 @@ class Cluster:
             check_integer(of, field, getattr(self, field))
         if self.most_nodes is not None:
             check_integer(of, "most_nodes", self.most_nodes)
-        check_not_negative(of, "collective_launch_s", self.collective_launch_s)
+        check_measure(of, "collective_launch_s", self.collective_launch_s, may_be_zero=True)
         _check_share(of, "all_to_all_efficiency", self.all_to_all_efficiency)
         if not self.can_have(self.nodes):
             alone = "one cannot work with others" if self.most_nodes == 1 else "no more can work together"
@@ -259,7 +259,7 @@ class Cluster:
         if self.stack is not None:
             check_choice(of, "stack", self.stack, self.platform.stacks or ("null",))
         if self.price_per_node_hour_usd is not None:
-            check_not_negative(of, "price_per_node_hour_usd", self.price_per_node_hour_usd)
+            check_measure(of, "price_per_node_hour_usd", self.price_per_node_hour_usd, may_be_zero=True)
         lncs = self.platform.tp_degrees
         if lncs and self.lnc not in lncs:
             known = " or ".join(map(str, lncs))

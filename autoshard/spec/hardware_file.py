@@ -9,7 +9,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError
 from autoshard.files.codec import from_json, to_json
-from autoshard.files.fields import check_format, check_integer, check_positive, near, show
+from autoshard.files.fields import check_format, check_integer, check_measure, near, show
 from autoshard.files.json_file import read_json
 from autoshard.files.strict import Reader
 from autoshard.plugins.found import every, load
@@ -42,7 +42,7 @@ class Section(Reader):
         """A sourced number of at least 0."""
         value = self.sourced(name)
         if isinstance(value, bool) or value != 0:
-            check_positive(self.path, name, value)
+            check_measure(self.path, name, value)
         return float(value)
 
     def share(self, name: str) -> float:

@@ -294,6 +294,17 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
         ({"format_version": 1.0}, "my.json has format_version 1.0; this autoshard reads 1"),
         ({"chips_per_node": 1}, "my.json.chips_per_node must be an object with named fields, not a number"),
         ({"chips_per_node": {"value": 1}}, "my.json.chips_per_node lacks source"),
+        *(
+            (
+                {"adapter_bandwidth_bytes_per_s": {"value": value, "source": "x"}},
+                f"adapter_bandwidth_bytes_per_s={value} of my.json must be from 1e-100 to 1e+100",
+            )
+            for value in (1e300, 1e-300)
+        ),
+        (
+            {"price_per_node_hour_usd": {"value": 1e308, "source": "x"}},
+            "price_per_node_hour_usd=1e+308 of cluster my-box must be from 1e-100 to 1e+100",
+        ),
         ({"colour": "red"}, "my.json has a field that is not known: 'colour'; known: "),
         ({"adapters_per_node": {"value": 0, "source": "x"}}, "adapters_per_node=0 of my.json must be a whole number"),
         (
