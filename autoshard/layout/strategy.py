@@ -25,6 +25,8 @@ ZERO_STAGES = (0, 1, 2, 3)
 """Ranks that sum a gradient share: nothing; the optimizer state (ZeRO-1); sums of gradients too; weights too."""
 
 
+_MOST_SHOWN = 32
+"""Stages whose blocks an error lists."""
 AXIS_ORDER_FORM = Form(
     list,
     lambda data, where: read_value(tuple[Any, ...], data, where),
@@ -119,11 +121,18 @@ class Strategy:
         if len(self.stage_layers) != stages:
             raise AutoshardError(
                 f"stage_layers has {len(self.stage_layers)} stages; "
-                f"pp={self.pp} x num_virtual_stages={self.num_virtual_stages} needs {stages}"
+                f"pp={self.pp} x num_virtual_stages={self.num_virtual_stages} needs {stages}{self._even_cut(stages)}"
             )
         if wrong := [n for n in self.stage_layers if type(n) is not int or n < 0]:
             raise AutoshardError(f"stage_layers has {show(wrong[0])}; it must hold whole numbers of blocks")
         object.__setattr__(self, "recompute", _for_each_stage(self.recompute, stages))
+
+    def _even_cut(self, stages: int) -> str:
+        """', such as [8, 8, 8, 8]': the end of an error, the same blocks in so many stages; '' where it is long."""
+        if stages > _MOST_SHOWN or not all(type(count) is int for count in self.stage_layers):
+            return ""
+        layers = sum(self.stage_layers)
+        return f", such as {list(even_stage_layers(layers, stages))}" if layers >= stages else ""
 
     @property
     def uniform_recompute(self) -> str | None:

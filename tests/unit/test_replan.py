@@ -296,6 +296,10 @@ EDITS = {
     },
     "strategy.recompute=full*1,none*1": "--edit strategy.recompute=full*1,none*1 must be a list in JSON: "
     """--edit 'strategy.recompute=["full", "full"]'""",
+    "strategy.num_virtual_stages=4": "strategy: stage_layers has 2 stages; pp=2 x num_virtual_stages=4 needs 8, "
+    "such as [4, 4, 4, 4, 4, 4, 4, 4]",
+    "strategy.pp=999999": "strategy: stage_layers has 2 stages; pp=999999 x num_virtual_stages=1 needs 999999",
+    "strategy.pp=32": f"strategy: stage_layers has 2 stages; pp=32 x num_virtual_stages=1 needs 32, such as {[1] * 32}",
     "strategy.axis_order=dp,pp,cp,tp": "axis_order=dp,pp,cp,tp must name each of pp, dp, cp, tp once, outermost first, "
     "such as pp-dp-cp-tp",
     "strategy.axis_order=pp-dp-cp-tp": "--edit strategy.axis_order=pp-dp-cp-tp: the plan has that already",
