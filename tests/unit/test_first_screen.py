@@ -129,3 +129,8 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["explain"]) == 2
     said = "autoshard: error: PLAN is missing: autoshard explain plan.json, or autoshard explain --glossary\n"
     assert capsys.readouterr().err == said
+    for more, named in ((["p.json"], "p.json"), (["--why", "tp=8"], "--why"), (["--schedule"], "--schedule")):
+        assert main(["explain", "--glossary", *more]) == 2
+        assert capsys.readouterr().err == (
+            f"autoshard: error: --glossary is of no plan and prints nothing else; leave {named} out\n"
+        )
