@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from autoshard.files.codec import Positive
+from autoshard.files.codec import Absence, Positive
 from autoshard.files.fields import check_positive
 
 
 @dataclass(frozen=True)
 class ClampedGate:
-    """An activation (u + 1) g sigmoid(alpha g) in place of u silu(g), under the names of gpt-oss's config.
+    """An activation of a gate g and what is raised beside it, u, in place of u silu(g): with an alpha
+    (u + 1) g sigmoid(alpha g), where g and u are cut off; without one u silu(g), where u and silu(g) are. The names are
+    those of gpt-oss's and Step's configs.
 
-    swiglu_limit: g, the gate, is at most this; u, what is raised, is cut off at plus and minus this.
-    swiglu_alpha: By which the gate is multiplied inside the sigmoid.
+    swiglu_limit: g, or silu(g), of routed experts is at most this; their u is cut off at plus and minus this.
+    swiglu_alpha: By which the gate is multiplied inside the sigmoid; absent where silu(g) is cut off.
+    swiglu_limit_shared: The same limit of the shared expert, and of the MLP of blocks without experts; absent where
+        theirs are not cut off.
 
     Raises AutoshardError for a number that is not above 0.
     """
 
     swiglu_limit: Positive
-    swiglu_alpha: Positive
+    swiglu_alpha: Annotated[Positive | None, Absence.WRITTEN] = None
+    swiglu_limit_shared: Annotated[Positive | None, Absence.WRITTEN] = None
 
     def __post_init__(self) -> None:
-        for field in ("swiglu_limit", "swiglu_alpha"):
-            check_positive("clamped_gate", field, getattr(self, field))
+        check_positive("clamped_gate", "swiglu_limit", self.swiglu_limit)
+        for field in ("swiglu_alpha", "swiglu_limit_shared"):
+            if (value := getattr(self, field)) is not None:
+                check_positive("clamped_gate", field, value)
 
-    @property
-    def expression(self) -> str:
-        """The activation as an expression (graph/pointwise.py) of the gate x0 and the raised values x1."""
-        limit, alpha = self.swiglu_limit, self.swiglu_alpha
-        gate = f"(minimum x0 {limit!r})"
+    def expression(self, limit: float) -> str:
+        """The activation as an expression (graph/pointwise.py) of the gate x0 and the raised values x1. limit: one of
+        its two."""
         raised = f"(maximum (minimum x1 {limit!r}) {-limit!r})"
-        return f"(mul (add {raised} 1.0) (mul {gate} (sigmoid (mul {gate} {alpha!r}))))"
+        if self.swiglu_alpha is None:
+            return f"(mul {raised} (minimum (silu x0) {limit!r}))"
+        gate = f"(minimum x0 {limit!r})"
+        return f"(mul (add {raised} 1.0) (mul {gate} (sigmoid (mul {gate} {self.swiglu_alpha!r}))))"

@@ -20,6 +20,7 @@ from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_checks import check_model
 from autoshard.spec.model_types import (
     ALL_HEADS,
+    BOTH,
     CHUNKED_ATTENTION,
     EACH_HEAD,
     FAMILIES,
@@ -28,6 +29,7 @@ from autoshard.spec.model_types import (
     RECURRENT,
     RMS_NORM,
     ROPE,
+    ROUTED,
     SLIDING_ATTENTION,
     SPARSE,
     XIELU,
@@ -39,7 +41,7 @@ from autoshard.spec.rope import RopeScaling
 from autoshard.spec.router import Router
 from autoshard.spec.traced import TracedGraph
 
-KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types")
+KIND_FIELDS = ("layer_types", "mlp_layer_types", "position_types", "gate_types")
 """Fields with a word for each block: blocks of the same words are of one kind, and are built and priced alike."""
 
 
@@ -81,6 +83,9 @@ class ModelSpec:
         block of nemotron_h also none (its tokens are mixed instead); absent where all blocks are alike.
     dense_intermediate_size: Width of the MLP of a mixture's blocks without experts; absent without such blocks.
     position_types: Of each block, rope (rotary positions) | nope (no positions); absent where all blocks have them.
+    gate_types: Of each block, whose gates clamped_gate cuts off: free (nobody's) | routed (the routed experts') |
+        shared (those of the shared expert, or of the MLP in place of experts) | both; absent where it is the routed
+        experts' in all blocks, if there is a clamped_gate.
     linear_attention: Sizes of the blocks that are linear_attention in layer_types; absent without such blocks.
     mamba: Sizes of the blocks that are mamba in layer_types; absent without such blocks.
     conv: Sizes of the blocks that are conv in layer_types; absent without such blocks.
@@ -106,7 +111,8 @@ class ModelSpec:
         blocks with a window; absent where all blocks have the same.
     moe_latent_size: Width of the vector that a token is brought down to for the experts, and their answer up from;
         absent where they take the hidden state.
-    clamped_gate: Activation of the experts with a gate that is cut off; absent where it is hidden_act's.
+    clamped_gate: Activation with a gate that is cut off, of the experts or as gate_types says; absent where it is
+        hidden_act's.
     multi_token_prediction: The module behind the last block that predicts the token after the next one; absent where
         training leaves it out, which it does unless it was asked to have it.
     dropout: What training drops; absent where it drops nothing, which it does, whatever a config says, unless it
@@ -146,6 +152,7 @@ class ModelSpec:
     mlp_layer_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     dense_intermediate_size: Annotated[Whole, Absence.WRITTEN] = 0
     position_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
+    gate_types: Annotated[tuple[str, ...], Absence.WRITTEN, Limit(most_items=MOST_REPEATED)] = ()
     linear_attention: Annotated[LinearAttention | None, Absence.WRITTEN] = None
     mamba: Annotated[Mamba | None, Absence.WRITTEN] = None
     conv: Annotated[ShortConv | None, Absence.WRITTEN] = None
@@ -245,6 +252,16 @@ class ModelSpec:
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a block is a mixture of experts."""
         return self.mlp_layer_types[layer] == SPARSE if self.mlp_layer_types else self.is_moe
+
+    def activation_of(self, layer: int, experts: str) -> str | None:
+        """The activation of a block's gated MLPs, an expression (graph/pointwise.py) of gate and raised values; None
+        where it is hidden_act's. experts: routed | shared; the MLP in place of experts is as the shared one."""
+        gate, word = self.clamped_gate, self.gate_types[layer] if self.gate_types else ROUTED
+        if gate is None or word not in (experts, BOTH):
+            return None
+        limit = gate.swiglu_limit if experts == ROUTED else gate.swiglu_limit_shared
+        assert limit is not None, self.name
+        return gate.expression(limit)
 
     @property
     def num_sparse_layers(self) -> int:

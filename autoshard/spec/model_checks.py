@@ -14,10 +14,12 @@ from autoshard.spec.indexer import Indexer
 from autoshard.spec.latent_attention import LatentAttention
 from autoshard.spec.linear_attention import LinearAttention, Mamba, ShortConv
 from autoshard.spec.model_types import (
+    BOTH,
     CHUNKED_ATTENTION,
     DENSE,
     FAMILIES,
     FULL_ATTENTION,
+    GATE_TYPES,
     LAYER_TYPES,
     LONGEST_NAME,
     MLP_LAYER_TYPES,
@@ -50,6 +52,7 @@ def check_model(model: ModelSpec) -> None:
     _check_indexer(model)
     _check_experts(model)
     _check_kinds(model)
+    _check_gates(model)
     _check_prediction(model)
     _check_graph(model)
 
@@ -87,8 +90,6 @@ def _check_fields(model: ModelSpec) -> None:
     for field in ("final_logit_softcapping", "logit_scale", "rope_local_base_freq"):
         if getattr(model, field) is not None:
             check_positive(of, field, getattr(model, field))
-    if not isinstance(model.clamped_gate, (ClampedGate, type(None))):
-        raise AutoshardError(f"clamped_gate={show(model.clamped_gate)} of {of} must be null or an object")
     if not isinstance(model.attention_scores, AttentionScores):
         raise AutoshardError(f"attention_scores={show(model.attention_scores)} of {of} must be an object")
     if not isinstance(model.rope_scaling, (RopeScaling, type(None))):
@@ -296,6 +297,7 @@ def _check_kinds(model: ModelSpec) -> None:
         "layer_types": (*layer_types, *none),
         "mlp_layer_types": (*MLP_LAYER_TYPES, *none),
         "position_types": POSITION_TYPES,
+        "gate_types": GATE_TYPES,
     }
     for field, known in words.items():
         types = getattr(model, field)
@@ -333,6 +335,33 @@ def _check_kinds(model: ModelSpec) -> None:
         raise AutoshardError(
             f"dense_intermediate_size={model.dense_intermediate_size} of {model.name} must be the width of the blocks "
             f"that are {DENSE} in mlp_layer_types, and 0 without such blocks"
+        )
+
+
+def _check_gates(model: ModelSpec) -> None:
+    """Gates that are cut off only where the model_type can have them, and a limit wherever they are."""
+    gate, of = model.clamped_gate, model.name
+    if not isinstance(gate, (ClampedGate, type(None))):
+        raise AutoshardError(f"clamped_gate={show(gate)} of {of} must be null or an object")
+    if gate is None:
+        if model.gate_types:
+            raise AutoshardError(f"gate_types of {of} must be absent without a clamped_gate, which says the limits")
+        return
+    if "clamped_gate" not in model.family.may_have:
+        raise AutoshardError(
+            f"clamped_gate of {of} must be absent: model_type={model.model_type} cuts off no gates; "
+            f"{with_trait('clamped_gate')} may"
+        )
+    shared = {SHARED, BOTH} & {*model.gate_types}
+    if bool(shared) != (gate.swiglu_limit_shared is not None):
+        raise AutoshardError(
+            f"swiglu_limit_shared={show(gate.swiglu_limit_shared)} of {of} must be a limit where gate_types has "
+            f"{SHARED} or {BOTH}, and absent where it has neither"
+        )
+    if shared and SHARED not in model.family.experts:
+        raise AutoshardError(
+            f"gate_types of {of} has {min(shared)}: model_type={model.model_type} has no shared expert; "
+            f"{with_trait(SHARED)} has"
         )
 
 

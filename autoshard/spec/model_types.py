@@ -24,6 +24,7 @@ OPTIONAL_FIELDS = (
     "use_rms_norm",
     "averages_shared_expert",
     "moe_latent_size",
+    "clamped_gate",
     "global_attention",
     "v_head_dim",
 )
@@ -164,7 +165,7 @@ _BUILT_IN = {
         has_output_bias=False,
         may_have=("use_qk_norm", *_PREDICTS),
     ),
-    "gpt_oss": Family("gpt_oss", experts=_MIXTURE),
+    "gpt_oss": Family("gpt_oss", experts=_MIXTURE, may_have=("clamped_gate",)),
     "llama4_text": Family("llama4", experts=_SHARED, turns_neighbours=True, needs=("chunked_attention",)),
     "dbrx": Family("dbrx", experts=_MIXTURE, normalization=LAYER_NORM, has_norm_bias=False),
     "smollm3": Family("llama"),
@@ -318,3 +319,6 @@ NONE = "none"
 """Word of layer_types and mlp_layer_types of families with has_one_branch, for blocks that have the other branch."""
 ROPE, NOPE = "rope", "nope"
 POSITION_TYPES = (ROPE, NOPE)
+FREE, BOTH = "free", "both"
+GATE_TYPES = (FREE, ROUTED, SHARED, BOTH)
+"""Words of gate_types: which MLPs of a block have the activation of clamped_gate."""

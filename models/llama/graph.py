@@ -175,9 +175,11 @@ def output_projection(b: GraphBuilder, model: ModelSpec, name: str, context: str
     return with_bias(b, f"{name}.{projection}", out, "embed", model.output_projection_bias)
 
 
-def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn") -> str:
+def gated_mlp(
+    b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "ffn", activation: str | None = None
+) -> str:
     """Append down(silu(gate(h)) * up(h)), or Gemma's with gelu, and return its output. h: [batch, seq, embed]. ffn: the
-    dim of gate and up.
+    dim of gate and up. activation: as of `gated`.
     """
     bias = model.mlp_bias
     products = {
@@ -185,13 +187,16 @@ def gated_mlp(b: GraphBuilder, model: ModelSpec, h: str, name: str, ffn: str = "
         for part in ("gate_proj", "up_proj")
     }
     gate, up = (with_bias(b, f"{name}.{part}", product, ffn, bias) for part, product in products.items())
-    act = gated(b, model, name, gate, up)
+    act = gated(b, model, name, gate, up, activation)
     down = linear(b, f"{name}.down_proj", act, f"batch seq {ffn}, embed {ffn} -> batch seq embed", bias)
     return with_bias(b, f"{name}.down_proj", down, "embed", bias)
 
 
-def gated(b: GraphBuilder, model: ModelSpec, name: str, gate: str, up: str) -> str:
-    """Append the product of an activated gate with what stands beside it, and return it. name: of the MLP."""
+def gated(b: GraphBuilder, model: ModelSpec, name: str, gate: str, up: str, activation: str | None = None) -> str:
+    """Append the product of an activated gate with what stands beside it, and return it. name: of the MLP. activation:
+    of both, an expression of them (ModelSpec.activation_of), where it is another than hidden_act's."""
+    if activation is not None:
+        return b.pointwise(f"{name}.act_fn", activation, gate, up)
     if model.hidden_act == "silu":
         return b.elementwise("silu_mul", f"{name}.act_fn", gate, up)
     return b.pointwise(f"{name}.act_fn", "(mul (gelu x0) x1)", gate, up)

@@ -23,6 +23,7 @@ from autoshard.models.llama.graph import (
     with_bias,
 )
 from autoshard.spec.model import ModelSpec
+from autoshard.spec.model_types import ROUTED, SHARED
 from autoshard.spec.router import GREEDY, Router
 
 __all__ = ["block", "embedding", "head"]
@@ -57,9 +58,11 @@ def mixed_mlp(
     h = norm(b, model, f"{prefix}.post_attention_layernorm", x)
     b.module = "mlp"
     if not model.has_experts(layer):
-        dense = gated_mlp(b, model, h, name, "dense_ffn")
+        dense = gated_mlp(b, model, h, name, "dense_ffn", model.activation_of(layer, SHARED))
         return residual(b, model, f"{prefix}.mlp_residual", x, (dense, f"{name}.dropout"))
-    branches = [(mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj"), f"{name}.dropout")]
+    activation = model.activation_of(layer, ROUTED)
+    routed = mixture(b, model, h, name, "gate_proj", "up_proj", "down_proj", activation=activation)
+    branches = [(routed, f"{name}.dropout")]
     if model.shared_expert_intermediate_size:
         shared = shared_expert(b, model, h, f"{name}.{shared_name}", "shared_ffn")
         branches.append((shared, f"{name}.{shared_name}_dropout"))
@@ -85,6 +88,7 @@ def mixture(
     down: str = "w2",
     router_name: str = "gate",
     weighs_tokens: bool = False,
+    activation: str | None = None,
 ) -> str:
     """Append the sum over the top k experts of weight * down(silu(gate(h)) * up(h)), and return its output.
 
@@ -93,10 +97,11 @@ def mixture(
     that brings the sum of their answers up.
     gate, up, down, router_name: the family's names of an expert's matrices and of the router. weighs_tokens: what goes
     to an expert is multiplied by the sigmoid of its logit, and answers are only added up (Llama 4). The load-balancing
-    loss is the mean of the layers'. A bias behind `down` counts once for each expert that has a slot for the token.
+    loss is the mean of the layers'. activation: as of `gated`. A bias behind `down` counts once for each expert that
+    has a slot for the token.
     """
     gates = chosen(b, model, h, name, router_name, weighs_tokens)
-    return routed(b, model, h, gates, gates, name, (gate, up, down), weighs_tokens)
+    return routed(b, model, h, gates, gates, name, (gate, up, down), weighs_tokens, activation)
 
 
 def chosen(
@@ -143,11 +148,13 @@ def routed(
     name: str,
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     weighs_tokens: bool = False,
+    activation: str | None = None,
 ) -> str:
     """Append the way of h [batch, seq, embed] to its experts and through them, and return the sum of their answers.
 
     gates: [batch, seq, expert], not 0 for the experts that a token goes to. weights: the same, by which answers are
-    multiplied. name, weighs_tokens: as of `mixture`. parts: the family's names of an expert's gate, up and down.
+    multiplied. name, weighs_tokens, activation: as of `mixture`. parts: the family's names of an expert's gate, up and
+    down.
     """
     bias, (gate, up, down) = model.mlp_bias, parts
     weighs: dict[str, Any] = {"weighs": True} if weighs_tokens else {}
@@ -167,10 +174,8 @@ def routed(
     }
     if not model.family.has_gate:
         act = activated(b, model, experts, raised[up])
-    elif model.clamped_gate is None:
-        act = gated(b, model, experts, raised[gate], raised[up])
     else:
-        act = b.pointwise(f"{experts}.act_fn", model.clamped_gate.expression, raised[gate], raised[up])
+        act = gated(b, model, experts, raised[gate], raised[up], activation)
     answers = linear(b, f"{experts}.{down}", act, f"{SLOTS} ffn, expert {embed} ffn -> {SLOTS} {embed}", False)
     added = (b.parameter(f"{experts}.{down}.bias", "expert embed"),) if bias else ()
     out = b.operator(

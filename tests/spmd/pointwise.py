@@ -31,6 +31,7 @@ _SLOPES: dict[str, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     "square": lambda x: (x * x, (2 * x,)),
     "div": lambda x, y: (x / y, (1 / y, -x / y**2)),
     "sigmoid": lambda x: (_sigmoid(x), (_sigmoid(x) * (1 - _sigmoid(x)),)),
+    "silu": lambda x: (x * _sigmoid(x), (_sigmoid(x) * (1 + x * (1 - _sigmoid(x))),)),
     "gelu": lambda x: (x * (1 + _rise(x)) / 2, ((1 + _rise(x)) / 2 + x / 2 * (1 - _rise(x) ** 2) * _slope_of_rise(x),)),
     "minimum": lambda x, y: (np.minimum(x, y), (x < y, x >= y)),
     "maximum": lambda x, y: (np.maximum(x, y), (x > y, x <= y)),

@@ -20,7 +20,7 @@ from autoshard.planner.rejections import Tally
 from autoshard.planner.search import search
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.model import ModelSpec
+from autoshard.spec.model import KIND_FIELDS, ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.cases import some
 
@@ -32,11 +32,7 @@ TRAINING = TrainingSpec(4096, 1024, load_precision("mixed_precision"))
 def some_blocks(name: str, layers: int) -> ModelSpec:
     """The first blocks of a published model, of more than one kind."""
     model = load_model(name)
-    lists = {
-        key: getattr(model, key)[:layers]
-        for key in ("layer_types", "mlp_layer_types", "position_types")
-        if getattr(model, key)
-    }
+    lists = {key: getattr(model, key)[:layers] for key in KIND_FIELDS if getattr(model, key)}
     return replace(model, num_hidden_layers=layers, **lists)
 
 

@@ -29,7 +29,7 @@ from autoshard.planner.search import search
 from autoshard.planner.sets import recompute_sets
 from autoshard.plans.search_result import Pins
 from autoshard.spec.cluster import load_cluster
-from autoshard.spec.model import ModelSpec
+from autoshard.spec.model import KIND_FIELDS, ModelSpec
 from autoshard.spec.training import TrainingSpec, load_precision
 from tests.cases import ALL, some
 
@@ -44,14 +44,10 @@ WHOLE, HALVES, ANY_PARTS = Pins(etp=1), Pins(etp=2), Pins(searches_etp=True)
 """Requests for experts that fewer ranks cut than tp has."""
 
 
-BY_BLOCK = ("layer_types", "mlp_layer_types", "position_types")
-"""Fields with an entry for each block."""
-
-
 def small_model(name: str, layers: int) -> ModelSpec:
     """The first blocks of a published model."""
     model = load_model(name)
-    lists = {key: getattr(model, key)[:layers] for key in BY_BLOCK if getattr(model, key)}
+    lists = {key: getattr(model, key)[:layers] for key in KIND_FIELDS if getattr(model, key)}
     return replace(model, num_hidden_layers=layers, **lists)
 
 
